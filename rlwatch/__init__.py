@@ -1,0 +1,44 @@
+"""rlwatch: a monitor for reinforcement-learning post-training of language models.
+
+>>> import rlwatch
+>>> with rlwatch.init(project="demo", name="doctest", store="memory://") as run:
+...     run.log({"entropy": 0.9, "grad_norm": 1.2}, step=1)
+
+Importing this package is quick: what needs numpy or more is imported on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlwatch.errors import RLWatchError
+    from rlwatch.run import Run, init
+    from rlwatch.scanner import Report, scan
+    from rlwatch.store.url import open_store
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "RLWatchError": "rlwatch.errors",
+    "Report": "rlwatch.scanner",
+    "Run": "rlwatch.run",
+    "init": "rlwatch.run",
+    "open_store": "rlwatch.store.url",
+    "scan": "rlwatch.scanner",
+}
+
+__all__ = ["RLWatchError", "Report", "Run", "__version__", "init", "open_store", "scan"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'rlwatch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

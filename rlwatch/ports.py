@@ -1,0 +1,255 @@
+"""The seams of the house: what each floor expects of the one below, as protocols.
+
+Wiring happens once, in :mod:`rlwatch.run`; everything else knows only these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from rlwatch.records import (
+    JSON,
+    Alert,
+    ClosedStep,
+    Command,
+    CommandStatus,
+    Event,
+    Finding,
+    OutboxMessage,
+    RunInfo,
+    RunState,
+    SpikeBatch,
+    StepRecord,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Item = StepRecord | SpikeBatch | Event
+"""Anything the trainer side may enqueue."""
+
+History = Callable[[int, int], Iterable["StepRecord | Event"]]
+"""``history(attempt, before_step)``: what the branch that ``attempt`` continues holds below ``before_step``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one run, in order of arrival (all arrays of equal length N).
+
+    ``steps`` int64, ``values`` float64 (nan and inf as measured), ``attempts`` int64, ``seqs`` int64.
+    """
+
+    name: str
+    steps: np.ndarray
+    values: np.ndarray
+    attempts: np.ndarray
+    seqs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What became of one try to deliver: ``ok``, or why not and whether to try again."""
+
+    ok: bool
+    reason: str = ""
+    retryable: bool = True
+
+
+class Sink(Protocol):
+    """Where the recorder's writer thread puts batches. May raise: the writer counts and goes on."""
+
+    def write(self, batch: Sequence[Item]) -> None:
+        """Take a batch, in order of arrival; records carry their ``seq``."""
+        ...
+
+    def tick(self) -> None:
+        """Called between batches, many times a second: poll, heartbeat, retry."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go. Called once."""
+        ...
+
+
+class RunWriter(Protocol):
+    """The one writer of a run. Used from one thread at a time."""
+
+    run: RunInfo
+    last_seq: int
+
+    def write(self, items: Sequence[Item | Finding]) -> None:
+        """Store all of ``items`` or none, durably against the death of this process.
+
+        Raises ``StoreFullError`` on a full disk and ``StoreError`` otherwise.
+        """
+        ...
+
+    def heartbeat(self, now: float) -> None:
+        """Say that the writer lives."""
+        ...
+
+    def finish(self, state: RunState, reason: str, now: float) -> None:
+        """Record the run's end and leave its files openable read-only anywhere."""
+        ...
+
+    def close(self) -> None:
+        """Release the lock; idempotent; without ``finish`` the run stays ``running``."""
+        ...
+
+
+class RunReader(Protocol):
+    """Reading runs: never blocks or changes a writer; every answer is a snapshot."""
+
+    def runs(self) -> list[RunInfo]:
+        """All readable runs, newest first. Unreadable ones are in :meth:`unreadable`."""
+        ...
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Run id (or directory name) -> why it cannot be read."""
+        ...
+
+    def run(self, run_id: str) -> RunInfo:
+        """One run. Raises ``RunNotFoundError``."""
+        ...
+
+    def records(self, run_id: str, *, after_seq: int = 0, limit: int | None = None) -> list[StepRecord]:
+        """Records with ``seq > after_seq`` in order of ``seq``, all attempts."""
+        ...
+
+    def branch(self, run_id: str, attempt: int, before_step: int) -> list[StepRecord | Event]:
+        """Records and events of earlier attempts that ``attempt``, starting at ``before_step``, continues.
+
+        Of attempt k those below the first step of attempt k+1, and so on back; in order of ``seq``.
+        """
+        ...
+
+    def metric_names(self, run_id: str) -> list[str]:
+        """Every metric name ever recorded for the run, sorted."""
+        ...
+
+    def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
+        """Whole series of ``names`` (absent names give empty series), all attempts."""
+        ...
+
+    def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
+        """Metric name -> (step, value) as last recorded."""
+        ...
+
+    def spikes(self, run_id: str, *, last: int | None = None) -> list[SpikeBatch]:
+        """Spike batches by step, or the ``last`` newest."""
+        ...
+
+    def findings(self, run_id: str) -> list[Finding]:
+        """Published findings in order of ``seq``."""
+        ...
+
+    def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
+        """Events in order of ``seq``."""
+        ...
+
+
+class CommandStore(Protocol):
+    """Commands as rows. May raise ``StoreBusyError`` (try again) and ``ControlUnavailableError``."""
+
+    def submit(self, command: Command) -> Command:
+        """Insert, or return the command that already has this idempotency key on this run."""
+        ...
+
+    def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
+        """Commands of a run, oldest first."""
+        ...
+
+    def claim(self, run_id: str, now: float) -> list[Command]:
+        """Expire overdue queued commands, then turn the rest ``queued`` -> ``claimed`` and return them."""
+        ...
+
+    def settle(
+        self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
+    ) -> Command:
+        """``claimed`` -> ``done`` or ``rejected``. Settling twice keeps the first answer."""
+        ...
+
+
+class AlertStore(Protocol):
+    """Alerts and the outbox. May raise ``StoreBusyError``."""
+
+    def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
+        """Insert or update alerts by id and insert messages whose id is new, in one transaction."""
+        ...
+
+    def alerts(self, run_id: str | None = None) -> list[Alert]:
+        """Alerts (of one run, or of all), newest first."""
+        ...
+
+    def lease_messages(self, now: float, *, lease_s: float, limit: int = 10) -> list[OutboxMessage]:
+        """Due pending messages nobody holds, now held until ``now + lease_s``; over all runs."""
+        ...
+
+    def settle_message(self, message: OutboxMessage) -> None:
+        """Write back status, attempts, next_attempt_at, last_error; drops the lease."""
+        ...
+
+    def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
+        """All messages, oldest first."""
+        ...
+
+
+class Store(RunReader, CommandStore, AlertStore, Protocol):
+    """A place for runs. The contract in prose is in :mod:`rlwatch.store.base`."""
+
+    url: str
+
+    def open_run(self, run: RunInfo) -> RunWriter:
+        """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; idempotent."""
+        ...
+
+
+class Detector(Protocol):
+    """Watches one failure. Causal: at a step it uses only what it has been given up to that step."""
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]]
+    requires: ClassVar[tuple[tuple[str, ...], ...]]
+    """Alternatives: it can run if all canonical metrics of any one tuple were ever seen."""
+
+    def update(self, step: ClosedStep) -> list[Finding]:
+        """Take the next closed step; return the findings whose condition holds now (usually none)."""
+        ...
+
+    def arrival(self, step: ClosedStep) -> list[Finding]:
+        """Judge a record the moment it arrives, before its step closes (non-finite values only).
+
+        Does not change what :meth:`update` will say of the closed step.
+        """
+        ...
+
+    def notice(self, event: Event) -> None:
+        """Learn of an event (``reference_reset``...), perhaps restarting a baseline."""
+        ...
+
+
+class Notifier(Protocol):
+    """One channel to the outside."""
+
+    name: str
+
+    def deliver(self, message: OutboxMessage) -> Delivery:
+        """Try once, within the notifier's own timeout; never raises for what the network does."""
+        ...
+
+
+class CommandHandler(Protocol):
+    """Executes one kind of command inside the trainer, at a boundary where that is safe."""
+
+    kind: str
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Do it and return what to report; raise ``RLWatchError`` with the reason to reject."""
+        ...

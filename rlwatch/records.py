@@ -1,0 +1,254 @@
+"""What travels through rlwatch: frozen records, no behaviour beyond reading themselves.
+
+Numbers are plain floats. ``nan``, ``inf`` and ``-inf`` are values; a metric that was not measured is
+absent from the mapping. Steps are the trainer's global (optimizer) steps, integers >= 0. Times are Unix
+seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+JSON = Any
+"""A value ``json`` can write: str, int, float, bool, None, list, dict."""
+
+
+class Severity(StrEnum):
+    """How bad: ``info`` < ``warning`` < ``critical``."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+    @property
+    def rank(self) -> int:
+        """0, 1, 2: for comparing."""
+        return ("info", "warning", "critical").index(self.value)
+
+
+class RunState(StrEnum):
+    """What the writer last said of a run. Whether a running run is stale is for the reader to judge."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    CRASHED = "crashed"
+
+
+class CommandStatus(StrEnum):
+    """Life of a command: queued -> claimed -> done | rejected; or expired before it was claimed."""
+
+    QUEUED = "queued"
+    CLAIMED = "claimed"
+    DONE = "done"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+
+
+class AlertState(StrEnum):
+    """Life of an alert: pending -> firing -> resolved (a pending one may vanish)."""
+
+    PENDING = "pending"
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class OutboxStatus(StrEnum):
+    """Life of a message to the outside: pending -> sent, or dead after the last try."""
+
+    PENDING = "pending"
+    SENT = "sent"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """One training run. The directory (or row) of this id is the portable unit.
+
+    ``source`` names the trainer (``"trl/grpo"``, ``"verl"``, ``""`` for a loop of one's own) and decides
+    how ambiguous metric names are read. ``attempt`` counts process starts, from 1.
+    """
+
+    run_id: str
+    project: str = "default"
+    name: str = ""
+    source: str = ""
+    created_at: float = 0.0
+    config: Mapping[str, JSON] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    attempt: int = 1
+    state: RunState = RunState.RUNNING
+    state_reason: str = ""
+    heartbeat_at: float | None = None
+    last_step: int | None = None
+    last_ts: float | None = None
+    host: str = ""
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Some metrics of one step. Several records may share a step; they merge when the step closes.
+
+    ``seq`` is the position in the run's stream (1, 2, ... without gaps), 0 while not yet assigned.
+    ``metrics`` keeps the names the source used; :mod:`rlwatch.metrics` reads them canonically.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    ts: float = 0.0
+    attempt: int = 1
+    rank: int = 0
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStep:
+    """What detectors see: one step, its records merged, names canonical.
+
+    ``origin`` maps a canonical name to the source name it was read from. ``seq`` is that of the record
+    that closed the reading (the last merged one).
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    origin: Mapping[str, str] = field(default_factory=dict)
+    ts: float = 0.0
+    attempt: int = 1
+    seq: int = 0
+
+    def get(self, *names: str) -> float | None:
+        """Value of the first of ``names`` that was measured (may be nan or inf); None if none was."""
+        for name in names:
+            value = self.metrics.get(name)
+            if value is not None:
+                return value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeBatch:
+    """Per-token records of one step and rank, in columns of equal length N.
+
+    Usual columns: ``sequence``, ``position``, ``token_id`` (int64); ``logp``, ``old_logp``,
+    ``rollout_logp``, ``ref_logp`` (nats), ``ratio``, ``advantage``, ``entropy`` (nats),
+    ``contribution`` (float64); ``text`` (str, opt-in). ``nan`` in a float column means NaN was measured;
+    a column that was not measured is absent.
+    """
+
+    step: int
+    columns: Mapping[str, np.ndarray | Sequence[str]]
+    reason: str = ""
+    ts: float = 0.0
+    attempt: int = 1
+    rank: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the run, not a measurement: ``reference_reset``, ``resume``,
+    ``exception``, ``signal``, ``command``, ``note``... Detectors may restart a baseline on it.
+    """
+
+    kind: str
+    step: int | None = None
+    body: Mapping[str, JSON] = field(default_factory=dict)
+    ts: float = 0.0
+    attempt: int = 1
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A detector's judgement that held at ``step``, using only data up to ``step``.
+
+    ``onset_step`` is when, looking back, it began. ``score`` is how far beyond its threshold (>= 1 where
+    it fires; unitless), ``baseline`` the run's own reference level in the metric's unit. ``evidence``
+    holds the numbers a person needs to believe it.
+    """
+
+    detector: str
+    kind: str
+    severity: Severity
+    step: int
+    onset_step: int
+    message: str
+    evidence: Mapping[str, JSON] = field(default_factory=dict)
+    metric: str = ""
+    family: str = ""
+    score: float | None = None
+    baseline: float | None = None
+    attempt: int = 1
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One episode of one rule on one run. ``alert_id`` = hash(run, rule, kind, onset seq)."""
+
+    alert_id: str
+    run_id: str
+    rule: str
+    kind: str
+    severity: Severity
+    state: AlertState
+    onset_step: int
+    step: int
+    message: str
+    reason: str = ""
+    detector: str = ""
+    evidence: Mapping[str, JSON] = field(default_factory=dict)
+    fired_at: float | None = None
+    resolved_step: int | None = None
+    resolved_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    """A message on its way to one notifier channel. ``channel`` is a name from the configuration: the
+    address and its secret are never stored.
+    """
+
+    message_id: str
+    run_id: str
+    alert_id: str
+    channel: str
+    payload: Mapping[str, JSON]
+    status: OutboxStatus = OutboxStatus.PENDING
+    attempts: int = 0
+    next_attempt_at: float = 0.0
+    lease_until: float = 0.0
+    last_error: str = ""
+    created_at: float = 0.0
+    sent_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A person's wish for the live run, as a row. ``kind`` is e.g. ``reset-reference``; ``args`` e.g.
+    ``{"optimizer": "clear" | "keep"}``; ``force`` overrules vetoes that may be overruled.
+    """
+
+    command_id: str
+    run_id: str
+    kind: str
+    args: Mapping[str, JSON] = field(default_factory=dict)
+    force: bool = False
+    status: CommandStatus = CommandStatus.QUEUED
+    requested_by: str = ""
+    why: str = ""
+    idempotency_key: str = ""
+    created_at: float = 0.0
+    expires_at: float = 0.0
+    claimed_at: float | None = None
+    finished_at: float | None = None
+    finished_step: int | None = None
+    result: str = ""
