@@ -50,11 +50,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of one try to deliver: ``ok``, or why not and whether to try again."""
+    """What became of one try to deliver: ``ok``, or why not and whether to try again.
+
+    ``retry_after_s``: how long the receiver asked us to stay away, if it did.
+    """
 
     ok: bool
     reason: str = ""
     retryable: bool = True
+    retry_after_s: float | None = None
 
 
 class Sink(Protocol):
@@ -183,8 +187,14 @@ class AlertStore(Protocol):
         """Alerts (of one run, or of all), newest first."""
         ...
 
-    def lease_messages(self, now: float, *, lease_s: float, limit: int = 10) -> list[OutboxMessage]:
-        """Due pending messages nobody holds, now held until ``now + lease_s``; over all runs."""
+    def lease_messages(
+        self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
+    ) -> list[OutboxMessage]:
+        """Due pending messages nobody holds, oldest first, now held until ``now + lease_s``; over all runs.
+
+        ``channels``: only messages of these (None: of all), so that a process leaves to others what it
+        has no address for.
+        """
         ...
 
     def settle_message(self, message: OutboxMessage) -> None:
