@@ -1,0 +1,61 @@
+# Two commands: `make demo` sets everything up and runs the main job, `make test` sets everything up and passes the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test check lint types unit wheel browser bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/rlwatch demo $(ARGS)
+
+test: check unit wheel
+
+check: lint types
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# The dashboard must start from an editable checkout and from a wheel alike.
+wheel: $(VENV)/.dev
+	$(BIN)/rlwatch ui --check
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(BIN)/pip install --quiet --no-deps --target build/wheel/site build/wheel/*.whl
+	cd build/wheel && PYTHONPATH=site ../../$(BIN)/python -m rlwatch.cli ui --check
+
+# The browser tests drive Debian's chromium; without it they fail and say so.
+browser:
+	@command -v chromium >/dev/null || test -n "$$RLWATCH_CHROMIUM" || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	  else echo "chromium is not installed: the browser tests will fail; install it or set RLWATCH_CHROMIUM"; fi; }
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/watching_cost.py
+	$(BIN)/python benchmarks/log_call.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlwatch needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,79 @@
+"""Writing down what a person wants of a live run."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import uuid
+from collections.abc import Mapping
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ConfigError
+from rlwatch.ports import CommandStore
+from rlwatch.records import JSON, Command
+
+KINDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"reset-reference": {"optimizer": ("clear", "keep")}}
+"""Every command kind with its arguments and their values; the first value is the default."""
+EXPIRES_S = 600.0
+
+
+def request(
+    store: CommandStore,
+    run_id: str,
+    kind: str,
+    *,
+    args: Mapping[str, JSON] | None = None,
+    why: str = "",
+    by: str | None = None,
+    force: bool = False,
+    expires_s: float = EXPIRES_S,
+    idempotency_key: str | None = None,
+    clock: Clock | None = None,
+) -> Command:
+    """Queue a command for the live run and return it as stored.
+
+    A command that no trainer claims within ``expires_s`` seconds expires: a restarted trainer must not
+    obey last night's click. The same ``idempotency_key`` twice gives the same command.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown kind or argument, naming what exists.
+    ControlUnavailableError
+        Where the store cannot carry commands (a network file system).
+    """
+    now = (clock or SystemClock()).now()
+    command = Command(
+        command_id=uuid.uuid4().hex[:16],
+        run_id=run_id,
+        kind=kind,
+        args=_checked(kind, args or {}),
+        force=force,
+        requested_by=by or whoami(),
+        why=why,
+        idempotency_key=idempotency_key or uuid.uuid4().hex,
+        created_at=now,
+        expires_at=now + expires_s,
+    )
+    return store.submit(command)
+
+
+def whoami() -> str:
+    """``user@host`` of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a passwd entry
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _checked(kind: str, args: Mapping[str, JSON]) -> dict[str, JSON]:
+    if kind not in KINDS:
+        raise ConfigError(f"unknown command {kind!r}; known: {', '.join(sorted(KINDS))}")
+    allowed = KINDS[kind]
+    for name, value in args.items():
+        if name not in allowed:
+            raise ConfigError(f"{kind} has no argument {name!r}; it takes: {', '.join(sorted(allowed))}")
+        if value not in allowed[name]:
+            raise ConfigError(f"{kind} {name}={value!r} is not one of {', '.join(allowed[name])}")
+    return {name: args.get(name, values[0]) for name, values in allowed.items()}

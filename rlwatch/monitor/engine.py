@@ -1,0 +1,192 @@
+"""The Monitor: the same code judges a live run, a tailed log and a replay.
+
+What it says at a step depends only on the items given up to that step, in their order: not on time, not
+on how they were cut into batches. So a replay of the stored rows says what the live run was told, and a
+resumed run, whose history is replayed first, what an uninterrupted one would have been told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlwatch.alerts.engine import AlertEngine, Transition
+from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.detectors.registry import default_detectors
+from rlwatch.monitor.episodes import Episodes
+from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite
+from rlwatch.ports import Detector, History
+from rlwatch.records import ClosedStep, Event, Finding, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an item brought about: findings to publish and alert transitions, in order."""
+
+    findings: tuple[Finding, ...] = ()
+    transitions: tuple[Transition, ...] = ()
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(self.findings + other.findings, self.transitions + other.transitions)
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """A part that could not do its work, and why."""
+
+    name: str
+    reason: str
+
+
+NOTHING = Outcome()
+FORECAST = NotRun("forecast", "forecasting is not part of this version yet")
+DIAGNOSIS = NotRun("diagnosis", "ranking causes is not part of this version yet")
+
+
+class Monitor:
+    """Detectors and alert rules over one run's items.
+
+    Parameters
+    ----------
+    run_id
+        Goes into alert ids, so that two monitors of one run agree on them.
+    source
+        The trainer (``RunInfo.source``): how ambiguous metric names are read.
+    detectors
+        Makes the detectors, all fresh; called again at each new attempt.
+    rules
+        Alert rules; the defaults if None.
+    history
+        Gives what an attempt continues; without it a new attempt begins with no memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str = "",
+        source: str = "",
+        detectors: Callable[[], Sequence[Detector]] | None = None,
+        rules: Sequence[Rule] | None = None,
+        history: History | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.source = source
+        self.late = 0
+        self._make = detectors or default_detectors
+        self._rules = tuple(default_rules() if rules is None else rules)
+        self._history = history
+        self._attempt: int | None = None
+        self._early: list[Event] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._detectors = list(self._make())
+        self._alerts = AlertEngine(self.run_id, self._rules)
+        self._episodes = Episodes()
+        self._open: OpenStep | None = None
+        self._seen: set[str] = set()
+        self._holding: tuple[Finding, ...] = ()
+
+    @property
+    def active(self) -> tuple[Finding, ...]:
+        """The findings that hold now."""
+        return self._holding
+
+    def open_alerts(self) -> frozenset[str]:
+        """Ids of the alerts that are pending or firing now."""
+        return self._alerts.open_ids()
+
+    def observe(self, item: StepRecord | Event) -> Outcome:
+        """Take the next item of the run's stream."""
+        if isinstance(item, Event):
+            self._notice(item)
+            return NOTHING
+        relived = self._begin_attempt(item) if item.attempt != self._attempt else NOTHING
+        return relived + self._record(item)
+
+    def close(self) -> Outcome:
+        """Close the open step because nothing more will come."""
+        return self._close()
+
+    def not_run(self) -> list[NotRun]:
+        """Detectors that lacked their metrics so far, and parts this version does not have."""
+        lacking = [NotRun(d.name, reason) for d in self._detectors if (reason := self._lacks(d))]
+        return [*lacking, FORECAST, DIAGNOSIS]
+
+    def _notice(self, event: Event) -> None:
+        """Events of an attempt whose first record is still to come wait for it."""
+        if event.attempt != (self._attempt or 1):
+            self._early.append(event)
+            return
+        for detector in self._detectors:
+            detector.notice(event)
+
+    def _begin_attempt(self, record: StepRecord) -> Outcome:
+        """A new attempt forgets, then relives the branch it continues, before its first record.
+
+        Reliving may publish again: ids are the same, so a store keeps one of each.
+        """
+        outcome = NOTHING
+        if self._attempt is not None or record.attempt > 1:
+            self._reset()
+            for past in self._history(record.attempt, record.step) if self._history else ():
+                outcome += self._relive(past)
+        self._attempt = record.attempt
+        early, self._early = self._early, []
+        for event in early:
+            self._notice(event)
+        return outcome
+
+    def _relive(self, past: StepRecord | Event) -> Outcome:
+        if isinstance(past, StepRecord):
+            return self._record(past)
+        for detector in self._detectors:
+            detector.notice(past)
+        return NOTHING
+
+    def _record(self, record: StepRecord) -> Outcome:
+        outcome = NOTHING
+        if self._open is not None and record.step > self._open.step:
+            outcome = self._close()
+        if self._open is None:
+            self._open = OpenStep(record)
+        elif record.step == self._open.step:
+            self._open.merge(record)
+        else:
+            self.late += 1
+        if has_nonfinite(record):
+            outcome += self._arrival(record, self._open.step)
+        return outcome
+
+    def _arrival(self, record: StepRecord, now: int) -> Outcome:
+        """Non-finite values do not wait for their step to close, nor are they missed when late."""
+        view = arrived(record, self.source)
+        holding = [f for detector in self._detectors for f in detector.arrival(view)]
+        if not holding:
+            return NOTHING
+        self._holding = (*self._holding, *holding)
+        return Outcome(
+            tuple(_stamp(self._episodes.arrival(holding), view)),
+            tuple(self._alerts.arrival(view.seq, now, holding, ts=view.ts)),
+        )
+
+    def _close(self) -> Outcome:
+        if self._open is None:
+            return NOTHING
+        step = self._open.closed(self.source)
+        self._open = None
+        self._seen.update(step.metrics)
+        holding = [finding for detector in self._detectors for finding in detector.update(step)]
+        self._holding = tuple(holding)
+        published = _stamp(self._episodes.closed(holding), step)
+        return Outcome(tuple(published), tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)))
+
+    def _lacks(self, detector: Detector) -> str | None:
+        if any(self._seen.issuperset(needed) for needed in detector.requires):
+            return None
+        alternatives = " or ".join(" + ".join(needed) for needed in detector.requires)
+        return f"needs {alternatives}, which this run has not logged"
+
+
+def _stamp(findings: Sequence[Finding], step: ClosedStep) -> list[Finding]:
+    return [replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings]

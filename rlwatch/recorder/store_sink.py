@@ -1,0 +1,61 @@
+"""The sink that writes a run's batches to its store, and waits out a full disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlwatch.clock import Clock
+from rlwatch.errors import StoreError
+from rlwatch.ports import Item, RunWriter
+from rlwatch.recorder.counters import Counters
+
+HEARTBEAT_S = 5.0
+
+
+class StoreSink:
+    """Writes batches; keeps what could not be written (up to ``max_backlog`` items) and tries again.
+
+    A batch is written whole or not at all. When the backlog is full the newest items are dropped and
+    counted as ``dropped``.
+    """
+
+    def __init__(self, writer: RunWriter, counters: Counters, clock: Clock, max_backlog: int = 10_000) -> None:
+        self._writer = writer
+        self._counters = counters
+        self._clock = clock
+        self._max_backlog = max_backlog
+        self._backlog: list[Item] = []
+        self._heartbeat_due = 0.0
+
+    def write(self, batch: Sequence[Item]) -> None:
+        """Store the batch, after anything still waiting."""
+        room = self._max_backlog - len(self._backlog)
+        self._backlog.extend(batch[:room])
+        if len(batch) > room:
+            self._counters.warn("dropped", "the store cannot be written; records are dropped", len(batch) - room)
+        self._drain()
+
+    def tick(self) -> None:
+        """Try the backlog again and say that the writer lives, every few seconds."""
+        now = self._clock.monotonic()
+        if now < self._heartbeat_due:
+            return
+        self._heartbeat_due = now + HEARTBEAT_S
+        if self._backlog:
+            self._drain()
+        self._writer.heartbeat(self._clock.now())
+
+    def close(self) -> None:
+        """One last try; what still cannot be written is dropped and counted."""
+        if self._backlog:
+            self._drain()
+        if self._backlog:
+            self._counters.warn("dropped", "the store could not be written at the end", len(self._backlog))
+
+    def _drain(self) -> None:
+        waiting, self._backlog = self._backlog, []  # an item no store can take must not block those behind it
+        try:
+            self._writer.write(waiting)
+        except StoreError as error:
+            self._backlog = waiting
+            self._counters.warn("errors", f"the store cannot be written, trying again: {error}")

@@ -1,0 +1,163 @@
+"""The run as the training loop holds it. After set-up nothing here raises, blocks or waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rlwatch.control.mailbox import Mailbox, PendingCommand
+from rlwatch.control.policy import Health
+from rlwatch.records import Event, RunInfo, RunState, SpikeBatch
+from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.intake import admit, step_index
+from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.writer import Queued, Writer
+
+DEADLINE_S = 10.0
+
+
+class Stoppable(Protocol):
+    """A thread that can be asked to end within a deadline."""
+
+    def stop(self, deadline_s: float) -> object:
+        """End, within ``deadline_s`` seconds."""
+        ...
+
+
+class Engine:
+    """Everything a recording run owns; absent on ranks other than 0."""
+
+    def __init__(
+        self,
+        queue: BoundedQueue[Queued],
+        writer: Writer,
+        mailbox: Mailbox,
+        finish: Any,
+        delivery: Stoppable | None = None,
+    ) -> None:
+        self.queue = queue
+        self.writer = writer
+        self.mailbox = mailbox
+        self.finish = finish
+        self.delivery = delivery
+
+
+class Run:
+    """One training run being recorded. Made by :func:`rlwatch.init`.
+
+    Usable as a context manager: leaving it finishes the run, as ``crashed`` if an exception passed.
+
+    >>> import rlwatch
+    >>> with rlwatch.init(store="memory://run-doctest") as run:
+    ...     run.log({"policy/entropy": 0.7}, step=1)
+    """
+
+    def __init__(self, info: RunInfo, counters: Counters, engine: Engine | None) -> None:
+        self.info = info
+        self.counters = counters
+        self._engine = engine
+        self._health = Health()
+        self._ended = False
+
+    @property
+    def active(self) -> bool:
+        """False on ranks other than 0, in forked children and after the end: every call does nothing."""
+        return self._engine is not None and not self._ended
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Record ``metrics`` at the global step ``step`` (an integer >= 0).
+
+        Values are floats, ints, numpy scalars or 0-d tensors (no device is waited for). NaN and infinite
+        values are recorded as such. Steps may come in any order, and repeatedly. What cannot be recorded
+        is counted in :attr:`counters` and warned of once.
+        """
+        engine = self._engine
+        if engine is None or self._ended:
+            return
+        try:
+            entry = admit(metrics, step_index(step), time.time())
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            self.counters.warn("bad_records", f"run.log could not take a record: {error}")
+            return
+        self._offer(engine, entry)
+
+    def log_spikes(self, spikes: SpikeBatch) -> None:
+        """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
+        if self._engine is not None and not self._ended:
+            self._offer(self._engine, spikes)
+
+    def event(self, kind: str, step: int | None = None, **body: Any) -> None:
+        """Record something that happened: ``reference_reset``, ``note``..."""
+        if self._engine is not None and not self._ended:
+            self._offer(self._engine, Event(kind, step, body, time.time()))
+
+    def commands(self) -> list[PendingCommand]:
+        """Commands for this run since the last call; call it where they can be carried out safely.
+
+        Each must be answered with ``done()`` or ``reject(reason)``. Pops a queue in memory, nothing more.
+        """
+        if self._engine is None or self._ended:
+            return []
+        return self._engine.mailbox.take()
+
+    def health(self) -> Health:
+        """What holds for the run, as of the last step judged (a step is judged when the next begins)."""
+        return self._health
+
+    def flush(self, deadline_s: float = DEADLINE_S) -> bool:
+        """Wait until everything logged so far is stored and judged; False when the deadline passed."""
+        if self._engine is None or self._ended:
+            return True
+        return self._engine.writer.flush(deadline_s)
+
+    def finish(
+        self, state: RunState | str = RunState.FINISHED, reason: str = "", deadline_s: float = DEADLINE_S
+    ) -> bool:
+        """End the run: store and judge what is queued, deliver alerts, release the files.
+
+        Takes at most about ``deadline_s`` seconds; False when that was not enough. Idempotent.
+        """
+        engine = self._engine
+        if engine is None or self._ended:
+            return True
+        self._ended = True
+        end = time.monotonic() + deadline_s
+        stopped = engine.writer.stop(deadline_s)
+        if stopped:
+            engine.finish(RunState(state), reason)
+        else:
+            self.counters.warn("errors", f"the run's last records were not stored within {deadline_s:g} s")
+        if engine.delivery is not None:
+            engine.delivery.stop(max(0.0, end - time.monotonic()))
+        return stopped
+
+    def end(self, state: str, reason: str) -> None:
+        """The process is ending: :meth:`finish` with a short deadline."""
+        self.finish(state, reason, deadline_s=5.0)
+
+    def forked(self) -> None:
+        """This is a forked child: the parent's run is not ours to write."""
+        self._engine = None
+
+    def publish_health(self, health: Health) -> None:
+        """Called on the writer thread whenever a step was judged."""
+        self._health = health
+
+    def _offer(self, engine: Engine, item: Queued) -> None:
+        if not engine.queue.offer(item):
+            self.counters.warn("dropped", "rlwatch's queue is full; records are dropped, training is not slowed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+            return
+        reason = f"{type(error).__name__}: {error}"
+        self.event("exception", error=reason)
+        self.finish(RunState.CRASHED, reason)
