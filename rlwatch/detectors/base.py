@@ -1,0 +1,117 @@
+"""What all detectors share: one reading a row, findings that carry on over rows without a reading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
+
+CARRY_ROWS = 10
+"""Rows without a reading over which a finding is taken to hold still (metrics logged every few rows)."""
+REWINDS = ("resume", "rollback")
+"""Events after which a run may continue from an earlier state."""
+
+
+class BaseDetector:
+    """Implements the :class:`~rlwatch.ports.Detector` protocol around :meth:`judge`.
+
+    ``reads`` are the metrics of which at least one must be measured (and finite) for a row to be judged.
+    A row without is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]]
+    requires: ClassVar[tuple[tuple[str, ...], ...]]
+    reads: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        self._held: list[Finding] = []
+        self._blank_rows = 0
+
+    def update(self, step: ClosedStep) -> list[Finding]:
+        """Take the next closed step; return what holds now."""
+        self.listen(step)
+        if any(finite(step, name) is not None for name in self.reads):
+            self._blank_rows = 0
+            self._held = self.judge(step)
+        else:
+            self._blank_rows += 1
+            self._held = self._carried(step) if self._blank_rows <= CARRY_ROWS else []
+        return list(self._held)
+
+    def arrival(self, step: ClosedStep) -> list[Finding]:  # noqa: ARG002  (the protocol's signature)
+        """Nothing: only non-finite values are judged before their step closes."""
+        return []
+
+    def notice(self, event: Event) -> None:
+        """Nothing to learn from an event, unless a detector says otherwise."""
+
+    def listen(self, step: ClosedStep) -> None:
+        """Take notice of corroborating metrics, on every row."""
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge a row in which one of ``reads`` is finite."""
+        raise NotImplementedError
+
+    def _carried(self, step: ClosedStep) -> list[Finding]:
+        fresh = [replace(f, step=step.step, attempt=step.attempt, seq=step.seq) for f in self._held]
+        return [finding for finding in fresh if finding.onset_step <= finding.step]
+
+    def finding(
+        self,
+        step: ClosedStep,
+        kind: str,
+        severity: Severity,
+        message: str,
+        *,
+        onset: int | None = None,
+        metric: str = "",
+        score: float | None = None,
+        baseline: float | None = None,
+        evidence: Mapping[str, JSON] | None = None,
+    ) -> Finding:
+        """A well-formed finding at ``step``: onset never later than it, score finite or None."""
+        return Finding(
+            detector=self.name,
+            kind=kind,
+            severity=severity,
+            step=step.step,
+            onset_step=step.step if onset is None else min(onset, step.step),
+            message=message,
+            evidence=evidence or {},
+            metric=metric,
+            family=self.family,
+            score=score if score is not None and math.isfinite(score) else None,
+            baseline=baseline if baseline is not None and math.isfinite(baseline) else None,
+            attempt=step.attempt,
+            seq=step.seq,
+        )
+
+
+def finite(step: ClosedStep, *names: str) -> float | None:
+    """The first of ``names`` measured with a finite value at ``step``."""
+    for name in names:
+        value = step.metrics.get(name)
+        if value is not None and math.isfinite(value):
+            return value
+    return None
+
+
+def number(value: float) -> str:
+    """A number for a message: three significant digits, no needless exponent.
+
+    >>> number(0.0213456), number(1520.0), number(3e-9)
+    ('0.0213', '1520', '3e-09')
+    """
+    if value == 0.0 or not math.isfinite(value):
+        return str(value).removesuffix(".0")
+    return f"{value:.0f}" if 1000.0 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def rounded(values: Mapping[str, float | int | None]) -> dict[str, JSON]:
+    """Evidence: finite numbers at six significant digits; what is not known is left out."""
+    return {k: float(f"{v:.6g}") for k, v in values.items() if v is not None and math.isfinite(v)}

@@ -1,0 +1,86 @@
+"""What else the run says: the metrics a detector asks before it believes its own."""
+
+from __future__ import annotations
+
+from rlwatch.detectors.base import finite
+from rlwatch.detectors.reward import RewardWatch
+from rlwatch.records import ClosedStep
+from rlwatch.stats import Baseline, Window
+
+AGREE = 1e-6
+"""Spread of rewards, relative to their size, below which a group agrees."""
+
+
+def silent_share(step: ClosedStep) -> float | None:
+    """Share of samples without gradient at this row, by the best measure there is; None if there is none.
+
+    The trainer's own count, else whether the reward did not vary at all, else whether all advantages
+    were zero.
+    """
+    share = finite(step, "reward/zero_std_frac")
+    if share is not None:
+        return min(max(share, 0.0), 1.0)
+    spread = finite(step, "reward/std")
+    if spread is not None:
+        size = abs(finite(step, "reward/mean") or 0.0)
+        return float(abs(spread) <= AGREE * max(size, 1.0))
+    low, high = finite(step, "adv/min"), finite(step, "adv/max")
+    if low is not None and high is not None:
+        return float(max(abs(low), abs(high)) <= AGREE)
+    return None
+
+
+class Company:
+    """Reward, share of silent samples and gradient norm of a run, each against its own beginning."""
+
+    def __init__(self) -> None:
+        self.reward = RewardWatch()
+        self._silent = Window(rows=20, steps=20, least=5)
+        self._grad = Window(rows=20, steps=20, least=5)
+        self._grad_base = Baseline()
+        self._clipped = Window(rows=10, steps=15)
+
+    def update(self, step: ClosedStep) -> None:
+        """Take notice of a row."""
+        self.reward.update(step)
+        share = silent_share(step)
+        if share is not None:
+            self._silent.update(step.step, share)
+        norm = finite(step, "optim/grad_norm")
+        if norm is not None:
+            self._grad.update(step.step, abs(norm))
+            self._grad_base.update(step.step, abs(norm))
+        clipped = finite(step, "len/clipped")
+        if clipped is not None:
+            self._clipped.update(step.step, clipped)
+
+    @property
+    def silent(self) -> float | None:
+        """Mean share of samples without gradient over the last rows."""
+        return self._silent.mean
+
+    @property
+    def grad(self) -> float | None:
+        """Median gradient norm of the last rows."""
+        return self._grad.get()
+
+    @property
+    def grad_ratio(self) -> float | None:
+        """That over the upper quartile of the run's first rows; None if unknown."""
+        now, then = self._grad.get(), self._grad_base.upper()
+        if now is None or then is None:
+            return None
+        return now / then if then > 0.0 else (0.0 if now == 0.0 else None)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether nearly all responses are cut at the length limit."""
+        clipped = self._clipped.get()
+        return clipped is not None and clipped >= 0.95
+
+    def mute(self) -> bool:
+        """Whether hardly any sample brings a gradient: by count, or by count and gradient norm."""
+        share, ratio = self.silent, self.grad_ratio
+        if share is None:
+            return False
+        return share >= 0.9 or (share >= 0.75 and ratio is not None and ratio <= 0.05)

@@ -1,0 +1,138 @@
+"""Engine mismatch grows: the rollout engine samples from another policy than the one being trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.metrics import BY_NAME, Family
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Cusum, Hold, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a mismatch metric means in absolute terms: below ``noise`` engines merely round differently,
+    above ``severe`` the gradient is off-policy whatever the run's own history.
+    """
+
+    noise: float
+    severe: float
+
+
+SCALES = {
+    "mismatch/k3": Scale(noise=0.005, severe=0.05),
+    "mismatch/kl": Scale(noise=0.01, severe=0.1),
+    "mismatch/logp_absdiff": Scale(noise=0.02, severe=0.1),
+    "mismatch/prob_absdiff": Scale(noise=0.015, severe=0.05),
+}
+"""Healthy: bf16 sampler mean |d| 0.0014-0.004, MoE 0.027, probability 0.006-0.008; k3 dense below 1e-3,
+MoE to 1e-1. Alarmed elsewhere: |kl| 0.1 (verl's example), logprob difference 0.1 (slime's gate)."""
+GROWN, MUCH = 2.0, 3.0
+"""Factor over the run's baseline for a warning and for critical."""
+DRIFTED = 1.35
+"""Factor that warns if a CUSUM finds a persistent shift of the logarithm."""
+SHIFT = 12.0
+"""CUSUM decision level, in standard deviations."""
+
+
+class _Channel:
+    """One mismatch metric, in log space."""
+
+    def __init__(self, name: str, scale: Scale) -> None:
+        self.name = name
+        self.scale = scale
+        self.base = Baseline(floor=0.1)
+        self.now = Window(rows=10, steps=10)
+        self.shift = Cusum(drift=0.75)
+        self.warned = Hold(forgive=2)
+        self.confirmed = Hold(forgive=2)
+
+    def update(self, step: int, value: float) -> None:
+        log = math.log(max(abs(value), self.scale.noise * 1e-3))
+        self.base.update(step, log)
+        self.now.update(step, log)
+        level = self.base.get()
+        if self.base.done and level is not None:
+            self.shift.update(step, (log - level) / self.base.spread)
+        self.warned.update(step, self._grown())
+        self.confirmed.update(step, self.level >= self.scale.severe and self.factor >= MUCH)
+
+    def _grown(self) -> bool:
+        if self.level < self.scale.noise:
+            return False
+        drifted = self.shift.get() > SHIFT and self.factor > DRIFTED and self.level > 2.0 * self.scale.noise
+        return self.factor >= GROWN or drifted
+
+    @property
+    def level(self) -> float:
+        now = self.now.get()
+        return 0.0 if now is None else math.exp(now)
+
+    @property
+    def normal(self) -> float:
+        """How the run began, but never less than rounding noise."""
+        levels = [level for level in (self.base.get(), self.base.first) if level is not None]
+        return max(math.exp(min(levels)), self.scale.noise / 2.0) if levels else math.inf
+
+    @property
+    def factor(self) -> float:
+        return self.level / self.normal
+
+    @property
+    def severity(self) -> Severity | None:
+        if self.confirmed.lasted(3, 2):
+            return Severity.CRITICAL
+        return Severity.WARNING if self.warned.lasted(3) else None
+
+    @property
+    def onset(self) -> int | None:
+        starts = [s for s in (self.shift.since, self.warned.since) if s is not None]
+        return min(starts) if starts else None
+
+
+class MismatchGrowth(BaseDetector):
+    """Level and persistent shift of the mismatch between rollout engine and trainer, in log space.
+
+    Mismatch feeds on itself (it compounds once it steers the update), so growth counts even before the
+    reward notices. The worst metric of those logged speaks.
+    """
+
+    name: ClassVar[str] = "mismatch_growth"
+    family: ClassVar[str] = Family.MISMATCH.value
+    kinds: ClassVar[tuple[str, ...]] = ("mismatch_growth",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in SCALES)
+    reads: ClassVar[tuple[str, ...]] = tuple(SCALES)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._channels = [_Channel(name, scale) for name, scale in SCALES.items()]
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge each metric that was measured; report the worst."""
+        for channel in self._channels:
+            value = finite(step, channel.name)
+            if value is not None:
+                channel.update(step.step, value)
+        worst = max(self._channels, key=lambda c: (-1 if c.severity is None else c.severity.rank, c.factor))
+        return [] if worst.severity is None else [self._finding(step, worst, worst.severity)]
+
+    def _finding(self, step: ClosedStep, channel: _Channel, severity: Severity) -> Finding:
+        unit = BY_NAME[channel.name].unit
+        message = (
+            f"rollout engine and trainer drift apart: {channel.name} {number(channel.level)} {unit}, "
+            f"{number(channel.factor)} times its level at the start ({number(channel.normal)})"
+        )
+        return self.finding(
+            step,
+            "mismatch_growth",
+            severity,
+            message,
+            onset=channel.onset,
+            metric=channel.name,
+            score=channel.factor / DRIFTED,
+            baseline=channel.normal,
+            evidence=rounded({"level": channel.level, "factor": channel.factor, "cusum": channel.shift.get()}),
+        )

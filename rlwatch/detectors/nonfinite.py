@@ -1,0 +1,155 @@
+"""NaN and infinity: where, how many at once, and which part of the machine they point to."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, rounded
+from rlwatch.detectors.origin import suspect
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+
+OPTIONAL = (
+    "policy/kl_ref",
+    "policy/kl_old",
+    "ratio/mean",
+    "ratio/max",
+    "mismatch/kl",
+    "mismatch/k3",
+    "mismatch/logp_absdiff",
+    "mismatch/prob_absdiff",
+)
+"""Metrics some trainers log as NaN when the quantity is switched off (TRL's ``kl`` at beta = 0)."""
+CORE = (
+    "loss/policy",
+    "loss/raw",
+    "optim/grad_norm",
+    "policy/entropy",
+    "policy/logp_mean",
+    "reward/mean",
+    "adv/mean",
+    "adv/max",
+    *OPTIONAL,
+)
+COUNTS = "nonfinite/"
+PERSISTENT = 3
+"""Rows in a row from which one metric alone is critical; a gradient norm needs one less."""
+RECENT_ROWS = 50
+
+
+class NonFinite(BaseDetector):
+    """Any NaN or Inf in a core metric, or any count of non-finite tensor elements above zero.
+
+    One value alone, once, may be a logging quirk or a skipped step: a warning. Several at one step, the
+    same again and again, or counts that return are critical. Judged on arrival too.
+    """
+
+    name: ClassVar[str] = "nonfinite"
+    family: ClassVar[str] = Family.OPTIMISATION.value
+    kinds: ClassVar[tuple[str, ...]] = ("nonfinite",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in CORE)
+    reads: ClassVar[tuple[str, ...]] = CORE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen_finite: set[str] = set()
+        self._told: set[str] = set()
+        self._holds = {name: Hold() for name in CORE}
+        self._onset = Hold(forgive=1)
+        self._counted_rows_ago: int | None = None
+
+    def update(self, step: ClosedStep) -> list[Finding]:
+        """Take the next closed step; return what holds now."""
+        found = self._assess(step)
+        never = [name for name in self._bad(step) if self._never(name)]
+        if not found:
+            found = [self._once(step, name) for name in never if name not in self._told]
+        self._told.update(never)
+        self._remember(step)
+        return found
+
+    def arrival(self, step: ClosedStep) -> list[Finding]:
+        """Judge a record before its step closes; remembers nothing."""
+        return self._assess(step)
+
+    @staticmethod
+    def _bad(step: ClosedStep) -> list[str]:
+        return [name for name in CORE if name in step.metrics and not math.isfinite(step.metrics[name])]
+
+    def _never(self, name: str) -> bool:
+        """Whether it looks switched off: optional, and never measured finite."""
+        return name in OPTIONAL and name not in self._seen_finite
+
+    def _assess(self, step: ClosedStep) -> list[Finding]:
+        bad = self._bad(step)
+        counts = {k: v for k, v in step.metrics.items() if k.startswith(COUNTS) and not v <= 0.0}
+        certain = [name for name in bad if not self._never(name)]
+        if len(certain) >= 2:
+            certain = bad
+        if not certain and not counts:
+            return []
+        critical = self._is_critical(step, certain, counts)
+        return [self._finding(step, certain, counts, Severity.CRITICAL if critical else Severity.WARNING)]
+
+    def _is_critical(self, step: ClosedStep, bad: list[str], counts: dict[str, float]) -> bool:
+        if len(bad) + len(counts) + self._hidden(step, bad) >= 2:
+            return True
+        if counts:
+            return self._counted_rows_ago is not None
+        need = PERSISTENT - 1 if bad == ["optim/grad_norm"] else PERSISTENT
+        return any(self._lasting(name, step) + 1 >= need for name in bad)
+
+    def _lasting(self, name: str, step: ClosedStep) -> int:
+        """Rows before this one over which ``name`` has been non-finite."""
+        hold = self._holds[name]
+        return hold.rows if hold.since is not None and hold.since < step.step else 0
+
+    def _hidden(self, step: ClosedStep, bad: list[str]) -> int:
+        """A sign trainers hide: the gradient is NaN, the loss reads exactly 0 and entropy has vanished."""
+        if "optim/grad_norm" not in bad or "policy/entropy" not in self._seen_finite:
+            return 0
+        return int("policy/entropy" not in step.metrics and step.metrics.get("loss/policy") == 0.0)
+
+    def _remember(self, step: ClosedStep) -> None:
+        bad = set(self._bad(step))
+        for name in CORE:
+            if name in step.metrics:
+                self._holds[name].update(step.step, name in bad)
+                if name not in bad:
+                    self._seen_finite.add(name)
+        counted = any(k.startswith(COUNTS) and not v <= 0.0 for k, v in step.metrics.items())
+        if counted:
+            self._counted_rows_ago = 0
+        elif self._counted_rows_ago is not None:
+            self._counted_rows_ago += 1
+            if self._counted_rows_ago > RECENT_ROWS:
+                self._counted_rows_ago = None
+
+    def _once(self, step: ClosedStep, name: str) -> Finding:
+        return self.finding(
+            step,
+            "nonfinite",
+            Severity.INFO,
+            f"{name} has never been finite in this run: most likely the trainer does not compute it",
+            metric=name,
+            evidence={"metrics": [name]},
+        )
+
+    def _finding(self, step: ClosedStep, bad: list[str], counts: dict[str, float], severity: Severity) -> Finding:
+        names = [*bad, *counts]
+        starts = [hold.since for name in bad if (hold := self._holds[name]).since is not None]
+        origin, says = suspect(step, bad, counts)
+        shown = ", ".join(f"{name} = {step.metrics[name]}" for name in names[:4])
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        return self.finding(
+            step,
+            "nonfinite",
+            severity,
+            f"non-finite values: {shown}{more}; {says}",
+            onset=min((s for s in starts if s is not None), default=None),
+            metric=names[0],
+            score=float(len(names)),
+            evidence={"metrics": names, "suspect": origin, "counts": rounded(counts)},
+        )

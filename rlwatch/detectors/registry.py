@@ -1,0 +1,27 @@
+"""The detectors every run gets. Registering one here is enough to have it tested."""
+
+from __future__ import annotations
+
+from rlwatch.detectors.entropy_collapse import EntropyCollapse
+from rlwatch.detectors.entropy_explosion import EntropyExplosion
+from rlwatch.detectors.grad_spike import GradSpike
+from rlwatch.detectors.kl_reference import KLReference
+from rlwatch.detectors.mismatch_growth import MismatchGrowth
+from rlwatch.detectors.no_signal import NoSignal
+from rlwatch.detectors.nonfinite import NonFinite
+from rlwatch.ports import Detector
+
+REGISTRY: tuple[type[Detector], ...] = (
+    NonFinite,
+    EntropyCollapse,
+    EntropyExplosion,
+    MismatchGrowth,
+    GradSpike,
+    KLReference,
+    NoSignal,
+)
+
+
+def default_detectors() -> list[Detector]:
+    """A fresh set of all registered detectors, for one run."""
+    return [detector() for detector in REGISTRY]
