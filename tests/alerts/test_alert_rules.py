@@ -1,0 +1,114 @@
+"""Rules: what they match, what they refuse, and what the default ones say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from alert_examples import CRITICAL, INFO, WARNING, finding, told
+
+from rlwatch.alerts.engine import AlertEngine
+from rlwatch.alerts.rules import BUILTIN_KINDS, Rule, default_rules, unknown_kinds
+from rlwatch.errors import ConfigError
+from rlwatch.records import Severity
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": ""}, "''"),
+        ({"name": "a|b"}, r"'a\|b'"),
+        ({"name": 3}, "got 3"),
+        ({"for_steps": -1}, "for_steps.*-1"),
+        ({"for_steps": 2.5}, "for_steps.*2.5"),
+        ({"for_steps": True}, "for_steps.*True"),
+        ({"for_steps": None}, "for_steps.*None"),
+        ({"keep_firing_for": math.nan}, "keep_firing_for.*nan"),
+        ({"for_critical": 5}, "for_critical.*5"),
+        ({"min_severity": "awful"}, "min_severity.*'awful'"),
+        ({"min_severity": None}, "min_severity.*None"),
+        ({"severity": "page"}, "severity.*'page'"),
+        ({"kinds": "nonfinite"}, "kinds.*'nonfinite'"),
+        ({"kinds": ("",)}, "kinds.*''"),
+        ({"channels": (1,)}, "channels.*1"),
+        ({"labels": {"team": 1}}, "labels.*'team': 1"),
+        ({"labels": ["a"]}, "labels"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_with_the_value(values: dict, said: str):
+    """At construction, not in the loop."""
+    with pytest.raises(ConfigError, match=said):
+        Rule(**({"name": "r"} | values))
+
+
+def test_lists_and_plain_words_are_taken_as_what_they_mean():
+    """As they come from a file."""
+    rule = Rule("r", kinds=["kl_drift"], min_severity="critical", severity="info", channels=[])
+
+    assert (rule.kinds, rule.min_severity, rule.severity, rule.channels) == (("kl_drift",), CRITICAL, INFO, ())
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Rule("r"), True),
+        (Rule("r", kinds=("kl_drift",)), False),
+        (Rule("r", kinds=("kl_drift", "entropy_collapse")), True),
+        (Rule("r", except_kinds=("entropy_collapse",)), False),
+        (Rule("r", detectors=("entropy",)), True),
+        (Rule("r", detectors=("kl",)), False),
+        (Rule("r", min_severity=CRITICAL), False),
+    ],
+)
+def test_a_rule_is_about_the_findings_it_names(rule: Rule, expected: bool):
+    """Kind, detector and severity must all fit."""
+    assert expected == rule.matches(finding("entropy_collapse", WARNING))
+
+
+def test_a_kind_that_nothing_reports_is_noticed():
+    """A typing mistake would be a rule that never fires."""
+    assert (unknown_kinds([Rule("r", kinds=("entropy_colapse", "kl_drift"))])) == [
+        "rule 'r' names the kind 'entropy_colapse', which no detector reports; did you mean 'entropy_collapse'?"
+    ]
+    assert "known kinds" in unknown_kinds([Rule("r", except_kinds=("zzz",))])[0]
+    assert unknown_kinds(default_rules()) == []
+
+
+@pytest.mark.parametrize("kind", [*BUILTIN_KINDS, "my_own_kind"])
+def test_each_kind_belongs_to_exactly_one_default_rule(kind: str):
+    """No finding is told twice, none is lost."""
+    about = [rule for rule in default_rules() if rule.matches(finding(kind, CRITICAL))]
+
+    assert len(about) == 1
+
+
+@pytest.mark.parametrize("kind", [k for k in BUILTIN_KINDS if k != "kl_saturation"])
+def test_by_default_a_critical_finding_is_told_at_its_first_step(kind: str):
+    """Nobody waits for a collapse to last."""
+    transitions = told(AlertEngine("r", default_rules()), [(50, [finding(kind, CRITICAL, step=50)])])
+
+    assert [t.notify for t in transitions] == [True]
+
+
+@pytest.mark.parametrize("kind", BUILTIN_KINDS)
+def test_by_default_a_warning_of_one_step_tells_nobody(kind: str):
+    """A run that is fine sends nothing, even if a detector blinks every 30 steps."""
+    run = [(s, [finding(kind, WARNING, step=s)] if s % 30 == 0 else []) for s in range(300)]
+
+    assert [t for t in told(AlertEngine("r", default_rules()), run) if t.notify] == []
+
+
+def test_by_default_a_warning_that_lasts_is_told_once_and_its_end_once():
+    """With rows ten steps apart, too."""
+    run = [(s, [finding(step=s)] if 100 <= s < 200 else []) for s in range(0, 400, 10)]
+
+    notified = [(t.event.value, t.alert.step) for t in told(AlertEngine("r", default_rules()), run) if t.notify]
+
+    assert notified == [("firing", 110), ("resolved", 220)]
+
+
+def test_by_default_info_tells_nobody_except_that_a_reset_is_due():
+    """Info is for the page, except where it asks for an action."""
+    run = [(s, [finding(kind, Severity.INFO, step=s) for kind in BUILTIN_KINDS]) for s in range(100)]
+
+    assert {"kl_saturation"} == {t.alert.kind for t in told(AlertEngine("r", default_rules()), run) if t.notify}
