@@ -1,0 +1,67 @@
+"""Masked reductions: what lies outside the mask does not exist, what lies inside is never hidden.
+
+A NaN outside the mask (padding) is harmless; a NaN inside makes the result NaN. Half-precision input is
+widened to float32, float64 stays float64. ``mask`` broadcasts against ``x`` and is bool, int or float (0 or 1).
+No function indexes by a mask, because that makes a GPU wait.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def widen(x: Tensor) -> Tensor:
+    """``x`` detached, in float32 unless it is float64 already."""
+    x = x.detach()
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
+
+
+def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
+    """``x`` where ``mask`` is set, ``otherwise`` elsewhere; same shape as ``x``."""
+    return torch.where(mask.bool(), widen(x), otherwise)
+
+
+def masked_count(mask: Tensor, like: Tensor) -> Tensor:
+    """Number of set elements, 0-d, in the floating dtype of ``like``."""
+    return mask.bool().sum().to(widen(like).dtype)
+
+
+def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum inside the mask, 0-d; 0 where the mask is empty."""
+    return keep(x, mask, 0.0).sum()
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean inside the mask, 0-d; NaN where the mask is empty.
+
+    >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([1, 1, 0])).item()
+    2.0
+    """
+    return masked_sum(x, mask) / masked_count(mask, x)
+
+
+def masked_max(x: Tensor, mask: Tensor) -> Tensor:
+    """Largest value inside the mask, 0-d; -inf where the mask is empty, NaN where one is inside."""
+    return keep(x, mask, -torch.inf).amax()
+
+
+def masked_min(x: Tensor, mask: Tensor) -> Tensor:
+    """Smallest value inside the mask, 0-d; inf where the mask is empty, NaN where one is inside."""
+    return keep(x, mask, torch.inf).amin()
+
+
+def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
+    """The ``q``-quantile inside the mask with linear interpolation, 0-d; NaN for an empty mask or a NaN inside.
+
+    Exact, by sorting: O(n log n) on the device, any size (``torch.quantile`` refuses more than 2**24).
+    """
+    ordered = keep(x, mask, torch.inf).flatten().sort().values
+    last = mask.bool().sum() - 1
+    place = q * last.clamp(min=0).to(ordered.dtype)
+    low = place.floor()
+    left = ordered.gather(0, low.long().view(1)).squeeze(0)
+    right = ordered.gather(0, place.ceil().long().view(1)).squeeze(0)
+    value = torch.where(left == right, left, left + (right - left) * (place - low))
+    spoilt = (last < 0) | keep(x, mask, 0.0).isnan().any()
+    return torch.where(spoilt, torch.nan, value)

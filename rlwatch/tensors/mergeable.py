@@ -1,0 +1,208 @@
+"""Sufficient statistics of one batch that combine exactly over micro-batches.
+
+A mean of means is wrong as soon as the micro-batches hold different numbers of tokens. Each statistic
+here keeps what is needed to be merged (sums, counts, maxima...), all as 0-d tensors on the device. ``count``
+is how many things were measured: 0 means "not measured", which is not the same as NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_min, masked_quantile, masked_sum, widen
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Base: ``count`` is the number of things measured, 0-d."""
+
+    count: Tensor
+
+    def merge(self, other: Self) -> Self:
+        """The statistic of both batches together."""
+        raise NotImplementedError
+
+    def value(self) -> Tensor:
+        """The number to report, 0-d; meaningless where ``count`` is 0."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(Stat):
+    """Arithmetic mean."""
+
+    total: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Of ``x`` inside ``mask``."""
+        return cls(masked_count(mask, x), masked_sum(x, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.total + other.total)
+
+    @override
+    def value(self) -> Tensor:
+        return self.total / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Total(Stat):
+    """Sum."""
+
+    total: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Of ``x`` inside ``mask``."""
+        return cls(masked_count(mask, x), masked_sum(x, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.total + other.total)
+
+    @override
+    def value(self) -> Tensor:
+        return self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Max(Stat):
+    """Largest value; NaN if one was NaN."""
+
+    peak: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Of ``x`` inside ``mask``."""
+        return cls(masked_count(mask, x), masked_max(x, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, torch.maximum(self.peak, other.peak))
+
+    @override
+    def value(self) -> Tensor:
+        return self.peak
+
+
+@dataclass(frozen=True, slots=True)
+class Min(Stat):
+    """Smallest value; NaN if one was NaN."""
+
+    low: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Of ``x`` inside ``mask``."""
+        return cls(masked_count(mask, x), masked_min(x, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, torch.minimum(self.low, other.low))
+
+    @override
+    def value(self) -> Tensor:
+        return self.low
+
+
+@dataclass(frozen=True, slots=True)
+class Std(Stat):
+    """Sample standard deviation (ddof 1), merged by the parallel update of Chan, Golub and LeVeque (1979).
+
+    ``count`` is the degrees of freedom, n - 1: a single value has no spread.
+    """
+
+    mean: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Of ``x`` inside ``mask``."""
+        count = masked_count(mask, x)
+        mean = masked_sum(x, mask) / count.clamp(min=1)
+        return cls(count - 1, mean, masked_sum((widen(x) - mean) ** 2, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        ours, theirs = self.count + 1, other.count + 1
+        both = ours + theirs
+        gap = other.mean - self.mean
+        mean = self.mean + gap * theirs / both.clamp(min=1)
+        squares = self.squares + other.squares + gap**2 * ours * theirs / both.clamp(min=1)
+        return type(self)(both - 1, mean, squares)
+
+    @override
+    def value(self) -> Tensor:
+        return (self.squares / self.count).sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class Ess(Stat):
+    """Effective sample size over n of the weights w = exp(x): (sum w)^2 / (n sum w^2), in (0, 1].
+
+    Kept as log-sums, so that no weight is too large or too small to count.
+    """
+
+    log_sum: Tensor
+    log_squares: Tensor
+
+    @classmethod
+    def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
+        """Of the *raw* weights ``exp(log_weight)`` inside ``mask``."""
+        x = keep(log_weight, mask, -torch.inf).flatten()
+        return cls(masked_count(mask, log_weight), x.logsumexp(0), (2 * x).logsumexp(0))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(
+            self.count + other.count,
+            torch.logaddexp(self.log_sum, other.log_sum),
+            torch.logaddexp(self.log_squares, other.log_squares),
+        )
+
+    @override
+    def value(self) -> Tensor:
+        return (2 * self.log_sum - self.log_squares - self.count.log()).exp().clamp(max=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile(Stat):
+    """An exact quantile; keeps the values (4 bytes a token) until the step ends."""
+
+    q: float
+    values: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
+        """Of ``x`` inside ``mask``."""
+        return cls(masked_count(mask, x), q, widen(x).flatten(), mask.bool().expand_as(x).flatten())
+
+    @override
+    def merge(self, other: Self) -> Self:
+        values, mask = torch.cat([self.values, other.values]), torch.cat([self.mask, other.mask])
+        return type(self)(self.count + other.count, self.q, values, mask)
+
+    @override
+    def value(self) -> Tensor:
+        return masked_quantile(self.values, self.mask, self.q)
+
+
+Stats = dict[str, Stat]
+"""Canonical metric name -> its statistic."""
+
+
+def merge(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
+    """Both batches together; a metric only one of them measured is kept as it is."""
+    both = dict(first)
+    for name, stat in second.items():
+        both[name] = both[name].merge(stat) if name in both else stat
+    return both

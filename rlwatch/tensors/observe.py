@@ -1,0 +1,89 @@
+"""All statistics of one micro-batch, under their canonical names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlwatch.tensors.entropy import entropy_stats
+from rlwatch.tensors.finite import nonfinite_stats
+from rlwatch.tensors.importance import clip_stats, ratio_stats
+from rlwatch.tensors.kl import kl_ref_stats
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Std
+from rlwatch.tensors.mismatch import mismatch_stats
+from rlwatch.tensors.text import text_stats
+from rlwatch.tensors.tokens import TokenBatch
+
+
+def observe(batch: TokenBatch) -> Stats:
+    """Everything ``batch`` can tell; what it does not hold is absent. Waits for nothing."""
+    with torch.no_grad():
+        return {
+            **_policy(batch),
+            **_ratios(batch),
+            **_reference(batch),
+            **_mismatch(batch),
+            **_advantages(batch),
+            **({} if batch.ids is None else text_stats(batch.ids, _response(batch))),
+        }
+
+
+def _response(batch: TokenBatch) -> Tensor:
+    return batch.mask if batch.response is None else batch.response
+
+
+def _policy(batch: TokenBatch) -> Stats:
+    entropy = {} if batch.entropy is None else entropy_stats(batch.entropy, batch.mask)
+    return {
+        **entropy,
+        "policy/logp_mean": Mean.of(batch.logp, batch.mask),
+        "policy/logp_min": Min.of(batch.logp, batch.mask),
+        **nonfinite_stats("logp", batch.logp, batch.mask),
+    }
+
+
+def _ratios(batch: TokenBatch) -> Stats:
+    """Without a measured old policy the ratio is 1 by definition: nothing to report."""
+    if batch.old_logp is None:
+        return {}
+    stats = {
+        **ratio_stats(batch.logp, batch.old_logp, batch.mask),
+        **nonfinite_stats("old_logp", batch.old_logp, batch.mask),
+    }
+    advantages = batch.token_advantages
+    if batch.clip is not None and advantages is not None:
+        low, high = batch.clip
+        stats |= clip_stats(batch.logp, batch.old_logp, advantages, batch.mask, low=low, high=high)
+    return stats
+
+
+def _reference(batch: TokenBatch) -> Stats:
+    if batch.ref_logp is None:
+        return {}
+    return {
+        **kl_ref_stats(batch.logp, batch.ref_logp, batch.mask),
+        **nonfinite_stats("ref_logp", batch.ref_logp, batch.mask),
+    }
+
+
+def _mismatch(batch: TokenBatch) -> Stats:
+    if batch.rollout_logp is None:
+        return {}
+    return {
+        **mismatch_stats(batch.trainer_logp, batch.rollout_logp, batch.mask),
+        **nonfinite_stats("rollout_logp", batch.rollout_logp, batch.mask),
+    }
+
+
+def _advantages(batch: TokenBatch) -> Stats:
+    if batch.advantages is None:
+        return {}
+    a = batch.advantages
+    every = batch.mask if a.shape == batch.mask.shape else torch.ones_like(a, dtype=torch.bool)
+    return {
+        "adv/mean": Mean.of(a, every),
+        "adv/std": Std.of(a, every),
+        "adv/max": Max.of(a, every),
+        "adv/min": Min.of(a, every),
+        **nonfinite_stats("advantage", a, every),
+    }

@@ -1,0 +1,49 @@
+"""From the device to the CPU in one copy that nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Transfer:
+    """Copies some tensors to the CPU together; :meth:`read` them once :meth:`ready`.
+
+    On CUDA the copy goes to pinned memory behind an event, so creating a transfer costs no wait; elsewhere
+    :meth:`read` copies. Values travel as float32, or float64 if any tensor is float64.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [tuple(tensor.shape) for tensor in tensors]
+        self._flat = _pack(tensors)
+        self._event: torch.cuda.Event | None = None
+        if self._flat.is_cuda:
+            host = torch.empty(self._flat.shape, dtype=self._flat.dtype, pin_memory=True)
+            host.copy_(self._flat, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(self._flat.device))
+            self._flat = host
+
+    def ready(self) -> bool:
+        """Whether :meth:`read` would return at once."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def read(self) -> list[np.ndarray]:
+        """The tensors, in order and shape, as float64 arrays; waits for the copy if it is still under way."""
+        if self._event is not None:
+            self._event.synchronize()
+        flat = self._flat.cpu().numpy().astype(np.float64)
+        sizes = [int(np.prod(shape)) for shape in self._shapes]
+        pieces = np.split(flat, np.cumsum(sizes)[:-1]) if sizes else []
+        return [piece.reshape(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+
+def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    if not tensors:
+        return torch.empty(0)
+    double = any(tensor.dtype == torch.float64 for tensor in tensors)
+    dtype, device = torch.float64 if double else torch.float32, tensors[0].device
+    return torch.cat([t.detach().to(device, dtype, non_blocking=True).reshape(-1) for t in tensors])
