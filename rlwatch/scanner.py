@@ -1,0 +1,188 @@
+"""Replaying a log: what rlwatch would have said, and when, had it watched.
+
+Everything a report says of step s uses only data up to s: the log goes through the same
+:class:`~rlwatch.monitor.Monitor` a live run does, row by row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+
+from rlwatch.alerts.rules import Rule
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.imported import ImportedRun
+from rlwatch.importers.registry import read_log
+from rlwatch.metrics import known
+from rlwatch.monitor.engine import Monitor, NotRun, Outcome
+from rlwatch.ports import Detector
+from rlwatch.records import JSON, AlertState, Event, Finding, Severity, StepRecord
+
+Progress = Callable[[Sequence[StepRecord]], Iterable[StepRecord]]
+"""Wraps the records to show how far the replay is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One alert that would have been sent, when it fired or got worse."""
+
+    step: int
+    kind: str
+    severity: Severity
+    reason: str
+    rule: str = ""
+    onset_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replay found.
+
+    ``steps`` counts distinct steps; ``forecast`` and ``diagnosis`` are empty in this version, with the
+    reason in ``not_run``.
+    """
+
+    source: str
+    format: str
+    run: str
+    steps: int
+    metrics: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    forecast: tuple[JSON, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
+    diagnosis: tuple[JSON, ...] = ()
+    skipped: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """No critical alarm."""
+        return all(alarm.severity is not Severity.CRITICAL for alarm in self.alarms)
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
+        return asdict(self)
+
+
+def scan(
+    log: str | os.PathLike[str] | Iterable[StepRecord],
+    *,
+    run: str | None = None,
+    format: str | None = None,  # noqa: A002  (the word users know)
+    source: str = "",
+    rules: Sequence[Rule] | None = None,
+    detectors: Callable[[], Sequence[Detector]] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Replay one log.
+
+    Parameters
+    ----------
+    log
+        A path (format sniffed), or records in order of arrival.
+    run
+        Which run of a log that holds several.
+    format
+        Name of the importer, where sniffing is not wanted.
+    source
+        The trainer, where the log does not tell.
+
+    Raises
+    ------
+    ImportFormatError
+        If the log cannot be read, holds no run or several (then the message names them).
+
+    >>> from rlwatch.records import StepRecord
+    >>> scan([StepRecord(s, {"entropy": 0.5, "grad_norm": 1.0}) for s in range(40)]).ok
+    True
+    """
+    if isinstance(log, str | os.PathLike):
+        imported = _only(read_log(log, run=run, format=format), os.fspath(log))
+    else:
+        imported = ImportedRun(name="", source=source, format="records", path="records", records=_sequenced(log))
+    return replay(imported, source=source, rules=rules, detectors=detectors, progress=progress)
+
+
+def scan_all(path: str | os.PathLike[str], **options: object) -> list[Report]:
+    """Replay every run of a log; options as for :func:`replay`."""
+    return [replay(imported, **options) for imported in read_log(path)]  # type: ignore[arg-type]
+
+
+def replay(
+    imported: ImportedRun,
+    *,
+    source: str = "",
+    rules: Sequence[Rule] | None = None,
+    detectors: Callable[[], Sequence[Detector]] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Put an imported run through a Monitor."""
+    records = imported.records
+    trainer = source or imported.source
+    monitor = Monitor(
+        run_id=imported.name or imported.path,
+        source=trainer,
+        rules=rules,
+        detectors=detectors,
+        history=lambda attempt, before: branch(records, attempt, before),
+    )
+    outcome = Outcome()
+    for record in progress(records) if progress else records:
+        outcome += monitor.observe(record)
+    outcome += monitor.close()
+    names = sorted({name for record in records for name in record.metrics})
+    return Report(
+        source=imported.path,
+        format=imported.format,
+        run=imported.name,
+        steps=len({record.step for record in records}),
+        metrics=tuple(sorted(known(names, trainer))),
+        findings=_unique(outcome.findings),
+        alarms=tuple(_alarms(outcome)),
+        not_run=tuple(monitor.not_run()),
+        skipped=tuple(f"{what}: {count}" for what, count in imported.skipped_counts.items()),
+    )
+
+
+def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
+    """What ``attempt``, starting at ``before_step``, continues, of a log that holds several attempts."""
+    bounds: dict[int, int] = {}
+    for number in sorted({r.attempt for r in records if r.attempt < attempt}, reverse=True):
+        bounds[number] = before_step
+        first = next(r.step for r in records if r.attempt == number)
+        before_step = min(before_step, first)
+    earlier = takewhile(lambda r: r.attempt < attempt, records)
+    return (r for r in earlier if r.step < bounds[r.attempt])
+
+
+def _alarms(outcome: Outcome) -> Iterator[Alarm]:
+    seen: set[tuple[str, str]] = set()
+    for transition in outcome.transitions:
+        alert = transition.alert
+        key = (alert.alert_id, transition.reason.value)
+        if transition.notify and alert.state is AlertState.FIRING and key not in seen:
+            seen.add(key)
+            yield Alarm(alert.step, alert.kind, alert.severity, alert.message, alert.rule, alert.onset_step)
+
+
+def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Reliving a branch publishes its findings again; one of each is told."""
+    return tuple({(f.seq, f.detector, f.kind, f.severity): f for f in findings}.values())
+
+
+def _sequenced(records: Iterable[StepRecord]) -> list[StepRecord]:
+    from dataclasses import replace
+
+    given = list(records)
+    if any(record.seq for record in given):
+        return given
+    return [replace(record, seq=number) for number, record in enumerate(given, 1)]
+
+
+def _only(runs: Sequence[ImportedRun], path: str) -> ImportedRun:
+    if len(runs) != 1:
+        names = ", ".join(repr(run.name) for run in runs[:10])
+        raise ImportFormatError(path, f"holds {len(runs)} runs; name one with run= (--run): {names or 'none'}")
+    return runs[0]

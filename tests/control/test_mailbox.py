@@ -1,0 +1,228 @@
+"""The mailbox between the store and the training loop."""
+
+import pytest
+
+from rlwatch.clock import ManualClock
+from rlwatch.control.mailbox import Mailbox
+from rlwatch.control.policy import Health, veto_reset_reference
+from rlwatch.control.request import request
+from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
+from rlwatch.records import CommandStatus, Finding, RunInfo, Severity
+from rlwatch.store.url import open_store
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def store(request):
+    opened = open_store(f"memory://mailbox-{request.node.name}")
+    opened.open_run(RunInfo("r"))
+    return opened
+
+
+def ask(store, clock, **kwargs):
+    return request(store, "r", "reset-reference", by="ada@lab", clock=clock, **kwargs)
+
+
+def status(store):
+    return [(c.status, c.finished_step, c.result) for c in store.commands("r")]
+
+
+def listening(store, clock, **kwargs):
+    mailbox = Mailbox(store, "r", clock, **kwargs)
+    mailbox.take()
+    return mailbox
+
+
+def test_a_command_reaches_the_loop_and_its_answer_the_store(store, clock):
+    """Queued, claimed, done at a step."""
+    mailbox = listening(store, clock)
+    ask(store, clock, args={"optimizer": "keep"}, why="KL saturated")
+    mailbox.tick()
+    (command,) = mailbox.take()
+    assert status(store)[0][0] is CommandStatus.CLAIMED
+
+    command.done("KL 0.31 -> 0.00", step=480)
+    mailbox.tick()
+
+    assert (command.kind, command.args, command.force) == ("reset-reference", {"optimizer": "keep"}, False)
+    assert status(store) == [(CommandStatus.DONE, 480, "KL 0.31 -> 0.00")]
+
+
+def test_a_rejection_carries_its_reason(store, clock):
+    """The person reads why."""
+    mailbox = listening(store, clock)
+    ask(store, clock)
+    mailbox.tick()
+    mailbox.take()[0].reject("there is no reference (beta=0)", step=3)
+    mailbox.tick()
+
+    assert status(store) == [(CommandStatus.REJECTED, 3, "there is no reference (beta=0)")]
+
+
+def test_only_the_first_answer_counts(store, clock):
+    """Done and then rejected is done."""
+    mailbox = listening(store, clock)
+    ask(store, clock)
+    mailbox.tick()
+    (command,) = mailbox.take()
+    command.done("ok", step=1)
+    command.reject("no")
+    mailbox.tick()
+
+    assert status(store) == [(CommandStatus.DONE, 1, "ok")]
+
+
+def test_a_loop_that_never_asks_claims_nothing(store, clock):
+    """The command stays queued and expires visibly."""
+    mailbox = Mailbox(store, "r", clock)
+    ask(store, clock)
+    mailbox.tick()
+
+    assert status(store)[0][0] is CommandStatus.QUEUED
+
+
+def test_an_overdue_command_is_not_obeyed(store, clock):
+    """Last night's click."""
+    mailbox = listening(store, clock)
+    ask(store, clock, expires_s=60.0)
+    clock.advance(61.0)
+    mailbox.tick()
+
+    assert mailbox.take() == []
+    assert status(store)[0][0] is CommandStatus.EXPIRED
+
+
+def test_with_several_ranks_a_command_is_rejected_with_the_reason(store, clock):
+    """Without a collective one rank alone would act, and the others hang."""
+    mailbox = Mailbox(store, "r", clock, world_size=4)
+    ask(store, clock)
+    mailbox.tick()
+    clock.advance(1.0)
+    mailbox.tick()
+
+    ((state, _, reason),) = status(store)
+    assert state is CommandStatus.REJECTED
+    assert "4 ranks" in reason
+
+
+def test_what_a_dead_process_had_claimed_is_answered(store, clock):
+    """Nobody waits for ever for a trainer that died."""
+    ask(store, clock)
+    store.claim("r", clock.now())
+
+    reborn = Mailbox(store, "r", clock)
+    reborn.tick()
+    reborn.tick()
+
+    ((state, _, reason),) = status(store)
+    assert state is CommandStatus.REJECTED
+    assert "ended before" in reason
+
+
+def test_the_store_is_polled_at_most_once_a_second(store, clock):
+    """The writer ticks ten times a second."""
+    polls = []
+    mailbox = listening(store, clock)
+    claim = store.claim
+    store.claim = lambda *args: polls.append(1) or claim(*args)
+    for _ in range(30):
+        mailbox.tick()
+        clock.advance(0.1)
+
+    assert len(polls) == 3
+
+
+def test_a_busy_store_is_tried_again(store, clock):
+    """An answer is not lost because the app held the lock."""
+    mailbox = listening(store, clock)
+    ask(store, clock)
+    mailbox.tick()
+    mailbox.take()[0].done("ok", step=7)
+    settle, busy = store.settle, [True]
+
+    def sometimes(*args, **kwargs):
+        if busy.pop() if busy else False:
+            raise StoreBusyError("locked")
+        return settle(*args, **kwargs)
+
+    store.settle = sometimes
+    mailbox.tick()
+    assert status(store)[0][0] is CommandStatus.CLAIMED
+    mailbox.tick()
+
+    assert status(store) == [(CommandStatus.DONE, 7, "ok")]
+
+
+def test_a_store_without_control_is_left_alone(store, clock):
+    """A network file system carries no commands; the run goes on."""
+    calls = []
+
+    def unavailable(*args):
+        calls.append(1)
+        raise ControlUnavailableError("not available on a network file system")
+
+    store.commands = unavailable
+    mailbox = listening(store, clock)
+    for _ in range(3):
+        mailbox.tick()
+        clock.advance(2.0)
+
+    assert len(calls) == 1
+
+
+def test_a_command_claimed_at_the_very_end_is_rejected(store, clock):
+    """The run ended before its next boundary."""
+    mailbox = listening(store, clock)
+    ask(store, clock)
+    mailbox.tick()
+    mailbox.close()
+
+    assert status(store)[0][0] is CommandStatus.REJECTED
+
+
+def test_the_same_key_twice_is_one_command(store, clock):
+    """A double click."""
+    first = ask(store, clock, idempotency_key="k")
+    second = ask(store, clock, idempotency_key="k")
+
+    assert first.command_id == second.command_id
+    assert len(store.commands("r")) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "message"),
+    [
+        ("explode", {}, "unknown command 'explode'"),
+        ("reset-reference", {"optimiser": "keep"}, "no argument 'optimiser'"),
+        ("reset-reference", {"optimizer": "maybe"}, "'maybe' is not one of clear, keep"),
+    ],
+)
+def test_a_command_nobody_could_carry_out_is_refused_at_once(store, clock, kind, args, message):
+    """The sender learns, not the trainer."""
+    with pytest.raises(ConfigError, match=message):
+        request(store, "r", kind, args=args, clock=clock)
+
+
+def finding(kind, severity):
+    return Finding("d", kind, severity, step=130, onset_step=120, message="")
+
+
+def test_a_reset_during_a_collapse_is_refused_with_the_finding_named():
+    """It would make the bad policy the anchor."""
+    health = Health((finding("entropy_collapse", Severity.CRITICAL),))
+
+    assert "entropy_collapse since step 120" in veto_reset_reference(health)
+    assert veto_reset_reference(health, force=True) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity"),
+    [("entropy_collapse", Severity.WARNING), ("grad_spike", Severity.CRITICAL), ("kl_saturation", Severity.WARNING)],
+)
+def test_a_reset_is_not_refused_for_less(kind, severity):
+    """A saturated KL is the very reason for a reset."""
+    assert veto_reset_reference(Health((finding(kind, severity),))) is None

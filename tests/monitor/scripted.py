@@ -1,0 +1,54 @@
+"""Detectors that do exactly what a test says, and items to feed a Monitor."""
+
+from rlwatch.records import Event, Finding, Severity, StepRecord
+
+
+class Threshold:
+    """Holds while ``m`` is above 1 (warning) or above 10 (critical); restarts on ``reference_reset``."""
+
+    name = "threshold"
+    family = "System"
+    kinds = ("high",)
+    requires = (("reward/mean",),)
+
+    def __init__(self):
+        self.seen, self.noticed = [], []
+
+    def update(self, step):
+        self.seen.append((step.step, dict(step.metrics)))
+        value = step.get("reward/mean")
+        if value is None or not value > 1:
+            return []
+        severity = Severity.CRITICAL if value > 10 else Severity.WARNING
+        return [Finding(self.name, "high", severity, step.step, step.step, f"m is {value}", score=value)]
+
+    def arrival(self, step):
+        if step.get("reward/mean") is None or step.get("reward/mean") == step.get("reward/mean"):
+            return []
+        return [Finding(self.name, "high", Severity.CRITICAL, step.step, step.step, "m is NaN")]
+
+    def notice(self, event):
+        self.noticed.append(event.kind)
+
+
+def records(*values, start=0, attempt=1, seq=0, gap=1):
+    """One record a step, with consecutive seqs; None leaves the metric out."""
+    return [
+        StepRecord(
+            start + i * gap, {"reward": v} if v is not None else {"my/other": 0.0}, attempt=attempt, seq=seq + i + 1
+        )
+        for i, v in enumerate(values)
+    ]
+
+
+def reset(step, seq, attempt=1):
+    return Event("reference_reset", step, attempt=attempt, seq=seq)
+
+
+def told(outcome):
+    """What a person would have read, in order."""
+    return [(f.kind, f.severity.value, f.step) for f in outcome.findings]
+
+
+def sent(outcome):
+    return [(t.reason.value, t.alert.step) for t in outcome.transitions]

@@ -1,0 +1,170 @@
+"""The Monitor: closed steps, findings told once, attempts relived."""
+
+import math
+
+from scripted import Threshold, records, reset, sent, told
+
+from rlwatch.alerts.rules import Rule
+from rlwatch.monitor import Monitor, Outcome
+from rlwatch.records import StepRecord
+
+
+def watcher(detector=None, **kwargs):
+    made = detector or Threshold()
+    kwargs.setdefault("rules", [Rule("r")])
+    return Monitor(run_id="run", detectors=lambda: [made], **kwargs), made
+
+
+def feed(monitor, items):
+    outcome = Outcome()
+    for item in items:
+        outcome += monitor.observe(item)
+    return outcome
+
+
+def test_records_of_a_step_merge_and_the_next_step_closes_it():
+    """A trainer logs a step in pieces; detectors see it whole, once, with canonical names."""
+    monitor, detector = watcher()
+    pieces = [
+        StepRecord(1, {"reward": 0.5}, seq=1),
+        StepRecord(1, {"entropy": 0.7}, seq=2),
+        StepRecord(1, {"reward": 0.6}, seq=3),
+    ]
+    feed(monitor, pieces)
+    assert detector.seen == []
+
+    feed(monitor, [StepRecord(2, {"reward": 0.5}, seq=4)])
+
+    assert detector.seen == [(1, {"reward/mean": 0.6, "policy/entropy": 0.7})]
+
+
+def test_a_finding_is_told_when_it_begins_and_when_it_gets_worse():
+    """Not at every step it holds."""
+    monitor, _ = watcher()
+
+    outcome = feed(monitor, records(0, 2, 3, 20, 30, 2, 0))
+    outcome += monitor.close()
+
+    assert told(outcome) == [("high", "warning", 1), ("high", "critical", 3)]
+
+
+def test_a_flicker_is_one_episode_and_a_return_another():
+    """Five quiet steps end an episode."""
+    monitor, _ = watcher()
+
+    flicker = feed(monitor, records(2, 0, 2, 0, 2, 0))
+    back = feed(monitor, records(0, 0, 0, 0, 0, 2, 0, start=6, seq=6))
+
+    assert len(told(flicker)) == 1
+    assert told(back) == [("high", "warning", 11)]
+
+
+def test_findings_carry_the_seq_of_the_step_they_judge():
+    """So that a store keeps one of each, whoever evaluated."""
+    monitor, _ = watcher()
+
+    outcome = feed(monitor, records(2, 0))
+
+    assert [(f.seq, f.attempt) for f in outcome.findings] == [(1, 1)]
+
+
+def test_late_records_are_counted_not_judged():
+    """Their step is closed."""
+    monitor, detector = watcher()
+    feed(monitor, [*records(0, 0, 0), StepRecord(0, {"reward": 50.0}, seq=9)])
+    monitor.close()
+
+    assert monitor.late == 1
+    assert [step for step, _ in detector.seen] == [0, 1, 2]
+
+
+def test_non_finite_values_are_judged_on_arrival():
+    """They do not wait for the next step, which may never come."""
+    monitor, _ = watcher()
+
+    outcome = feed(monitor, records(0, 0, math.nan))
+
+    assert told(outcome) == [("high", "critical", 2)]
+    assert sent(outcome) == [("fired_at_once", 2)]
+    assert [f.kind for f in monitor.active] == ["high"]
+
+
+def test_late_non_finite_values_are_judged_too():
+    """Counted as late, and told."""
+    monitor, _ = watcher()
+
+    outcome = feed(monitor, [*records(0, 0, 0), StepRecord(1, {"reward": math.nan}, seq=9)])
+
+    assert monitor.late == 1
+    assert [kind for kind, _, _ in told(outcome)] == ["high"]
+
+
+def test_a_step_closes_before_what_arrives_after_it_is_judged():
+    """Order is kept even where an arrival is urgent."""
+    monitor, _ = watcher()
+
+    outcome = feed(monitor, records(2, math.nan))
+
+    assert told(outcome) == [("high", "warning", 0), ("high", "critical", 1)]
+
+
+def test_events_reach_the_detectors_in_order():
+    """A reset restarts a baseline."""
+    monitor, detector = watcher()
+    feed(monitor, [*records(0, 0), reset(1, seq=3)])
+
+    assert detector.noticed == ["reference_reset"]
+
+
+def test_a_new_attempt_forgets_what_the_branch_it_continues_never_saw():
+    """Attempt 1 rose at step 3; attempt 2 resumed from step 2 and never did."""
+    rows = [*records(0, 0, 0, 5), *records(0, 0, 0, start=2, attempt=2, seq=4)]
+    made = []
+
+    def fresh():
+        made.append(Threshold())
+        return [made[-1]]
+
+    def history(attempt, before):
+        return [r for r in rows if r.attempt < attempt and r.step < before]
+
+    monitor = Monitor(run_id="run", detectors=fresh, rules=[Rule("r")], history=history)
+    feed(monitor, rows)
+    monitor.close()
+
+    assert [step for step, _ in made[-1].seen] == [0, 1, 2, 3, 4]
+    assert monitor.active == ()
+
+
+def test_a_monitor_that_joins_at_a_later_attempt_relives_the_history():
+    """The process was restarted: its memory is in the store."""
+    past = records(0, 2, 2)
+    monitor, detector = watcher(history=lambda attempt, before: [r for r in past if r.step < before])
+
+    feed(monitor, records(2, 2, start=3, attempt=2, seq=3))
+    monitor.close()
+
+    assert [step for step, _ in detector.seen] == [0, 1, 2, 3, 4]
+
+
+def test_an_event_that_opens_an_attempt_waits_for_its_history():
+    """A resume event is logged before the first step of the attempt."""
+    past = [*records(0, 0), reset(1, seq=3)]
+    monitor, detector = watcher(history=lambda attempt, before: past)
+
+    feed(monitor, [reset(None, seq=4, attempt=2), *records(0, start=2, attempt=2, seq=4)])
+
+    assert detector.noticed == ["reference_reset", "reference_reset"]
+    assert [step for step, _ in detector.seen] == [0, 1]
+
+
+def test_what_could_not_run_says_why():
+    """And stops saying so once it could."""
+    monitor, _ = watcher()
+    before = {n.name: n.reason for n in monitor.not_run()}
+    feed(monitor, records(0, 0))
+    after = {n.name for n in monitor.not_run()}
+
+    assert "reward/mean" in before["threshold"]
+    assert "threshold" not in after
+    assert {"forecast", "diagnosis"} <= after

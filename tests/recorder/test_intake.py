@@ -1,0 +1,125 @@
+"""Taking metrics from the training thread: anything that is one number, nothing that waits."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.intake import admit, numbers, step_index
+
+
+class CountSyncs(TorchDispatchMode):
+    """Counts what makes a host wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.syncs = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.syncs += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def taken(metrics):
+    counters = Counters()
+    return numbers(admit(metrics, 1, 0.0), counters), counters
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(allow_nan=True, allow_infinity=True), max_size=8))
+def test_floats_pass_bit_for_bit(metrics):
+    """NaN and infinities are values like any other."""
+    out, counters = taken(metrics)
+
+    assert {k: np.float64(v).tobytes() for k, v in metrics.items()} == {
+        k: np.float64(v).tobytes() for k, v in out.items()
+    }
+    assert counters.snapshot() == {}
+
+
+def test_numpy_scalars_ints_and_bools_become_floats():
+    """What trainers really hand over."""
+    out, _ = taken({"a": np.float32(0.5), "b": 3, "c": np.int64(4), "d": True, "e": np.array(2.5)})
+
+    assert out == {"a": 0.5, "b": 3.0, "c": 4.0, "d": 1.0, "e": 2.5}
+
+
+def test_none_means_not_measured():
+    """Absent, and no reason to warn."""
+    out, counters = taken({"a": None, "b": 1.0})
+
+    assert out == {"b": 1.0}
+    assert counters.snapshot() == {}
+
+
+@pytest.mark.parametrize("bad", ["0.5", b"1", [1.0, 2.0], object(), np.zeros(3), torch.zeros(2), {"x": 1}])
+def test_what_is_not_one_number_is_left_out_and_counted(bad):
+    """A string is not a number, not even if it looks like one."""
+    out, counters = taken({"bad": bad, "good": 1.0})
+
+    assert out == {"good": 1.0}
+    assert counters["bad_values"] == 1
+
+
+def test_sixty_tensors_cost_no_sync():
+    """Logging 0-d tensors never waits for a device; float() on each would wait sixty times."""
+    metrics = {f"m{i}": torch.tensor(float(i)) for i in range(60)}
+
+    with CountSyncs() as counted:
+        entry = admit(metrics, 1, 0.0)
+
+    assert counted.syncs == 0
+    assert numbers(entry, Counters()) == {f"m{i}": float(i) for i in range(60)}
+
+
+def test_a_tensor_may_be_overwritten_right_after_the_call():
+    """The value is the one at the time of the call."""
+    value = torch.tensor(1.0)
+    entry = admit({"v": value}, 1, 0.0)
+    value.fill_(99.0)
+
+    assert numbers(entry, Counters()) == {"v": 1.0}
+
+
+def test_tensors_of_any_dtype_shape_one_and_with_a_graph_are_taken():
+    """Integers, bf16, requires_grad, shape (1,)."""
+    out, _ = taken(
+        {
+            "int": torch.tensor(7),
+            "bf16": torch.tensor(0.5, dtype=torch.bfloat16),
+            "graph": torch.tensor(2.0, requires_grad=True) * 2,
+            "one": torch.tensor([3.0]),
+            "nan": torch.tensor(float("nan")),
+        }
+    )
+
+    assert math.isnan(out.pop("nan"))
+    assert out == {"int": 7.0, "bf16": 0.5, "graph": 4.0, "one": 3.0}
+
+
+def test_conversion_may_happen_on_another_thread():
+    """The writer thread reads what the training thread queued."""
+    entry, out = admit({"t": torch.tensor(1.5), "f": 2.0}, 1, 0.0), {}
+    worker = threading.Thread(target=lambda: out.update(numbers(entry, Counters())))
+    worker.start()
+    worker.join()
+
+    assert out == {"t": 1.5, "f": 2.0}
+
+
+@pytest.mark.parametrize("step", [0, 5, np.int32(7), torch.tensor(3)])
+def test_integer_steps_of_any_make_are_taken(step):
+    """Whatever counts."""
+    assert step_index(step) == int(step)
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, 2.0, "3", None, True, float("nan")])
+def test_a_step_that_is_none_says_what_it_got(step):
+    """Negative, fractional, text."""
+    with pytest.raises(ValueError, match="step must be an integer >= 0, got"):
+        step_index(step)

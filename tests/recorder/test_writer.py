@@ -1,0 +1,216 @@
+"""The writer thread: order kept, failures counted, deadlines honoured."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlwatch.clock import ManualClock
+from rlwatch.errors import StoreFullError
+from rlwatch.records import Event, RunInfo, StepRecord
+from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.intake import admit
+from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.store_sink import StoreSink
+from rlwatch.recorder.writer import Writer
+
+
+class Collect:
+    """A sink that keeps everything."""
+
+    def __init__(self, fail=False):
+        self.items, self.closed, self.ticks, self.fail = [], False, 0, fail
+
+    def write(self, batch):
+        if self.fail:
+            raise RuntimeError("sink is broken")
+        self.items.extend(batch)
+
+    def tick(self):
+        self.ticks += 1
+
+    def close(self):
+        self.closed = True
+
+
+def recorder(*sinks, size=100, **kwargs):
+    queue, counters = BoundedQueue(size), Counters()
+    return queue, counters, Writer(queue, sinks, counters, interval=0.001, **kwargs)
+
+
+def entry(step, **metrics):
+    return admit(metrics or {"m": float(step)}, step, 0.0)
+
+
+def test_order_is_kept_and_seq_continues():
+    """Records and events share one sequence."""
+    sink = Collect()
+    queue, _, writer = recorder(sink, attempt=3, last_seq=41)
+    for item in (entry(1), Event("note", 1), entry(0)):
+        queue.offer(item)
+
+    writer.start()
+    assert writer.stop(5.0)
+
+    assert [(type(i).__name__, i.seq, i.attempt) for i in sink.items] == [
+        ("StepRecord", 42, 3),
+        ("Event", 43, 3),
+        ("StepRecord", 44, 3),
+    ]
+    assert sink.closed
+
+
+def test_a_broken_sink_does_not_starve_the_others():
+    """Counted once per failure, the thread lives."""
+    broken, good = Collect(fail=True), Collect()
+    queue, counters, writer = recorder(broken, good)
+    queue.offer(entry(1))
+    writer.start()
+    writer.flush(5.0)
+    queue.offer(entry(2))
+    writer.stop(5.0)
+
+    assert [r.step for r in good.items] == [1, 2]
+    assert counters["errors"] == 2
+
+
+def test_swallowed_errors_travel_with_the_next_record():
+    """The error count is itself a metric of the run."""
+    good = Collect()
+    queue, _, writer = recorder(Collect(fail=True), good)
+    queue.offer(entry(1))
+    writer.start()
+    writer.flush(5.0)
+    queue.offer(entry(2))
+    writer.stop(5.0)
+
+    assert "rlwatch/errors" not in good.items[0].metrics
+    assert good.items[1].metrics["rlwatch/errors"] == 1.0
+
+
+def test_stopping_gives_up_at_the_deadline():
+    """A sink that hangs costs the deadline, not the exit."""
+    release = threading.Event()
+    sink = Collect()
+    sink.write = lambda batch: release.wait(30.0)
+    queue, _, writer = recorder(sink)
+    queue.offer(entry(1))
+    writer.start()
+
+    assert writer.stop(0.05) is False
+    release.set()
+    assert writer.stop(5.0)
+
+
+def test_a_record_with_nothing_usable_vanishes():
+    """Its bad values were counted; an empty record would mean nothing."""
+    sink = Collect()
+    queue, counters, writer = recorder(sink)
+    queue.offer(entry(1, bad="text"))
+    writer.start()
+    writer.stop(5.0)
+
+    assert sink.items == []
+    assert counters["bad_values"] == 1
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 7))
+def test_the_queue_never_holds_more_than_its_bound_and_loses_nothing_it_took(drains, size):
+    """Offers and drains in any interleaving."""
+    queue, taken, out = BoundedQueue(size), [], []
+    for number, drain in enumerate(drains):
+        if queue.offer(number):
+            taken.append(number)
+        assert len(queue) <= size
+        out += queue.drain(drain)
+    out += queue.drain(1000)
+
+    assert taken == out
+
+
+def test_a_queue_needs_room():
+    """A bound below one is a mistake."""
+    with pytest.raises(ValueError, match="got 0"):
+        BoundedQueue(0)
+
+
+class FullDisk:
+    """A run writer on a disk that is full until told otherwise."""
+
+    def __init__(self):
+        self.run, self.last_seq, self.full, self.items, self.beats = RunInfo("r"), 0, True, [], 0
+
+    def write(self, items):
+        if self.full:
+            raise StoreFullError("the disk is full")
+        self.items.extend(items)
+
+    def heartbeat(self, now):
+        self.beats += 1
+
+
+def records(*steps):
+    return [StepRecord(step, {"m": 1.0}, seq=step) for step in steps]
+
+
+def test_a_full_disk_is_waited_out():
+    """What could not be written is kept and written first when there is room again."""
+    disk, counters, clock = FullDisk(), Counters(), ManualClock()
+    sink = StoreSink(disk, counters, clock)
+    sink.write(records(1, 2))
+    disk.full = False
+    sink.write(records(3))
+
+    assert [r.step for r in disk.items] == [1, 2, 3]
+    assert counters["errors"] == 1
+    assert counters["dropped"] == 0
+
+
+def test_the_backlog_is_bounded_and_its_drops_are_counted():
+    """A disk that stays full must not become memory."""
+    disk, counters = FullDisk(), Counters()
+    sink = StoreSink(disk, counters, ManualClock(), max_backlog=3)
+    sink.write(records(1, 2))
+    sink.write(records(3, 4, 5))
+    disk.full = False
+    sink.close()
+
+    assert [r.step for r in disk.items] == [1, 2, 3]
+    assert counters["dropped"] == 2
+
+
+def test_a_disk_still_full_at_the_end_is_counted_as_a_loss():
+    """Nothing is lost silently."""
+    disk, counters = FullDisk(), Counters()
+    sink = StoreSink(disk, counters, ManualClock())
+    sink.write(records(1, 2))
+    sink.close()
+
+    assert counters["dropped"] == 2
+
+
+def test_an_item_no_store_can_take_does_not_block_those_behind_it():
+    """Only store trouble is worth trying again."""
+    disk, counters = FullDisk(), Counters()
+    disk.full = False
+    sink = StoreSink(disk, counters, ManualClock())
+    taken = disk.items.extend
+    disk.write = lambda items: (_ for _ in ()).throw(ValueError("poison"))
+    with pytest.raises(ValueError, match="poison"):
+        sink.write(records(1))
+    disk.write = taken
+    sink.write(records(2))
+
+    assert [r.step for r in disk.items] == [2]
+
+
+def test_the_heartbeat_goes_on_without_records():
+    """A slow step is not a dead trainer."""
+    disk, clock = FullDisk(), ManualClock()
+    sink = StoreSink(disk, Counters(), clock)
+    for _ in range(10):
+        sink.tick()
+        clock.advance(1.0)
+
+    assert disk.beats == 2
