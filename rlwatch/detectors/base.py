@@ -85,7 +85,7 @@ class BaseDetector:
             evidence=evidence or {},
             metric=metric,
             family=self.family,
-            score=score if score is not None and math.isfinite(score) else None,
+            score=max(score, 1.0) if score is not None and math.isfinite(score) else None,
             baseline=baseline if baseline is not None and math.isfinite(baseline) else None,
             attempt=step.attempt,
             seq=step.seq,

@@ -17,6 +17,8 @@ WARN, WARN_BAD = 0.15, 0.4
 """Ratio that warns by itself, and beside a fallen reward or silent groups."""
 CRITICAL, CRITICAL_BAD = 0.02, 0.2
 """The same for critical. Healthy runs fall to 0.15-0.3 of their start while the reward rises."""
+PAID = 0.05
+"""Ratio that warns even while the reward rises: there is nothing left to spend."""
 DEGENERATE = 1e-3
 """Share of log V below which a language model is as good as deterministic."""
 
@@ -63,7 +65,7 @@ class EntropyCollapse(BaseDetector):
         self._decline.update(step.step, entropy < LOW * high)
         bad = self._in_bad_company()
         paid = self._company.reward.risen() and not bad
-        self._warned.update(step.step, not paid and ratio < (WARN_BAD if bad else WARN))
+        self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
         self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
         if not self._warned.lasted(3):
             return []

@@ -12,10 +12,13 @@ from rlwatch.stats import Hold, Window, median, theil_sen
 
 NOTABLE, HEAVY = 0.3, 1.0
 """Nats per token from which a rise is a drift, and from which it may be critical."""
-FACTOR, MUCH = 3.0, 4.0
-"""Factor over the run's own earlier level: warning, and critical."""
+FACTOR = 3.0
+"""Factor over the run's own earlier level that is a drift."""
+ESTABLISHED = 0.1
+"""Nats per token below which the earlier level is just the beginning: any growth is a large factor."""
 HUGE = 20.0
 """Nats per token no useful policy is away from its reference; a mean this high is numerical breakdown."""
+TREND_ROWS = 60
 FLAT = 0.15
 """Relative change over the trend window that counts as flat."""
 HEAVY_SHARE = 0.5
@@ -41,7 +44,7 @@ class KLReference(BaseDetector):
 
     def _restart(self) -> None:
         self._now = Window(rows=10, steps=10)
-        self._past = Window(rows=60, steps=300, least=8)
+        self._past = Window(rows=120, steps=1000, least=8)
         self._risen = Hold(forgive=3)
         self._warned = Hold(forgive=2)
         self._confirmed = Hold(forgive=2)
@@ -71,10 +74,10 @@ class KLReference(BaseDetector):
         self._risen.update(step.step, kl > max(1.5 * before, NOTABLE / 2.0))
         self._warned.update(step.step, now > NOTABLE and factor > FACTOR)
         lost = reward.fallen() and now > NOTABLE and factor > FACTOR
-        runaway = now > HEAVY and factor > MUCH and not gained
+        runaway = now > HEAVY and before > ESTABLISHED and factor > FACTOR and not gained
         self._confirmed.update(step.step, lost or runaway or (now > HUGE and not gained))
         found = []
-        if self._confirmed.lasted(5) or self._warned.lasted(3):
+        if self._confirmed.lasted(8, 20) or self._warned.lasted(3):
             found.append(self._drift(step, now, before))
         saturation = self._saturation(step, now)
         if saturation is not None:
@@ -87,7 +90,7 @@ class KLReference(BaseDetector):
         return median(older) if len(older) >= 5 else None
 
     def _drift(self, step: ClosedStep, now: float, before: float) -> Finding:
-        severity = Severity.CRITICAL if self._confirmed.lasted(5) else Severity.WARNING
+        severity = Severity.CRITICAL if self._confirmed.lasted(8, 20) else Severity.WARNING
         return self.finding(
             step,
             "kl_drift",
@@ -105,7 +108,8 @@ class KLReference(BaseDetector):
         if len(rows) < 20 or rows.at[-1] - rows.at[0] < 50 or now < NOTABLE:
             self._flat.update(step.step, False)
             return None
-        change = theil_sen(rows.at[::2], rows.values[::2]) * (rows.at[-1] - rows.at[0])
+        at, values = rows.at[-TREND_ROWS::2], rows.values[-TREND_ROWS::2]
+        change = theil_sen(at, values) * (at[-1] - at[0])
         self._flat.update(step.step, abs(change) < FLAT * now)
         if not self._flat.lasted(10):
             return None

@@ -43,6 +43,7 @@ class NoSignal(BaseDetector):
         self._row = Hold(forgive=2)
         self._mute = Hold(forgive=2)
         self._unsolved = Hold(forgive=2)
+        self._counted = False
         self._log_vocab: float | None = None
 
     def listen(self, step: ClosedStep) -> None:
@@ -63,16 +64,22 @@ class NoSignal(BaseDetector):
         mute = self._company.mute() or self._still()
         self._mute.update(step.step, mute)
         self._unsolved.update(step.step, mute and not self._good())
+        self._counted = self._counted or "reward/zero_std_frac" in step.metrics or "adv/max" in step.metrics
         if not self._mute.lasted(3, 5):
             return []
-        if self._unsolved.lasted(8, 15):
+        if self._unsolved.lasted(8, 15) and (self._counted or self._witnessed()):
             return [self._finding(step, Severity.CRITICAL)]
         return [self._finding(step, Severity.WARNING if self._unsolved.lasted(3) else Severity.INFO)]
+
+    def _witnessed(self) -> bool:
+        """One group a row is thin evidence: ask reward, gradient and entropy as well."""
+        still = self._company.grad is not None and self._company.grad <= 1e-7
+        return self._company.reward.fallen() or self._degenerate() or still
 
     def _still(self) -> bool:
         """A gradient of exactly nothing under a reward that does not move."""
         norm = self._company.grad
-        return norm is not None and norm <= 1e-7 and self._company.reward.window.spread <= 1e-6
+        return norm is not None and norm <= 1e-7 and self._company.reward.still
 
     def _good(self) -> bool:
         reward, now = self._company.reward, self._company.reward.now

@@ -6,9 +6,11 @@ from rlwatch.detectors.entropy_collapse import EntropyCollapse
 from rlwatch.detectors.entropy_explosion import EntropyExplosion
 from rlwatch.detectors.grad_spike import GradSpike
 from rlwatch.detectors.kl_reference import KLReference
+from rlwatch.detectors.length_explosion import LengthExplosion
 from rlwatch.detectors.mismatch_growth import MismatchGrowth
 from rlwatch.detectors.no_signal import NoSignal
 from rlwatch.detectors.nonfinite import NonFinite
+from rlwatch.detectors.reward_drop import RewardDrop
 from rlwatch.ports import Detector
 
 REGISTRY: tuple[type[Detector], ...] = (
@@ -19,6 +21,8 @@ REGISTRY: tuple[type[Detector], ...] = (
     GradSpike,
     KLReference,
     NoSignal,
+    RewardDrop,
+    LengthExplosion,
 )
 
 

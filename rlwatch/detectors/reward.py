@@ -1,4 +1,4 @@
-"""Is the run getting better or worse? A noisy reward read with medians, for corroboration."""
+"""Is the run getting better or worse? A noisy reward read with medians."""
 
 from __future__ import annotations
 
@@ -7,76 +7,100 @@ from itertools import pairwise
 
 from rlwatch.detectors.base import finite, number
 from rlwatch.records import ClosedStep
-from rlwatch.stats import Baseline, Window, mad
+from rlwatch.stats import Baseline, Window, quantile
 
 MEDIAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
+NORMAL_80 = 1.2816
+"""80 % of the absolute values of a normal variable lie below this many standard deviations."""
+SURE = 4.0
+"""Standard errors that make a change: the best level is a maximum over many windows, so 3 would be few."""
+VISIBLE = 0.1
+"""Share of the range the reward has covered below which a change is nothing."""
+LUCK = 1.5
+"""Standard deviations taken off the first row before it counts as a level."""
 
 
 class RewardWatch:
     """Level now against the level at the start and the best so far; noise from first differences.
 
-    The start is the median of the first rows and also the first ``best``: a run that breaks inside its
+    The first row, before any update, counts as a level (less ``LUCK``): a run that breaks inside its
     warm-up has then fallen from how it began.
     """
 
     def __init__(self) -> None:
-        self.window = Window(rows=10, steps=15)
-        self.noise_window = Window(rows=60, steps=10**9, least=6)
-        self.base = Baseline(rows=8, steps=15, quarantine=math.inf)
-        self.best: float | None = None
-        self.best_step = 0
+        self._window = Window(rows=10, steps=15)
+        self._recent = Window(rows=60, steps=10**9, least=6)
+        self._base = Baseline(rows=8, steps=15)
+        self._first: float | None = None
+        self._top: float | None = None
+        self._low, self._high = math.inf, -math.inf
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of ``reward/mean``."""
         value = finite(step, "reward/mean")
         if value is None:
             return
-        self.base.update(step.step, value)
-        self.window.update(step.step, value)
-        self.noise_window.update(step.step, value)
-        level, start = self.now, self.base.first
-        if self.best is None:
-            self.best, self.best_step = start, step.step
-        elif level is not None and len(self.window) >= min(5, len(self.noise_window)) and level > self.best:
-            self.best, self.best_step = level, step.step
+        self._first = value if self._first is None else self._first
+        self._low, self._high = min(self._low, value), max(self._high, value)
+        for part in (self._base, self._window, self._recent):
+            part.update(step.step, value)
+        level = self.now
+        full = len(self._window) >= min(5, len(self._recent))
+        if level is not None and full and (self._top is None or level > self._top):
+            self._top = level
 
     @property
     def now(self) -> float | None:
         """Median of the last rows."""
-        return self.window.get()
+        return self._window.get()
+
+    @property
+    def still(self) -> bool:
+        """Whether the last rows are all the same."""
+        return self.now is not None and self._window.spread <= 1e-6 * max(1.0, abs(self.now))
 
     @property
     def start(self) -> float | None:
         """Median of the first rows."""
-        return self.base.first
+        return self._base.first
 
     @property
-    def error(self) -> float:
-        """Standard error of :attr:`now`."""
-        values = self.noise_window.values
-        jumps = [b - a for a, b in pairwise(values)]
-        noise = mad(jumps, 0.0) / math.sqrt(2.0) if jumps else 0.0
-        return MEDIAN_ERROR * noise / math.sqrt(max(len(self.window), 1))
+    def best(self) -> float | None:
+        """Highest level so far, the first row included."""
+        if self.start is None or self._first is None:
+            return None
+        return max(self.start, self._first - LUCK * self.noise, -math.inf if self._top is None else self._top)
 
-    def fallen(self, share: float = 0.25) -> bool:
-        """Whether it lost ``share`` of its best level (and more than noise explains)."""
-        if self.now is None or self.best is None or self.start is None:
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one row, from the 80th percentile of jumps (rewards are often discrete)."""
+        jumps = [abs(b - a) for a, b in pairwise(self._recent.values)]
+        return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
+
+    def _least(self, share: float, of: float, errors: float = SURE) -> float:
+        """Smallest change that counts: a share, beyond noise, and visible on the reward's own range."""
+        error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
+        return max(share * abs(of), errors * error, VISIBLE * (self._high - self._low))
+
+    def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
+        """Whether it lost ``share`` of its best level, by more than ``errors`` standard errors."""
+        now, best, start = self.now, self.best, self.start
+        if now is None or best is None or start is None:
             return False
-        scale = max(abs(self.best), self.best - self.start)
-        return self.best - self.now > max(share * scale, 3.0 * self.error)
+        return best - now > self._least(share, max(abs(best), best - start), errors)
 
     def risen(self) -> bool:
         """Whether it is clearly above where it started."""
-        if self.now is None or self.start is None:
-            return False
-        return self.now - self.start > max(0.1 * abs(self.start), 3.0 * self.error)
+        now, start = self.now, self.start
+        return now is not None and start is not None and now - start > self._least(0.1, start)
 
     def say(self) -> str:
         """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""
-        if self.now is None or self.best is None or self.start is None:
+        now, best, start = self.now, self.best, self.start
+        if now is None or best is None or start is None:
             return ""
         if self.fallen():
-            return f" while reward fell from {number(self.best)} to {number(self.now)}"
-        verb = "rose" if self.risen() else "stayed near its start,"
-        return f" while reward {verb} from {number(self.start)} to {number(self.now)}"
+            return f" while reward fell from {number(best)} to {number(now)}"
+        how = f"rose from {number(start)} to" if self.risen() else "went nowhere:"
+        return f" while reward {how} {number(now)}"

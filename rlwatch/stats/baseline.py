@@ -11,15 +11,17 @@ from rlwatch.stats.state import Stateful
 
 FIRST = 3
 """Rows that tell how a run began: the smallest number whose median shrugs off one bad row."""
+TRUSTED = 8
+"""Rows from which the spread is known well enough to keep a value out."""
 
 
 class Baseline(Stateful):
     """Robust level and spread of the first rows of a run, then frozen.
 
     It is ready after ``FIRST`` rows and goes on learning until it has ``rows`` rows, or at least 5 rows
-    over ``steps`` steps (coarse logs). Values further than ``quarantine`` robust deviations (and 2x the
-    spread floor) from the median do not enter, so a spike cannot vaccinate it. ``first`` remembers the
-    very first rows apart: a run that breaks inside its own warm-up is judged by how it began.
+    over ``steps`` steps (coarse logs). Values further than ``quarantine`` robust deviations from the
+    median do not enter, so a spike cannot vaccinate it. ``first`` remembers the very first rows apart: a
+    run that breaks inside its own warm-up is judged by how it began.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "quarantined", "_values", "_start", "_done")
@@ -50,7 +52,7 @@ class Baseline(Stateful):
         self._done = count == self._values.maxlen or (count >= 5 and span >= self.steps)
 
     def _far(self, value: float) -> bool:
-        if len(self._values) < FIRST + 2:
+        if len(self._values) < TRUSTED:
             return False
         return abs(value - median(self._values)) > self.quarantine * max(self.spread, self.floor)
 

@@ -1,0 +1,74 @@
+"""The reward falls from its best level and stays down, whatever the cause."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.reward import RewardWatch
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+
+WARN, LINGERING, CRITICAL = 0.25, 1 / 3, 0.5
+"""Share of the best level lost: for a warning, for critical if it lasts, for critical soon."""
+CERTAIN = 6.0
+"""Standard errors for critical: small batches of hard and easy prompts wander."""
+LONG = 12
+"""Steps from which a fall is no longer a hard batch or a short outage of the verifier."""
+VERY_LONG = 60
+"""Steps from which a smaller loss will not come back by itself."""
+
+
+class RewardDrop(BaseDetector):
+    """Median reward against the best level so far, beyond what its own noise explains.
+
+    The last resort: it sees crashes no other metric explains (off-policy updates without clipping, a
+    reward function that changed its sign), and says nothing about the cause.
+    """
+
+    name: ClassVar[str] = "reward_drop"
+    family: ClassVar[str] = Family.REWARD.value
+    kinds: ClassVar[tuple[str, ...]] = ("reward_drop",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("reward/mean",),)
+    reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = RewardWatch()
+        self._below = Hold(forgive=2)
+        self._warned = Hold(forgive=1)
+        self._confirmed = Hold(forgive=1)
+        self._lingering = Hold(forgive=1)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the level of the last rows."""
+        self._reward.update(step)
+        now, best = self._reward.now, self._reward.best
+        value = finite(step, *self.reads)
+        if now is None or best is None or value is None:
+            return []
+        # The threshold before the window has filled up: rows below it date the fall.
+        self._below.update(step.step, value < best - WARN * abs(best))
+        self._warned.update(step.step, self._reward.fallen(WARN))
+        self._confirmed.update(step.step, self._reward.fallen(CRITICAL, CERTAIN))
+        self._lingering.update(step.step, self._reward.fallen(LINGERING))
+        if not self._warned.lasted(3, 8):
+            return []
+        confirmed = self._confirmed.lasted(4, LONG) or self._lingering.lasted(8, VERY_LONG)
+        severity = Severity.CRITICAL if confirmed else Severity.WARNING
+        onset = self._below.since if self._below.since is not None else self._warned.since
+        span = step.step - (step.step if onset is None else onset)
+        return [
+            self.finding(
+                step,
+                "reward_drop",
+                severity,
+                f"reward fell from its best level {number(best)} to {number(now)} over {span} steps",
+                onset=onset,
+                metric="reward/mean",
+                score=(best - now) / max(WARN * abs(best), 1e-12),
+                baseline=best,
+                evidence=rounded({"reward": now, "best": best, "noise": self._reward.noise}),
+            )
+        ]
