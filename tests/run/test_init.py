@@ -1,0 +1,279 @@
+"""``rlwatch.init`` and the run it gives: what a training loop of one's own sees."""
+
+import json
+import logging
+import math
+import os
+
+import pytest
+import torch
+
+import rlwatch
+from rlwatch.control.request import request
+from rlwatch.errors import ConfigError, RunLockedError, StoreError, StoreURLError
+from rlwatch.records import CommandStatus, RunState
+from rlwatch.store.url import open_store
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    return f"memory://{tmp_path}" if request.param == "memory" else str(tmp_path / "runs")
+
+
+def series(store, run, name):
+    got = open_store(store).series(run.info.run_id, [name])[name]
+    return list(zip(got.steps.tolist(), got.values.tolist(), strict=True))
+
+
+def test_what_is_logged_is_stored(store):
+    """Floats and tensors, steps in any order, NaN and infinities kept apart."""
+    with rlwatch.init(project="math", name="seed3", store=store, config={"lr": 1e-6}) as run:
+        run.log({"entropy": 0.7, "grad_norm": torch.tensor(1.5)}, step=1)
+        run.log({"entropy": math.nan, "grad_norm": math.inf}, step=2)
+        run.log({"entropy": -math.inf}, step=3)
+        run.log({"entropy": 0.1}, step=2)
+
+    steps, values = zip(*series(store, run, "entropy"), strict=True)
+    assert steps == (1, 2, 3, 2)
+    assert repr(values) == "(0.7, nan, -inf, 0.1)"
+    assert series(store, run, "grad_norm") == [(1, 1.5), (2, math.inf)]
+    info = open_store(store).run(run.info.run_id)
+    assert (info.project, info.name, info.state, info.config) == ("math", "seed3", RunState.FINISHED, {"lr": 1e-6})
+
+
+def test_an_exception_is_the_runs_end(store):
+    """It passes on unchanged, and the store knows the cause."""
+    with pytest.raises(ZeroDivisionError), rlwatch.init(store=store) as run:
+        run.log({"entropy": 0.7}, step=1)
+        _ = 1 / 0
+
+    opened = open_store(store)
+    info = opened.run(run.info.run_id)
+    assert (info.state, info.state_reason) == (RunState.CRASHED, "ZeroDivisionError: division by zero")
+    assert [event.kind for event in opened.events(run.info.run_id)] == ["exception"]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "7", None])
+def test_a_bad_step_is_counted_and_training_goes_on(store, step):
+    """Set-up is over: nothing raises."""
+    with rlwatch.init(store=store) as run:
+        run.log({"entropy": 0.7}, step=step)
+        run.log({"entropy": 0.6}, step=2)
+
+    assert run.counters["bad_records"] == 1
+    assert series(store, run, "entropy") == [(2, 0.6)]
+
+
+def test_a_metric_that_is_text_is_counted_and_the_others_are_kept(store, caplog):
+    """With one warning, however often it happens."""
+    with caplog.at_level(logging.WARNING, "rlwatch"), rlwatch.init(store=store) as run:
+        for step in range(3):
+            run.log({"entropy": 0.7, "mode": "train"}, step=step)
+
+    assert run.counters["bad_values"] == 3
+    assert len([r for r in caplog.records if "'mode'" in r.message]) == 1
+    assert len(series(store, run, "entropy")) == 3
+
+
+def test_metrics_that_are_no_mapping_are_counted(store):
+    """Whatever a loop hands over by mistake."""
+    with rlwatch.init(store=store) as run:
+        run.log(None, step=1)
+        run.log(["entropy"], step=1)
+
+    assert run.counters["bad_records"] == 2
+
+
+def test_a_full_queue_drops_the_newest_and_counts(store, caplog):
+    """Training is never kept waiting."""
+    run = rlwatch.init(store=store, queue_size=5)
+    run._engine.writer._interval = 60.0
+    run.flush()
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        for step in range(100):
+            run.log({"entropy": 0.5}, step=step)
+    run._engine.writer._wake.set()
+    run.finish()
+
+    stored = len(series(store, run, "entropy"))
+    assert stored + run.counters["dropped"] == 100
+    assert run.counters["dropped"] > 0
+    assert len([r for r in caplog.records if "queue is full" in r.message]) == 1
+
+
+def test_other_ranks_are_inert(tmp_path):
+    """Rank 0 writes; the others must not even open the store."""
+    run = rlwatch.init(store=str(tmp_path / "runs"), rank=1, world_size=2)
+    run.log({"entropy": 0.7}, step=1)
+    run.event("note")
+    run.finish()
+
+    assert not run.active
+    assert run.commands() == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_rank_is_read_from_the_environment(tmp_path, monkeypatch):
+    """As torchrun sets it."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+
+    assert not rlwatch.init(store=str(tmp_path / "runs")).active
+
+
+def test_a_second_writer_is_refused_before_training_starts(store):
+    """Two processes must not interleave one run."""
+    with rlwatch.init(store=store, run_id="same") as run:
+        with pytest.raises(RunLockedError, match="same"):
+            rlwatch.init(store=store, run_id="same")
+        run.log({"entropy": 0.7}, step=1)
+
+    assert len(series(store, run, "entropy")) == 1
+
+
+def test_each_process_start_is_an_attempt(store):
+    """The same run goes on."""
+    for step in (1, 2):
+        with rlwatch.init(store=store, run_id="again") as run:
+            run.log({"entropy": float(step)}, step=step)
+
+    records = open_store(store).records("again")
+    assert [(r.attempt, r.seq, r.step) for r in records] == [(1, 1, 1), (2, 2, 2)]
+
+
+def test_the_run_is_remembered_beside_the_checkpoints(store, tmp_path):
+    """Training resumed from the same output directory continues its run."""
+    out = tmp_path / "checkpoints"
+    for _ in range(2):
+        with rlwatch.init(store=store, output_dir=out) as run:
+            run.log({"entropy": 0.5}, step=1)
+    fresh = rlwatch.init(store=store, output_dir=out, resume="never")
+    fresh.finish()
+
+    assert json.loads((out / "rlwatch.json").read_text())["run_id"] == fresh.info.run_id
+    assert run.info.attempt == 2
+    assert fresh.info.run_id != run.info.run_id
+
+
+def test_run_id_wins_over_the_environment_and_that_over_what_is_remembered(store, tmp_path, monkeypatch):
+    """The nearest word counts."""
+    (tmp_path / "rlwatch.json").write_text('{"run_id": "remembered"}')
+
+    def chosen(**kwargs):
+        run = rlwatch.init(store=store, output_dir=tmp_path, **kwargs)
+        run.finish()
+        return run.info.run_id
+
+    assert chosen() == "remembered"
+    monkeypatch.setenv("RLWATCH_RUN_ID", "environment")
+    assert chosen() == "environment"
+    assert chosen(run_id="argument") == "argument"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"store": "mysql://host/db"}, StoreURLError, "mysql"),
+        ({"resume": "maybe"}, ConfigError, "'maybe'"),
+        ({"resume": "must"}, ConfigError, "no run_id was given"),
+        ({"run_id": "../escape"}, StoreError, "escape"),
+    ],
+)
+def test_set_up_errors_are_loud(tmp_path, kwargs, error, message):
+    """What was wrong and the value got, before training starts."""
+    with pytest.raises(error, match=message):
+        rlwatch.init(**{"store": str(tmp_path / "runs"), **kwargs})
+
+
+def test_a_remembered_id_that_cannot_be_read_is_loud(tmp_path):
+    """A torn file must not become a new run by itself."""
+    (tmp_path / "rlwatch.json").write_text('{"run_')
+
+    with pytest.raises(ConfigError, match=r"rlwatch\.json"):
+        rlwatch.init(store=str(tmp_path / "runs"), output_dir=tmp_path)
+
+
+def test_secrets_in_the_configuration_are_blacked_out(store):
+    """And nothing else is."""
+    config = {
+        "hub_token": "hf_abc",
+        "nested": {"api_key": "sk", "max_tokens": 512},
+        "pad_token": "<pad>",
+        "model": object,
+        "layers": (1, 2),
+    }
+    with rlwatch.init(store=store, config=config) as run:
+        pass
+
+    kept = open_store(store).run(run.info.run_id).config
+    assert kept["hub_token"] == kept["nested"]["api_key"] == "<redacted>"
+    assert kept["nested"]["max_tokens"] == 512
+    assert kept["pad_token"] == "<pad>"
+    assert kept["layers"] == [1, 2]
+    assert "sk" not in json.dumps(kept)
+
+
+def test_finishing_twice_and_logging_afterwards_do_nothing(store):
+    """The end is the end."""
+    run = rlwatch.init(store=store)
+    run.log({"entropy": 0.5}, step=1)
+    assert run.finish()
+    assert run.finish(state="crashed", reason="again")
+    run.log({"entropy": 0.5}, step=2)
+
+    assert len(series(store, run, "entropy")) == 1
+    assert open_store(store).run(run.info.run_id).state is RunState.FINISHED
+
+
+def test_findings_and_alerts_are_stored_while_the_run_lives(store):
+    """NaN in the log-probs: found on arrival, alerted, and the health says so."""
+    with rlwatch.init(store=store) as run:
+        for step in range(30):
+            run.log({"entropy": 0.5, "grad_norm": 1.0, "loss": 0.1, "nonfinite/logp": 0.0}, step=step)
+        for step in range(30, 33):
+            bad = {"entropy": math.nan, "grad_norm": math.nan, "loss": math.nan, "nonfinite/logp": 64.0}
+            run.log(bad, step=step)
+        assert run.flush()
+        opened = open_store(store)
+        findings = opened.findings(run.info.run_id)
+        alerts = opened.alerts(run.info.run_id)
+
+        assert "nonfinite" in {f.kind for f in findings}
+        assert {a.kind for a in alerts} >= {"nonfinite"}
+        assert [f.kind for f in run.health().collapsing] == ["nonfinite"]
+
+
+def test_a_command_reaches_the_loop_and_is_answered(store):
+    """Claimed by the writer thread, carried out here, settled there."""
+    with rlwatch.init(store=store) as run:
+        run.commands()
+        opened = open_store(store)
+        sent = request(opened, run.info.run_id, "reset-reference", why="KL saturated")
+        taken = []
+        run._engine.mailbox._poll_due = 0.0
+        while not taken:
+            run.flush()
+            taken = run.commands()
+        taken[0].done("KL 0.3 -> 0.0", step=12)
+        run.flush()
+        (stored,) = opened.commands(run.info.run_id)
+
+    assert stored.command_id == sent.command_id
+    assert (stored.status, stored.finished_step) == (CommandStatus.DONE, 12)
+
+
+def test_a_broken_disk_is_loud_at_set_up(tmp_path):
+    """Not found out after a day of training."""
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(StoreError, match=str(tmp_path / "file")):
+        rlwatch.init(store=str(tmp_path / "file"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_directory_is_loud_at_set_up(tmp_path):
+    """The message names the directory."""
+    tmp_path.chmod(0o500)
+
+    with pytest.raises(StoreError, match=str(tmp_path)):
+        rlwatch.init(store=str(tmp_path / "runs"))

@@ -1,0 +1,145 @@
+"""Exit, SIGTERM, SIGKILL, fork, an exception nobody caught: what a run survives without being asked to."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from rlwatch.records import RunState
+from rlwatch.store.url import open_store
+
+
+def child(tmp_path, body):
+    """A script that has a run, does ``body`` and prints READY when asked to wait."""
+    script = f"""
+        import os, signal, sys, time
+        import rlwatch
+        run = rlwatch.init(store={str(tmp_path)!r}, run_id="child")
+        for step in range(50):
+            run.log({{"entropy": 0.5, "grad_norm": 1.0}}, step=step)
+        {textwrap.indent(textwrap.dedent(body), " " * 8).strip()}
+    """
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+
+
+def end_of(tmp_path):
+    store = open_store(str(tmp_path))
+    info = store.run("child")
+    return info.state, info.state_reason, len(store.records("child"))
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "reason"),
+    [
+        ("pass", RunState.FINISHED, "the process exited"),
+        ("sys.exit(0)", RunState.FINISHED, "the process exited"),
+        ("raise ValueError('boom')", RunState.CRASHED, "ValueError: boom"),
+    ],
+)
+def test_a_run_nobody_finished_is_finished_at_exit(tmp_path, body, state, reason):
+    """With everything that was logged."""
+    child(tmp_path, body).wait(60)
+
+    assert end_of(tmp_path) == (state, reason, 50)
+
+
+def test_sigterm_flushes_and_then_kills_as_the_sender_expects(tmp_path):
+    """A preempted job keeps its records and its exit status."""
+    process = child(tmp_path, "print('READY', flush=True); time.sleep(60)")
+    assert process.stdout.readline() == "READY\n"
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == -signal.SIGTERM
+    assert end_of(tmp_path) == (RunState.CRASHED, "killed by SIGTERM", 50)
+
+
+def test_somebody_elses_sigterm_handler_is_left_alone(tmp_path):
+    """The trainer's own wins."""
+    body = """
+        handler = lambda *a: os._exit(7)
+        signal.signal(signal.SIGTERM, handler)
+        second = rlwatch.init(store="memory://x")
+        assert signal.getsignal(signal.SIGTERM) is handler
+        print('READY', flush=True)
+        time.sleep(60)
+    """
+    process = child(tmp_path, body)
+    assert process.stdout.readline() == "READY\n"
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 7
+
+
+def test_sigkill_loses_nothing_that_had_its_tenth_of_a_second(tmp_path):
+    """What was flushed is there; the run can be resumed."""
+    process = child(tmp_path, "run.flush(); print('READY', flush=True); time.sleep(60)")
+    assert process.stdout.readline() == "READY\n"
+    process.kill()
+    process.wait(60)
+
+    state, _, rows = end_of(tmp_path)
+    assert (state, rows) == (RunState.RUNNING, 50)
+    again = child(tmp_path, "pass")
+    again.wait(60)
+    assert [r.attempt for r in open_store(str(tmp_path)).records("child")] == [1] * 50 + [2] * 50
+
+
+def test_a_forked_child_is_inert_and_the_parent_goes_on(tmp_path):
+    """Data-loader workers must neither write the run nor keep its lock."""
+    body = """
+        pid = os.fork()
+        if pid == 0:
+            run.log({"entropy": 9.9}, step=999)
+            run.finish()
+            os._exit(0 if not run.active else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        run.log({"entropy": 0.5}, step=50)
+        if os.fork() == 0:
+            time.sleep(2)   # outlives the parent: the lock must not
+            os._exit(0)
+        run.finish()
+        other = rlwatch.init(store=run_store, run_id="child")
+        other.finish()
+        print("AGAIN", other.info.attempt, flush=True)
+    """.replace("run_store", repr(str(tmp_path)))
+    process = child(tmp_path, body)
+    out, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 0
+    assert out.strip() == "AGAIN 2"
+    assert [r.step for r in open_store(str(tmp_path)).records("child")] == list(range(51))
+
+
+def test_a_run_in_a_thread_installs_no_signal_handler(tmp_path):
+    """Only the main thread may."""
+    body = """
+        import threading
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        worker = threading.Thread(target=lambda: rlwatch.init(store="memory://t").finish())
+        worker.start(); worker.join()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    """
+    assert child(tmp_path, body).wait(60) == 0
+
+
+def test_the_exit_has_a_deadline(tmp_path):
+    """A store that hangs delays the exit by seconds, not for ever."""
+    body = """
+        run._engine.writer._sinks[0].write = lambda batch: time.sleep(3600)
+        run.log({"entropy": 0.5}, step=51)
+        started = time.monotonic()
+        run.finish(deadline_s=0.5)
+        print(time.monotonic() - started < 5, flush=True)
+        os._exit(0)
+    """
+    out, _ = child(tmp_path, body).communicate(timeout=60)
+
+    assert out.strip() == "True"
+
+
+def test_os_fork_is_available():
+    """These tests mean nothing elsewhere."""
+    assert hasattr(os, "fork")

@@ -1,0 +1,32 @@
+"""Every example runs, and leaves the run it promises."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlwatch.store.url import open_store
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ARGUMENTS = {"own_loop.py": ["--steps", "60"], "trl_grpo.py": ["--steps", "3"]}
+
+
+def test_every_example_is_run_here():
+    """A new example without arguments fails this test, not its first reader."""
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(ARGUMENTS)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_example_runs_and_records(name, tmp_path):
+    """As its first lines say."""
+    command = [sys.executable, str(EXAMPLES / name), "--store", str(tmp_path / "runs"), *ARGUMENTS[name]]
+
+    out = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+
+    assert out.returncode == 0, out.stderr[-2000:]
+    (run,) = open_store(str(tmp_path / "runs")).runs()
+    assert run.run_id in out.stdout
+    assert run.last_step is not None
+    assert run.last_step >= int(ARGUMENTS[name][1]) - 1
