@@ -1,0 +1,129 @@
+"""Runs in this process only, for tests and trials: ``memory://name``. The same tables, kept in memory.
+
+A name means one set of runs for the whole process, however often it is opened, until :func:`forget`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import RLock
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import RunLockedError, RunNotFoundError
+from rlwatch.ports import Item, RunWriter
+from rlwatch.records import Finding, RunInfo
+from rlwatch.store.base import check_run_id
+from rlwatch.store.sqlite import runrow, schema
+from rlwatch.store.sqlite.appender import Appender
+from rlwatch.store.sqlite.controltables import ControlTables
+from rlwatch.store.sqlite.migrations import migrate
+from rlwatch.store.sqlite.problems import explained
+from rlwatch.store.sqlite.runtables import RunTables
+
+
+def _tables() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+
+
+@dataclass
+class _Run:
+    tables: sqlite3.Connection = field(default_factory=_tables)
+    control: sqlite3.Connection | None = None
+    writer: Appender | None = None
+
+
+@dataclass
+class _Place:
+    """All runs of one name; ``lock`` is held during every use of a connection."""
+
+    runs: dict[str, _Run] = field(default_factory=dict)
+    lock: RLock = field(default_factory=RLock)
+
+
+_places: dict[str, _Place] = {}
+_places_lock = RLock()
+
+
+def forget(name: str) -> None:
+    """Drop all runs of ``memory://name``; stores already open keep theirs."""
+    with _places_lock:
+        _places.pop(name, None)
+
+
+class MemoryStore(RunTables, ControlTables):
+    """The runs of ``memory://name``."""
+
+    def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
+        self.url = f"memory://{name}"
+        self._clock = clock or SystemClock()
+        with _places_lock:
+            self._place = _places.setdefault(name, _Place())
+
+    def open_run(self, run: RunInfo) -> RunWriter:
+        """Create the run, or begin its next attempt."""
+        check_run_id(run.run_id)
+        with self._place.lock, explained(self.url):
+            held = self._place.runs.get(run.run_id) or _Run()
+            if held.writer is not None:
+                raise RunLockedError(
+                    f"run {run.run_id!r} of {self.url} already has a writer in this process; "
+                    "close it first, or give this run another run_id"
+                )
+            migrate(held.tables, schema.RUN, self.url)
+            writer = _MemoryWriter(held, runrow.begin(held.tables, run, self._clock.now()), self._place.lock)
+            self._place.runs[run.run_id] = held
+            return writer
+
+    def close(self) -> None:
+        """The runs stay: another ``open_store`` of this name finds them."""
+
+    def _run_ids(self) -> list[str]:
+        with self._place.lock:
+            return sorted(self._place.runs)
+
+    @contextmanager
+    def _reading(self, run_id: str) -> Iterator[sqlite3.Connection]:
+        with self._place.lock, explained(self.url):
+            yield self._existing(run_id).tables
+
+    def _controlled(self) -> list[str]:
+        with self._place.lock:
+            return [run_id for run_id, run in self._place.runs.items() if run.control is not None]
+
+    @contextmanager
+    def _control(self, run_id: str) -> Iterator[sqlite3.Connection | None]:
+        with self._place.lock, explained(self.url):
+            yield self._existing(run_id).control
+
+    @contextmanager
+    def _made_control(self, run_id: str) -> Iterator[sqlite3.Connection]:
+        with self._place.lock, explained(self.url):
+            run = self._existing(run_id)
+            if run.control is None:
+                run.control = _tables()
+                migrate(run.control, schema.CONTROL, self.url)
+            yield run.control
+
+    def _existing(self, run_id: str) -> _Run:
+        if run_id not in self._place.runs:
+            raise RunNotFoundError(f"no run {run_id!r} in {self.url}")
+        return self._place.runs[run_id]
+
+
+class _MemoryWriter(Appender):
+    def __init__(self, held: _Run, run: RunInfo, lock: RLock) -> None:
+        super().__init__(held.tables, run, f"run {run.run_id!r} in memory", guard=lock)
+        self._held = held
+        held.writer = self
+
+    def write(self, items: Sequence[Item | Finding]) -> None:
+        super().write(items)
+
+    def close(self) -> None:
+        """Let the run go; idempotent."""
+        super().close()
+        if self._held.writer is self:
+            self._held.writer = None

@@ -1,0 +1,127 @@
+"""Alerts and the outbox as rows, over an open connection to ``control.db``."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, Severity
+from rlwatch.store.sqlite.codec import dumps, loads, plain
+from rlwatch.store.sqlite.migrations import transaction
+
+_ALERTS = """SELECT seen_at, id, alert_id, rule, kind, severity, state, onset_step, step, message, reason, detector,
+             evidence, fired_at, resolved_step, resolved_at FROM alert ORDER BY id DESC"""
+_PUT = """INSERT INTO alert VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+          ON CONFLICT (alert_id) DO UPDATE SET rule = excluded.rule, kind = excluded.kind,
+          severity = excluded.severity, state = excluded.state, onset_step = excluded.onset_step,
+          step = excluded.step, message = excluded.message, reason = excluded.reason, detector = excluded.detector,
+          evidence = excluded.evidence, fired_at = excluded.fired_at, resolved_step = excluded.resolved_step,
+          resolved_at = excluded.resolved_at"""
+_MESSAGES = """SELECT message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until,
+               last_error, created_at, sent_at FROM outbox """
+_DUE = "FROM outbox WHERE status = 'pending' AND next_attempt_at <= ?1 AND lease_until <= ?1"
+
+
+def put(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
+    """Insert or update the alerts of one run, insert its new messages: one transaction."""
+    with transaction(db):
+        db.executemany(_PUT, [_alert_row(alert, now) for alert in alerts])
+        db.executemany(
+            "INSERT INTO outbox VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            [_message_row(message) for message in messages],
+        )
+
+
+def alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, Alert]]:
+    """Alerts of the run, newest first, each after the time and number to sort it by among other runs' ones."""
+    return [(row[0], row[1], _alert(run_id, *row[2:])) for row in db.execute(_ALERTS)]
+
+
+def lease(
+    db: sqlite3.Connection, run_id: str, now: float, *, until: float, limit: int, channels: Sequence[str] | None
+) -> list[OutboxMessage]:
+    """Take due messages nobody holds, oldest first. The lock held from the first line on makes it one taker each."""
+    if db.execute(f"SELECT 1 {_DUE} LIMIT 1", (now,)).fetchone() is None:
+        return []  # the usual poll takes no write lock
+    with transaction(db):
+        due = db.execute(f"SELECT id, channel {_DUE} ORDER BY id", (now,)).fetchall()
+        taken = [number for number, channel in due if channels is None or channel in channels][:limit]
+        db.executemany("UPDATE outbox SET lease_until = ? WHERE id = ?", [(until, number) for number in taken])
+        return [_message(run_id, db.execute(_MESSAGES + "WHERE id = ?", (number,)).fetchone()) for number in taken]
+
+
+def settle(db: sqlite3.Connection, message: OutboxMessage) -> None:
+    """Write the outcome back and drop the lease, unless the message is over or in other hands by now."""
+    with transaction(db):
+        db.execute(
+            "UPDATE outbox SET status = ?1, attempts = ?2, next_attempt_at = ?3, last_error = ?4, sent_at = ?5, "
+            "lease_until = 0 WHERE message_id = ?6 AND status = 'pending' "
+            "AND (?1 = 'sent' OR ?7 = 0 OR lease_until = ?7)",
+            (
+                message.status.value,
+                message.attempts,
+                message.next_attempt_at,
+                plain(message.last_error),
+                message.sent_at,
+                message.message_id,
+                message.lease_until,
+            ),
+        )
+
+
+def outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
+    """All messages of the run, oldest first."""
+    return [_message(run_id, row) for row in db.execute(_MESSAGES + "ORDER BY id")]
+
+
+def waiting(db: sqlite3.Connection) -> bool:
+    """Whether any message is still to be sent, due or not."""
+    return db.execute("SELECT 1 FROM outbox WHERE status = 'pending' LIMIT 1").fetchone() is not None
+
+
+def _alert_row(alert: Alert, now: float) -> tuple[object, ...]:
+    return (
+        alert.alert_id,
+        now,
+        plain(alert.rule),
+        plain(alert.kind),
+        alert.severity.value,
+        alert.state.value,
+        alert.onset_step,
+        alert.step,
+        plain(alert.message),
+        plain(alert.reason),
+        plain(alert.detector),
+        dumps(alert.evidence),
+        alert.fired_at,
+        alert.resolved_step,
+        alert.resolved_at,
+    )
+
+
+def _message_row(message: OutboxMessage) -> tuple[object, ...]:
+    return (
+        message.message_id,
+        message.alert_id,
+        plain(message.channel),
+        dumps(message.payload),
+        message.status.value,
+        message.attempts,
+        message.next_attempt_at,
+        message.lease_until,
+        plain(message.last_error),
+        message.created_at,
+        message.sent_at,
+    )
+
+
+def _alert(run_id: str, *row: Any) -> Alert:
+    alert_id, rule, kind, severity, state, onset, step, message, reason, detector, evidence, *ends = row
+    judged = (Severity(severity), AlertState(state), onset, step)
+    return Alert(alert_id, run_id, rule, kind, *judged, message, reason, detector, loads(evidence), *ends)
+
+
+def _message(run_id: str, row: tuple[Any, ...]) -> OutboxMessage:
+    message_id, alert_id, channel, payload, status, *rest = row
+    return OutboxMessage(message_id, run_id, alert_id, channel, loads(payload), OutboxStatus(status), *rest)

@@ -1,0 +1,145 @@
+"""A batch of items as rows: everything that can go wrong with an item goes wrong here, before any write."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections.abc import Iterable, Mapping
+from operator import index
+
+from rlwatch.errors import StoreError
+from rlwatch.ports import Item
+from rlwatch.records import Event, Finding, SpikeBatch, StepRecord
+from rlwatch.store.sqlite.codec import dumps, plain
+from rlwatch.store.sqlite.columns import pack, worst
+
+TOP_ROWS = 50
+"""Rows of a spike batch kept searchable."""
+
+MetricSets = dict[tuple[str, ...], tuple[int, struct.Struct]]
+"""Names of a metric set -> its id and how its values are packed."""
+_Row = tuple[object, ...]
+
+
+def packing(names: Iterable[str]) -> struct.Struct:
+    """How values of a metric set are packed: little-endian float64, one a name."""
+    return struct.Struct(f"<{len(tuple(names))}d")
+
+
+class Batch:
+    """Rows ready to insert. ``last_seq`` and ``new_sets`` become true once :meth:`insert` has committed."""
+
+    def __init__(self, last_seq: int, sets: MetricSets) -> None:
+        self.last_seq = last_seq
+        self.new_sets: MetricSets = {}
+        self._sets = sets
+        self._records: list[_Row] = []
+        self._events: list[_Row] = []
+        self._findings: list[_Row] = []
+        self._spikes: list[tuple[_Row, list[_Row]]] = []
+
+    def add(self, item: Item | Finding) -> None:
+        """Take one item. Raises ``StoreError`` naming what cannot be stored."""
+        try:
+            if isinstance(item, StepRecord):
+                self._add_record(item)
+            elif isinstance(item, Event):
+                self._add_event(item)
+            elif isinstance(item, Finding):
+                self._add_finding(item)
+            else:
+                self._add_spikes(item)
+        except (TypeError, OverflowError, struct.error) as error:
+            raise StoreError(f"cannot store {_label(item)}: {error}") from error
+
+    def insert(self, db: sqlite3.Connection) -> None:
+        """Insert the rows; the caller holds the transaction."""
+        if self.new_sets:
+            rows = [(number, dumps(list(names))) for names, (number, _) in self.new_sets.items()]
+            db.executemany("INSERT INTO metric_set (id, names) VALUES (?, ?)", rows)
+        if self._records:
+            db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", self._records)
+        if self._events:
+            db.executemany("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", self._events)
+        if self._findings:
+            db.executemany("INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", self._findings)
+        for row, tops in self._spikes:
+            batch = db.execute("INSERT INTO spike_batch VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row).lastrowid
+            db.executemany("INSERT INTO spike_top VALUES (NULL, ?, ?, ?, ?, ?, ?)", [(batch, *top) for top in tops])
+
+    def _add_record(self, record: StepRecord) -> None:
+        metrics = record.metrics
+        number, packed = self._set_of(tuple(metrics))
+        try:
+            values = packed.pack(*metrics.values())
+        except (struct.error, TypeError, OverflowError):
+            raise StoreError(f"cannot store step {record.step}: {_not_a_number(metrics)}") from None
+        step, ts = _whole(record.step), float(record.ts)
+        self._records.append(
+            (self._next(record), _whole(record.attempt), _whole(record.rank), step, ts, number, values)
+        )
+
+    def _add_event(self, event: Event) -> None:
+        step = None if event.step is None else _whole(event.step)
+        body = dumps(event.body)
+        self._events.append((self._next(event), _whole(event.attempt), step, float(event.ts), plain(event.kind), body))
+
+    def _add_finding(self, finding: Finding) -> None:
+        body = {name: getattr(finding, name) for name in FINDING_BODY}
+        self._findings.append(
+            (
+                _whole(finding.seq),
+                _whole(finding.attempt),
+                _whole(finding.step),
+                _whole(finding.onset_step),
+                plain(finding.detector),
+                plain(finding.kind),
+                finding.severity.value,
+                dumps(body),
+            )
+        )
+
+    def _add_spikes(self, spikes: SpikeBatch) -> None:
+        step, attempt, rank = _whole(spikes.step), _whole(spikes.attempt), _whole(spikes.rank)
+        rows, blob = pack(spikes.columns)
+        tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst(spikes.columns, TOP_ROWS)]
+        self._spikes.append(((step, attempt, rank, float(spikes.ts), plain(spikes.reason), rows, blob), tops))
+
+    def _set_of(self, names: tuple[str, ...]) -> tuple[int, struct.Struct]:
+        known = self._sets.get(names) or self.new_sets.get(names)
+        if known is None:
+            known = (len(self._sets) + len(self.new_sets) + 1, packing(names))
+            self.new_sets[names] = known
+        return known
+
+    def _next(self, item: StepRecord | Event) -> int:
+        seq = _whole(item.seq) or self.last_seq + 1
+        if seq <= self.last_seq:
+            raise StoreError(f"cannot store {_label(item)}: seq {seq} is not above {self.last_seq}, the last one taken")
+        self.last_seq = seq
+        return seq
+
+
+FINDING_BODY = ("message", "evidence", "metric", "family", "score", "baseline")
+"""Fields of a finding kept as JSON: free text, and numbers that may be NaN."""
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+def _whole(value: int) -> int:
+    number = index(value)  # numpy integers too; a float raises TypeError
+    if number not in _INT64:
+        raise OverflowError(f"{number} does not fit in 64 bits")
+    return number
+
+
+def _label(item: Item | Finding) -> str:
+    return f"{type(item).__name__} of step {item.step!r}"
+
+
+def _not_a_number(metrics: Mapping[str, float]) -> str:
+    for name, value in metrics.items():
+        try:
+            struct.pack("<d", value)
+        except (struct.error, TypeError, OverflowError):
+            return f"metric {name!r} must be a number, got {value!r} ({type(value).__name__})"
+    return "its metrics are not numbers"

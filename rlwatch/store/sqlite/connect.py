@@ -1,0 +1,127 @@
+"""Opening the files: the writer's connection, a reader's, and one to the control tables."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from rlwatch.errors import StoreError
+from rlwatch.store.sqlite import schema
+from rlwatch.store.sqlite.layout import RunFiles, touch_private
+from rlwatch.store.sqlite.migrations import check_readable, migrate, version_of
+from rlwatch.store.sqlite.problems import explained
+
+_OLDEST = (3, 24)  # UPSERT
+_READER_WAIT_S = 5.0  # a reader meets a lock only while a run ends or a log is recovered: milliseconds
+_NO_SIDE_FILES = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+}
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """The one connection that writes ``run.db``: durable against the death of the process, 10 µs a commit."""
+    if sqlite3.sqlite_version_info < _OLDEST:
+        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.24 is needed: use a newer Python build")
+    with explained(str(path)):
+        db = _connect(path, "rw", _READER_WAIT_S, check_same_thread=False)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            migrate(db, schema.RUN, str(path))
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@contextlib.contextmanager
+def reading(files: RunFiles) -> Iterator[sqlite3.Connection]:
+    """A snapshot of ``run.db``, of a live, crashed or finished run, also where nothing may be written."""
+    with explained(str(files.run)), contextlib.ExitStack() as stack:
+        try:
+            db = stack.enter_context(contextlib.closing(_snapshot(files.run, "mode=ro")))
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF not in _NO_SIDE_FILES:
+                raise
+            db = stack.enter_context(_without_side_files(files))
+        check_readable(db, len(schema.RUN), str(files.run))
+        yield db
+
+
+@contextlib.contextmanager
+def reading_immutable(files: RunFiles) -> Iterator[sqlite3.Connection]:
+    """The same for a file that nobody changes in place (a snapshot put there by rename): takes no lock."""
+    with explained(str(files.run)), contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
+        check_readable(db, len(schema.RUN), str(files.run))
+        yield db
+
+
+@contextlib.contextmanager
+def control(files: RunFiles, timeout_s: float) -> Iterator[sqlite3.Connection | None]:
+    """``control.db``, or None if there is none yet. Waits ``timeout_s`` for another process, then is busy."""
+    if not files.control.exists():
+        yield None
+        return
+    with explained(str(files.control)), contextlib.closing(_connect(files.control, "rw", timeout_s)) as db:
+        yield db if version_of(db) else None
+
+
+@contextlib.contextmanager
+def made_control(files: RunFiles, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """``control.db``, created by whoever needs it first."""
+    touch_private(files.control)
+    with explained(str(files.control)), contextlib.closing(_connect(files.control, "rw", timeout_s)) as db:
+        migrate(db, schema.CONTROL, str(files.control))
+        yield db
+
+
+def uri(path: Path, options: str) -> str:
+    """SQLite's URI for ``path``; paths may hold any character."""
+    return f"file:{quote(str(path))}?{options}"
+
+
+def _connect(path: Path, mode: str, timeout_s: float, *, check_same_thread: bool = True) -> sqlite3.Connection:
+    return sqlite3.connect(
+        uri(path, f"mode={mode}"),
+        uri=True,
+        timeout=timeout_s,
+        isolation_level=None,
+        check_same_thread=check_same_thread,
+    )
+
+
+def _snapshot(path: Path, options: str) -> sqlite3.Connection:
+    db = sqlite3.connect(uri(path, options), uri=True, timeout=_READER_WAIT_S, isolation_level=None)
+    try:
+        db.execute("PRAGMA trusted_schema = OFF")  # run directories travel: the file may be a stranger's
+        db.execute("BEGIN")
+        version_of(db)  # reads the first page: the snapshot is taken now
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextlib.contextmanager
+def _without_side_files(files: RunFiles) -> Iterator[sqlite3.Connection]:
+    """For directories where the log's index cannot be made; nobody writes there, or it would exist."""
+    if not (files.wal.exists() and files.wal.stat().st_size):
+        with contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
+            yield db
+        return
+    with tempfile.TemporaryDirectory(prefix="rlwatch-") as elsewhere:
+        copy = RunFiles(Path(elsewhere))
+        try:
+            shutil.copyfile(files.wal, copy.wal)
+            shutil.copyfile(files.run, copy.run)
+        except OSError as error:
+            raise StoreError(f"cannot read {files.directory} ({error.strerror}); check its permissions") from error
+        with contextlib.closing(_snapshot(copy.run, "mode=ro")) as db:
+            yield db

@@ -1,0 +1,108 @@
+"""Commands, alerts and outbox of all runs, over two hooks: where a run's control tables are, or are to be."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from operator import attrgetter, itemgetter
+
+from rlwatch.clock import Clock
+from rlwatch.errors import StoreBusyError, StoreCorruptError
+from rlwatch.records import Alert, Command, CommandStatus, OutboxMessage
+from rlwatch.store.sqlite import alerts as alert_rows
+from rlwatch.store.sqlite import commands as command_rows
+
+
+class ControlTables:
+    """Commands, alerts and outbox (``CommandStore``, ``AlertStore``)."""
+
+    _clock: Clock
+
+    def _controlled(self) -> list[str]:
+        """Run ids that have control tables."""
+        raise NotImplementedError
+
+    def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
+        """The run's control tables, or None where nobody needed them yet. Raises ``RunNotFoundError``."""
+        raise NotImplementedError
+
+    def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        """The run's control tables, created if need be. Raises ``RunNotFoundError``."""
+        raise NotImplementedError
+
+    def submit(self, command: Command) -> Command:
+        """Insert, or return the command that already has this id or idempotency key."""
+        with self._made_control(command.run_id) as db:
+            return command_rows.submit(db, command)
+
+    def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
+        """Commands of a run, oldest first."""
+        with self._control(run_id) as db:
+            return [] if db is None else command_rows.commands(db, run_id, status)
+
+    def claim(self, run_id: str, now: float) -> list[Command]:
+        """Expire overdue queued commands, take the rest."""
+        with self._control(run_id) as db:
+            return [] if db is None else command_rows.claim(db, run_id, now)
+
+    def settle(
+        self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
+    ) -> Command:
+        """Answer a claimed command; the first answer stays."""
+        with self._made_control(run_id) as db:
+            return command_rows.settle(db, run_id, command_id, status=status, now=now, step=step, result=result)
+
+    def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
+        """Insert or update alerts, insert new messages; one transaction per run."""
+        runs = [alert.run_id for alert in alerts] + [message.run_id for message in messages]
+        for run_id in dict.fromkeys(runs):
+            with self._made_control(run_id) as db:
+                own = [alert for alert in alerts if alert.run_id == run_id]
+                new = [message for message in messages if message.run_id == run_id]
+                alert_rows.put(db, own, new, self._clock.now())
+
+    def alerts(self, run_id: str | None = None) -> list[Alert]:
+        """Alerts (of one run, or of all that can be read), newest first."""
+        found: list[tuple[float, int, Alert]] = []
+        for each in self._controlled() if run_id is None else [run_id]:
+            try:
+                with self._control(each) as db:
+                    found += [] if db is None else alert_rows.alerts(db, each)
+            except StoreCorruptError:
+                if run_id is not None:
+                    raise
+        return [alert for *_, alert in sorted(found, key=itemgetter(0, 1), reverse=True)]
+
+    def lease_messages(
+        self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
+    ) -> list[OutboxMessage]:
+        """Due pending messages nobody holds, oldest first, held until ``now + lease_s``; over all runs."""
+        leased: list[OutboxMessage] = []
+        for run_id in self._controlled():
+            if len(leased) >= limit:
+                break
+            try:
+                leased += self._lease(run_id, now, now + lease_s, limit=limit - len(leased), channels=channels)
+            except (StoreBusyError, StoreCorruptError):
+                continue  # its turn comes with the next call; the others must not wait for it
+        return sorted(leased, key=attrgetter("created_at"))
+
+    def settle_message(self, message: OutboxMessage) -> None:
+        """Write the outcome of a delivery back."""
+        with self._made_control(message.run_id) as db:
+            alert_rows.settle(db, message)
+
+    def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
+        """All messages, oldest first."""
+        found: list[OutboxMessage] = []
+        for each in self._controlled() if run_id is None else [run_id]:
+            with self._control(each) as db:
+                found += [] if db is None else alert_rows.outbox(db, each)
+        return sorted(found, key=attrgetter("created_at"))
+
+    def _lease(
+        self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None
+    ) -> list[OutboxMessage]:
+        with self._control(run_id) as db:
+            return [] if db is None else alert_rows.lease(db, run_id, now, until=until, limit=limit, channels=channels)

@@ -1,0 +1,91 @@
+"""Which files a run consists of, and how they are made: for the owner's eyes only (0700, 0600)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlwatch.errors import StoreError, StoreFullError
+from rlwatch.store.base import check_run_id
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The files of one run, in ``directory``."""
+
+    directory: Path
+
+    @property
+    def run(self) -> Path:
+        """What was measured; while a writer lives also ``run.db-wal`` and ``run.db-shm``."""
+        return self.directory / "run.db"
+
+    @property
+    def wal(self) -> Path:
+        """Committed rows not yet in ``run.db``."""
+        return self.directory / "run.db-wal"
+
+    @property
+    def unborn(self) -> Path:
+        """``run.db`` before its tables are complete; no reader looks at it."""
+        return self.directory / ".run.db.new"
+
+    @property
+    def control(self) -> Path:
+        """Commands, alerts, outbox."""
+        return self.directory / "control.db"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the writer; says who that is."""
+        return self.directory / "run.lock"
+
+
+def files_of(root: Path, run_id: str) -> RunFiles:
+    """The files of ``run_id`` under ``root``. Raises ``StoreError`` for an id that would leave it."""
+    return RunFiles(root / check_run_id(run_id))
+
+
+def run_ids(root: Path) -> list[str]:
+    """Directories under ``root`` that hold a ``run.db``; none if there is no root yet."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot list {root} ({error.strerror}); check its permissions") from error
+    return sorted(name for name in names if (root / name / "run.db").exists())
+
+
+def make_private(directory: Path) -> None:
+    """Create ``directory`` (and its parents) if missing, 0700."""
+    with writing_to(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def touch_private(path: Path) -> None:
+    """Create the file if missing, 0600; SQLite gives its side files the same mode."""
+    with writing_to(path):
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Explain an ``OSError`` of writing to ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreFullError(f"no room to write {path} ({error.strerror}); free disk space or quota") from error
+        raise StoreError(
+            f"cannot write {path} ({error.strerror}); check the directory's permissions, "
+            "or choose another with RLWATCH_STORE or store="
+        ) from error

@@ -1,0 +1,69 @@
+"""One writer per run: ``flock`` on ``run.lock``, which dies with the process that holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+
+from rlwatch.errors import RunLockedError
+from rlwatch.store.sqlite.fork import belongs_here
+from rlwatch.store.sqlite.layout import writing_to
+
+_UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+class RunLock:
+    """The lock, taken. Raises ``RunLockedError`` naming the holder if somebody has it.
+
+    ``flock`` belongs to the opened file, not to the process: a second open in this very process is refused
+    too. ``optional``: file systems that cannot lock at all (some network ones) are let through.
+    """
+
+    def __init__(self, path: Path, *, optional: bool = False) -> None:
+        with writing_to(path):
+            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        belongs_here(self)
+        try:
+            self._take(self._fd, path, optional=optional)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let go; idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
+
+    def disown(self) -> None:
+        """In a forked child: close our copy, so that the lock dies with the parent."""
+        self.release()
+
+    def _take(self, fd: int, path: Path, *, optional: bool) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunLockedError(
+                f"run {path.parent.name!r} is already being written by {_holder(fd)}; "
+                "wait for it to end, stop it, or give this run another run_id"
+            ) from None
+        except OSError as error:
+            if not (optional and error.errno in _UNSUPPORTED):
+                with writing_to(path):
+                    raise
+        note = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        with writing_to(path):
+            os.truncate(fd, 0)
+            os.pwrite(fd, note, 0)
+
+
+def _holder(fd: int) -> str:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        note = json.loads(os.pread(fd, 4096, 0))
+        return f"process {note['pid']} on {note['host']}"
+    return "another process"

@@ -1,0 +1,145 @@
+"""What a run holds, read over an open connection to ``run.db``."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import struct
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any
+
+from rlwatch.records import JSON, Event, Finding, Severity, SpikeBatch, StepRecord
+from rlwatch.store.sqlite.batch import FINDING_BODY, packing
+from rlwatch.store.sqlite.codec import loads
+from rlwatch.store.sqlite.columns import unpack
+
+_Row = tuple[int, int, int, int, float | None, int, bytes]
+_RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
+
+
+def metric_sets(db: sqlite3.Connection) -> dict[int, tuple[str, ...]]:
+    """Metric set id -> its names, in the order of the packed values."""
+    return {number: tuple(loads(names)) for number, names in db.execute("SELECT id, names FROM metric_set")}
+
+
+def records(db: sqlite3.Connection, after_seq: int, limit: int | None) -> list[StepRecord]:
+    """Records with a higher seq, in order of seq."""
+    most = -1 if limit is None else limit
+    return _decode(db, db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, most)))
+
+
+def events(db: sqlite3.Connection, after_seq: int) -> list[Event]:
+    """Events with a higher seq, in order of seq."""
+    found = db.execute("SELECT seq, attempt, step, ts, kind, body FROM event WHERE seq > ? ORDER BY seq", (after_seq,))
+    return [Event(kind, step, loads(body), _moment(ts), attempt, seq) for seq, attempt, step, ts, kind, body in found]
+
+
+def branch(db: sqlite3.Connection, attempt: int, before_step: int) -> list[StepRecord | Event]:
+    """The history ``attempt`` continues from ``before_step`` on, in order of seq."""
+    bounds = _bounds(db, attempt, before_step)
+    cuts: dict[int, float] = dict.fromkeys(bounds, math.inf)
+    kept: list[_Row] = []
+    for row in db.execute(_RECORDS + "WHERE attempt < ? ORDER BY seq", (attempt,)):
+        seq, of, step = row[0], row[1], row[3]
+        if step < bounds[of]:
+            kept.append(row)
+        elif cuts[of] == math.inf:
+            cuts[of] = seq
+    past: list[StepRecord | Event] = [*_decode(db, kept)]
+    for event in events(db, 0):
+        if event.attempt in bounds and event.seq < cuts[event.attempt]:
+            below = event.step is None or event.step < bounds[event.attempt]
+            past.extend([event] if below else [])
+    return sorted(past, key=attrgetter("seq"))
+
+
+def last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
+    """Metric name -> (step, value) of the record with the highest seq that held it."""
+    newest = []
+    for number, names in metric_sets(db).items():
+        row = db.execute(
+            "SELECT seq, step, v FROM record WHERE mset = ? ORDER BY seq DESC LIMIT 1", (number,)
+        ).fetchone()
+        if row is not None:
+            newest.append((*row, names))
+    last: dict[str, tuple[int, float]] = {}
+    for _, step, blob, names in sorted(newest, key=lambda entry: entry[0]):
+        last.update({name: (step, value) for name, value in _values(names, packing(names), blob).items()})
+    return last
+
+
+def findings(db: sqlite3.Connection) -> list[Finding]:
+    """Findings in order of seq, then of writing."""
+    found = db.execute(
+        "SELECT detector, kind, severity, step, onset_step, attempt, seq, body FROM finding ORDER BY seq, id"
+    )
+    return [_finding(row) for row in found]
+
+
+def spikes(db: sqlite3.Connection, last: int | None) -> list[SpikeBatch]:
+    """The ``last`` batches written (None: all), by step."""
+    most = -1 if last is None else last
+    found = db.execute(
+        "SELECT step, v, reason, ts, attempt, rank FROM "
+        "(SELECT * FROM spike_batch ORDER BY id DESC LIMIT ?) ORDER BY step, id",
+        (most,),
+    )
+    return [
+        SpikeBatch(step, unpack(blob), reason, _moment(ts), attempt, rank)
+        for step, blob, reason, ts, attempt, rank in found
+    ]
+
+
+def top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:
+    """The worst rows over all batches, worst first, each with its step, attempt and rank."""
+    found = db.execute("SELECT step, attempt, rank, body FROM spike_top ORDER BY score DESC, id LIMIT ?", (limit,))
+    return [{"step": step, "attempt": attempt, "rank": rank, **loads(body)} for step, attempt, rank, body in found]
+
+
+def _bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
+    firsts = db.execute(
+        "SELECT attempt, min(step) FROM record WHERE attempt < ?1 GROUP BY attempt "
+        "UNION ALL SELECT DISTINCT attempt, NULL FROM event WHERE attempt < ?1 ORDER BY 1 DESC, 2 DESC",
+        (attempt,),
+    )
+    bounds: dict[int, int] = {}
+    for earlier, first_step in firsts:
+        bounds.setdefault(earlier, before_step)
+        if first_step is not None:
+            before_step = min(before_step, first_step)
+    return bounds
+
+
+def _decode(db: sqlite3.Connection, rows: Iterable[_Row]) -> list[StepRecord]:
+    sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
+    return [
+        StepRecord(step, _values(*sets[mset], blob), _moment(ts), attempt, rank, seq)
+        for seq, attempt, rank, step, ts, mset, blob in rows
+    ]
+
+
+def _values(names: tuple[str, ...], packed: struct.Struct, blob: bytes) -> dict[str, float]:
+    try:
+        return dict(zip(names, packed.unpack(blob), strict=True))
+    except struct.error as error:
+        raise ValueError(f"packed values: {error}") from error
+
+
+def _moment(ts: float | None) -> float:
+    return math.nan if ts is None else ts  # SQLite keeps a NaN as NULL
+
+
+def _finding(row: tuple[Any, ...]) -> Finding:
+    detector, kind, severity, step, onset_step, attempt, seq, body = row
+    rest = loads(body)
+    return Finding(
+        detector=detector,
+        kind=kind,
+        severity=Severity(severity),
+        step=step,
+        onset_step=onset_step,
+        attempt=attempt,
+        seq=seq,
+        **{name: rest[name] for name in FINDING_BODY},
+    )

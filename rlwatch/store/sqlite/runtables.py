@@ -1,0 +1,102 @@
+"""What a store answers about runs, over two hooks: which runs there are, and where a run's tables are."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from rlwatch.errors import StoreError
+from rlwatch.ports import Series
+from rlwatch.records import (
+    JSON,
+    Event,
+    Finding,
+    RunInfo,
+    SpikeBatch,
+    StepRecord,
+)
+from rlwatch.store.sqlite import reading, runrow
+from rlwatch.store.sqlite import series as series_rows
+
+
+class RunTables:
+    """The reading half (``RunReader``): one snapshot a call."""
+
+    url: str
+
+    def _run_ids(self) -> list[str]:
+        """Names of what may be runs, readable or not."""
+        raise NotImplementedError
+
+    def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
+        raise NotImplementedError
+
+    def runs(self) -> list[RunInfo]:
+        """All readable runs, newest first."""
+        return sorted(self._listed()[0], key=lambda run: (run.created_at, run.run_id), reverse=True)
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Name of each unreadable run -> why."""
+        return self._listed()[1]
+
+    def run(self, run_id: str) -> RunInfo:
+        """One run."""
+        with self._reading(run_id) as db:
+            return runrow.load(db, run_id)
+
+    def records(self, run_id: str, *, after_seq: int = 0, limit: int | None = None) -> list[StepRecord]:
+        """Records with ``seq > after_seq`` in order of ``seq``."""
+        with self._reading(run_id) as db:
+            return reading.records(db, after_seq, limit)
+
+    def branch(self, run_id: str, attempt: int, before_step: int) -> list[StepRecord | Event]:
+        """The history that ``attempt``, starting at ``before_step``, continues."""
+        with self._reading(run_id) as db:
+            return reading.branch(db, attempt, before_step)
+
+    def metric_names(self, run_id: str) -> list[str]:
+        """Every metric name ever recorded, sorted."""
+        with self._reading(run_id) as db:
+            return sorted(set().union(*reading.metric_sets(db).values()))
+
+    def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
+        """Whole series of ``names``."""
+        with self._reading(run_id) as db:
+            return series_rows.load(db, names)
+
+    def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
+        """Metric name -> (step, value) as last recorded."""
+        with self._reading(run_id) as db:
+            return reading.last_values(db)
+
+    def spikes(self, run_id: str, *, last: int | None = None) -> list[SpikeBatch]:
+        """Spike batches by step, or the ``last`` newest."""
+        with self._reading(run_id) as db:
+            return reading.spikes(db, last)
+
+    def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
+        """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
+        with self._reading(run_id) as db:
+            return reading.top_spikes(db, limit)
+
+    def findings(self, run_id: str) -> list[Finding]:
+        """Findings in order of ``seq``."""
+        with self._reading(run_id) as db:
+            return reading.findings(db)
+
+    def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
+        """Events in order of ``seq``."""
+        with self._reading(run_id) as db:
+            return reading.events(db, after_seq)
+
+    def _listed(self) -> tuple[list[RunInfo], dict[str, str]]:
+        runs: list[RunInfo] = []
+        unreadable: dict[str, str] = {}
+        for run_id in self._run_ids():
+            try:
+                runs.append(self.run(run_id))
+            except StoreError as error:
+                unreadable[run_id] = str(error)
+        return runs, unreadable

@@ -1,0 +1,81 @@
+"""The tables, one function per migration. Comments here are the data dictionary.
+
+Nothing newer than SQLite 3.24 is used: cluster Pythons often carry the distribution's old library.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from rlwatch.store.sqlite.migrations import Migration
+
+_RUN_1 = (
+    # The run itself: always exactly one row. The run id is the name of the directory.
+    """CREATE TABLE run (
+        id INTEGER PRIMARY KEY CHECK (id = 1), project TEXT NOT NULL, name TEXT NOT NULL, source TEXT NOT NULL,
+        created_at REAL, config TEXT NOT NULL, tags TEXT NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL,
+        state_reason TEXT NOT NULL, heartbeat_at REAL, host TEXT NOT NULL, pid INTEGER)""",
+    # One row per process start; first_seq is the first number it may have written.
+    """CREATE TABLE attempt (
+        attempt INTEGER PRIMARY KEY, started_at REAL, first_seq INTEGER NOT NULL, host TEXT NOT NULL, pid INTEGER,
+        config TEXT NOT NULL)""",
+    # Which metrics a record holds: a JSON list of names, in the order of the packed values.
+    "CREATE TABLE metric_set (id INTEGER PRIMARY KEY, names TEXT NOT NULL)",
+    # v: little-endian float64 values, one for each name of the metric set.
+    """CREATE TABLE record (
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, step INTEGER NOT NULL, ts REAL,
+        mset INTEGER NOT NULL, v BLOB NOT NULL)""",
+    "CREATE INDEX record_by_set ON record (mset)",
+    # seq is of the same space as record.seq.
+    """CREATE TABLE event (
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER, ts REAL, kind TEXT NOT NULL,
+        body TEXT NOT NULL)""",
+    # body: JSON of message, evidence, metric, family, score, baseline (numbers that may be NaN).
+    """CREATE TABLE finding (
+        id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
+        onset_step INTEGER NOT NULL, detector TEXT NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL,
+        body TEXT NOT NULL)""",
+    # v: all N rows of the batch, by column (rlwatch/store/sqlite/columns.py).
+    """CREATE TABLE spike_batch (
+        id INTEGER PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, ts REAL,
+        reason TEXT NOT NULL, n INTEGER NOT NULL, v BLOB NOT NULL)""",
+    # The worst rows of each batch, for searching without opening the blobs; body: JSON of the row.
+    """CREATE TABLE spike_top (
+        id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, score REAL NOT NULL, step INTEGER NOT NULL,
+        attempt INTEGER NOT NULL, rank INTEGER NOT NULL, body TEXT NOT NULL)""",
+    "CREATE INDEX spike_top_by_score ON spike_top (score)",
+)
+
+_CONTROL_1 = (
+    """CREATE TABLE command (
+        id INTEGER PRIMARY KEY, command_id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, args TEXT NOT NULL,
+        force INTEGER NOT NULL, status TEXT NOT NULL, requested_by TEXT NOT NULL, why TEXT NOT NULL,
+        idempotency_key TEXT NOT NULL, created_at REAL, expires_at REAL, claimed_at REAL, finished_at REAL,
+        finished_step INTEGER, result TEXT NOT NULL)""",
+    "CREATE UNIQUE INDEX command_once ON command (idempotency_key) WHERE idempotency_key <> ''",
+    # seen_at: when the alert was first stored.
+    """CREATE TABLE alert (
+        id INTEGER PRIMARY KEY, alert_id TEXT NOT NULL UNIQUE, seen_at REAL NOT NULL, rule TEXT NOT NULL,
+        kind TEXT NOT NULL, severity TEXT NOT NULL, state TEXT NOT NULL, onset_step INTEGER NOT NULL,
+        step INTEGER NOT NULL, message TEXT NOT NULL, reason TEXT NOT NULL, detector TEXT NOT NULL,
+        evidence TEXT NOT NULL, fired_at REAL, resolved_step INTEGER, resolved_at REAL)""",
+    """CREATE TABLE outbox (
+        id INTEGER PRIMARY KEY, message_id TEXT NOT NULL UNIQUE, alert_id TEXT NOT NULL, channel TEXT NOT NULL,
+        payload TEXT NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL, next_attempt_at REAL NOT NULL,
+        lease_until REAL NOT NULL, last_error TEXT NOT NULL, created_at REAL, sent_at REAL)""",
+    "CREATE INDEX outbox_pending ON outbox (next_attempt_at) WHERE status = 'pending'",
+)
+
+
+def _run_tables(db: sqlite3.Connection) -> None:
+    for statement in _RUN_1:
+        db.execute(statement)
+
+
+def _control_tables(db: sqlite3.Connection) -> None:
+    for statement in _CONTROL_1:
+        db.execute(statement)
+
+
+RUN = (Migration("run tables", _run_tables),)
+CONTROL = (Migration("control tables", _control_tables),)

@@ -1,0 +1,81 @@
+"""From a URL to a store.
+
+=====================  ==========================================================
+``./rlwatch-runs``     a directory, one sub-directory per run (SQLite)
+``sqlite:///a/path``   the same, always absolute; ``%20`` and the like are decoded
+``memory://name``      this process only
+=====================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from rlwatch.clock import Clock
+from rlwatch.errors import StoreURLError
+from rlwatch.ports import Store
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?(.*)", re.DOTALL)
+_FORMS = "a directory, sqlite:///absolute/path or memory://name"
+
+
+def default_store_url() -> str:
+    """``RLWATCH_STORE`` if set and not empty, else ``./rlwatch-runs``."""
+    return os.environ.get("RLWATCH_STORE") or "./rlwatch-runs"
+
+
+def open_store(
+    url: str | os.PathLike[str] | None = None, *, control_timeout_s: float = 2.0, clock: Clock | None = None
+) -> Store:
+    """The store at ``url`` (None: :func:`default_store_url`). Touches nothing yet.
+
+    Parameters
+    ----------
+    url
+        A directory, ``sqlite:///absolute/path`` or ``memory://name``.
+    control_timeout_s
+        Seconds that commands, alerts and outbox wait for another process before ``StoreBusyError``; a trainer
+        passes 0 and asks again later.
+    clock
+        Where creation times come from; the machine's by default.
+
+    Raises
+    ------
+    StoreURLError
+        For anything else; the message never repeats what follows the scheme, which may hold a password.
+    """
+    text = os.fspath(url) if url is not None else default_store_url()
+    match = _SCHEME.fullmatch(text)
+    scheme, slashes, rest = match.groups() if match else ("", None, text)
+    if scheme == "memory" and slashes:
+        from rlwatch.store.memory import MemoryStore
+
+        return MemoryStore(rest, clock=clock)
+    return _open_directory(_directory(scheme, slashes, rest), control_timeout_s, clock)
+
+
+def _directory(scheme: str, slashes: str | None, rest: str) -> Path:
+    if not scheme:
+        if not rest.strip():
+            raise StoreURLError(f"the store URL is empty; give {_FORMS}")
+        return Path(rest).expanduser()
+    if scheme != "sqlite":
+        raise StoreURLError(f"no store for {scheme}:...; give {_FORMS}")
+    if not slashes or not rest.startswith("/"):
+        raise StoreURLError("a sqlite: store has three slashes and an absolute path, as in sqlite:///home/me/runs")
+    return Path(unquote(rest))
+
+
+def _open_directory(path: Path, control_timeout_s: float, clock: Clock | None) -> Store:
+    from rlwatch.store.sqlite.filestore import FileStore
+
+    if path.exists() and not path.is_dir():
+        raise StoreURLError(f"{path} is a file; a store is a directory with one sub-directory per run")
+    if (path / "run.db").exists():
+        raise StoreURLError(
+            f"{path} is the directory of one run; the store is the one above it: {path.absolute().parent}"
+        )
+    return FileStore(path, control_timeout_s=control_timeout_s, clock=clock)
