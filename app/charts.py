@@ -1,0 +1,251 @@
+"""ECharts options (plain JSON) for the charts of one family: small panels that share one step axis.
+
+No JavaScript and no HTML is built here, and every name is drawn as text. What the charts promise: each
+drawn point was measured; a NaN or an infinity is a red tick on the axis with its word in the tooltip;
+what a later attempt replaced is dimmed; alarms stand at their steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import format as fmt
+from .buckets import Branches, Curve
+from .health import VERMILLION
+from .marks import Mark
+
+Option = dict[str, Any]
+
+COLUMNS = 3
+BUCKETS = 240
+"""Two points a bucket are about one a pixel of a panel a third of the page wide."""
+
+ROW_PX, HEAD_PX, FOOT_PX = 196, 50, 30
+LOG_SPREAD = 200.0
+"""A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Colours (``#rrggbb``) that read on the theme's background."""
+
+    line: str
+    quiet: str
+    grid: str
+    band: str
+
+
+LIGHT = Ink(line="#0072B2", quiet="#7A7A7A", grid="#EAEAEA", band="#0072B2")
+DARK = Ink(line="#56B4E9", quiet="#9A9A9A", grid="#333333", band="#56B4E9")
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One panel. ``baseline`` is the run's own healthy level, ``band`` its healthy range, if known."""
+
+    title: str
+    subtitle: str
+    lines: Branches
+    family: str = ""
+    baseline: float | None = None
+    band: tuple[float, float] | None = None
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether a linear axis would flatten everything but a few points."""
+        values = self.lines.current.values
+        if len(values) < 8 or values.min() <= 0:
+            return False
+        return bool(values.max() > LOG_SPREAD * np.median(values))
+
+
+@dataclass(slots=True)
+class _Panels:
+    """The arrays of an option, filled panel by panel; what the panels share."""
+
+    marks: Sequence[Mark]
+    window: tuple[int, int]
+    ink: Ink
+    title: list[Option] = field(default_factory=list)
+    grid: list[Option] = field(default_factory=list)
+    x: list[Option] = field(default_factory=list)
+    y: list[Option] = field(default_factory=list)
+    series: list[Option] = field(default_factory=list)
+
+
+def height(count: int) -> int:
+    """Pixels that ``count`` panels need."""
+    return -(-count // COLUMNS) * ROW_PX
+
+
+def family_option(plots: Sequence[Plot], marks: Sequence[Mark], window: tuple[int, int], ink: Ink) -> Option:
+    """The option of one family's panels over the step ``window`` (both ends included)."""
+    panels = _Panels([m for m in marks if window[0] <= m.step <= window[1]], window, ink)
+    for place, plot in enumerate(plots):
+        _add(panels, place, plot)
+    return {
+        "animation": False,
+        "title": panels.title,
+        "grid": panels.grid,
+        "xAxis": panels.x,
+        "yAxis": panels.y,
+        "series": panels.series,
+        "axisPointer": {"link": [{"xAxisIndex": "all"}], "label": {"precision": 0}},
+        "tooltip": {"trigger": "axis", "padding": [4, 8], "textStyle": {"fontSize": 11}, "transitionDuration": 0},
+    }
+
+
+def _add(panels: _Panels, place: int, plot: Plot) -> None:
+    ink = panels.ink
+    row, column = divmod(place, COLUMNS)
+    left, top, width = column * 100 / COLUMNS, row * ROW_PX, 100 / COLUMNS - 2.2
+    panels.title.append(_title(plot, left, top + 4, ink))
+    panels.grid.append(
+        {
+            "left": f"{left + 0.3:.2f}%",
+            "width": f"{width:.2f}%",
+            "top": top + HEAD_PX,
+            "height": ROW_PX - HEAD_PX - FOOT_PX,
+        }
+    )
+    panels.x.append(_step_axis(place, panels.window))
+    panels.y += [_value_axis(place, plot, ink), {"gridIndex": place, "min": 0, "max": 1, "show": False}]
+    panels.series.append(_line(place, plot, panels.marks, ink))
+    panels.series += [_dimmed(place, plot, curve, ink) for curve in plot.lines.replaced if len(curve)]
+    bad = [item for curve in (plot.lines.current, *plot.lines.replaced) for item in curve.bad]
+    if bad:
+        panels.series.append(_bad(place, plot, bad))
+
+
+def _title(plot: Plot, left: float, top: int, ink: Ink) -> Option:
+    note = f"{plot.subtitle} · log scale" if plot.logarithmic else plot.subtitle
+    return {
+        "text": fmt.shorten(plot.title, 60),
+        "subtext": fmt.shorten(note.removeprefix(" · "), 80),
+        "left": f"{left:.2f}%",
+        "top": top,
+        "padding": 0,
+        "itemGap": 3,
+        "textStyle": {"fontSize": 13, "fontWeight": 600, "lineHeight": 16},
+        "subtextStyle": {"fontSize": 11, "lineHeight": 13, "color": ink.quiet},
+    }
+
+
+def _step_axis(place: int, window: tuple[int, int]) -> Option:
+    low, high = window
+    return {
+        "type": "value",
+        "gridIndex": place,
+        "min": low,
+        "max": high if high > low else low + 1,
+        "minInterval": 1,
+        "splitNumber": 4,
+        "splitLine": {"show": False},
+        "axisLabel": {"formatter": "{value}", "fontSize": 11, "showMinLabel": False, "showMaxLabel": False},
+    }
+
+
+def _value_axis(place: int, plot: Plot, ink: Ink) -> Option:
+    return {
+        "type": "log" if plot.logarithmic else "value",
+        "gridIndex": place,
+        "scale": True,
+        "splitNumber": 3,
+        "axisLabel": {"fontSize": 11},
+        "splitLine": {"lineStyle": {"color": ink.grid}},
+    }
+
+
+def _line(place: int, plot: Plot, marks: Sequence[Mark], ink: Ink) -> Option:
+    curve = plot.lines.current
+    line: Option = {
+        "type": "line",
+        "name": plot.title,
+        "xAxisIndex": place,
+        "yAxisIndex": 2 * place,
+        "data": points(curve),
+        "showSymbol": len(curve) <= 2,
+        "itemStyle": {"color": ink.line},
+        "lineStyle": {"width": 1.5, "color": ink.line},
+        "markLine": {
+            "silent": True,
+            "animation": False,
+            "symbol": "none",
+            "data": [*_level(plot, ink), *(_mark(mark, plot.family) for mark in marks)],
+        },
+    }
+    if plot.band is not None:
+        low, high = plot.band
+        line["markArea"] = {
+            "silent": True,
+            "itemStyle": {"color": ink.band, "opacity": 0.08},
+            "data": [[{"yAxis": low}, {"yAxis": high}]],
+        }
+    return line
+
+
+def points(curve: Curve) -> list[list[float | int | None]]:
+    """``[step, value]`` pairs; ``[step, None]`` where the line must break."""
+    pairs: list[list[float | int | None]] = []
+    for at, value, broken in zip(curve.steps.tolist(), curve.values.tolist(), curve.breaks.tolist(), strict=True):
+        if broken:
+            pairs.append([at, None])
+        pairs.append([at, float(f"{value:.6g}")])
+    return pairs
+
+
+def _dimmed(place: int, plot: Plot, curve: Curve, ink: Ink) -> Option:
+    return {
+        "type": "line",
+        "name": f"{plot.title} (replaced)",
+        "xAxisIndex": place,
+        "yAxisIndex": 2 * place,
+        "data": points(curve),
+        "showSymbol": False,
+        "silent": True,
+        "tooltip": {"show": False},
+        "itemStyle": {"color": ink.quiet},
+        "lineStyle": {"width": 1, "color": ink.quiet, "opacity": 0.45},
+    }
+
+
+def _bad(place: int, plot: Plot, bad: Sequence[tuple[int, str]]) -> Option:
+    return {
+        "type": "scatter",
+        "name": plot.title,
+        "xAxisIndex": place,
+        "yAxisIndex": 2 * place + 1,
+        "symbol": "rect",
+        "symbolSize": [2, 12],
+        "symbolOffset": [0, -5],
+        "itemStyle": {"color": VERMILLION, "opacity": 1},
+        "dimensions": ["step", "place", {"name": "value", "type": "ordinal"}],
+        "encode": {"x": 0, "y": 1, "tooltip": [2]},
+        "data": [[step, 0, word] for step, word in bad],
+    }
+
+
+def _level(plot: Plot, ink: Ink) -> list[Option]:
+    if plot.baseline is None or not np.isfinite(plot.baseline):
+        return []
+    style = {"color": ink.quiet, "type": "dotted", "width": 1}
+    return [{"yAxis": plot.baseline, "lineStyle": style, "label": {"show": False}}]
+
+
+def _mark(mark: Mark, family: str) -> Option:
+    concerned = not mark.family or mark.family == family
+    return {
+        "xAxis": mark.step,
+        "name": mark.text,
+        "lineStyle": {
+            "color": mark.colour,
+            "type": "dashed" if mark.dashed else "solid",
+            "width": 1,
+            "opacity": 0.9 if concerned else 0.3,
+        },
+        "label": {"show": bool(mark.shape) and concerned, "formatter": mark.shape, "color": mark.colour, "distance": 2},
+    }

@@ -1,0 +1,119 @@
+"""How numbers, steps, ages and names are written: the same on every page.
+
+Three significant digits; thousands parted by a narrow no-break space; NaN and the infinities by name.
+"""
+
+from __future__ import annotations
+
+import math
+
+THIN = "\u202f"
+"""Narrow no-break space: parts thousands, and a number from its unit."""
+
+NOTHING = "–"
+"""Shown where nothing was measured."""
+
+_AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    r"""A measured value with ``digits`` significant digits.
+
+    >>> number(0.4136), number(12483.0), number(-0.00002), number(0.0)
+    ('0.414', '12\u202f500', '−2.00e−5', '0')
+    >>> number(float("nan")), number(float("-inf")), number(None)
+    ('NaN', '−Inf', '–')
+    """
+    if value is None:
+        return NOTHING
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "−Inf"
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    exponent = math.floor(math.log10(abs(rounded)))
+    if not -4 <= exponent <= 5:
+        mantissa, _, power = f"{rounded:.{digits - 1}e}".partition("e")
+        return _signed(f"{mantissa}e{int(power)}")
+    return _signed(f"{rounded:,.{max(0, digits - 1 - exponent)}f}")
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", "−").replace(",", THIN)
+
+
+def step(value: int | None) -> str:
+    r"""A step, exact.
+
+    >>> step(12480)
+    '12\u202f480'
+    """
+    return NOTHING if value is None else f"{value:,}".replace(",", THIN)
+
+
+def duration(seconds: float | None) -> str:
+    r"""A length of time, as short as it may be said.
+
+    >>> duration(0.034), duration(38), duration(2460), duration(None)
+    ('34\u202fms', '38\u202fs', '41\u202fmin', '–')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 1:
+        return f"{max(0.0, seconds) * 1000:.0f}{THIN}ms"
+    if seconds < 10:
+        return f"{seconds:.1f}{THIN}s"
+    size, unit = next((pair for pair in _AGES if seconds >= pair[0]), (1.0, "s"))
+    return f"{seconds / size:.0f}{THIN}{unit}"
+
+
+def age(then: float | None, now: float) -> str:
+    r"""How long ago ``then`` was (both Unix seconds); clocks that disagree read as "now".
+
+    >>> age(1000.0, 1180.0), age(1000.0, 999.0), age(None, 5.0)
+    ('3\u202fmin ago', 'now', '–')
+    """
+    if not then:
+        return NOTHING
+    elapsed = now - then
+    return "now" if elapsed < 1 else f"{duration(round(elapsed) if elapsed < 10 else elapsed).replace('.0', '')} ago"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    r"""``1 run``, ``2 runs``.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1\u202f200 runs')
+    """
+    return f"{step(count)} {one if count == 1 else many or one + 's'}"
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most ``limit`` characters, the cut shown; control characters and line ends become spaces.
+
+    >>> shorten("a very long name", 8)
+    'a very …'
+    """
+    clean = "".join(" " if ord(c) < 32 or ord(c) == 127 else c for c in text)
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def words(kind: str) -> str:
+    """A kind as a person says it.
+
+    >>> words("entropy_collapse")
+    'entropy collapse'
+    """
+    return _KINDS.get(kind) or kind.replace("_", " ").replace("-", " ")
+
+
+_KINDS = {
+    "nonfinite": "NaN or Inf",
+    "mismatch_growth": "engine mismatch growing",
+    "grad_spike": "gradient spike",
+    "kl_saturation": "KL saturated, a reference reset is due",
+    "kl_drift": "KL drift",
+    "no_signal": "no learning signal",
+}

@@ -1,0 +1,138 @@
+"""The health of a run in one word, with its colour and shape: the same on every page.
+
+Only shapes carry colour (Okabe-Ito, safe for colour-blind eyes); words are text-coloured, so that they
+read on light and dark alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlwatch.records import Alert, AlertState, RunInfo, RunState, Severity
+
+from . import format as fmt
+
+STALE_FACTOR = 5.0
+"""A run is stale when no step came for this many of its own median step times."""
+
+STALE_FLOOR_S = 60.0
+"""... but never sooner than this: quick steps, slow flushes and short evaluations are no alarm."""
+
+STALE_UNKNOWN_S = 600.0
+"""... and this long while its step time is not known: models load slowly."""
+
+RECENT_S = 24 * 3600.0
+"""A crash or silence older than this no longer asks for a person."""
+
+
+class Word(StrEnum):
+    """What one can say of a run, most urgent first."""
+
+    DANGER = "danger"
+    CRASHED = "crashed"
+    WATCH = "watch"
+    STALE = "stale"
+    HEALTHY = "healthy"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Shape and colour (``#rrggbb``) of a word."""
+
+    shape: str
+    colour: str
+
+
+VERMILLION, AMBER, BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#8A8A8A"
+
+LOOKS: dict[Word, Look] = {
+    Word.DANGER: Look("■", VERMILLION),
+    Word.CRASHED: Look("✕", GREY),
+    Word.WATCH: Look("▲", AMBER),
+    Word.STALE: Look("◌", GREY),
+    Word.HEALTHY: Look("●", BLUE),
+    Word.FINISHED: Look("✓", GREY),
+}
+
+SEVERITY_WORD: dict[Severity, Word] = {
+    Severity.CRITICAL: Word.DANGER,
+    Severity.WARNING: Word.WATCH,
+    Severity.INFO: Word.HEALTHY,
+}
+"""A severity looks like the word it turns a run into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The word, why in a short phrase, and since which step (None where no step is meant).
+
+    ``needs_you``: a person should look now.
+    """
+
+    word: Word
+    why: str = ""
+    since: int | None = None
+    needs_you: bool = False
+
+    @property
+    def look(self) -> Look:
+        """Shape and colour of the word."""
+        return LOOKS[self.word]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key: those who need a person first, then by urgency."""
+        return (0 if self.needs_you else 1, list(Word).index(self.word))
+
+
+def judge(run: RunInfo, alerts: Sequence[Alert], now: float, step_s: float | None = None) -> Health:
+    """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its median step time (seconds).
+
+    What the writer said last wins (crashed, finished); then silence; then the worst firing alert.
+    """
+    if run.state is RunState.CRASHED:
+        why = run.state_reason or "the trainer ended with an error"
+        return Health(Word.CRASHED, why, run.last_step, _recent(run, now))
+    if run.state is RunState.FINISHED:
+        return Health(Word.FINISHED, run.state_reason)
+    worst = firing(alerts)
+    silence = silent_for(run, now, step_s)
+    if silence is not None:
+        return Health(Word.STALE, _silence(silence, step_s, worst), run.last_step, _recent(run, now))
+    if worst is None:
+        return Health(Word.HEALTHY)
+    word = SEVERITY_WORD[worst.severity]
+    return Health(word, since_words(worst, run.last_step), worst.onset_step, word is not Word.HEALTHY)
+
+
+def firing(alerts: Sequence[Alert]) -> Alert | None:
+    """The worst alert that fires now; among equals the one that began first."""
+    now_firing = [a for a in alerts if a.state is AlertState.FIRING]
+    return min(now_firing, key=lambda a: (-a.severity.rank, a.onset_step), default=None)
+
+
+def since_words(alert: Alert, last_step: int | None) -> str:
+    """``entropy collapse since step 4 690 (122 steps)``."""
+    began = f"{fmt.words(alert.kind)} since step {fmt.step(alert.onset_step)}"
+    lasted = (last_step or 0) - alert.onset_step
+    return f"{began} ({fmt.plural(lasted, 'step')})" if lasted > 0 else began
+
+
+def silent_for(run: RunInfo, now: float, step_s: float | None) -> float | None:
+    """Seconds since the last step if that is suspiciously long, else None."""
+    quiet = now - (run.last_ts or run.heartbeat_at or run.created_at)
+    limit = STALE_UNKNOWN_S if step_s is None else max(STALE_FLOOR_S, STALE_FACTOR * step_s)
+    return quiet if quiet > limit else None
+
+
+def _silence(seconds: float, step_s: float | None, worst: Alert | None) -> str:
+    usual = "" if step_s is None else f" (usually {fmt.duration(step_s)})"
+    before = "" if worst is None else f"; before that {fmt.words(worst.kind)} since step {fmt.step(worst.onset_step)}"
+    return f"no step for {fmt.duration(seconds)}{usual}{before}"
+
+
+def _recent(run: RunInfo, now: float) -> bool:
+    return now - max(run.last_ts or 0.0, run.heartbeat_at or 0.0, run.created_at) < RECENT_S

@@ -1,0 +1,30 @@
+"""What Streamlit runs: loads the directory it lies in as the package ``rlwatch_app`` and hands over.
+
+Streamlit runs this file as a script, so it has no package of its own; and the directory is called
+``app`` in a checkout and ``rlwatch/_app`` in a wheel. Loading it under one fixed name makes relative
+imports work in both, without putting anything on ``sys.path`` (where ``format`` or ``table`` would be
+names for everybody).
+"""
+
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+PACKAGE = "rlwatch_app"
+
+
+def load_package(directory: Path) -> None:
+    """Make ``directory`` importable as :data:`PACKAGE`, once per process."""
+    if PACKAGE in sys.modules:
+        return
+    spec = spec_from_file_location(PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load the dashboard from {directory}")
+    sys.modules[PACKAGE] = package = module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    load_package(Path(__file__).resolve().parent)
+    import_module(f"{PACKAGE}.shell").run()

@@ -1,0 +1,83 @@
+"""Moments of a run that every chart shows at their step: alarms, resets, resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlwatch.records import Alert, AlertState, Event, Finding
+
+from . import format as fmt
+from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION
+
+MOST = 24
+"""At most this many alarms are marked (the newest), or the marks would hide the line."""
+
+EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "signal": "✕"}
+"""Events worth a mark; the others are in the table of events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line: ``shape`` above it, ``text`` for people, dashed where it is an inference.
+
+    ``family`` is that of the charts it concerns (``""``: all of them).
+    """
+
+    step: int
+    shape: str
+    colour: str
+    text: str
+    family: str = ""
+    dashed: bool = False
+
+
+def of_run(
+    alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
+) -> list[Mark]:
+    """All marks of a run. ``findings`` tell families and when it was seen; ``starts`` an attempt's first step."""
+    families = {finding.kind: finding.family for finding in findings}
+    return [
+        *_resumes(starts),
+        *(_of_event(event) for event in events if event.kind in EVENT_SHAPES and event.step is not None),
+        *(
+            mark
+            for alert in _newest(alerts)
+            for mark in _of_alert(alert, families.get(alert.kind, ""), seen_at(alert, findings))
+        ),
+    ]
+
+
+def _newest(alerts: Sequence[Alert]) -> list[Alert]:
+    told = [alert for alert in alerts if alert.state is AlertState.FIRING or alert.fired_at is not None]
+    return sorted(told, key=lambda alert: alert.onset_step)[-MOST:]
+
+
+def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
+    """The step of the alarm: an alert that is over keeps only its onset, the finding behind it both."""
+    if alert.state is AlertState.FIRING:
+        return alert.step
+    behind = [f.step for f in findings if f.kind == alert.kind and f.onset_step <= alert.step and f.step <= alert.step]
+    return max(behind, default=alert.onset_step)
+
+
+def _of_alert(alert: Alert, family: str, seen: int) -> list[Mark]:
+    look = LOOKS[SEVERITY_WORD[alert.severity]]
+    what = fmt.words(alert.kind)
+    colour = {"■": VERMILLION, "▲": AMBER}.get(look.shape, GREY)
+    return [
+        Mark(alert.onset_step, "", colour, f"{what} began", family, dashed=True),
+        Mark(seen, look.shape, colour, f"{what} alarm", family),
+    ]
+
+
+def _of_event(event: Event) -> Mark:
+    return Mark(event.step or 0, EVENT_SHAPES[event.kind], GREY, fmt.words(event.kind))
+
+
+def _resumes(starts: Mapping[int, int]) -> list[Mark]:
+    return [
+        Mark(first, "↻", GREY, f"attempt {attempt} began")
+        for attempt, first in sorted(starts.items())
+        if attempt > min(starts)
+    ]

@@ -1,0 +1,106 @@
+"""The list of runs as rows: most urgent first, each with the reason (nothing is read or drawn here)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlwatch.records import Alert, AlertState, RunInfo
+
+from . import format as fmt
+from . import table
+from .health import Health, Word, judge, since_words
+from .queries import Fleet, Vitals
+
+COLUMNS = (
+    table.Column("state", "tight"),
+    table.Column("run", "long"),
+    table.Column("step", "right tight"),
+    table.Column("reward", "right tight"),
+    table.Column("", "tight wide"),
+    table.Column("entropy", "right tight wide"),
+    table.Column("why", "long middling"),
+    table.Column("last step", "right tight"),
+)
+
+
+OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.STALE})
+"""Words of runs that go on no more: drawn fainter once nobody needs to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run and its health now."""
+
+    run: RunInfo
+    health: Health
+    vitals: Vitals
+    alerts: Sequence[Alert]
+
+
+def entries(fleet: Fleet, now: float) -> list[Entry]:
+    """All runs, those that need a person first; among equals the one heard of last first."""
+    found = []
+    for run in fleet.runs:
+        vitals, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
+        found.append(Entry(run, judge(run, alerts, now, vitals.step_s), vitals, alerts))
+    return sorted(found, key=lambda entry: (*entry.health.order, -(entry.run.last_ts or entry.run.created_at)))
+
+
+def matching(
+    all_entries: Sequence[Entry], *, projects: Sequence[str] = (), states: Sequence[str] = (), text: str = ""
+) -> list[Entry]:
+    """Entries of the chosen projects and states (none chosen: all) that contain ``text`` somewhere."""
+    return [
+        entry
+        for entry in all_entries
+        if (not projects or entry.run.project in projects)
+        and (not states or entry.health.word.value in states)
+        and text.strip().casefold() in _searchable(entry)
+    ]
+
+
+def _searchable(entry: Entry) -> str:
+    run = entry.run
+    return " ".join((run.run_id, run.project, run.name, run.source, run.host, *run.tags, why(entry))).casefold()
+
+
+def headline(all_entries: Sequence[Entry]) -> str:
+    """``2 runs need you``."""
+    count = sum(entry.health.needs_you for entry in all_entries)
+    if count:
+        return f"{fmt.plural(count, 'run')} {'needs' if count == 1 else 'need'} you"
+    return "No run needs you"
+
+
+def why(entry: Entry) -> str:
+    """Why the run is in its state, else what its last alarm was."""
+    if entry.health.why:
+        return entry.health.why
+    last = last_alarm(entry.alerts)
+    return "" if last is None else f"resolved: {since_words(last, last.resolved_step)}"
+
+
+def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
+    """The alarm told last that is over."""
+    over = [alert for alert in alerts if alert.state is AlertState.RESOLVED and alert.fired_at is not None]
+    return max(over, key=lambda alert: alert.onset_step, default=None)
+
+
+def row(entry: Entry, now: float) -> table.Row:
+    """The entry as a row of :data:`COLUMNS`."""
+    run, vitals = entry.run, entry.vitals
+    return table.Row(
+        cells=[
+            table.word(entry.health.word),
+            table.run_link(run.run_id, run.project, run.name),
+            table.text(fmt.step(run.last_step)),
+            table.text(fmt.number(vitals.reward.value), vitals.reward.trend),
+            table.spark(vitals.reward.points, vitals.reward.bad),
+            table.text(fmt.number(vitals.entropy.value)),
+            table.text(fmt.shorten(why(entry), 160), quiet=not entry.health.needs_you),
+            table.text(fmt.age(run.last_ts, now)),
+        ],
+        opens=run.run_id,
+        quiet=not entry.health.needs_you and entry.health.word in OVER,
+    )

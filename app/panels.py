@@ -1,0 +1,94 @@
+"""Which metrics a run page shows, where: families in their fixed order, the telling metrics first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlwatch.metrics import BY_NAME, TABLE, Family, family_of, resolve
+from rlwatch.ports import Series
+
+from . import format as fmt
+from .queries import canonical_names
+
+VITAL = frozenset({"reward/mean", "policy/entropy", "policy/kl_ref", "optim/grad_norm"})
+"""Shown even when they do not move: a reward stuck at 0 is news."""
+
+MOST = 6
+"""Panels a family shows at first; the others are one click away."""
+
+MOST_MORE = 30
+"""Panels one click shows at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One metric: the ``name`` its source uses and, where the table knows it, the canonical one."""
+
+    name: str
+    canonical: str = ""
+
+    @property
+    def title(self) -> str:
+        """What the chart is called."""
+        return self.canonical or self.name
+
+    def subtitle(self, source: str) -> str:
+        """Unit, and the source's own name where it differs (``proxy`` where it is not the same quantity)."""
+        if not self.canonical:
+            return ""
+        reading = resolve(self.name, source)
+        known_as = "" if self.name == self.canonical else self.name
+        if known_as and reading is not None and reading.closeness == 2:
+            known_as = f"proxy: {known_as}"
+        return " · ".join(part for part in (BY_NAME[self.canonical].unit, known_as) if part)
+
+
+@dataclass(slots=True)
+class Section:
+    """One family: panels shown, panels behind a click, and metrics that never changed (name, value)."""
+
+    family: Family
+    shown: list[Panel] = field(default_factory=list)
+    more: list[Panel] = field(default_factory=list)
+    unchanging: list[tuple[str, float]] = field(default_factory=list)
+
+
+def catalogue(names: Sequence[str], source: str) -> list[Panel]:
+    """Every metric once: known ones in the table's order, then the others by name."""
+    canonical = canonical_names(names, source)
+    rank = {metric.name: place for place, metric in enumerate(TABLE)}
+    known = sorted((c for c in canonical if c in rank), key=rank.__getitem__)
+    used = {canonical[name] for name in known}
+    return [*(Panel(canonical[c], c) for c in known), *(Panel(name) for name in sorted(set(names) - used))]
+
+
+def sections(panels: Sequence[Panel], series: Mapping[str, Series], source: str) -> list[Section]:
+    """The panels by family; ``series`` holds the known metrics' (unknown ones go behind the click unread)."""
+    found = {family: Section(family) for family in Family}
+    for panel in panels:
+        section = found[family_of(panel.canonical or panel.name, source)]
+        if not panel.canonical:
+            section.more.append(panel)
+        elif (level := constant(series[panel.name])) is not None and panel.canonical not in VITAL:
+            section.unchanging.append((panel.canonical, level))
+        else:
+            (section.shown if len(section.shown) < MOST else section.more).append(panel)
+    return [section for section in found.values() if section.shown or section.more or section.unchanging]
+
+
+def constant(series: Series) -> float | None:
+    """The one value the series ever had (of at least 3, all finite), else None."""
+    values = series.values
+    if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) > 0:
+        return None
+    return float(values[0])
+
+
+def unchanging_words(section: Section) -> str:
+    """``never changed: optim/lr 1.00e−6``; empty if all did."""
+    if not section.unchanging:
+        return ""
+    return "never changed: " + " · ".join(f"{name} {fmt.number(value)}" for name, value in section.unchanging)

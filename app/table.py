@@ -1,0 +1,108 @@
+"""The one table of every page: cells are data, drawn as text nodes by ``table.js`` (never as HTML)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from . import format as fmt
+from .health import LOOKS, SEVERITY_WORD, Word
+
+Cell = dict[str, Any]
+HERE = Path(__file__).resolve().parent
+NAME_LIMIT = 80
+"""Characters of a name shown in a table; the whole name is in the tooltip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow)."""
+
+    label: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``opens`` is the run a click leads to (``""``: nothing)."""
+
+    cells: Sequence[Cell]
+    opens: str = ""
+    quiet: bool = False
+
+
+def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:
+    """Plain text, perhaps with a quieter word after it."""
+    return {"kind": "text", "text": value, "sub": sub, "quiet": quiet, "title": title}
+
+
+def word(value: Word, label: str = "") -> Cell:
+    """A health word with its shape and colour; ``label`` replaces the word itself."""
+    look = LOOKS[value]
+    return {"kind": "word", "shape": look.shape, "colour": look.colour, "text": label or value.value}
+
+
+def mark(shape: str, colour: str, label: str) -> Cell:
+    """Any shape, in its colour, before a word."""
+    return {"kind": "word", "shape": shape, "colour": colour, "text": label}
+
+
+def severity(value: Any) -> Cell:
+    """A severity in the shape and colour of the word it turns a run into."""
+    return word(SEVERITY_WORD[value], str(value))
+
+
+def run_link(run_id: str, project: str, name: str) -> Cell:
+    """A link to the run's page; a plain click stays inside the app."""
+    shown = name or run_id
+    return {
+        "kind": "link",
+        "text": fmt.shorten(shown, NAME_LIMIT),
+        "sub": fmt.shorten(project, 30),
+        "title": shown if len(shown) > NAME_LIMIT else "",
+        "href": "run?" + urlencode({"run": run_id}),
+        "id": run_id,
+    }
+
+
+def spark(points: Sequence[Sequence[float]], bad: Sequence[float]) -> Cell:
+    """A small line in the unit square, with red ticks where a value was not finite."""
+    return {"kind": "spark", "points": points, "bad": bad}
+
+
+def details(key: str, label: str, lines: Sequence[tuple[str, str]]) -> Cell:
+    """Text that opens to show named values; ``key`` keeps it open over a refresh."""
+    return {"kind": "details", "key": key, "text": label, "lines": [list(line) for line in lines]}
+
+
+def marked(cell: Cell, shape: str, colour: str) -> Cell:
+    """``cell`` (made by :func:`details`) with a shape before its text."""
+    return {**cell, "shape": shape, "colour": colour}
+
+
+def show(key: str, columns: Sequence[Column], rows: Sequence[Row]) -> str | None:
+    """Draw the table; the run id a click asked for, if any."""
+    data = {
+        "columns": [{"label": column.label, "style": column.style} for column in columns],
+        "rows": [{"id": row.opens, "quiet": row.quiet, "cells": list(row.cells)} for row in rows],
+    }
+    result = _component()(key=key, data=data, on_open_change=_ignore)
+    opened = getattr(result, "open", None)
+    return str(opened) if opened else None
+
+
+@cache
+def _component() -> Callable[..., Any]:
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("table.js", "table.css"))
+    mounted: Callable[..., Any] = st.components.v2.component("rlwatch_table", js=script, css=style)
+    return mounted
+
+
+def _ignore() -> None:
+    """A trigger needs a callback to exist; what it brings is read from the result."""

@@ -1,0 +1,77 @@
+"""The top of a run's page: who it is, how it is, why."""
+
+from __future__ import annotations
+
+import time
+
+import streamlit as st
+
+from rlwatch.records import Alert, RunInfo
+
+from .. import format as fmt
+from .. import queries, shell, story, window
+from ..health import Health, judge
+from ..markup import Markup, el, joined
+
+
+def show(run_id: str) -> None:
+    """Name, health, facts and the sentence why."""
+    with shell.readable("This run"):
+        run, now = queries.run(run_id), time.time()
+        alerts, vitals = queries.alerts(run_id), queries.vitals(run)
+        health = judge(run, alerts, now, vitals.step_s)
+        st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(run_id, health, alerts)))
+        _moved_on(run)
+
+
+def _name(run: RunInfo) -> Markup:
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
+    return el("div", project, fmt.shorten(run.name or run.run_id, 240), cls="rl-name")
+
+
+def _facts(run: RunInfo, health: Health, step_s: float | None, now: float) -> Markup:
+    facts = [
+        _fact("step", fmt.step(run.last_step)),
+        _fact("", f"{fmt.duration(step_s)}/step" if step_s is not None else ""),
+        _fact("last step", fmt.age(run.last_ts, now)),
+        _fact("attempt", str(run.attempt)),
+        _fact("started", fmt.age(run.created_at, now)),
+        _fact("source", fmt.shorten(run.source, 40)),
+        _fact("host", fmt.shorten(run.host, 40)),
+        _fact("tags", fmt.shorten(", ".join(run.tags), 80)),
+        _fact("id", run.run_id if run.name else ""),
+    ]
+    return el("div", word(health), *facts, cls="rl-facts")
+
+
+def word(health: Health) -> Markup:
+    """Shape, in its colour, and word."""
+    look = health.look
+    return el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {health.word.value}", cls="rl-word")
+
+
+def _fact(label: str, value: str) -> Markup:
+    if not value:
+        return Markup()
+    return el("span", el("span", f"{label} " if label else "", cls="label"), value)
+
+
+def _why(run_id: str, health: Health, alerts: list[Alert]) -> Markup:
+    clauses = story.clauses(queries.findings(run_id), alerts)
+    if clauses:
+        arrow = el("span", "→", cls="arrow")
+        parts = [part for clause in clauses for part in (arrow, clause)][1:]
+        return el("div", el("span", "Why", cls="label"), *parts, cls="rl-why")
+    said = health.why or story.past(alerts)
+    if not said:
+        return Markup()
+    return el("div", el("span", "Why" if health.why else "Last alarm", cls="label"), said, cls="rl-why")
+
+
+def _moved_on(run: RunInfo) -> None:
+    """Redraw the page's controls when the run's state or the slider's end is no longer what they show."""
+    shows = (run.run_id, run.state.value, run.attempt, window.limit(run.last_step or 0))
+    before = st.session_state.get("head-shows")
+    st.session_state["head-shows"] = shows
+    if before is not None and before[0] == run.run_id and before != shows:
+        st.rerun()
