@@ -11,8 +11,6 @@ from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 
 CARRY_ROWS = 10
 """Rows without a reading over which a finding is taken to hold still (metrics logged every few rows)."""
-REWINDS = ("resume", "rollback")
-"""Events after which a run may continue from an earlier state."""
 
 
 class BaseDetector:

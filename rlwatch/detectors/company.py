@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rlwatch.detectors.base import finite
 from rlwatch.detectors.reward import RewardWatch
 from rlwatch.records import ClosedStep
@@ -31,7 +33,10 @@ def silent_share(step: ClosedStep) -> float | None:
 
 
 class Company:
-    """Reward, share of silent samples and gradient norm of a run, each against its own beginning."""
+    """Reward, share of silent samples and gradient norm of a run, each against its own beginning.
+
+    ``log_vocab`` is the entropy of uniform noise in nats, the ceiling; None if no vocabulary size is known.
+    """
 
     def __init__(self) -> None:
         self.reward = RewardWatch()
@@ -39,6 +44,7 @@ class Company:
         self._grad = Window(rows=20, steps=20, least=5)
         self._grad_base = Baseline()
         self._clipped = Window(rows=10, steps=15)
+        self.log_vocab: float | None = None
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of a row."""
@@ -53,6 +59,9 @@ class Company:
         clipped = finite(step, "len/clipped")
         if clipped is not None:
             self._clipped.update(step.step, clipped)
+        vocab = finite(step, "policy/vocab_size")
+        if vocab is not None and vocab > 1.0:
+            self.log_vocab = math.log(vocab)
 
     @property
     def silent(self) -> float | None:

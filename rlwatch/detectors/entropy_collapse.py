@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
@@ -44,14 +43,10 @@ class EntropyCollapse(BaseDetector):
         self._decline = Hold(forgive=3)
         self._warned = Hold(forgive=1)
         self._confirmed = Hold(forgive=1)
-        self._log_vocab: float | None = None
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the corroborating metrics."""
         self._company.update(step)
-        vocab = finite(step, "policy/vocab_size")
-        if vocab is not None and vocab > 1.0:
-            self._log_vocab = math.log(vocab)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the level of the last rows."""
@@ -83,7 +78,7 @@ class EntropyCollapse(BaseDetector):
     def _critical(self, now: float, ratio: float, bad: bool) -> bool:
         if ratio < (CRITICAL_BAD if bad else CRITICAL):
             return True
-        return bad and self._log_vocab is not None and now < DEGENERATE * self._log_vocab
+        return bad and self._company.log_vocab is not None and now < DEGENERATE * self._company.log_vocab
 
     def _finding(self, step: ClosedStep, now: float, high: float, severity: Severity) -> Finding:
         onset = self._decline.since if self._decline.since is not None else self._warned.since

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
@@ -38,14 +37,10 @@ class EntropyExplosion(BaseDetector):
         self._rise = Hold(forgive=3)
         self._warned = Hold(forgive=1)
         self._confirmed = Hold(forgive=1)
-        self._log_vocab: float | None = None
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the corroborating metrics."""
         self._company.update(step)
-        vocab = finite(step, "policy/vocab_size")
-        if vocab is not None and vocab > 1.0:
-            self._log_vocab = math.log(vocab)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the level of the last rows."""
@@ -59,7 +54,7 @@ class EntropyExplosion(BaseDetector):
         self._rise.update(step.step, entropy > RISE * low)
         reward = self._company.reward
         fallen = reward.fallen()
-        noise = self._log_vocab is not None and now > NOISE * self._log_vocab and ratio > RISE
+        noise = self._company.log_vocab is not None and now > NOISE * self._company.log_vocab and ratio > RISE
         alone = ratio > ALONE and not reward.risen()
         self._warned.update(step.step, (fallen and ratio > WARN) or alone or noise)
         self._confirmed.update(step.step, fallen and (ratio > CRITICAL or noise))
@@ -75,7 +70,9 @@ class EntropyExplosion(BaseDetector):
     def _finding(self, step: ClosedStep, now: float, low: float, severity: Severity) -> Finding:
         onset = self._rise.since if self._rise.since is not None else self._warned.since
         reward = self._company.reward
-        ceiling = "" if self._log_vocab is None else f" (uniform noise would be {number(self._log_vocab)})"
+        ceiling = (
+            "" if self._company.log_vocab is None else f" (uniform noise would be {number(self._company.log_vocab)})"
+        )
         message = f"entropy rose from {number(low)} to {number(now)} nats/token{ceiling}{reward.say()}"
         return self.finding(
             step,
@@ -91,7 +88,7 @@ class EntropyExplosion(BaseDetector):
                     "entropy": now,
                     "entropy_baseline": low,
                     "ratio": now / low,
-                    "log_vocab": self._log_vocab,
+                    "log_vocab": self._company.log_vocab,
                     "reward": reward.now,
                     "reward_best": reward.best,
                 }

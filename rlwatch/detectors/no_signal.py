@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
@@ -44,7 +43,6 @@ class NoSignal(BaseDetector):
         self._mute = Hold(forgive=2)
         self._unsolved = Hold(forgive=2)
         self._counted = False
-        self._log_vocab: float | None = None
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the corroborating metrics."""
@@ -53,9 +51,6 @@ class NoSignal(BaseDetector):
         if entropy is not None:
             self._entropy.update(step.step, abs(entropy))
             self._entropy_base.update(step.step, abs(entropy))
-        vocab = finite(step, "policy/vocab_size")
-        if vocab is not None and vocab > 1.0:
-            self._log_vocab = math.log(vocab)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge whether anything still pushes the policy."""
@@ -91,7 +86,7 @@ class NoSignal(BaseDetector):
         now, first, level = self._entropy.get(), self._entropy_base.first, self._entropy_base.get()
         if now is None or first is None or level is None:
             return False
-        if self._log_vocab is not None and now < 1e-3 * self._log_vocab:
+        if self._company.log_vocab is not None and now < 1e-3 * self._company.log_vocab:
             return True
         return now < DEGENERATE * max(first, level)
 

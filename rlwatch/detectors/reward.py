@@ -25,7 +25,7 @@ class RewardWatch:
     """Level now against the level at the start and the best so far; noise from first differences.
 
     The first row, before any update, counts as a level (less ``LUCK``): a run that breaks inside its
-    warm-up has then fallen from how it began.
+    warm-up has then fallen from how it began. ``noise`` is the standard deviation of one row.
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,7 @@ class RewardWatch:
         self._first: float | None = None
         self._top: float | None = None
         self._low, self._high = math.inf, -math.inf
+        self.noise = 0.0
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of ``reward/mean``."""
@@ -45,6 +46,7 @@ class RewardWatch:
         self._low, self._high = min(self._low, value), max(self._high, value)
         for part in (self._base, self._window, self._recent):
             part.update(step.step, value)
+        self.noise = _noise(self._recent.values)
         level = self.now
         full = len(self._window) >= min(5, len(self._recent))
         if level is not None and full and (self._top is None or level > self._top):
@@ -72,12 +74,6 @@ class RewardWatch:
             return None
         return max(self.start, self._first - LUCK * self.noise, -math.inf if self._top is None else self._top)
 
-    @property
-    def noise(self) -> float:
-        """Standard deviation of one row, from the 80th percentile of jumps (rewards are often discrete)."""
-        jumps = [abs(b - a) for a, b in pairwise(self._recent.values)]
-        return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
-
     def _least(self, share: float, of: float, errors: float = SURE) -> float:
         """Smallest change that counts: a share, beyond noise, and visible on the reward's own range."""
         error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
@@ -104,3 +100,9 @@ class RewardWatch:
             return f" while reward fell from {number(best)} to {number(now)}"
         how = f"rose from {number(start)} to" if self.risen() else "went nowhere:"
         return f" while reward {how} {number(now)}"
+
+
+def _noise(values: list[float]) -> float:
+    """Standard deviation of one row, from the 80th percentile of jumps: rewards are often discrete."""
+    jumps = [abs(b - a) for a, b in pairwise(values)]
+    return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0

@@ -83,8 +83,3 @@ class Baseline(Stateful):
     def upper(self, share: float = 0.75) -> float | None:
         """Upper quantile, for series that are often near nothing; None before ``FIRST`` rows."""
         return quantile(self._values, share) if self.ready else None
-
-    def clear(self) -> None:
-        """Start over: the next row is the first."""
-        self._values.clear()
-        self._start, self._done = None, False

@@ -40,7 +40,3 @@ class Cusum(Stateful):
     def get(self) -> float:
         """The current sum, >= 0, in standard deviations."""
         return self.sum
-
-    def clear(self) -> None:
-        """Forget the excursion."""
-        self.sum, self.since = 0.0, None

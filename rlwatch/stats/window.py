@@ -65,7 +65,3 @@ class Window(Stateful):
     def spread(self) -> float:
         """Scaled median absolute deviation; 0 when empty."""
         return mad(self.values) if self._rows else 0.0
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._rows.clear()

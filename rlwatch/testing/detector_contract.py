@@ -1,0 +1,206 @@
+"""What every detector must do; subclass :class:`DetectorContract` with a ``make`` fixture to test yours.
+
+Needs pytest and hypothesis (the ``dev`` extra).
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlwatch.metrics import BY_NAME, Family
+from rlwatch.ports import Detector
+from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.testing.healthy import healthy_run
+
+Make = Callable[[], Detector]
+EVENT_KINDS = ("reference_reset", "resume", "rollback", "exception", "signal", "command", "note", "unheard-of")
+
+# Any float at all, with the ones that matter made likely.
+values = st.one_of(
+    st.floats(),
+    st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324]),
+    st.floats(min_value=0.0, max_value=2.0),
+)
+
+
+def metric_names(detector: Detector) -> list[str]:
+    """What it requires, and what it may ask for corroboration."""
+    own = {name for option in detector.requires for name in option}
+    return sorted(own | {"reward/mean", "reward/zero_std_frac", "optim/grad_norm", "policy/vocab_size"})
+
+
+def streams(detector: Detector, max_size: int = 40) -> st.SearchStrategy[list[ClosedStep]]:
+    """Streams of rows with increasing steps of any gap, and any of the metrics missing."""
+    metrics = st.dictionaries(st.sampled_from(metric_names(detector)), values, max_size=6)
+    rows = st.lists(st.tuples(st.integers(1, 20), metrics), max_size=max_size)
+    return rows.map(_closed)
+
+
+def _closed(rows: Sequence[tuple[int, dict[str, float]]]) -> list[ClosedStep]:
+    step, closed = 0, []
+    for seq, (gap, metrics) in enumerate(rows, start=1):
+        step += gap
+        closed.append(ClosedStep(step=step, metrics=metrics, seq=seq))
+    return closed
+
+
+def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Finding]]:
+    """What it says at each row."""
+    return [detector.update(step) for step in stream]
+
+
+def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedStep]:
+    """A healthy run in which everything goes wrong at once: every detector has something to say.
+
+    Entropy first explodes and then, 40 steps on, collapses.
+    """
+    return [
+        row if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
+        for row in healthy_run(seed, length=length)
+    ]
+
+
+def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
+    factors = {
+        "policy/entropy": 10.0 if explodes else 1e-4,
+        "policy/kl_ref": 200.0,
+        "optim/grad_norm": 300.0,
+        "reward/mean": 0.01,
+    }
+    worse = {name: value * factors.get(name, 1.0) for name, value in row.metrics.items()}
+    worse |= {name: value * 200.0 for name, value in worse.items() if name.startswith("mismatch/")}
+    return worse | {"reward/zero_std_frac": 1.0, "len/clipped": 1.0, "loss/policy": math.nan}
+
+
+def check_finding(detector: Detector, finding: Finding, step: ClosedStep) -> None:
+    """A finding names its detector, a declared kind, a past onset, and numbers JSON can carry."""
+    assert finding.detector == detector.name
+    assert finding.kind in detector.kinds
+    assert finding.family == detector.family
+    assert finding.severity in Severity
+    assert finding.step == step.step
+    assert finding.onset_step <= finding.step
+    assert (finding.attempt, finding.seq) == (step.attempt, step.seq)
+    assert finding.message
+    assert finding.score is None or (math.isfinite(finding.score) and finding.score >= 1.0)
+    assert finding.baseline is None or math.isfinite(finding.baseline)
+    assert all(math.isfinite(v) for v in finding.evidence.values() if isinstance(v, float))
+
+
+class DetectorContract:
+    """Properties of any detector. ``make`` builds a fresh one."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        """Override: a factory of the detector under test."""
+        raise NotImplementedError
+
+    def test_declares_who_it_is(self, make: Make) -> None:
+        """Name, family, kinds and requirements come from the shared vocabulary."""
+        detector = make()
+
+        assert detector.name
+        assert detector.kinds
+        assert detector.family in {family.value for family in Family}
+        assert detector.requires
+        assert {name for option in detector.requires for name in option} <= set(BY_NAME)
+
+    def test_a_prefix_of_the_run_gives_a_prefix_of_the_findings(self, make: Make) -> None:
+        """Causal: what comes later changes nothing that was said."""
+
+        @settings(max_examples=25, deadline=None)
+        @given(stream=streams(make()), cut=st.integers(0, 40))
+        def check(stream: list[ClosedStep], cut: int) -> None:
+            assert _same(outputs(make(), stream[:cut]), outputs(make(), stream)[:cut])
+
+        check()
+
+    def test_the_same_run_gives_the_same_findings(self, make: Make) -> None:
+        """Deterministic, even with another instance working beside it."""
+        first, second = make(), make()
+        together = [(first.update(row), second.update(row)) for row in broken_run()]
+
+        assert _same([a for a, _ in together], [b for _, b in together])
+        assert _same([a for a, _ in together], outputs(make(), broken_run()))
+
+    def test_no_floats_make_it_raise(self, make: Make) -> None:
+        """NaN, infinities, huge, tiny and missing values give well-formed findings or none."""
+
+        @settings(max_examples=60, deadline=None)
+        @given(stream=streams(make()))
+        def check(stream: list[ClosedStep]) -> None:
+            detector = make()
+            for row in stream:
+                for finding in [*detector.arrival(row), *detector.update(row)]:
+                    check_finding(detector, finding, row)
+
+        check()
+
+    def test_steps_may_repeat_and_go_back(self, make: Make) -> None:
+        """A resumed run continues below its last step; nothing raises, no onset lies ahead."""
+        detector = make()
+
+        for row in [*broken_run(length=100), *broken_run(length=80), *broken_run(length=80)[40:]]:
+            for finding in detector.update(row):
+                check_finding(detector, finding, row)
+
+    def test_memory_does_not_grow_with_the_run(self, make: Make) -> None:
+        """Twice as many rows, the same footprint."""
+        detector = make()
+        outputs(detector, healthy_run(length=2000))
+        size = len(pickle.dumps(detector))
+        outputs(detector, [replace(row, step=row.step + 2000) for row in healthy_run(1, length=2000)])
+
+        assert len(pickle.dumps(detector)) <= 1.05 * size + 200
+
+    @pytest.mark.parametrize("every", [1, 5, 10])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_is_silent_on_a_healthy_run(self, make: Make, seed: int, every: int) -> None:
+        """No finding above ``info``, at any logging cadence."""
+        said = [f for found in outputs(make(), healthy_run(seed, length=600, every=every)) for f in found]
+
+        assert [f for f in said if f.severity is not Severity.INFO] == []
+
+    def test_a_constant_run_raises_no_critical_alarm(self, make: Make) -> None:
+        """Every metric the same for ever: a stuck logger is no crash."""
+        row = healthy_run()[0]
+        said = outputs(make(), [replace(row, step=step) for step in range(200)])
+
+        assert [f for found in said for f in found if f.severity is Severity.CRITICAL] == []
+
+    def test_arrival_does_not_change_what_update_says(self, make: Make) -> None:
+        """Judging a record early leaves no trace."""
+        eager = make()
+        said = []
+        for row in broken_run():
+            for _ in range(2):
+                eager.arrival(row)
+            said.append(eager.update(row))
+
+        assert _same(said, outputs(make(), broken_run()))
+
+    @pytest.mark.parametrize("kind", EVENT_KINDS)
+    def test_any_event_is_accepted(self, make: Make, kind: str) -> None:
+        """Known or not, before the first row and in the middle."""
+        detector = make()
+        detector.notice(Event(kind=kind))
+        outputs(detector, healthy_run(length=40))
+        detector.notice(Event(kind=kind, step=40, body={"optimizer": "clear"}))
+
+        assert outputs(detector, healthy_run(length=40))[-1] == []
+
+    def test_rows_without_its_metrics_are_silent(self, make: Make) -> None:
+        """A log that never measures what it needs yields nothing."""
+        assert outputs(make(), [ClosedStep(step=i, metrics={"time/step": 1.0}) for i in range(50)]) == [[]] * 50
+
+
+def _same(left: list[list[Finding]], right: list[list[Finding]]) -> bool:
+    # repr: NaN in evidence counts would never equal itself.
+    return repr(left) == repr(right)

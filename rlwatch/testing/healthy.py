@@ -1,0 +1,56 @@
+"""Synthetic runs that a monitor must be silent on: the shapes healthy RLVR runs really have."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from rlwatch.records import ClosedStep
+
+VOCABULARY = 152_000
+
+
+def healthy_metrics(step: int, length: int, noise: random.Random) -> dict[str, float]:
+    """One step: reward saturates, entropy is spent threefold on it, KL grows and settles.
+
+    The noise is that of small batches. Now and then all groups agree (no gradient), and one step in a
+    hundred spikes the gradient norm threefold.
+    """
+    progress = 1.0 - math.exp(-4.0 * step / length)
+    silent = noise.random() < 0.05
+    spike = 3.0 if noise.random() < 0.01 else 1.0
+    return {
+        "reward/mean": 0.35 + 0.45 * progress + noise.gauss(0.0, 0.05),
+        "reward/std": 0.0 if silent else 0.3 + noise.gauss(0.0, 0.03),
+        "reward/zero_std_frac": 1.0 if silent else min(max(noise.gauss(0.1 + 0.3 * progress, 0.1), 0.0), 0.9),
+        "policy/entropy": 0.35 * math.exp(-1.1 * progress) * math.exp(noise.gauss(0.0, 0.08)),
+        "policy/vocab_size": float(VOCABULARY),
+        "policy/kl_ref": 0.15 * progress * math.exp(noise.gauss(0.0, 0.3)),
+        "policy/kl_old": abs(noise.gauss(0.0, 1e-3)),
+        "optim/grad_norm": 1e-3 if silent else 0.5 * spike * math.exp(noise.gauss(0.0, 0.25)),
+        "loss/policy": noise.gauss(0.0, 0.02),
+        "mismatch/k3": 5e-4 * math.exp(noise.gauss(0.0, 0.2)),
+        "mismatch/kl": noise.gauss(0.0, 5e-4),
+        "mismatch/logp_absdiff": 0.003 * math.exp(noise.gauss(0.0, 0.2)),
+        "mismatch/prob_absdiff": 0.007 * math.exp(noise.gauss(0.0, 0.1)),
+        "len/mean": 400.0 + 60.0 * progress + noise.gauss(0.0, 15.0),
+        "len/clipped": min(max(noise.gauss(0.1, 0.05), 0.0), 1.0),
+        "nonfinite/grad": 0.0,
+    }
+
+
+def healthy_run(seed: int = 0, *, length: int = 300, every: int = 1) -> list[ClosedStep]:
+    """A whole run, logged every ``every`` steps as the mean over them, the way trainers do."""
+    noise = random.Random(seed)
+    steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
+    chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
+    return [
+        ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + i)
+        for i, chunk in enumerate(chunks)
+    ]
+
+
+def mean_metrics(chunk: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metric-wise mean of steps that measured the same."""
+    return {name: math.fsum(step[name] for step in chunk) / len(chunk) for name in chunk[0]}
