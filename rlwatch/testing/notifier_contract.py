@@ -1,0 +1,236 @@
+"""What every notifier must do; subclass in a test module of a new notifier.
+
+For a channel that speaks HTTP::
+
+    class TestMine(HTTPNotifierContract):
+        def make(self, url, secret, limit_s):
+            return MyNotifier(url, secret=secret, total_s=limit_s)
+
+For any other, :class:`NotifierContract` with a ``notifier`` fixture and its ``secrets``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rlwatch.ports import Delivery, Notifier
+from rlwatch.records import JSON, OutboxMessage
+from rlwatch.testing.webhook_receiver import Answer, WebhookReceiver
+
+SECRET = "contract-s3cret-value"  # noqa: S105  (made up, to look for)
+PATH_TOKEN = "T0KEN-in-the-p4th"  # noqa: S105
+SLACK_S = 2.0
+"""How much later than its limit a notifier may answer on a busy machine."""
+
+
+def a_message(message_id: str = "0123456789abcdef", **payload: JSON) -> OutboxMessage:
+    """A message as the outbox holds it."""
+    whole = {"event": "firing", "text": "entropy collapses", "alert": {"severity": "critical"}} | payload
+    return OutboxMessage(message_id, "run-1", "alert-1", "channel", whole)
+
+
+class NotifierContract:
+    """For all notifiers."""
+
+    secrets: tuple[str, ...] = ()
+
+    @pytest.fixture
+    def notifier(self) -> Notifier:
+        """The notifier under test, able to deliver."""
+        raise NotImplementedError("give a fixture 'notifier'")
+
+    def test_it_has_a_name(self, notifier: Notifier) -> None:
+        """The channel it serves."""
+        assert notifier.name.strip()
+
+    def test_it_delivers_and_says_so(self, notifier: Notifier) -> None:
+        """``ok``, with a reason."""
+        delivery = notifier.deliver(a_message())
+
+        assert isinstance(delivery, Delivery)
+        assert delivery.ok, delivery.reason
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            {"event": None, "text": None, "alert": None},
+            {"value": math.nan, "more": [math.inf, -math.inf]},
+            {"text": "línea\nnuëva \x1b[31m \ud800"},
+            {"text": "x" * 100_000},
+        ],
+        ids=["missing parts", "not finite", "odd text", "long"],
+    )
+    def test_an_awkward_payload_is_delivered_too(self, notifier: Notifier, payload: dict[str, JSON]) -> None:
+        """What a detector or a user wrote must not lose an alert."""
+        assert notifier.deliver(a_message(**payload)).ok
+
+    def test_its_repr_and_logs_leak_no_secret(self, notifier: Notifier, caplog: pytest.LogCaptureFixture) -> None:
+        """At the most talkative level, libraries included."""
+        caplog.set_level(logging.DEBUG)
+        delivery = notifier.deliver(a_message())
+
+        assert_no_secret(self.secrets, repr(notifier), str(notifier), delivery.reason, caplog.text)
+
+
+class HTTPNotifierContract(NotifierContract):
+    """For notifiers that deliver over HTTP; talks to a real server on the loopback interface."""
+
+    limit_s = 0.3
+
+    def make(self, url: str, secret: str, limit_s: float) -> Notifier:
+        """A notifier for this address that gives up after ``limit_s`` seconds in all."""
+        raise NotImplementedError("build the notifier under test")
+
+    @pytest.fixture
+    def receiver(self) -> Iterator[WebhookReceiver]:
+        """Accepts everything."""
+        with WebhookReceiver(200) as receiver:
+            yield receiver
+
+    @pytest.fixture
+    def notifier(self, receiver: WebhookReceiver) -> Notifier:
+        """One that delivers to :meth:`receiver`."""
+        self.secrets = (SECRET, receiver.url.rpartition("/")[2])
+        return self.make(receiver.url, SECRET, 5.0)
+
+    def answered(self, answer: Answer | int, limit_s: float = 5.0) -> tuple[Delivery, WebhookReceiver]:
+        """What the notifier makes of one answer."""
+        with WebhookReceiver(answer) as receiver:
+            return self.make(receiver.url, SECRET, limit_s).deliver(a_message()), receiver
+
+    def test_a_retry_carries_the_same_idempotency_key(self, notifier: Notifier, receiver: WebhookReceiver) -> None:
+        """So that a receiver can drop what it has seen."""
+        for message_id in ("first", "first", "second"):
+            notifier.deliver(a_message(message_id))
+
+        assert [r.message_id for r in receiver.received] == ["first", "first", "second"]
+        assert len(receiver.deliveries) == 2
+
+    @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+    def test_2xx_is_delivered(self, status: int) -> None:
+        """Whatever kind of success."""
+        assert self.answered(status)[0].ok
+
+    @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
+    def test_a_passing_trouble_may_be_tried_again(self, status: int) -> None:
+        """The receiver is there, but not now."""
+        delivery, _ = self.answered(status)
+
+        assert (delivery.ok, delivery.retryable) == (False, True)
+        assert str(status) in delivery.reason
+
+    @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 410, 413, 422])
+    def test_a_refusal_is_final(self, status: int) -> None:
+        """The same again would be refused again."""
+        delivery, _ = self.answered(status)
+
+        assert (delivery.ok, delivery.retryable) == (False, False)
+        assert str(status) in delivery.reason
+
+    @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+    def test_a_redirect_is_not_followed(self, status: int) -> None:
+        """The alert, and perhaps a secret, would go to an address nobody configured."""
+        with WebhookReceiver(200) as elsewhere:
+            delivery, receiver = self.answered(Answer(status, {"Location": elsewhere.url}))
+
+            assert not delivery.ok
+            assert (len(receiver.received), len(elsewhere.received)) == (1, 0)
+            assert_no_secret((elsewhere.url,), delivery.reason)
+
+    def test_a_receiver_that_hangs_is_given_up_in_time(self) -> None:
+        """And may be tried again."""
+        began = time.monotonic()
+        delivery, _ = self.answered(Answer(hang=True), self.limit_s)
+
+        assert time.monotonic() - began < self.limit_s + SLACK_S
+        assert (delivery.ok, delivery.retryable) == (False, True)
+
+    def test_a_receiver_that_drips_is_given_up_in_time(self) -> None:
+        """A byte now and then resets every limit that is not one on the whole."""
+        with dripping() as url:
+            began = time.monotonic()
+            delivery = self.make(url, SECRET, self.limit_s).deliver(a_message())
+
+        assert time.monotonic() - began < self.limit_s + SLACK_S
+        assert (delivery.ok, delivery.retryable) == (False, True)
+
+    def test_a_huge_answer_is_not_read_into_memory(self) -> None:
+        """The status says it all."""
+        assert self.answered(Answer(200, body=b"x" * 20_000_000))[0].ok
+
+    def test_network_trouble_is_an_answer_and_leaks_no_secret(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A closed port, a host that does not exist, a server that speaks no HTTP: no exception, no address."""
+        caplog.set_level(logging.DEBUG)
+        with speaking(b"NOT HTTP AT ALL\r\n\r\n") as garbage, speaking(b"") as silence:
+            for url in (f"http://127.0.0.1:{closed_port()}", "http://rlwatch.invalid", garbage, silence):
+                notifier = self.make(f"{url}/{PATH_TOKEN}?key={PATH_TOKEN}", SECRET, self.limit_s)
+                delivery = notifier.deliver(a_message())
+
+                assert (delivery.ok, delivery.retryable) == (False, True)
+                assert delivery.reason
+                assert_no_secret((SECRET, PATH_TOKEN), repr(notifier), delivery.reason, caplog.text)
+
+
+def assert_no_secret(secrets: tuple[str, ...], *texts: str) -> None:
+    """Fail without showing the secret's surroundings, which may hold others."""
+    for secret in secrets:
+        for number, text in enumerate(texts):
+            assert secret not in text, f"text {number} leaks a secret"
+
+
+def closed_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextmanager
+def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
+    """A server that reads a little, says ``words`` to everybody, byte by byte if ``every_s``, and hangs up."""
+    server, done = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        connection.recv(65536)
+        if every_s is None:
+            connection.sendall(words)
+            return
+        for byte in words:
+            connection.sendall(bytes([byte]))
+            if done.wait(every_s):
+                return
+
+    def serve() -> None:
+        while not done.is_set():
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    talk(connection)
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    finally:
+        done.set()
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(5.0)
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """A server whose answer's headers never end, a byte every 20 ms."""
+    with speaking(b"HTTP/1.1 200 OK\r\nX-Drip: " + b"x" * 100_000, every_s=0.02) as url:
+        yield url

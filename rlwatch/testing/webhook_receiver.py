@@ -1,0 +1,186 @@
+"""A webhook receiver on this machine: what a receiver has to do, and a partner for tests and the demo.
+
+>>> with WebhookReceiver(secret="s3cret") as receiver:
+...     receiver.url.startswith("http://127.0.0.1:")
+True
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.notify.signing import verify_signature
+from rlwatch.records import JSON
+
+LARGEST_BODY = 1_000_000
+"""Bytes; what claims to be larger is answered 413 unread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How to answer one request. ``hang``: not at all until the receiver closes."""
+
+    status: int = 204
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    hang: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One request. ``verified`` is None where the receiver knows no secret."""
+
+    payload: Mapping[str, JSON]
+    headers: Mapping[str, str]
+    body: bytes
+    verified: bool | None
+    path: str
+
+    @property
+    def message_id(self) -> str:
+        """What makes retries recognisable."""
+        return self.headers.get("x-rlwatch-delivery", "")
+
+    @property
+    def event(self) -> str:
+        """``firing``, ``escalated`` or ``resolved``."""
+        return self.headers.get("x-rlwatch-event", "")
+
+
+class WebhookReceiver:
+    """Serves on a free port of 127.0.0.1 while its ``with`` block runs.
+
+    Parameters
+    ----------
+    secret
+        Deliveries not signed with it are answered 401.
+    answers
+        What to answer, in order; the last one for ever. 204 if none are given.
+    clock
+        Judges the age of deliveries.
+    """
+
+    def __init__(self, *answers: Answer | int, secret: str | None = None, clock: Clock | None = None) -> None:
+        self._script = [Answer(a) if isinstance(a, int) else a for a in answers] or [Answer()]
+        self._secret = secret
+        self._clock = clock or SystemClock()
+        self._received: list[Received] = []
+        self._news = threading.Condition()
+        self.closing = threading.Event()
+        self._server = _Server(self)
+        self._path = f"/hook/{secrets.token_urlsafe(16)}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where to deliver; the path is unguessable, as real receivers' are."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}{self._path}"
+
+    @property
+    def received(self) -> tuple[Received, ...]:
+        """All requests so far, in order of arrival, retries too."""
+        with self._news:
+            return tuple(self._received)
+
+    @property
+    def deliveries(self) -> tuple[Received, ...]:
+        """The first request of each message id: what a receiver that drops retries has seen."""
+        first: dict[str, Received] = {}
+        for request in self.received:
+            first.setdefault(request.message_id, request)
+        return tuple(first.values())
+
+    def wait_for(self, count: int, timeout_s: float = 10.0) -> bool:
+        """Wait until ``count`` requests have arrived; False if they have not within ``timeout_s``."""
+        with self._news:
+            return self._news.wait_for(lambda: len(self._received) >= count, timeout_s)
+
+    def take(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Record a request and say how to answer it."""
+        verified = self._verified(headers, body)
+        with self._news:
+            answer = self._script[min(len(self._received), len(self._script) - 1)]
+            self._received.append(Received(_parsed(body), headers, body, verified, path))
+            self._news.notify_all()
+        if path != self._path:
+            return Answer(404)
+        return Answer(401) if verified is False else answer
+
+    def close(self) -> None:
+        """Stop serving; requests that hang are let go."""
+        self.closing.set()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _verified(self, headers: Mapping[str, str], body: bytes) -> bool | None:
+        if self._secret is None:
+            return None
+        timestamp, signature = headers.get("x-rlwatch-timestamp", ""), headers.get("x-rlwatch-signature", "")
+        return verify_signature(self._secret, timestamp, body, signature, now=self._clock.now())
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, receiver: WebhookReceiver) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.receiver = receiver
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is not worth a traceback."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_POST(self) -> None:
+        """Read, record, answer as the script says."""
+        length = self.headers.get("content-length", "")
+        if not length.isdigit() or int(length) > LARGEST_BODY:
+            self._reply(Answer(413))
+            return
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        answer = self.server.receiver.take(self.path, headers, self.rfile.read(int(length)))
+        if answer.hang:
+            self.server.receiver.closing.wait()
+            return
+        self._reply(answer)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name in the base class)
+        """Addresses are secrets: nothing goes to the log."""
+
+    def _reply(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+
+def _parsed(body: bytes) -> Mapping[str, JSON]:
+    try:
+        payload = json.loads(body)
+    except ValueError:
+        return {}
+    return payload if isinstance(payload, dict) else {}
