@@ -1,1 +1,7 @@
-"""TODO."""
+"""Reading the logs that trainers leave behind: one file per format, recognised by content."""
+
+from rlwatch.importers.base import ImportedRun, Importer, Skipped
+from rlwatch.importers.registry import formats, read_log, sniff
+from rlwatch.importers.tail import LogTail
+
+__all__ = ["ImportedRun", "Importer", "LogTail", "Skipped", "formats", "read_log", "sniff"]

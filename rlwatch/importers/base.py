@@ -1,0 +1,180 @@
+"""What importers give and what they are made of.
+
+An importer turns one kind of log into rows (:class:`Row`), in the order of the file. Everything else (sequence
+numbers, attempts, sources, error texts) happens once, for all formats, in :mod:`~rlwatch.importers.assemble` and
+:mod:`~rlwatch.importers.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.lines import Segment, Segments, blocks
+from rlwatch.records import JSON, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Things of one kind that could not be used. ``lines`` are the first few, 1-based (0: unknown)."""
+
+    reason: str
+    count: int
+    lines: tuple[int, ...]
+
+
+class Skips:
+    """Counts what is left out, so that nothing is lost silently."""
+
+    SHOWN = 3
+    KINDS = 40
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[int]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, reason: str, line: int) -> None:
+        """Count one thing at ``line``; beyond 40 different reasons they are counted together."""
+        if reason not in self._counts and len(self._counts) >= self.KINDS:
+            reason = "other things that could not be used"
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        lines = self._lines.setdefault(reason, [])
+        if len(lines) < self.SHOWN:
+            lines.append(line)
+
+    def listed(self) -> tuple[Skipped, ...]:
+        """What was counted, in order of first appearance."""
+        return tuple(Skipped(reason, count, tuple(self._lines[reason])) for reason, count in self._counts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """One run read from a log.
+
+    ``records`` carry the source's own metric names, ``seq`` 1, 2, 3... and the ``attempt`` they belong to.
+    ``notes`` say what a reader should know about how the log was read (where the steps came from).
+    """
+
+    name: str
+    source: str
+    format: str
+    path: str
+    records: list[StepRecord]
+    skipped: tuple[Skipped, ...] = ()
+    config: Mapping[str, JSON] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Metrics of one step as one place of the log gives them. ``run`` is empty where the log holds one run."""
+
+    step: int
+    metrics: Mapping[str, float]
+    line: int = 0
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How sure an importer is that a log is its own: 0 (not at all) to 1, and why."""
+
+    confidence: float
+    reason: str
+
+
+class LineParser:
+    """Reads a log piece by piece; what it says never depends on how the bytes were cut.
+
+    Subclasses set ``recognised`` as soon as they have seen the mark of their format.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.skips = Skips()
+        self.recognised = False
+
+    def feed(self, segment: Segment) -> Iterable[Row]:
+        """Rows that ``segment`` completes."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterable[Row]:
+        """Rows still held back when the log ends."""
+        return ()
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know about how the log was read."""
+        return ()
+
+    def config(self) -> Mapping[str, JSON]:
+        """Settings of the run, where the log holds them."""
+        return {}
+
+
+class Importer(Protocol):
+    """One source format."""
+
+    name: ClassVar[str]
+    expects: ClassVar[str]
+    """What the format looks like, for the message that says it was not found."""
+    source: ClassVar[str]
+    """The trainer, where the format tells; names of metrics may tell more."""
+    anywhere: ClassVar[bool]
+    """Whether the first row may come after any amount of other output."""
+    table: ClassVar[bool]
+    """Whether the order of lines carries no meaning (a table may be sorted by metric)."""
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:
+        """Whether ``head``, a piece of the log, looks like this format."""
+        ...
+
+    def parser(self, path: str) -> LineParser:
+        """A fresh parser."""
+        ...
+
+    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
+        """Every row of the file, in its order. Raises ``ImportFormatError``."""
+        ...
+
+
+class LineImporter:
+    """A format that can be read line by line, and so be followed while it grows."""
+
+    name: ClassVar[str]
+    expects: ClassVar[str]
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+    weight: ClassVar[float] = 0.9
+
+    def parser(self, path: str) -> LineParser:
+        """A fresh parser."""
+        raise NotImplementedError
+
+    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
+        """Every row of the file; reads it in blocks, never as a whole."""
+        segments = Segments()
+        for block in blocks(path):
+            for segment in segments.feed(block):
+                yield from parser.feed(segment)
+        for segment in segments.finish():
+            yield from parser.feed(segment)
+        yield from parser.finish()
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:
+        """Sure as soon as its own parser finds its mark in ``head``."""
+        parser, segments = self.parser(str(path)), Segments()
+        try:
+            for segment in segments.feed(head) + segments.finish():
+                list(parser.feed(segment))
+                if parser.recognised:
+                    break
+        except ImportFormatError:  # it is this format, with a mistake in it: reading will say which
+            return Verdict(self.weight, f"{self.expects}, with a mistake in it")
+        if parser.recognised:
+            return Verdict(self.weight, f"found {self.expects}")
+        seen = parser.skips.listed()
+        return Verdict(0.0, f"no {self.expects}" + (f" ({seen[0].reason})" if seen else ""))

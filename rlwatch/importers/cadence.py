@@ -1,0 +1,111 @@
+"""Which step a row without a step belongs to, told from the progress bars around it.
+
+HF's Trainer prints its metrics without the step; the bar that tqdm redraws right after the row shows it. Where
+stdout was buffered rows come in batches, long after their steps: a batch of 31 rows before ``620/1875`` is one row
+every 20 steps. Without any bar rows are numbered. Everything here depends only on what came before, never on the
+end of the log, so that following a log and reading it afterwards give the same steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+MOST_WAITING = 1000
+"""Rows held back for a bar at most. 8 KiB of buffered stdout are about a hundred; a bar may also never come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[T]):
+    row: T
+    trains: bool
+
+
+class StepClock(Generic[T]):
+    """Takes rows and bars in the order of the log; gives rows back with their step.
+
+    ``trains`` tells a row of a training step (its step is its own) from an evaluation (the step of the row before).
+    """
+
+    def __init__(self) -> None:
+        self.pace: int | None = None
+        """Steps from one row to the next, once known."""
+        self.last = 0
+        """The step of the last row."""
+        self.counted = False
+        """Whether any row had to be numbered because no bar told its step."""
+        self._waiting: list[_Waiting[T]] = []
+        self._total: int | None = None
+        self._n = 0
+        self._bars_seen = False
+
+    def row(self, row: T, *, trains: bool, beside: tuple[int, int] | None = None) -> list[tuple[T, int]]:
+        """Take a row; ``beside`` is (n, total) of the bar printed before it on the same line, if any."""
+        if not trains and not self._waiting:
+            return [(row, max(self.last, self._n))]
+        if trains and beside and not self._waiting and beside[0] > self.last:
+            self._total = beside[1]
+            self._n = beside[0]
+            return [(row, self._advance(beside[0]))]
+        self._waiting.append(_Waiting(row, trains))
+        trainings = sum(waiting.trains for waiting in self._waiting)
+        barless = not self._bars_seen and (trainings > 1 or self.counted)
+        return self._count() if barless or trainings > MOST_WAITING else []
+
+    def bar(self, n: int, total: int, *, directly: bool) -> list[tuple[T, int]]:
+        """Take a bar; ``directly`` says that nothing but line ends lies between it and the last row."""
+        self._bars_seen = True
+        own = total == self._total
+        adopted = n > 0 and bool(self._waiting) and (directly or self._total is None)
+        if not own and not adopted:
+            return []
+        if n < self.last:  # the trainer was started again
+            self.last = 0
+        self._total, self._n = total, n
+        return self._settle(n) if n > 0 else []
+
+    def at(self, step: int) -> list[tuple[T, int]]:
+        """Learn of a row that says its own step; gives back what waited before it."""
+        settled = self.flush()
+        self._advance(step)
+        return settled
+
+    def flush(self) -> list[tuple[T, int]]:
+        """Give back what still waits, with the best guess there is: training, or the log, has ended."""
+        return self._settle(self._n) if self._n > self.last else self._count()
+
+    def _settle(self, n: int) -> list[tuple[T, int]]:
+        """Spread the waiting rows over the steps up to ``n``, where the bar stands."""
+        return self._assign(self._spread(sum(waiting.trains for waiting in self._waiting), n))
+
+    def _count(self) -> list[tuple[T, int]]:
+        trainings = sum(waiting.trains for waiting in self._waiting)
+        self.counted = self.counted or trainings > 0
+        pace = self.pace or 1
+        return self._assign([self.last + pace * i for i in range(1, trainings + 1)])
+
+    def _assign(self, steps: list[int]) -> list[tuple[T, int]]:
+        following = iter(steps)
+        done = [(w.row, self._advance(next(following)) if w.trains else self.last) for w in self._waiting]
+        self._waiting = []
+        return done
+
+    def _advance(self, step: int) -> int:
+        if step > self.last:
+            self.pace = step - self.last
+        self.last = step
+        return step
+
+    def _spread(self, rows: int, n: int) -> list[int]:
+        """Steps of ``rows`` consecutive rows of which the last is at or shortly before ``n``."""
+        if rows <= 1:
+            return [n] * rows
+        if self.pace:  # HF logs at multiples of the pace
+            first = n - n % self.pace - self.pace * (rows - 1)
+            if first > self.last:
+                return [first + self.pace * i for i in range(rows)]
+        if self.last == 0 and n % rows and rows > 2 and n % (rows - 1) == 0:  # logging_first_step
+            return [1] + [n // (rows - 1) * i for i in range(1, rows)]
+        pace = max(1, (n - self.last) // rows)
+        return [min(self.last + pace * i, n) for i in range(1, rows + 1)]

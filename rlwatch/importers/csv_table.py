@@ -1,0 +1,155 @@
+"""CSV, long (``run_id,step,metric,value``) and wide (``step,loss,reward,...``).
+
+Both may hold several runs (a ``run_id`` column) or one (none). Separators: comma, semicolon, tab. ``nan``, ``inf``
+and ``-inf`` in words are values. An **empty cell means not measured**: pandas leaves a cell empty both for NaN and
+for what was never logged, and a log that calls every gap a NaN would be one long false alarm.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import LineImporter, LineParser, Row
+from rlwatch.importers.lines import Segment
+from rlwatch.importers.values import number, step_of
+
+_RUN_COLUMNS = ("run_id", "run")
+_STEP_COLUMNS = ("step", "global_step", "train/global_step", "_step", "iteration")
+_SEPARATORS = ",;\t"
+
+
+def _cells(text: str, separator: str) -> list[str]:
+    """The cells of one line; none if it cannot be CSV (the csv module refuses cells over 128 KiB)."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
+    except csv.Error:
+        return []
+
+
+class TableParser(LineParser):
+    """Reads the header first; cells of one run and step that follow each other become one row."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._columns: list[str] | None = None
+        self._separator = ","
+        self._run = self._step = -1
+
+    def feed(self, segment: Segment) -> Iterator[Row]:
+        """The rows that one line completes."""
+        if self._columns is None:
+            self._header(segment.text)
+            return
+        if not self.recognised:
+            return
+        cells = _cells(segment.text, self._separator)
+        if len(cells) != len(self._columns):
+            self.skips.add(f"a line with other than {len(self._columns)} cells", segment.line)
+            return
+        yield from self._read(cells, segment.line)
+
+    def _header(self, text: str) -> None:
+        self._separator = max(_SEPARATORS, key=text.count)
+        self._columns = _cells(text, self._separator)
+        lower = [name.lower() for name in self._columns]
+        self._run = next((lower.index(name) for name in _RUN_COLUMNS if name in lower), -1)
+        self._step = next((lower.index(name) for name in _STEP_COLUMNS if name in lower), -1)
+        self.recognised = self._step >= 0 and self._accepts(lower)
+
+    def _accepts(self, columns: list[str]) -> bool:
+        raise NotImplementedError
+
+    def _read(self, cells: list[str], line: int) -> Iterator[Row]:
+        raise NotImplementedError
+
+    def _place(self, cells: list[str], line: int) -> tuple[str, int]:
+        """Run and step of a line."""
+        try:
+            step = step_of(cells[self._step])
+        except ValueError as error:
+            raise ImportFormatError(self.path, f"{error}; correct or remove this line", line) from None
+        return (cells[self._run] if self._run >= 0 else ""), step
+
+    def _number(self, text: str, name: str, line: int) -> float | None:
+        value = number(text) if text else None
+        if value is None:
+            self.skips.add("an empty cell (read as not measured)" if not text else f"{name!r} is not a number", line)
+        return value
+
+
+class LongTableParser(TableParser):
+    """One line a value."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._metric = self._value = -1
+        self._open: Row | None = None
+        self._metrics: dict[str, float] = {}
+
+    def _accepts(self, columns: list[str]) -> bool:
+        if "metric" not in columns or "value" not in columns:
+            return False
+        self._metric, self._value = columns.index("metric"), columns.index("value")
+        return True
+
+    def _read(self, cells: list[str], line: int) -> Iterator[Row]:
+        run, step = self._place(cells, line)
+        name = cells[self._metric]
+        value = self._number(cells[self._value], name, line)
+        if value is None:
+            return
+        if self._open is None or (self._open.run, self._open.step) != (run, step) or name in self._metrics:
+            yield from self.finish()
+            self._metrics = {}
+            self._open = Row(step, self._metrics, line, run)
+        self._metrics[name] = value
+
+    def finish(self) -> Iterator[Row]:
+        """The row of the last step."""
+        if self._open is not None:
+            yield self._open
+        self._open = None
+
+
+class WideTableParser(TableParser):
+    """One line a step."""
+
+    def _accepts(self, columns: list[str]) -> bool:
+        return "value" not in columns and len(columns) > 1 + (self._run >= 0)
+
+    def _read(self, cells: list[str], line: int) -> Iterator[Row]:
+        run, step = self._place(cells, line)
+        metrics: dict[str, float] = {}
+        for index, (name, text) in enumerate(zip(self._columns or (), cells, strict=True)):
+            value = None if index in (self._step, self._run) else self._number(text, name, line)
+            if value is not None:
+                metrics[name] = value
+        if metrics:
+            yield Row(step, metrics, line, run)
+
+
+class LongTable(LineImporter):
+    """A long CSV."""
+
+    name: ClassVar[str] = "csv"
+    expects: ClassVar[str] = "CSV header 'run_id,step,metric,value'"
+    table: ClassVar[bool] = True
+
+    def parser(self, path: str) -> LongTableParser:
+        """A fresh parser."""
+        return LongTableParser(path)
+
+
+class WideTable(LineImporter):
+    """A wide CSV."""
+
+    name: ClassVar[str] = "csv-wide"
+    expects: ClassVar[str] = "CSV header 'step,<metric>,<metric>...'"
+    weight: ClassVar[float] = 0.7
+
+    def parser(self, path: str) -> WideTableParser:
+        """A fresh parser."""
+        return WideTableParser(path)

@@ -1,0 +1,188 @@
+"""All importers, choosing the right one, and reading a whole log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.assemble import RunAssembly
+from rlwatch.importers.base import ImportedRun, Importer, LineParser, Verdict
+from rlwatch.importers.csv_table import LongTable, WideTable
+from rlwatch.importers.jsonl import FlatJsonLines, VerlJsonLines
+from rlwatch.importers.lines import blocks
+from rlwatch.importers.openrlhf_console import OpenRlhfConsole
+from rlwatch.importers.source import source_of
+from rlwatch.importers.trainer_state import TrainerState
+from rlwatch.importers.trl_console import TrlConsole
+from rlwatch.importers.unsupported import is_binary, named_binary, named_text
+from rlwatch.importers.verl_console import VerlConsole
+from rlwatch.metrics import known
+
+IMPORTERS: tuple[Importer, ...] = (
+    TrainerState(),
+    VerlJsonLines(),
+    FlatJsonLines(),
+    LongTable(),
+    WideTable(),
+    OpenRlhfConsole(),
+    VerlConsole(),
+    TrlConsole(),
+)
+WINDOW = 1 << 18
+_OVERLAP = 1 << 14
+_LISTED = 20
+
+
+def formats() -> tuple[str, ...]:
+    """Names of the formats that can be read."""
+    return tuple(importer.name for importer in IMPORTERS)
+
+
+def named(name: str, path: str = "") -> Importer:
+    """The importer of a format. Raises ``ImportFormatError`` if there is none of that name."""
+    for importer in IMPORTERS:
+        if importer.name == name:
+            return importer
+    raise ImportFormatError(path or "format", f"no format is called {name!r}; there are: {', '.join(formats())}")
+
+
+def verdicts(head: bytes, path: Path, *, beginning: bool = True) -> list[tuple[Importer, Verdict]]:
+    """What each importer says of ``head``; of a later piece only those are asked whose rows may come anywhere."""
+    return [(importer, importer.sniff(head, path)) for importer in IMPORTERS if beginning or importer.anywhere]
+
+
+def recognise(head: bytes, path: Path, *, beginning: bool = True) -> tuple[Importer | None, str]:
+    """The importer most sure of ``head``, or None and what each was missing.
+
+    Raises ``ImportFormatError`` for what is certainly no log that can be read.
+    """
+    if beginning:
+        refuse_binary(head, path)
+    given = verdicts(head, path, beginning=beginning)
+    importer, best = max(given, key=lambda pair: pair[1].confidence)
+    if best.confidence > 0:
+        return importer, best.reason
+    return None, "; ".join(f"{importer.name}: {verdict.reason}" for importer, verdict in given)
+
+
+def refuse_binary(head: bytes, path: Path) -> None:
+    """Raise ``ImportFormatError`` if ``head`` begins a file that holds no text."""
+    problem = named_binary(head, path)
+    if problem is None and is_binary(head):
+        problem = f"is a binary file of no known kind; formats that can be read: {', '.join(formats())}"
+    if problem:
+        raise ImportFormatError(str(path), problem)
+
+
+def windows(path: Path) -> Iterator[bytes]:
+    """Overlapping pieces of a log, so that a row on a seam is whole in one of them."""
+    seam = b""
+    for block in blocks(path, WINDOW):
+        yield seam + block
+        seam = block[-_OVERLAP:]
+
+
+def sniff(path: str | os.PathLike[str]) -> Importer:
+    """The importer for the log at ``path``. Raises ``ImportFormatError`` with what was tried if none fits."""
+    log = readable(path)
+    head, tried = b"", ""
+    for number, window in enumerate(windows(log)):
+        importer, reason = recognise(window, log, beginning=number == 0)
+        if importer is not None:
+            return importer
+        if number == 0:
+            head, tried = window, reason
+    if not head.strip():
+        raise ImportFormatError(str(log), "the file is empty; has the run logged anything yet?")
+    raise ImportFormatError(str(log), named_text(head) or f"no known format ({tried})")
+
+
+def readable(path: str | os.PathLike[str]) -> Path:
+    """``path`` if it is a file. Raises ``ImportFormatError`` with what to do otherwise."""
+    log = Path(path)
+    if log.is_dir():
+        states = sorted(log.glob("**/trainer_state.json"), key=lambda state: state.stat().st_mtime)
+        hint = f"the newest state of this directory is {states[-1]}" if states else "give the log file inside it"
+        raise ImportFormatError(str(log), f"is a directory, not a log; {hint}")
+    if not log.exists():
+        raise ImportFormatError(str(log), "no such file")
+    return log
+
+
+def run_name(path: Path) -> str:
+    """A name for the run of a log that does not name it: the file's, or that of the directory of checkpoints."""
+    if not path.name.startswith("trainer_state.json"):
+        return path.name.removesuffix(".gz").rsplit(".", 1)[0] or path.name
+    parents = [parent.name for parent in path.resolve().parents if not parent.name.startswith("checkpoint-")]
+    return parents[0] or "run"
+
+
+def read_log(
+    path: str | os.PathLike[str],
+    *,
+    run: str | None = None,
+    format: str | None = None,  # noqa: A002  (the word users know)
+) -> list[ImportedRun]:
+    r"""The runs that the log at ``path`` holds, in order of first appearance; only ``run`` if given.
+
+    ``format`` overrules recognition by content. Raises ``ImportFormatError`` (path, line, what to do) if the log
+    cannot be read, holds no run of that name, or none of the metrics rlwatch knows.
+
+    >>> import tempfile, pathlib
+    >>> log = pathlib.Path(tempfile.mkdtemp()) / "seed3.log"
+    >>> _ = log.write_text("(main_task pid=7) step:1 - actor/entropy:0.42 - actor/grad_norm:nan\n")
+    >>> [imported] = read_log(log)
+    >>> imported.name, imported.format, imported.records[0].metrics
+    ('seed3', 'verl-console', {'actor/entropy': 0.42, 'actor/grad_norm': nan})
+    """
+    log = readable(path)
+    importer = named(format, str(log)) if format else sniff(log)
+    parser = importer.parser(str(log))
+    found: dict[str, RunAssembly] = {}
+    unnamed = run_name(log)
+    for row in importer.rows(log, parser):
+        name = row.run or unnamed
+        if name not in found:
+            found[name] = RunAssembly()
+        if run in (None, name):
+            found[name].add(row)
+    _check_found(found, importer, parser, run)
+    wanted = {name: assembly for name, assembly in found.items() if run in (None, name)}
+    _check_known(wanted, importer, parser)
+    return [_run(name, assembly, importer, parser) for name, assembly in wanted.items()]
+
+
+def _run(name: str, assembly: RunAssembly, importer: Importer, parser: LineParser) -> ImportedRun:
+    return ImportedRun(
+        name=name,
+        source=source_of(assembly.names, importer.source),
+        format=importer.name,
+        path=parser.path,
+        records=assembly.by_step() if importer.table else assembly.records,
+        skipped=parser.skips.listed(),
+        config=parser.config(),
+        notes=parser.notes(),
+    )
+
+
+def _check_found(found: Mapping[str, RunAssembly], importer: Importer, parser: LineParser, run: str | None) -> None:
+    if not found:
+        seen = "; ".join(f"{skipped.count} x {skipped.reason}" for skipped in parser.skips.listed())
+        problem = f"holds no metrics of any step, read as {importer.name} ({importer.expects})"
+        raise ImportFormatError(parser.path, problem + (f"; left out: {seen}" if seen else ""))
+    if run is not None and run not in found:
+        names = ", ".join(repr(name) for name in list(found)[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
+        raise ImportFormatError(parser.path, f"has no run {run!r}; it has: {names}")
+
+
+def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, parser: LineParser) -> None:
+    names = list(dict.fromkeys(name for assembly in runs.values() for name in assembly.names))
+    if not known(names, source_of(names, importer.source)):
+        few = ", ".join(repr(name) for name in names[:5]) or "none"
+        problem = (
+            f"none of its {len(names)} metrics is known to rlwatch (found {few}); rename them to what they are, for "
+            "example policy/entropy, policy/kl_ref, reward/mean, optim/grad_norm, or loss, kl, reward as TRL does"
+        )
+        raise ImportFormatError(parser.path, problem)

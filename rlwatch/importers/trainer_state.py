@@ -1,0 +1,102 @@
+"""``trainer_state.json`` of HF's Trainer (in each ``checkpoint-N/``): rows of ``log_history``.
+
+Written by Python's ``json``, so NaN and infinities stand there as the literals ``NaN``, ``Infinity``. ``null`` is
+TRL's mean of nothing but NaN: it reads as NaN. Evaluation rows (``eval_...``) are records of their step too; the
+row of ``train_runtime`` at the end is the run's summary and is left out. Line numbers are numbers of rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import LineParser, Row, Verdict
+from rlwatch.importers.jsonl import SUMMARY
+from rlwatch.importers.lines import blocks
+from rlwatch.importers.values import metrics_of, step_of
+from rlwatch.records import JSON
+
+_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "save_steps", "eval_steps", "train_batch_size")
+
+
+class TrainerStateParser(LineParser):
+    """Holds what was learnt besides the rows."""
+
+    settings: Mapping[str, JSON] = {}
+
+    def config(self) -> Mapping[str, JSON]:
+        """The settings that the file holds."""
+        return self.settings
+
+
+class TrainerState:
+    """The state file of a checkpoint; read as a whole, since it is one JSON object."""
+
+    name: ClassVar[str] = "trainer-state"
+    expects: ClassVar[str] = "JSON object with a 'log_history' (trainer_state.json)"
+    source: ClassVar[str] = "trl"
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:
+        """Sure if the head is an object with ``log_history``; its name alone is a good sign."""
+        if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            return Verdict(0.0, f"no {self.expects}")
+        if b'"log_history"' in head:
+            return Verdict(0.99, "found 'log_history'")
+        if path.name.startswith("trainer_state.json"):
+            return Verdict(0.9, "called trainer_state.json")
+        return Verdict(0.0, f"no {self.expects}")
+
+    def parser(self, path: str) -> TrainerStateParser:
+        """A fresh holder for skips and settings."""
+        return TrainerStateParser(path)
+
+    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
+        """The rows of ``log_history``."""
+        state = _load(path)
+        history = state.get("log_history")
+        if not isinstance(history, list):
+            raise ImportFormatError(str(path), "has no list 'log_history'; is it the file of a finished checkpoint?")
+        if isinstance(parser, TrainerStateParser):
+            parser.settings = {name: state[name] for name in _SETTINGS if state.get(name) is not None}
+        for number, entry in enumerate(history, 1):
+            yield from _row(entry, number, parser)
+
+
+def _row(entry: object, number: int, parser: LineParser) -> Iterator[Row]:
+    if not isinstance(entry, dict) or "step" not in entry:
+        parser.skips.add("a row without a step", number)
+        return
+    if SUMMARY in entry:
+        parser.skips.add("the trainer's summary row at the end", number)
+        return
+    try:
+        step = step_of(entry["step"])
+    except ValueError as error:
+        raise ImportFormatError(parser.path, f"row {number} of log_history: {error}") from None
+    parser.recognised = True
+    metrics = metrics_of({name: value for name, value in entry.items() if name != "step"}, parser.skips, number)
+    if metrics:
+        yield Row(step, metrics, number)
+
+
+def _load(path: Path) -> dict[str, JSON]:
+    text = b"".join(blocks(path)).decode("utf-8-sig", "replace")
+    try:
+        state = json.loads(text)
+    except json.JSONDecodeError as error:
+        half = "ends in the middle" if error.pos >= len(text.rstrip()) - 1 else "is not valid JSON"
+        problem = (
+            f"{half} (column {error.colno}: {error.msg}); if the trainer is still writing it, try again, "
+            "else use the trainer_state.json of the checkpoint before"
+        )
+        raise ImportFormatError(str(path), problem, error.lineno) from None
+    except RecursionError:
+        raise ImportFormatError(str(path), "is nested too deeply to be a trainer_state.json") from None
+    if not isinstance(state, dict):
+        raise ImportFormatError(str(path), f"must be a JSON object, got a {type(state).__name__}")
+    return state

@@ -1,0 +1,136 @@
+"""Console output of HF's Trainer, and so of TRL: ``{'loss': 0.01, 'grad_norm': 2.6, ..., 'epoch': 0.1}``.
+
+Values come as floats or, since transformers 5, as strings of 4 digits. Rows are glued to progress bars, lose their
+leading brace when copied, and the last may be cut off (then its last value is left out). ``nan`` and ``inf`` are
+read as such; ``None`` is TRL's mean of nothing but NaN and reads as NaN. Most rows do not say their step: see
+:mod:`~rlwatch.importers.cadence`. ms-swift's do (``'global_step/max_steps': '5/3766'``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from rlwatch.importers.base import LineImporter, LineParser, Row
+from rlwatch.importers.cadence import StepClock
+from rlwatch.importers.dict_rows import DictRow, dict_rows
+from rlwatch.importers.jsonl import SUMMARY
+from rlwatch.importers.lines import Segment, without_prefix
+from rlwatch.importers.progress import Bar, bars
+from rlwatch.importers.values import metrics_of, number, step_of
+from rlwatch.metrics import known
+
+_STEP_FIELDS = ("global_step/max_steps", "global_step", "step")
+_MARKS = frozenset({"loss", "grad_norm", "learning_rate", "lr", "epoch", "eval_loss", SUMMARY, *_STEP_FIELDS})
+_SETTINGS = frozenset({"optim/lr", "policy/kl_coef", "policy/vocab_size"})
+_PACE = re.compile(r"logging_steps['\"]?\s*[:=]\s*(\d+)(?![\d.])")
+_OPENRLHF = re.compile(r"Global step \d+:")
+_EVAL = "eval_"
+
+
+class TrlConsoleParser(LineParser):
+    """Takes rows and bars in the order they were printed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._clock: StepClock[tuple[Mapping[str, float], int]] = StepClock()
+        self._directly = False  # nothing was printed since the last row
+        self._stated = False
+
+    def feed(self, segment: Segment) -> Iterator[Row]:
+        """Rows whose step ``segment`` settles."""
+        text = segment.text
+        if "logging_steps" in text and self._clock.pace is None and (match := _PACE.search(text)):
+            self._clock.pace = int(match.group(1)) or None
+        text = without_prefix(text)
+        found = self._found(text) if "':" in text or '":' in text or "%|" in text else []
+        beside: Bar | None = None
+        for thing in found:
+            if isinstance(thing, Bar):
+                beside = thing
+                yield from self._settled(self._clock.bar(thing.n, thing.total, directly=self._directly))
+                self._directly = False
+            else:
+                yield from self._dict(thing, beside, segment.line)
+                beside = None
+        if not found:
+            self._directly = False
+
+    def _found(self, text: str) -> list[Bar | DictRow]:
+        """The trainer's bars and rows in ``text``, left to right."""
+        rows = [] if _OPENRLHF.search(text) else [row for row in dict_rows(text) if _is_trainers(row.items)]
+        found: list[Bar | DictRow] = [*rows, *(bar for bar in bars(text) if bar.may_count_steps)]
+        return sorted(found, key=lambda thing: thing.start)
+
+    def _dict(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[Row]:
+        self.recognised = True
+        if row.cut:
+            self.skips.add("the last value of a row that is cut off", line)
+        if SUMMARY in row.items:
+            self.skips.add("the trainer's summary row at the end", line)
+            yield from self._settled(self._clock.flush())
+            return
+        items = dict(row.items)
+        field = next((name for name in _STEP_FIELDS if name in items), None)
+        if field is not None:
+            yield from self._with_step(items, field, line)
+            return
+        metrics = metrics_of(items, self.skips, line)
+        trains = not any(name.startswith(_EVAL) for name in metrics)
+        place = (beside.n, beside.total) if beside else None
+        self._directly = trains
+        yield from self._settled(self._clock.row((metrics, line), trains=trains, beside=place))
+
+    def _with_step(self, items: dict[str, str], field: str, line: int) -> Iterator[Row]:
+        try:
+            step = step_of(items.pop(field))
+        except ValueError as error:
+            self.skips.add(str(error), line)
+            return
+        self._stated = True
+        yield from self._settled(self._clock.at(step))
+        yield Row(step, metrics_of(items, self.skips, line), line)
+
+    def finish(self) -> Iterator[Row]:
+        """Rows that still waited for a bar."""
+        yield from self._settled(self._clock.flush())
+
+    def _settled(self, rows: list[tuple[tuple[Mapping[str, float], int], int]]) -> Iterator[Row]:
+        for (metrics, line), step in rows:
+            yield Row(step, metrics, line)
+
+    def notes(self) -> tuple[str, ...]:
+        """Where the steps came from."""
+        pace = self._clock.pace or 1
+        if self._clock.counted:
+            every = "1, 2, 3..." if pace == 1 else f"{pace}, {2 * pace}, {3 * pace}..."
+            return (f"no progress bar tells the steps of some rows: they are numbered on ({every})",)
+        if self._stated:
+            return ()
+        return (f"steps are read from the progress bars (one row every {pace} steps)",)
+
+
+def _is_trainers(items: Mapping[str, str]) -> bool:
+    """Whether a printed dict is a row of metrics, not settings or a reward function's debug output."""
+    numeric = [name for name, text in items.items() if number(text) is not None or text in {"None", "null"}]
+    names = [name.removeprefix(_EVAL) for name in numeric]
+    if SUMMARY in items:
+        return True
+    if len(numeric) < 2 or _MARKS.isdisjoint(items):
+        return False
+    return bool(known(names) - _SETTINGS) or list(items)[-1] == "epoch"
+
+
+class TrlConsole(LineImporter):
+    """Console output of TRL and other trainers built on HF's."""
+
+    name: ClassVar[str] = "trl-console"
+    expects: ClassVar[str] = "row {'loss': ..., 'epoch': ...} of HF's Trainer"
+    source: ClassVar[str] = "trl"
+    anywhere: ClassVar[bool] = True
+    weight: ClassVar[float] = 0.8
+
+    def parser(self, path: str) -> TrlConsoleParser:
+        """A fresh parser."""
+        return TrlConsoleParser(path)

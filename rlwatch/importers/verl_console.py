@@ -1,0 +1,128 @@
+"""verl's console logger: ``step:12 - actor/entropy:0.31 - actor/grad_norm:np.float64(0.6) - ...``.
+
+Under Ray each line comes after a coloured ``(TaskRunner pid=123)``, between progress bars, and may be glued to
+one. numpy 2 prints ``np.float64(...)``. Non-finite values are printed as ``nan``, ``inf``, ``-inf``: they are read
+as what they say. Lines wrapped by a terminal or a document (`` - ``, or the middle of a name, at the start of the
+next line) are joined: the rest becomes a further record of the same step, so that no line waits for the next one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rlwatch.importers.base import LineImporter, LineParser, Row
+from rlwatch.importers.lines import Segment, without_prefix
+from rlwatch.importers.progress import bars
+from rlwatch.importers.values import NUMBER, step_of
+
+_STEP = re.compile(r"(?<![\w/@.-])step:(\S+) -(?= |$)")
+_PAIR = re.compile(rf"(.+?):(?:[A-Za-z_][\w.]*\(\s*)?({NUMBER})\s*(?:,[^()]*)?\)?(?=$|[\s(\[])")
+_BETWEEN = " - "
+
+
+def _pair(piece: str) -> tuple[str, float] | None:
+    """``name:value`` as a pair; None if the value is no number. Output glued behind the number is dropped."""
+    match = _PAIR.match(piece.strip())
+    return (match.group(1), float(match.group(2))) if match else None
+
+
+class VerlConsoleParser(LineParser):
+    """Keeps the step of the line it is in, so that a wrapped line can be continued."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._step: int | None = None
+        self._tail = ""  # the last piece as printed: its end may come on the next line
+        self._line = 0
+
+    def feed(self, segment: Segment) -> list[Row]:
+        """Rows of every ``step:N -`` in ``segment``, or of the continuation of the last one."""
+        text = without_prefix(segment.text)
+        starts = list(_STEP.finditer(text))
+        if not starts:
+            return list(self._continuation(text, segment.line))
+        ends = [match.start() for match in starts[1:]] + [len(text)]
+        rows: list[Row] = []
+        for match, end in zip(starts, ends, strict=True):
+            rows += self._begin(match.group(1), text[match.end() : end], segment.line)
+        return rows
+
+    def finish(self) -> list[Row]:
+        """Nothing is held back; a name cut off at the end is counted."""
+        self._close()
+        return []
+
+    def _begin(self, step: str, body: str, line: int) -> Iterator[Row]:
+        self._close()
+        try:
+            self._step = step_of(step)
+        except ValueError as error:
+            self.skips.add(str(error), line)
+            return
+        yield from self._rows(_pieces(body), line)
+
+    def _rows(self, pieces: list[str], line: int) -> Iterator[Row]:
+        """One row of the pieces that are pairs. The last piece, if it is none, waits for its end."""
+        metrics: dict[str, float] = {}
+        for index, piece in enumerate(pieces):
+            pair = _pair(piece)
+            if pair is not None:
+                metrics[pair[0]] = pair[1]
+            elif piece and index < len(pieces) - 1:
+                self.skips.add(f"{piece.partition(':')[0].strip()!r} is not a number", line)
+        self._tail, self._line = pieces[-1], line
+        if metrics and self._step is not None:
+            self.recognised = True
+            yield Row(self._step, metrics, line)
+
+    def _continuation(self, text: str, line: int) -> Iterator[Row]:
+        if self._step is None or next(bars(text), None) is not None:
+            return
+        pieces = _pieces(text)
+        dashed = text.lstrip().startswith("- ") or not self._tail
+        if not dashed:
+            pieces[0] = self._tail + pieces[0]
+        if _continues(pieces, dashed=dashed, open_end=_pair(self._tail) is None):
+            self._tail = ""
+            yield from self._rows(pieces, line)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        if self._step is not None and self._tail and _pair(self._tail) is None:
+            self.skips.add(f"{self._tail.partition(':')[0].strip()!r} is cut off or not a number", self._line)
+        self._step, self._tail = None, ""
+
+
+def _pieces(body: str) -> list[str]:
+    """The ``name:value`` pieces of (a part of) a line; an empty last one says that it ended in a dash."""
+    body = body.rstrip()
+    body = body.lstrip().removeprefix("- ") if body.lstrip().startswith("- ") else body.removeprefix(" ")
+    return body.removesuffix(" -").split(_BETWEEN) + ([""] if body.endswith(" -") or body == "-" else [])
+
+
+def _continues(pieces: list[str], *, dashed: bool, open_end: bool) -> bool:
+    """Whether a line is the rest of a wrapped one: all its pieces but the last must be pairs.
+
+    Without a dash at the seam either the seam must complete a pair, or another pair must follow: a bare number
+    printed by something else must not lengthen the last value.
+    """
+    firm = [_pair(piece) is not None for piece in pieces if piece]
+    if not firm or not all(firm[:-1]):
+        return False
+    return firm[0] and (dashed or open_end or sum(firm) > 1)
+
+
+class VerlConsole(LineImporter):
+    """Console output of a verl trainer."""
+
+    name: ClassVar[str] = "verl-console"
+    expects: ClassVar[str] = "line 'step:N - name:value - ...'"
+    source: ClassVar[str] = "verl"
+    anywhere: ClassVar[bool] = True
+
+    def parser(self, path: str) -> VerlConsoleParser:
+        """A fresh parser."""
+        return VerlConsoleParser(path)
