@@ -145,6 +145,10 @@ class RunReader(Protocol):
         """Spike batches by step, or the ``last`` newest."""
         ...
 
+    def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
+        """The worst rows of all spike batches, worst first: their columns, ``step``, ``attempt`` and ``rank``."""
+        ...
+
     def findings(self, run_id: str) -> list[Finding]:
         """Published findings in order of ``seq``."""
         ...

@@ -71,6 +71,8 @@ def _directory(scheme: str, slashes: str | None, rest: str) -> Path:
 
 def _open_directory(path: Path, control_timeout_s: float, clock: Clock | None) -> Store:
     from rlwatch.store.sqlite.filestore import FileStore
+    from rlwatch.store.sqlite.netfs import network_file_system
+    from rlwatch.store.sqlite.sharedstore import SharedStore
 
     if path.exists() and not path.is_dir():
         raise StoreURLError(f"{path} is a file; a store is a directory with one sub-directory per run")
@@ -78,4 +80,7 @@ def _open_directory(path: Path, control_timeout_s: float, clock: Clock | None) -
         raise StoreURLError(
             f"{path} is the directory of one run; the store is the one above it: {path.absolute().parent}"
         )
+    kind = network_file_system(path)
+    if kind is not None:
+        return SharedStore(path, kind, timeout_s=control_timeout_s, clock=clock)
     return FileStore(path, control_timeout_s=control_timeout_s, clock=clock)

@@ -16,6 +16,7 @@ from rlwatch.store.sqlite.layout import RunFiles, touch_private
 from rlwatch.store.sqlite.migrations import check_readable, migrate, version_of
 from rlwatch.store.sqlite.problems import explained
 
+Opened = contextlib.AbstractContextManager[sqlite3.Connection]
 _OLDEST = (3, 24)  # UPSERT
 _READER_WAIT_S = 5.0  # a reader meets a lock only while a run ends or a log is recovered: milliseconds
 _NO_SIDE_FILES = {

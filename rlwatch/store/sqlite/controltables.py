@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from operator import attrgetter, itemgetter
+from typing import TypeVar
 
 from rlwatch.clock import Clock
-from rlwatch.errors import StoreBusyError, StoreCorruptError
+from rlwatch.errors import StoreError
 from rlwatch.records import Alert, Command, CommandStatus, OutboxMessage
 from rlwatch.store.sqlite import alerts as alert_rows
 from rlwatch.store.sqlite import commands as command_rows
+
+_T = TypeVar("_T")
 
 
 class ControlTables:
@@ -64,14 +67,7 @@ class ControlTables:
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
         """Alerts (of one run, or of all that can be read), newest first."""
-        found: list[tuple[float, int, Alert]] = []
-        for each in self._controlled() if run_id is None else [run_id]:
-            try:
-                with self._control(each) as db:
-                    found += [] if db is None else alert_rows.alerts(db, each)
-            except StoreCorruptError:
-                if run_id is not None:
-                    raise
+        found = self._gathered(run_id, alert_rows.alerts)
         return [alert for *_, alert in sorted(found, key=itemgetter(0, 1), reverse=True)]
 
     def lease_messages(
@@ -82,10 +78,8 @@ class ControlTables:
         for run_id in self._controlled():
             if len(leased) >= limit:
                 break
-            try:
+            with suppress(StoreError):  # busy, damaged, not ours: the other runs must not wait for it
                 leased += self._lease(run_id, now, now + lease_s, limit=limit - len(leased), channels=channels)
-            except (StoreBusyError, StoreCorruptError):
-                continue  # its turn comes with the next call; the others must not wait for it
         return sorted(leased, key=attrgetter("created_at"))
 
     def settle_message(self, message: OutboxMessage) -> None:
@@ -94,12 +88,19 @@ class ControlTables:
             alert_rows.settle(db, message)
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
-        """All messages, oldest first."""
-        found: list[OutboxMessage] = []
+        """All messages (of one run, or of all that can be read), oldest first."""
+        return sorted(self._gathered(run_id, alert_rows.outbox), key=attrgetter("created_at"))
+
+    def _gathered(self, run_id: str | None, rows: Callable[[sqlite3.Connection, str], list[_T]]) -> list[_T]:
+        found: list[_T] = []
         for each in self._controlled() if run_id is None else [run_id]:
-            with self._control(each) as db:
-                found += [] if db is None else alert_rows.outbox(db, each)
-        return sorted(found, key=attrgetter("created_at"))
+            try:
+                with self._control(each) as db:
+                    found += [] if db is None else rows(db, each)
+            except StoreError:
+                if run_id is not None:
+                    raise
+        return found
 
     def _lease(
         self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None

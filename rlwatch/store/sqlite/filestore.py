@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.errors import RunNotFoundError, StoreError
 from rlwatch.ports import RunWriter
-from rlwatch.records import RunInfo
+from rlwatch.records import OutboxMessage, RunInfo
+from rlwatch.store.sqlite import alerts as alert_rows
 from rlwatch.store.sqlite import connect, layout
 from rlwatch.store.sqlite.controltables import ControlTables
-from rlwatch.store.sqlite.layout import RunFiles
 from rlwatch.store.sqlite.runtables import RunTables
-from rlwatch.store.sqlite.writer import open_files
+from rlwatch.store.sqlite.writer import FileWriter, open_files
 
 
 class FileStore(RunTables, ControlTables):
@@ -37,36 +38,47 @@ class FileStore(RunTables, ControlTables):
         self.url = f"sqlite://{quote(str(self.root))}"
         self._control_timeout_s = control_timeout_s
         self._clock = clock or SystemClock()
+        self._quiet: dict[str, int] = {}
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt."""
         files = layout.files_of(self.root, run.run_id)
         layout.make_private(self.root)
-        return open_files(files, run, self._clock.now())
+        return open_files(files, run, self._clock.now(), made=FileWriter)
 
     def close(self) -> None:
         """Nothing is held between calls."""
+
+    def _lease(
+        self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None
+    ) -> list[OutboxMessage]:
+        """As everywhere, but an outbox seen empty is not opened again before its file changes.
+
+        A deliverer asks every second and there may be hundreds of runs. A file changed within the last two
+        seconds is not trusted to show its next change in its time stamp.
+        """
+        changed = layout.changed_at(layout.files_of(self.root, run_id).control)
+        if self._quiet.get(run_id) == changed:
+            return []
+        with self._control(run_id) as db:
+            if db is None:
+                return []
+            leased = alert_rows.lease(db, run_id, now, until=until, limit=limit, channels=channels)
+            if time.time_ns() - changed > 2_000_000_000 and not alert_rows.waiting(db):
+                self._quiet[run_id] = changed
+            return leased
 
     def _run_ids(self) -> list[str]:
         return layout.run_ids(self.root)
 
     def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        return connect.reading(self._existing(run_id))
+        return connect.reading(layout.existing_files(self.root, run_id))
 
     def _controlled(self) -> list[str]:
         return [run_id for run_id in self._run_ids() if (self.root / run_id / "control.db").exists()]
 
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
-        return connect.control(self._existing(run_id), self._control_timeout_s)
+        return connect.control(layout.existing_files(self.root, run_id), self._control_timeout_s)
 
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        return connect.made_control(self._existing(run_id), self._control_timeout_s)
-
-    def _existing(self, run_id: str) -> RunFiles:
-        try:
-            files = layout.files_of(self.root, run_id)
-        except StoreError as error:
-            raise RunNotFoundError(f"no such run in {self.url}: {error}") from error
-        if not files.run.exists():
-            raise RunNotFoundError(f"no run {run_id!r} in {self.url}; `rlwatch runs` lists what there is")
-        return files
+        return connect.made_control(layout.existing_files(self.root, run_id), self._control_timeout_s)

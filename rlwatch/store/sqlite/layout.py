@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlwatch.errors import StoreError, StoreFullError
+from rlwatch.errors import RunNotFoundError, StoreError, StoreFullError
 from rlwatch.store.base import check_run_id
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -52,6 +52,17 @@ def files_of(root: Path, run_id: str) -> RunFiles:
     return RunFiles(root / check_run_id(run_id))
 
 
+def existing_files(root: Path, run_id: str) -> RunFiles:
+    """The files of a run that exists. Raises ``RunNotFoundError``."""
+    try:
+        files = files_of(root, run_id)
+    except StoreError as error:
+        raise RunNotFoundError(f"no such run in {root}: {error}") from error
+    if not files.run.exists():
+        raise RunNotFoundError(f"no run {run_id!r} in {root}; `rlwatch runs` lists what there is")
+    return files
+
+
 def run_ids(root: Path) -> list[str]:
     """Directories under ``root`` that hold a ``run.db``; none if there is no root yet."""
     try:
@@ -62,6 +73,14 @@ def run_ids(root: Path) -> list[str]:
     except OSError as error:
         raise StoreError(f"cannot list {root} ({error.strerror}); check its permissions") from error
     return sorted(name for name in names if (root / name / "run.db").exists())
+
+
+def changed_at(path: Path) -> int:
+    """When the file last changed, in nanoseconds; 0 if it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def make_private(directory: Path) -> None:

@@ -6,9 +6,10 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Item
@@ -71,11 +72,18 @@ class FileWriter(Appender):
         return self._pid == os.getpid()
 
 
-def open_files(files: RunFiles, run: RunInfo, now: float) -> FileWriter:
-    """Take the lock, then create the run or begin its next attempt."""
+_Writer = TypeVar("_Writer", bound=FileWriter)
+
+
+def open_files(
+    files: RunFiles, run: RunInfo, now: float, *, made: type[_Writer], before: Callable[[], None] | None = None
+) -> _Writer:
+    """Take the lock, call ``before``, then create the run or begin its next attempt."""
     make_private(files.directory)
     lock = RunLock(files.lock)
     try:
+        if before is not None:
+            before()
         if files.run.exists():
             db = open_writer(files.run)
             with explained(str(files.run)):
@@ -83,7 +91,7 @@ def open_files(files: RunFiles, run: RunInfo, now: float) -> FileWriter:
         else:
             begun = _create(files, run, now)
             db = open_writer(files.run)
-        return FileWriter(files, lock, db, begun)
+        return made(files, lock, db, begun)
     except BaseException:
         lock.release()
         raise

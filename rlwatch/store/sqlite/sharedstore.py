@@ -1,0 +1,140 @@
+"""Runs whose directory lies on a network file system: written node-locally, shared as snapshots.
+
+The write-ahead log needs shared memory and locks that NFS, Lustre and their kin do not give. So the writer
+works in a directory of its node and puts a whole copy of ``run.db`` into the shared directory by rename: at
+the start, every minute, and at the end. Readers see those copies. What a killed process had not yet published
+is still in the node's directory and goes out when the run resumes on that node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import tempfile
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from urllib.parse import quote
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import StoreError
+from rlwatch.ports import RunWriter
+from rlwatch.records import Alert, OutboxMessage, RunInfo
+from rlwatch.store.sqlite import connect, layout
+from rlwatch.store.sqlite.filestore import FileStore
+from rlwatch.store.sqlite.layout import existing_files
+from rlwatch.store.sqlite.netfs import network_file_system
+from rlwatch.store.sqlite.nocommands import NoCommands
+from rlwatch.store.sqlite.runtables import RunTables
+from rlwatch.store.sqlite.sharedwriter import open_shared
+
+_warned: set[Path] = set()
+
+
+class SharedStore(RunTables, NoCommands):
+    """Runs under ``root`` on a file system of type ``kind`` (``nfs4``...).
+
+    Alerts and outbox stay on the node that writes the run; commands raise ``ControlUnavailableError``.
+    ``local_root`` is where the writer works: by default under ``RLWATCH_LOCAL_DIR``, else the node's
+    temporary directory.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        kind: str,
+        *,
+        local_root: Path | None = None,
+        timeout_s: float = 2.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.root = root.absolute()
+        self.url = f"sqlite://{quote(str(self.root))}"
+        self._kind = kind
+        self._no_commands_because = (
+            f"on a network file system ({self.root} is {kind}): "
+            "keep the store on a disk that is local to the trainer and to you"
+        )
+        self._clock = clock or SystemClock()
+        self._local_root = local_root or _node_directory(self.root)
+        self._local = FileStore(self._local_root, control_timeout_s=timeout_s, clock=self._clock)
+
+    def open_run(self, run: RunInfo) -> RunWriter:
+        """Create the run, or begin its next attempt, in the node's directory."""
+        shared = layout.files_of(self.root, run.run_id)
+        local = layout.files_of(self._local_root, run.run_id)
+        _refuse_others(self._local_root)
+        self._warn_once()
+        return open_shared(local, shared, run, self._clock.now())
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
+        """Keep them on this node."""
+        self._local.put_alerts(alerts, messages)
+
+    def alerts(self, run_id: str | None = None) -> list[Alert]:
+        """Those of runs written on this node."""
+        return self._local.alerts(run_id) if self._is_here(run_id) else []
+
+    def lease_messages(
+        self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
+    ) -> list[OutboxMessage]:
+        """Those of runs written on this node."""
+        return self._local.lease_messages(now, lease_s=lease_s, limit=limit, channels=channels)
+
+    def settle_message(self, message: OutboxMessage) -> None:
+        """Write the outcome of a delivery back on this node."""
+        self._local.settle_message(message)
+
+    def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
+        """Those of runs written on this node."""
+        return self._local.outbox(run_id) if self._is_here(run_id) else []
+
+    def _run_ids(self) -> list[str]:
+        return layout.run_ids(self.root)
+
+    def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        return connect.reading_immutable(existing_files(self.root, run_id))
+
+    def _is_here(self, run_id: str | None) -> bool:
+        if run_id is None:
+            return True
+        existing_files(self.root, run_id)
+        return (self._local_root / run_id / "run.db").exists()
+
+    def _warn_once(self) -> None:
+        if self.root not in _warned:
+            _warned.add(self.root)
+            warnings.warn(
+                f"{self.root} is on a network file system ({self._kind}): this run is written to {self._local_root} "
+                "and copied there every 60 s and at the end; commands are not available. "
+                "RLWATCH_LOCAL_DIR chooses another local directory.",
+                stacklevel=3,
+            )
+
+
+def _node_directory(root: Path) -> Path:
+    """A directory of this node and user for runs of the shared ``root``."""
+    chosen = os.environ.get("RLWATCH_LOCAL_DIR")
+    base = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"rlwatch-{os.getuid()}"
+    return base.absolute() / hashlib.sha256(str(root).encode()).hexdigest()[:12]
+
+
+def _refuse_others(local_root: Path) -> None:
+    """Temporary directories are everybody's: what we write to must be ours, and on a local disk."""
+    layout.make_private(local_root.parent)
+    layout.make_private(local_root)
+    for directory in (local_root.parent, local_root):
+        if directory.stat().st_uid != os.getuid():
+            raise StoreError(
+                f"{directory} belongs to another user; set RLWATCH_LOCAL_DIR to a local directory of yours"
+            )
+    kind = network_file_system(local_root)
+    if kind is not None:
+        raise StoreError(
+            f"{local_root} is on a network file system too ({kind}); set RLWATCH_LOCAL_DIR to a local disk"
+        )
