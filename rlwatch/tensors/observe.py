@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from rlwatch.tensors.entropy import entropy_stats
 from rlwatch.tensors.finite import nonfinite_stats
@@ -24,12 +23,9 @@ def observe(batch: TokenBatch) -> Stats:
             **_reference(batch),
             **_mismatch(batch),
             **_advantages(batch),
-            **({} if batch.ids is None else text_stats(batch.ids, _response(batch))),
+            **_lengths(batch),
+            **({} if batch.ids is None else text_stats(batch.ids, batch.mask)),
         }
-
-
-def _response(batch: TokenBatch) -> Tensor:
-    return batch.mask if batch.response is None else batch.response
 
 
 def _policy(batch: TokenBatch) -> Stats:
@@ -86,4 +82,17 @@ def _advantages(batch: TokenBatch) -> Stats:
         "adv/max": Max.of(a, every),
         "adv/min": Min.of(a, every),
         **nonfinite_stats("advantage", a, every),
+    }
+
+
+def _lengths(batch: TokenBatch) -> Stats:
+    """Only where it is known which responses were cut: a mask alone may hide whole responses."""
+    if batch.cut is None:
+        return {}
+    length, every = batch.mask.bool().sum(-1).float(), torch.ones_like(batch.cut, dtype=torch.bool)
+    return {
+        "len/mean": Mean.of(length, every),
+        "len/max": Max.of(length, every),
+        "len/min": Min.of(length, every),
+        "len/clipped": Mean.of(batch.cut.float(), every),
     }

@@ -13,21 +13,20 @@ class TokenBatch:
 
     ``logp`` (B, T) log-probs of the sampled tokens under the policy being updated, nats; ``mask`` (B, T) the tokens
     the loss counts. Optional, each ``None`` where it does not exist (never a stand-in): ``entropy`` (B, T) nats,
-    ``ids`` (B, T), ``response`` (B, T) all tokens of the response (tool output included; ``mask`` if ``None``),
-    ``advantages`` (B,), (B, 1) or (B, T), ``old_logp``, ``ref_logp``, ``rollout_logp`` (B, T), ``clip`` (low, high)
-    of a token-level PPO clip.
+    ``ids`` (B, T), ``advantages`` (B,), (B, 1) or (B, T), ``old_logp``, ``ref_logp``, ``rollout_logp`` (B, T), ``clip``
+    (low, high) of a token-level PPO clip, ``cut`` (B,) whether a response was cut at the length limit.
     """
 
     logp: Tensor
     mask: Tensor
     entropy: Tensor | None = None
     ids: Tensor | None = None
-    response: Tensor | None = None
     advantages: Tensor | None = None
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
     rollout_logp: Tensor | None = None
     clip: tuple[float, float] | None = None
+    cut: Tensor | None = None
 
     @property
     def token_advantages(self) -> Tensor | None:

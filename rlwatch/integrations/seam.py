@@ -1,0 +1,73 @@
+"""The seam to somebody else's training loop: nothing of ours may raise through it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+logger = logging.getLogger("rlwatch")
+
+LIMIT = 3
+"""A tap that failed this often is switched off."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Seam:
+    """Runs our work inside a training loop: what it raises is counted on the run, warned of once and dropped.
+
+    After :data:`LIMIT` failures a tap is switched off. ``KeyboardInterrupt`` and ``SystemExit`` pass.
+    """
+
+    def __init__(self, run: Run | None = None) -> None:
+        self.run = run
+        self._failures: Counter[str] = Counter()
+
+    def attempt(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """``work(*args, **kwargs)``; None if it raised, or if ``tap`` is switched off."""
+        if not self.works(tap):
+            return None
+        try:
+            return work(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  (the seam: monitoring must not take down training)
+            self._failed(tap, error)
+            return None
+
+    def works(self, tap: str) -> bool:
+        """Whether ``tap`` is still switched on."""
+        return self._failures[tap] < LIMIT
+
+    def _failed(self, tap: str, error: Exception) -> None:
+        self._failures[tap] += 1
+        if self.run is not None:
+            self.run.counters.add("errors")
+        if self._failures[tap] == 1:
+            logger.warning("rlwatch could not read %s (training goes on): %s: %s", tap, type(error).__name__, error)
+        elif not self.works(tap):
+            logger.warning("rlwatch switched its tap of %s off after %d errors", tap, LIMIT)
+
+
+class Guarded(Protocol):
+    """What has a seam."""
+
+    seam: Seam
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def guarded(method: Method) -> Method:
+    """A method of ours, on an object with a seam, that a trainer calls: it returns None where it would raise."""
+
+    @wraps(method)
+    def through_the_seam(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+        return self.seam.attempt(method.__name__, method, self, *args, **kwargs)
+
+    return cast("Method", through_the_seam)

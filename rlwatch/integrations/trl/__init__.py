@@ -1,0 +1,23 @@
+"""TRL: GRPO, RLOO and, for scalars, every trainer of Hugging Face's ``Trainer`` family.
+
+>>> from rlwatch.integrations.trl import RLWatchCallback, watch
+
+``watch(trainer)`` adds per-token taps, gradients per layer, commands and crash reports to what
+``callbacks=[RLWatchCallback()]`` records, the scalars of the log.
+"""
+
+from __future__ import annotations
+
+from rlwatch.errors import MissingExtraError
+
+try:
+    import torch as _torch
+    import transformers as _transformers
+except ImportError as error:
+    raise MissingExtraError(error.name or "transformers", "trl", "the TRL integration") from error
+
+from rlwatch.integrations.trl.callback import RLWatchCallback
+from rlwatch.integrations.trl.watch import watch
+
+__all__ = ["RLWatchCallback", "watch"]
+del _torch, _transformers

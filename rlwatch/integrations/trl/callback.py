@@ -1,0 +1,100 @@
+"""The scalars of the log, through the callback interface alone."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from typing_extensions import override
+
+import rlwatch
+from rlwatch.integrations.seam import Seam, guarded
+from rlwatch.integrations.trl.describe import init_arguments
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+logger = logging.getLogger("rlwatch")
+
+FILTERED = (
+    "logging_nan_inf_filter is on: the logged loss hides NaN and Inf; pass logging_nan_inf_filter=False, or use "
+    "rlwatch.integrations.trl.watch(trainer), which reads the raw loss"
+)
+
+
+class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
+    """Records everything the trainer logs, training and evaluation alike, at its global step.
+
+    Parameters
+    ----------
+    run
+        A run to record into; whoever made it ends it. By default one is made when training begins and
+        finished when training ends.
+    init_kwargs
+        Arguments of :func:`rlwatch.init` for the run made here; source, configuration, output directory and rank come
+        from the trainer unless given.
+    """
+
+    def __init__(self, run: Run | None = None, **init_kwargs: Any) -> None:
+        self.run = run
+        self.seam = Seam(run)
+        self._given = init_kwargs
+        self._ours = run is None
+        self._watched = False
+
+    @property
+    def ours(self) -> bool:
+        """Whether the run was made here, and so is ended here."""
+        return self._ours
+
+    def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
+        """The run, made now if there is none that lives. Raises what :func:`rlwatch.init` raises."""
+        self._watched = self._watched or watched
+        if self.run is None or (self._ours and not self.run.active):
+            self.run = rlwatch.init(**init_arguments(args, model, self._given))
+        self.seam.run = self.run
+        return self.run
+
+    @override
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Make the run: what is configured wrongly stops training here, before it starts."""
+        self.begin(args, kwargs.get("model"))
+        if args.logging_nan_inf_filter and not self._watched:
+            logger.warning("%s", FILTERED)
+
+    @override
+    @guarded
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Record the row, except the summary at the end of training."""
+        if self.run is not None and logs and "train_runtime" not in logs:
+            self.run.log(scalars(logs), step=state.global_step)
+
+    @override
+    @guarded
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Finish the run that was made here."""
+        if self.run is not None and self._ours:
+            self.run.finish()
+
+
+def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a log row. TRL writes None where every value was NaN, so None reads as NaN."""
+    return {
+        name: math.nan if value is None else float(value)
+        for name, value in logs.items()
+        if value is None or hasattr(value, "__float__")
+    }

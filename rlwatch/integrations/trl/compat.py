@@ -1,0 +1,41 @@
+"""Whether this trainer has the private methods the taps wrap."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+NEEDS = {
+    "_compute_loss": ("model", "inputs"),
+    "_get_per_token_logps_and_entropies": ("compute_entropy",),
+    "_generate_and_score_completions": (),
+    "_clip_grad_norm": ("model",),
+}
+"""Private methods, and the parameters by which we know them."""
+KNOWN = ("1.",)
+"""TRL versions whose internals were read; tests run against 1.16."""
+
+
+def obstacle(trainer: Any) -> str | None:
+    """Why per-token taps cannot be attached to ``trainer``; None if they can."""
+    installed = trl_version()
+    if not installed.startswith(KNOWN):
+        return f"TRL {installed or 'is not installed'}; per-token taps know TRL 1.x"
+    for method, parameters in NEEDS.items():
+        found = getattr(trainer, method, None)
+        if not callable(found):
+            return f"{type(trainer).__name__} has no {method}"
+        names = inspect.signature(found).parameters
+        absent = [p for p in parameters if p not in names]
+        if absent:
+            return f"{type(trainer).__name__}.{method} has no parameter {absent[0]!r}"
+    return None
+
+
+def trl_version() -> str:
+    """The installed version of TRL, or ``""``."""
+    try:
+        return version("trl")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,79 @@
+"""TRL's inputs of one micro-batch, read as a :class:`~rlwatch.tensors.tokens.TokenBatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlwatch.tensors.importance import sequence_ratio_stats
+from rlwatch.tensors.masked import keep, masked_count, widen
+from rlwatch.tensors.mergeable import Mean, Stats
+from rlwatch.tensors.tokens import TokenBatch
+
+CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+"""Losses of GRPOTrainer whose clip is the PPO clip; the others have none, and report none."""
+
+
+def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: Tensor | None) -> TokenBatch:
+    """Of GRPO or RLOO. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and in RLOO."""
+    mask = inputs["completion_mask"]
+    if "tool_mask" in inputs:
+        mask = mask * inputs["tool_mask"]
+    return TokenBatch(
+        logp=logp,
+        mask=mask,
+        entropy=entropy,
+        ids=inputs["completion_ids"],
+        advantages=raw_advantages(inputs["advantages"]),
+        old_logp=inputs.get("old_per_token_logps"),
+        ref_logp=inputs.get("ref_per_token_logps"),
+        rollout_logp=inputs.get("sampling_per_token_logps"),
+        clip=_clip(trainer),
+        cut=_cut(trainer, inputs),
+    )
+
+
+def sequence_stats(inputs: Mapping[str, Any], logp: Tensor) -> Stats:
+    """RLOO's ratios are those of whole responses: their old log-probs ``old_logps`` (B,) are sums over tokens."""
+    old = inputs.get("old_logps")
+    if old is None:
+        return {}
+    mask = inputs["completion_mask"]
+    log_ratio = keep(logp, mask, 0.0).sum(1) - widen(old)
+    kl_old = Mean(masked_count(mask, logp), -log_ratio.sum())
+    return {**sequence_ratio_stats(log_ratio), "policy/kl_old": kl_old}
+
+
+def raw_advantages(advantages: Tensor) -> Tensor:
+    """Advantages as before TRL's ``nan_to_num``, which writes an infinity as the largest float."""
+    a = advantages.detach()
+    if not a.is_floating_point():
+        return a.float()
+    largest = torch.finfo(a.dtype).max
+    return a.masked_fill(a >= largest, torch.inf).masked_fill(a <= -largest, -torch.inf)
+
+
+def _clip(trainer: Any) -> tuple[float, float] | None:
+    """Bounds of a clip on token ratios, if this loss has one."""
+    if getattr(trainer, "importance_sampling_level", "") != "token":
+        return None
+    if getattr(trainer, "loss_type", "") not in CLIPPED_LOSSES:
+        return None
+    return float(trainer.epsilon_low), float(trainer.epsilon_high)
+
+
+def _cut(trainer: Any, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Which responses end neither in EOS nor in padding, (B,); None where truncated ones are masked away."""
+    ends = [*getattr(trainer, "eos_token_ids", ()), getattr(trainer.processing_class, "pad_token_id", None)]
+    known = [token for token in ends if token is not None]
+    if not known or getattr(trainer.args, "mask_truncated_completions", False):
+        return None
+    length = inputs["completion_mask"].sum(1, keepdim=True)
+    last = inputs["completion_ids"].gather(1, (length - 1).clamp(min=0).long()).squeeze(1)
+    cut = torch.ones_like(last, dtype=torch.bool)
+    for token in known:
+        cut &= last != token
+    return cut

@@ -1,0 +1,133 @@
+"""Taps on one trainer: closures put on the *instance*, so that subclasses and other trainers never notice.
+
+Every closure calls the method it replaces exactly once, with what it was given, and returns what that
+returned; only then does it look.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.trl.describe import vocab_size_of
+from rlwatch.integrations.trl.inputs import sequence_stats, token_batch
+from rlwatch.tensors.finite import nonfinite
+from rlwatch.tensors.gradnorm import grad_norms
+from rlwatch.tensors.mergeable import Mean, Total
+
+_GENERATION = {
+    "reward": "reward/mean",
+    "reward_std": "reward/std",
+    "frac_reward_zero_std": "reward/zero_std_frac",
+}
+"""What TRL computed of a generation batch, on the CPU already, and our name for it."""
+
+
+class Taps:
+    """Reads a GRPO or RLOO trainer while it trains, into the tally of the current step."""
+
+    def __init__(self, trainer: Any, seam: Seam) -> None:
+        self.trainer = trainer
+        self.tally = StepTally()
+        self._seam = seam
+        self._forward: tuple[Tensor, Tensor | None] | None = None
+        self._clipped = False
+
+    def attach(self) -> None:
+        """Put the closures in place."""
+        self._wrap("_get_per_token_logps_and_entropies", self._after_forward)
+        self._wrap("_compute_loss", self._after_loss)
+        self._wrap("_generate_and_score_completions", lambda _result, _given: self._after_generation())
+        self._wrap_clip()
+
+    def take(self) -> StepTally:
+        """The step's tally, complete with what holds for every step; the next one begins empty."""
+        tally, self.tally = self.tally, StepTally()
+        self._clipped = False
+        vocabulary = vocab_size_of(self.trainer.model)
+        if vocabulary is not None:
+            tally.add_number("policy/vocab_size", vocabulary)
+        beta = getattr(self.trainer, "beta", None)
+        if beta is not None:
+            tally.add_number("policy/kl_coef", beta)
+        return tally
+
+    def gradients_if_unclipped(self) -> None:
+        """Without clipping the trainer never asks for the norm: read it before the optimizer steps."""
+        if not self._clipped and self.live:
+            self.tally.add_gradients(grad_norms(self.trainer.model.named_parameters()), None)
+
+    @property
+    def live(self) -> bool:
+        """Whether to look: training (not evaluation) in a recording process."""
+        run = self._seam.run
+        return run is not None and run.active and self.trainer.model.training
+
+    def _wrap(self, name: str, look: Callable[[Any, Mapping[str, Any]], None]) -> None:
+        """Let ``look`` see what ``name`` returned and what it was given, by parameter name."""
+        original = getattr(self.trainer, name)
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self.live:
+                self._seam.attempt(name, lambda: look(result, signature.bind(*args, **kwargs).arguments))
+            return result
+
+        setattr(self.trainer, name, tapped)
+
+    def _wrap_clip(self) -> None:
+        """Gradients are read before the original clips them in place, its norm after."""
+        original = self.trainer._clip_grad_norm  # noqa: SLF001
+
+        @wraps(original)
+        def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+            norms = self._seam.attempt("gradients", grad_norms, model.named_parameters()) if self.live else None
+            total = original(model, *args, **kwargs)
+            if self.live:
+                self._seam.attempt("gradients", self._add_gradients, norms, total)
+            return total
+
+        self.trainer._clip_grad_norm = tapped  # noqa: SLF001
+
+    def _add_gradients(self, norms: Any, total: Tensor | float | None) -> None:
+        self._clipped = True
+        self.tally.add_gradients(norms, total)
+
+    def _after_forward(self, result: Any, given: Mapping[str, Any]) -> None:
+        """Only the loss pass asks for entropies; the passes for the old and the reference policy do not."""
+        if given.get("compute_entropy"):
+            entropy = result[1]
+            self._forward = (result[0].detach(), None if entropy is None else entropy.detach())
+
+    def _after_loss(self, result: Tensor, given: Mapping[str, Any]) -> None:
+        inputs, forward, self._forward = given["inputs"], self._forward, None
+        with torch.no_grad():
+            loss = result.detach()
+            one = torch.ones_like(loss, dtype=torch.bool)
+            scaled = getattr(self.trainer, "loss_is_scaled_for_ga", None) is not False
+            self.tally.add_stats(
+                {
+                    "loss/raw": Total.of(loss, one) if scaled else Mean.of(loss, one),
+                    "nonfinite/loss": Total.of(nonfinite(loss), one),
+                }
+            )
+            if forward is not None:
+                logp, entropy = forward
+                self.tally.add_batch(token_batch(self.trainer, inputs, logp, entropy))
+                self.tally.add_stats(sequence_stats(inputs, logp))
+
+    def _after_generation(self) -> None:
+        """TRL has just appended to its metrics; its numbers are global over ranks and groups."""
+        metrics = self.trainer._metrics["train"]  # noqa: SLF001
+        for theirs, ours in _GENERATION.items():
+            if metrics.get(theirs):
+                self.tally.add_number(ours, metrics[theirs][-1])
