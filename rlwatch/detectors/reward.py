@@ -13,8 +13,10 @@ MEDIAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
 NORMAL_80 = 1.2816
 """80 % of the absolute values of a normal variable lie below this many standard deviations."""
-SURE = 4.0
-"""Standard errors that make a change: the best level is a maximum over many windows, so 3 would be few."""
+SURE = 5.0
+"""Standard errors that make a fall: the best level is a maximum over many windows, so 3 would be few."""
+LIKELY = 4.0
+"""Standard errors that make a rise over the start, which is no maximum."""
 VISIBLE = 0.1
 """Share of the range the reward has covered below which a change is nothing."""
 LUCK = 1.5
@@ -74,10 +76,10 @@ class RewardWatch:
             return None
         return max(self.start, self._first - LUCK * self.noise, -math.inf if self._top is None else self._top)
 
-    def _least(self, share: float, of: float, errors: float = SURE) -> float:
+    def _least(self, share: float, of: float, errors: float) -> float:
         """Smallest change that counts: a share, beyond noise, and visible on the reward's own range."""
         error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
-        return max(share * abs(of), errors * error, VISIBLE * (self._high - self._low))
+        return max(share * abs(of), errors * error, VISIBLE * self._range)
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
         """Whether it lost ``share`` of its best level, by more than ``errors`` standard errors."""
@@ -86,10 +88,19 @@ class RewardWatch:
             return False
         return best - now > self._least(share, max(abs(best), best - start), errors)
 
+    def low(self, value: float, share: float = 0.25) -> bool:
+        """Whether one row lies below the best level by ``share`` of it and by two deviations: dates a fall."""
+        best = self.best
+        return best is not None and best - value > max(share * abs(best), 2.0 * self.noise, VISIBLE * self._range)
+
+    @property
+    def _range(self) -> float:
+        return self._high - self._low
+
     def risen(self) -> bool:
         """Whether it is clearly above where it started."""
         now, start = self.now, self.start
-        return now is not None and start is not None and now - start > self._least(0.1, start)
+        return now is not None and start is not None and now - start > self._least(0.1, start, LIKELY)
 
     def say(self) -> str:
         """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.detectors.reward import RewardWatch
+from rlwatch.detectors.reward import LIKELY, RewardWatch
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
@@ -48,14 +48,13 @@ class RewardDrop(BaseDetector):
         value = finite(step, *self.reads)
         if now is None or best is None or value is None:
             return []
-        # The threshold before the window has filled up: rows below it date the fall.
-        self._below.update(step.step, value < best - WARN * abs(best))
+        self._below.update(step.step, self._reward.low(value, WARN))
         self._warned.update(step.step, self._reward.fallen(WARN))
         self._confirmed.update(step.step, self._reward.fallen(CRITICAL, CERTAIN))
-        self._lingering.update(step.step, self._reward.fallen(LINGERING))
-        if not self._warned.lasted(3, 8):
-            return []
+        self._lingering.update(step.step, self._reward.fallen(LINGERING, LIKELY))
         confirmed = self._confirmed.lasted(4, LONG) or self._lingering.lasted(8, VERY_LONG)
+        if not confirmed and not self._warned.lasted(3, 8):
+            return []
         severity = Severity.CRITICAL if confirmed else Severity.WARNING
         onset = self._below.since if self._below.since is not None else self._warned.since
         span = step.step - (step.step if onset is None else onset)

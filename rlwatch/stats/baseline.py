@@ -13,23 +13,25 @@ FIRST = 3
 """Rows that tell how a run began: the smallest number whose median shrugs off one bad row."""
 TRUSTED = 8
 """Rows from which the spread is known well enough to keep a value out."""
+QUARANTINE = 2.0
+"""Widths of the range between the deciles by which a value may lie outside it (about 6 sigma if normal)."""
 
 
 class Baseline(Stateful):
     """Robust level and spread of the first rows of a run, then frozen.
 
     It is ready after ``FIRST`` rows and goes on learning until it has ``rows`` rows, or at least 5 rows
-    over ``steps`` steps (coarse logs). Values further than ``quarantine`` robust deviations from the
-    median do not enter, so a spike cannot vaccinate it. ``first`` remembers the very first rows apart: a
-    run that breaks inside its own warm-up is judged by how it began.
+    over ``steps`` steps (coarse logs). Values far outside the deciles so far do not enter, so a spike
+    cannot vaccinate it; two-level series (batches with and without gradient) are no spikes. ``first``
+    remembers the very first rows apart: a run that breaks inside its own warm-up is judged by how it
+    began.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "quarantined", "_values", "_start", "_done")
 
-    def __init__(self, *, rows: int = 20, steps: int = 50, floor: float = 0.0, quarantine: float = 8.0) -> None:
+    def __init__(self, *, rows: int = 20, steps: int = 50, floor: float = 0.0) -> None:
         self.steps = steps
         self.floor = floor
-        self.quarantine = quarantine
         self.skipped = 0
         self.quarantined = 0
         self._values: deque[float] = deque(maxlen=rows)
@@ -54,7 +56,10 @@ class Baseline(Stateful):
     def _far(self, value: float) -> bool:
         if len(self._values) < TRUSTED:
             return False
-        return abs(value - median(self._values)) > self.quarantine * max(self.spread, self.floor)
+        low, high = quantile(self._values, 0.1), quantile(self._values, 0.9)
+        reach = QUARANTINE * max(high - low, self.floor)
+        # No spread at all says nothing about what is far.
+        return reach > 0.0 and not low - reach <= value <= high + reach
 
     @property
     def ready(self) -> bool:
