@@ -23,6 +23,8 @@ BUILTIN_KINDS = (
     "kl_drift",
     "kl_saturation",
     "no_signal",
+    "reward_drop",
+    "length_explosion",
 )
 """The kinds of finding the shipped detectors report."""
 
@@ -125,10 +127,11 @@ def unknown_kinds(rules: Iterable[Rule], known: Sequence[str] = BUILTIN_KINDS) -
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """One rule per failure family, plus one for the kinds of detectors of one's own.
+    """One rule per failure, plus one for the kinds of detectors of one's own; info tells nobody.
 
-    >>> [rule.name for rule in default_rules()]
-    ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'no-signal', 'other']
+    >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
+    ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'no-signal', 'reward', 'length',
+     'other']
     """
     return (
         _family("non-finite", "nonfinite"),
@@ -136,15 +139,11 @@ def default_rules() -> tuple[Rule, ...]:
         _family("mismatch", "mismatch_growth"),
         _family("gradients", "grad_spike"),
         _family("kl", "kl_drift"),
-        # Maintenance, not an emergency: more patience.
-        Rule(
-            "reset-due",
-            kinds=("kl_saturation",),
-            min_severity=Severity.INFO,
-            for_steps=2 * WARNING_STEPS,
-            keep_firing_for=2 * KEEP_STEPS,
-        ),
+        # Maintenance, not an emergency: twice the patience.
+        Rule("reset-due", kinds=("kl_saturation",), for_steps=2 * WARNING_STEPS, keep_firing_for=2 * KEEP_STEPS),
         _family("no-signal", "no_signal"),
+        _family("reward", "reward_drop"),
+        _family("length", "length_explosion"),
         Rule(
             "other",
             except_kinds=BUILTIN_KINDS,
@@ -155,5 +154,5 @@ def default_rules() -> tuple[Rule, ...]:
     )
 
 
-def _family(name: str, *kinds: str, for_steps: int = WARNING_STEPS) -> Rule:
-    return Rule(name, kinds=kinds, for_steps=for_steps, for_critical=0, keep_firing_for=KEEP_STEPS)
+def _family(name: str, *kinds: str) -> Rule:
+    return Rule(name, kinds=kinds, for_steps=WARNING_STEPS, for_critical=0, keep_firing_for=KEEP_STEPS)

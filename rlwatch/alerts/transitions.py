@@ -74,5 +74,5 @@ class Transition:
 
     @property
     def notify(self) -> bool:
-        """Whether receivers are told."""
-        return self.reason.event is not None
+        """Whether receivers are told: there is something to tell, and the rule names somebody."""
+        return self.reason.event is not None and bool(self.rule.channels)

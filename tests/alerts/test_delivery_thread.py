@@ -1,0 +1,128 @@
+"""Delivery in the background: it starts, wakes, survives and ends in time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from outbox_examples import ScriptedNotifier, message, patience, put
+
+from rlwatch.alerts.outbox import Deliverer, DeliveryReport, DeliveryThread
+from rlwatch.clock import ManualClock
+from rlwatch.records import OutboxStatus, RunInfo
+from rlwatch.store.memory import MemoryStore
+from rlwatch.store.url import open_store
+
+NEVER_S = 3600.0
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> MemoryStore:
+    opened = open_store(f"memory://{request.node.name}")
+    opened.open_run(RunInfo("run-1"))
+    return opened
+
+
+def background(store: MemoryStore, notifier: ScriptedNotifier, **more: float) -> DeliveryThread:
+    deliverer = Deliverer(store, {"webhook": notifier}, ManualClock(), patience=patience())
+    return DeliveryThread(deliverer, **({"poll_s": NEVER_S} | more))
+
+
+def test_stopping_delivers_what_is_due_first(store: MemoryStore):
+    """The alert of the last step is not left behind."""
+    notifier = ScriptedNotifier()
+    thread = background(store, notifier)
+    thread.start()
+    put(store, message("m1", at=1.0))
+
+    assert thread.stop()
+    assert notifier.seen == ["m1"]
+    assert thread.report == DeliveryReport(sent=1)
+
+
+def test_it_looks_when_it_is_woken(store: MemoryStore):
+    """Without waiting for the next poll."""
+    arrived = threading.Event()
+    thread = background(store, ScriptedNotifier(then=arrived.set))
+    thread.start()
+    put(store, message("m1", at=1.0))
+    thread.wake()
+
+    assert arrived.wait(10.0)
+    assert thread.stop()
+
+
+def test_it_looks_by_itself(store: MemoryStore):
+    """Polling finds what other processes wrote."""
+    arrived = threading.Event()
+    thread = background(store, ScriptedNotifier(then=arrived.set), poll_s=0.01)
+    thread.start()
+    put(store, message("m1", at=1.0))
+
+    assert arrived.wait(10.0)
+    assert thread.stop()
+
+
+def test_a_receiver_that_hangs_does_not_hold_up_the_end(store: MemoryStore):
+    """The message stays in the outbox for the next process."""
+    begun, release = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        release.wait(10.0)
+
+    put(store, message("m1", at=1.0), message("m2", at=1.0, alert="a2"))
+    thread = background(store, ScriptedNotifier(then=hang))
+    thread.start()
+    begun.wait(10.0)
+
+    assert not thread.stop(deadline_s=0.05)
+    assert {m.status for m in store.outbox()} == {OutboxStatus.PENDING}
+    release.set()
+
+
+def test_out_of_time_it_takes_up_no_more(store: MemoryStore):
+    """A deadline of nothing delivers nothing more."""
+    notifier = ScriptedNotifier()
+    thread = background(store, notifier)
+    put(store, message("m1", at=1.0))
+    thread.stop(deadline_s=0.0)
+    thread.start()
+
+    assert thread.stop()
+    assert notifier.seen == []
+
+
+def test_a_broken_store_is_counted_and_does_not_end_delivery(store: MemoryStore, caplog: pytest.LogCaptureFixture):
+    """Logged once; the next round works again."""
+    arrived = threading.Event()
+    lease, failures = store.lease_messages, iter([OSError("disk"), OSError("disk")])
+
+    def flaky(*args: object, **kwargs: object) -> list:
+        for error in failures:
+            raise error
+        return lease(*args, **kwargs)
+
+    store.lease_messages = flaky
+    put(store, message("m1", at=1.0))
+    thread = background(store, ScriptedNotifier(then=arrived.set), poll_s=0.01)
+    thread.start()
+
+    assert arrived.wait(10.0)
+    assert thread.stop()
+    assert (thread.failures, len(caplog.records)) == (2, 1)
+
+
+def test_stopping_twice_or_before_the_start_is_fine(store: MemoryStore):
+    """Ends are messy."""
+    thread = background(store, ScriptedNotifier())
+
+    assert thread.stop()
+    thread.start()
+    assert thread.stop()
+    assert thread.stop()
+
+
+def test_it_does_not_keep_the_process_alive(store: MemoryStore):
+    """A daemon: a trainer that ends without stopping it ends."""
+    assert background(store, ScriptedNotifier())._thread.daemon
