@@ -43,7 +43,7 @@ class StepClock(Generic[T]):
     def row(self, row: T, *, trains: bool, beside: tuple[int, int] | None = None) -> list[tuple[T, int]]:
         """Take a row; ``beside`` is (n, total) of the bar printed before it on the same line, if any."""
         if not trains and not self._waiting:
-            return [(row, max(self.last, self._n))]
+            return [(row, self.last if self._total is None else max(self.last, self._n))]
         if trains and beside and not self._waiting and beside[0] > self.last:
             self._total = beside[1]
             self._n = beside[0]
@@ -59,6 +59,8 @@ class StepClock(Generic[T]):
         own = total == self._total
         adopted = n > 0 and bool(self._waiting) and (directly or self._total is None)
         if not own and not adopted:
+            if self._total is None:  # perhaps the trainer's: all there is, if no row ever comes before a bar
+                self._n = n
             return []
         if n < self.last:  # the trainer was started again
             self.last = 0

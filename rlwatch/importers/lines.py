@@ -34,7 +34,8 @@ class Segment:
 
 
 def plain(text: str) -> str:
-    """``text`` without terminal control sequences."""
+    """``text`` without terminal control sequences and NUL bytes."""
+    text = text.replace("\x00", "")
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 

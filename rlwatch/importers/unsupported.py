@@ -51,5 +51,8 @@ def named_text(head: bytes) -> str | None:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether ``head`` is no text: it has NUL bytes and is not UTF-16 with a byte order mark."""
-    return b"\x00" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    """Whether ``head`` is no text: it begins with NUL bytes among others and is not UTF-16 with a byte order mark.
+
+    NUL bytes at the end are what a machine that lost power leaves in a text file.
+    """
+    return b"\x00" in head.rstrip(b"\x00")[:4096] and not head.startswith((b"\xff\xfe", b"\xfe\xff"))

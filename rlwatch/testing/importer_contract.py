@@ -1,0 +1,186 @@
+# ruff: noqa: S101  (tests assert)
+"""What every importer must do; subclass :class:`ImporterContract` to test yours.
+
+::
+
+    class TestMine(ImporterContract):
+        format = "mine"
+        names = ("loss", "kl")
+
+        def write(self, rows):  # as the trainer itself would
+            return b"..."
+
+Needs pytest (the ``dev`` extra).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers import LogTail, read_log, sniff
+from rlwatch.importers.registry import named, verdicts
+from rlwatch.records import StepRecord
+
+Sample = Sequence[tuple[int, Mapping[str, float]]]
+"""Steps with the metrics of each."""
+
+GARBAGE = (
+    b"\nTraceback (most recent call last):\n  File \"train.py\", line 3\nRuntimeError: 'step' - \xff\xfe: 1, }{\n",
+    b"{'step': \n",
+    b"\x00\x00\x00\x00",
+)
+CUTS = 150
+"""At how many places a sample is cut."""
+
+
+def told(records: Sequence[StepRecord]) -> list[tuple[int, int, int, str]]:
+    """Records as plain comparable values (NaN equals NaN)."""
+    return [(record.seq, record.attempt, record.step, repr(dict(record.metrics))) for record in records]
+
+
+class ImporterContract:
+    """For all importers."""
+
+    format: ClassVar[str]
+    names: ClassVar[tuple[str, str]]
+    """Two metrics as this source calls them, at least one of them known to rlwatch."""
+    filename: ClassVar[str] = "run.log"
+    nonfinite: ClassVar[Mapping[str, float]] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+    """What the source's way of writing NaN, Inf and -Inf reads as."""
+
+    def write(self, rows: Sample) -> bytes:
+        """The log of a run that logged ``rows``, as the source writes it; longer for more rows."""
+        raise NotImplementedError("write the log as the trainer does")
+
+    def rows(self, count: int, *, first: int = 1) -> list[tuple[int, dict[str, float]]]:
+        """``count`` rows of consecutive steps with values of few digits."""
+        a, b = self.names
+        return [(step, {a: step * 0.5, b: 1.25 - step * 0.25}) for step in range(first, first + count)]
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Path:
+        """Where the log goes."""
+        return tmp_path / self.filename
+
+    def records(self, log: Path, data: bytes) -> list[StepRecord]:
+        """What reading ``data`` gives."""
+        log.write_bytes(data)
+        [run] = read_log(log)
+        return run.records
+
+    def records_unless_refused(self, log: Path, data: bytes) -> list[StepRecord] | None:
+        """The same, or None if the log was refused with an error that names it."""
+        try:
+            return self.records(log, data)
+        except ImportFormatError as error:
+            message = str(error)
+        assert message.startswith(str(log))
+        return None
+
+    def test_it_is_recognised_and_by_no_other_more(self, log: Path) -> None:
+        """By content; of all importers it is the most sure."""
+        log.write_bytes(self.write(self.rows(5)))
+        given_ = {importer.name: verdict for importer, verdict in verdicts(log.read_bytes(), log)}
+
+        assert sniff(log).name == self.format
+        assert all(v.confidence < given_[self.format].confidence for n, v in given_.items() if n != self.format)
+        assert all(verdict.reason for verdict in given_.values())
+
+    def test_it_is_not_recognised_in_plain_prose(self, tmp_path: Path) -> None:
+        """Text that mentions a step is no log."""
+        verdict = named(self.format).sniff(b"The next step: read the manual - twice.\n" * 20, tmp_path / "notes.txt")
+
+        assert verdict.confidence == 0.0
+
+    def test_rows_come_back_in_order(self, log: Path) -> None:
+        """Every row once, with raw names, unchanged values, ``seq`` 1, 2, 3... and attempt 1."""
+        rows = self.rows(6)
+        expected = [(seq, 1, step, repr(metrics)) for seq, (step, metrics) in enumerate(rows, 1)]
+
+        assert told(self._only_names(self.records(log, self.write(rows)))) == expected
+
+    @pytest.mark.parametrize("written", ["nan", "inf", "-inf"])
+    def test_what_is_not_finite_follows_the_sources_convention(self, log: Path, written: str) -> None:
+        """It is a value, never absent and never 0."""
+        name = self.names[0]
+        rows = self.rows(4)
+        rows[2][1][name] = float(written)
+        found = [record.metrics[name] for record in self.records(log, self.write(rows))]
+
+        assert repr(found[2]) == repr(self.nonfinite[written])
+        assert all(math.isfinite(value) for value in found[:2] + found[3:])
+
+    def test_what_was_not_measured_is_absent(self, log: Path) -> None:
+        """Neither 0 nor NaN."""
+        rows = self.rows(4)
+        del rows[1][1][self.names[0]]
+        found = self.records(log, self.write(rows))
+
+        assert [self.names[0] in record.metrics for record in found] == [True, False, True, True]
+
+    def test_the_beginning_of_a_log_gives_the_beginning_of_its_records(self, log: Path) -> None:
+        """Cut anywhere: either a clear error or the same records, the last of them perhaps with less in it."""
+        whole = self.write(self.rows(6))
+        expected = self.records(log, whole)
+        for cut in range(0, len(whole), max(1, len(whole) // CUTS)):
+            found = self.records_unless_refused(log, whole[:cut])
+            if found:
+                last, same = found[-1], expected[len(found) - 1]
+
+                assert told(found[:-1]) == told(expected[: len(found) - 1])
+                assert last.step == same.step
+                assert set(last.metrics) <= set(same.metrics)
+
+    @pytest.mark.parametrize("garbage", GARBAGE)
+    def test_garbage_after_the_end_changes_nothing_or_is_a_clear_error(self, log: Path, garbage: bytes) -> None:
+        """A crash prints all sorts of things."""
+        whole = self.write(self.rows(5))
+        expected = told(self.records(log, whole))
+        found = self.records_unless_refused(log, whole + garbage)
+
+        assert found is None or told(found) == expected
+
+    def test_a_rewind_begins_the_next_attempt(self, log: Path) -> None:
+        """A resumed trainer logs steps again."""
+        found = self.records(log, self.write(self.rows(5) + self.rows(4, first=3)))
+
+        assert [(record.attempt, record.step) for record in found] == [
+            *((1, step) for step in range(1, 6)),
+            *((2, step) for step in range(3, 7)),
+        ]
+        assert [record.seq for record in found] == list(range(1, 10))
+
+    def test_a_gzipped_log_reads_the_same(self, log: Path) -> None:
+        """Recognised by its bytes."""
+        whole = self.write(self.rows(5))
+        expected = told(self.records(log, whole))
+
+        assert told(self.records(log, gzip.compress(whole))) == expected
+
+    def test_following_the_log_gives_the_same_records(self, log: Path) -> None:
+        """All polls and the close together equal one reading of the finished log."""
+        rows = self.rows(6)
+        log.write_bytes(b"")
+        tail = LogTail(log)
+        found = tail.poll()
+        for count in range(1, len(rows) + 1):
+            log.write_bytes(self.write(rows[:count]))
+            found += tail.poll()
+        found += tail.close()
+
+        assert told(found) == told(self.records(log, self.write(rows)))
+        assert tail.format == self.format
+
+    def _only_names(self, records: Sequence[StepRecord]) -> list[StepRecord]:
+        """Records without what the source adds of its own (an epoch, say)."""
+        return [
+            StepRecord(r.step, {n: r.metrics[n] for n in self.names if n in r.metrics}, attempt=r.attempt, seq=r.seq)
+            for r in records
+        ]

@@ -1,0 +1,95 @@
+"""Logs as the trainers write them, made here; the shapes were read in the trainers' code."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+Rows = Sequence[tuple[int, Mapping[str, float]]]
+TOTAL = 500
+
+
+def bar(n: int, total: int = TOTAL, title: str = "") -> str:
+    """A tqdm bar as it stands after ``n`` of ``total``."""
+    full = "█" * (10 * n // total)
+    return f"{title}{100 * n // total:3d}%|{full:10}| {n}/{total} [00:{n % 60:02d}<1:02:03,  5.16s/it]"
+
+
+def cleared(text: str) -> str:
+    """What tqdm prints to wipe ``text`` off the terminal."""
+    return "\r" + " " * len(text) + "\r"
+
+
+def verl_console(rows: Rows, *, prefix: str = "\x1b[36m(TaskRunner pid=4242)\x1b[0m ") -> bytes:
+    """verl's console logger under Ray and numpy 2, between progress bars."""
+    out = [f"{prefix}Checkpoint tracker file does not exist: /ckpt/latest_checkpointed_iteration.txt\n"]
+    for step, metrics in rows:
+        pairs = " - ".join(f"{name}:np.float64({value!r})" for name, value in metrics.items())
+        out.append(f"{prefix}{bar(step - 1, title='Training Progress: ')}\r")
+        out.append(f"{prefix}step:{step} - {pairs}\n")
+    return "".join(out).encode()
+
+
+def verl_jsonl(rows: Rows) -> bytes:
+    """verl's file logger: orjson, which writes null for NaN and for both infinities."""
+    lines = []
+    for step, metrics in rows:
+        data = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        lines.append(json.dumps({"step": step, "data": data}, separators=(",", ":")) + "\n")
+    return "".join(lines).encode()
+
+
+def swift_jsonl(rows: Rows) -> bytes:
+    """ms-swift's ``logging.jsonl``."""
+    lines = []
+    for step, metrics in rows:
+        extra = {"epoch": step / 100, "global_step/max_steps": f"{step}/{TOTAL}", "elapsed_time": "4m 52s"}
+        lines.append(json.dumps({**metrics, **extra}) + "\n")
+    return "".join(lines).encode()
+
+
+def trl_console(rows: Rows, *, total: int = TOTAL) -> bytes:
+    """HF's progress callback on an unbuffered terminal: bar, wiped, row of strings, bar again."""
+    out, last = [], total
+    for step, metrics in rows:
+        if step <= last:  # a new process
+            out.append(f"Loading checkpoint shards: 100%|##########| 2/2 [00:01<00:00,  1.30s/it]\n\r{bar(0, total)}")
+        last = step
+        shown = {name: f"{value:.4g}" for name, value in {**metrics, "epoch": step / 100}.items()}
+        out.append(f"\r{bar(step, total)}{cleared(bar(step, total))}{shown}\n\r{bar(step, total)}")
+    return "".join(out).encode()
+
+
+def openrlhf_console(rows: Rows) -> bytes:
+    """OpenRLHF's log line, under Ray and Python's logging."""
+    lines = []
+    for step, metrics in rows:
+        shown = str(dict(metrics))  # nan and inf as Python prints them
+        lines.append(f"(PPOTrainer pid=77) INFO 06-01 10:00:00 ppo_trainer.py:551] ✨ Global step {step}: {shown}\n")
+    return "".join(lines).encode()
+
+
+def trainer_state(rows: Rows, *, summary: bool = True) -> bytes:
+    """HF's ``trainer_state.json``: sorted keys, NaN as a literal."""
+    history: list[dict[str, float]] = [{**metrics, "epoch": step / 100, "step": step} for step, metrics in rows]
+    if summary:
+        history.append({"train_runtime": 12.5, "train_loss": 0.1, "step": rows[-1][0], "epoch": 1.0})
+    state = {"best_metric": None, "log_history": history, "logging_steps": 1, "max_steps": TOTAL}
+    return json.dumps(state, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def long_csv(rows: Rows, *, run: str = "seed3") -> bytes:
+    """``run_id,step,metric,value``."""
+    lines = ["run_id,step,metric,value\n"]
+    lines += [f"{run},{step},{name},{value!r}\n" for step, metrics in rows for name, value in metrics.items()]
+    return "".join(lines).encode()
+
+
+def wide_csv(rows: Rows, *, names: Sequence[str]) -> bytes:
+    """``step,loss,reward``: an empty cell is what was not measured."""
+    lines = [",".join(["step", *names]) + "\n"]
+    for step, metrics in rows:
+        cells = [repr(metrics[name]) if name in metrics else "" for name in names]
+        lines.append(",".join([str(step), *cells]) + "\n")
+    return "".join(lines).encode()

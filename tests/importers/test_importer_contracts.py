@@ -1,0 +1,88 @@
+"""The contract of importers, for each registered one."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import native_logs
+
+from rlwatch.importers.registry import formats
+from rlwatch.testing.importer_contract import ImporterContract, Sample
+
+
+class TestVerlConsole(ImporterContract):
+    format = "verl-console"
+    names = ("actor/grad_norm", "val-core/openai/gsm8k/acc/mean@4")
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.verl_console(rows)
+
+
+class TestVerlJsonLines(ImporterContract):
+    format = "verl-jsonl"
+    names = ("actor/grad_norm", "critic/score/mean")
+    filename = "experiment.jsonl"
+    nonfinite: ClassVar = {"nan": math.nan, "inf": math.nan, "-inf": math.nan}  # orjson writes null for all three
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.verl_jsonl(rows)
+
+
+class TestFlatJsonLines(ImporterContract):
+    format = "jsonl"
+    names = ("grad_norm", "reward")
+    filename = "logging.jsonl"
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.swift_jsonl(rows)
+
+
+class TestTrlConsole(ImporterContract):
+    format = "trl-console"
+    names = ("grad_norm", "reward")
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.trl_console(rows)
+
+
+class TestOpenRlhfConsole(ImporterContract):
+    format = "openrlhf-console"
+    names = ("policy_loss", "kl")
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.openrlhf_console(rows)
+
+
+class TestTrainerState(ImporterContract):
+    format = "trainer-state"
+    names = ("grad_norm", "reward")
+    filename = "trainer_state.json"
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.trainer_state(rows, summary=False)
+
+
+class TestLongCsv(ImporterContract):
+    format = "csv"
+    names = ("optim/grad_norm", "reward/mean")
+    filename = "runs.csv"
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.long_csv(rows)
+
+
+class TestWideCsv(ImporterContract):
+    format = "csv-wide"
+    names = ("grad_norm", "reward")
+    filename = "run.csv"
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.wide_csv(rows, names=self.names)
+
+
+def test_every_registered_importer_has_its_contract_here() -> None:
+    """Registering one is enough to be asked for a sample of it."""
+    covered = {contract.format for contract in ImporterContract.__subclasses__()}
+
+    assert covered == set(formats())
