@@ -1,0 +1,87 @@
+"""``rlwatch alerts [RUN]``: what fired, and whether anybody was told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from rlwatch.cli.console import Cell, print_json, print_table, say
+from rlwatch.cli.findings_table import severity_cell
+from rlwatch.cli.lookup import find_run
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
+from rlwatch.cli.stores import opened
+from rlwatch.cli.strict_json import plain
+from rlwatch.cli.wording import STATUS_STYLES, one_line, step
+from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus
+
+EPILOG = examples(
+    "rlwatch alerts",
+    "rlwatch alerts math-7b-s3",
+    "rlwatch alerts --format json | jq '.[] | select(.state == \"firing\")'",
+)
+
+
+def alerts(
+    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unambiguous prefix.")] = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """List alerts, newest first, and how the delivery of their messages went."""
+    with opened(store) as source:
+        run_id = None if run is None else find_run(source, run).run_id
+        found = source.alerts(run_id)
+        messages = source.outbox(run_id)
+    rows = [as_row(alert, messages) for alert in found]
+    if output is Format.JSON:
+        print_json(rows)
+    elif not rows:
+        say("no alerts")
+    else:
+        print_table(
+            ("state", "severity", "kind", "run", ">onset", ">step", "delivery", "what"), [_cells(row) for row in rows]
+        )
+
+
+def as_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
+    """The alert and, under ``delivery``, its messages without their payload."""
+    mine = [message for message in messages if message.alert_id == alert.alert_id]
+    delivery = [
+        {
+            "channel": m.channel,
+            "status": m.status,
+            "attempts": m.attempts,
+            "last_error": m.last_error,
+            "sent_at": m.sent_at,
+        }
+        for m in mine
+    ]
+    return dict(plain(alert)) | {"delivery": plain(delivery)}
+
+
+def _cells(row: dict[str, JSON]) -> list[Cell]:
+    return [
+        (row["state"], STATUS_STYLES.get(row["state"], "")),
+        severity_cell(row["severity"]),
+        row["kind"],
+        row["run_id"],
+        step(row["onset_step"]),
+        step(row["step"]),
+        delivery_cell(row["delivery"]),
+        one_line(row["message"], 80),
+    ]
+
+
+def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
+    """The delivery in a few words; what went wrong wins over what went well."""
+    if not delivery:
+        return ("no channel", "dim")
+    for status in (OutboxStatus.DEAD, OutboxStatus.PENDING, OutboxStatus.SENT):
+        fitting = [entry for entry in delivery if entry["status"] == status]
+        if fitting:
+            entry = fitting[-1]
+            tries = f" after {entry['attempts']} tries" if entry["attempts"] > 1 else ""
+            why = f": {one_line(entry['last_error'], 40)}" if entry["last_error"] and status != "sent" else ""
+            return (f"{entry['channel']} {status}{tries}{why}", STATUS_STYLES.get(status.value, "yellow"))
+    return ("unknown", "dim")

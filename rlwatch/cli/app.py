@@ -1,0 +1,48 @@
+"""The tree of commands. One line each: name, function, examples; the rest is in the command's own file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlwatch import __version__
+from rlwatch.cli import alerts, command, demo, doctor, import_log, rules, runs, scan, show, ui, watch
+from rlwatch.cli.failures import FailingInOneLine
+from rlwatch.cli.options import examples
+
+app = typer.Typer(
+    name="rlwatch",
+    cls=FailingInOneLine,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("rlwatch demo", "rlwatch scan train.log", "rlwatch ui"),
+)
+
+app.command("demo", epilog=demo.EPILOG)(demo.demo)
+app.command("ui", epilog=ui.EPILOG)(ui.ui)
+app.command("scan", epilog=scan.EPILOG)(scan.scan)
+app.command("watch", epilog=watch.EPILOG)(watch.watch)
+app.command("import", epilog=import_log.EPILOG)(import_log.import_log)
+app.command("runs", epilog=runs.EPILOG)(runs.runs)
+app.command("show", epilog=show.EPILOG)(show.show)
+app.command("alerts", epilog=alerts.EPILOG)(alerts.alerts)
+app.command("command", epilog=command.EPILOG)(command.command)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+app.add_typer(rules.rules, name="rules")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"rlwatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Watch reinforcement-learning post-training of language models: find the crash, name the cause, steer the run."""

@@ -1,0 +1,105 @@
+"""A growing log on its way into a store, judged row by row: what a trainer's own process would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from rlwatch.alerts.rules import Rule
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.control.policy import Health
+from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.sink import MonitorSink
+from rlwatch.ports import RunWriter, Store
+from rlwatch.records import RunInfo, RunState, StepRecord
+
+HEARTBEAT_S = 5.0
+
+
+class Recording:
+    """One run of a log, written to ``store`` and judged with ``rules``.
+
+    Records carry their place in the log as ``seq``. Those the store has from an earlier watch of the same
+    log are passed over; that watch and this one are two attempts of the run, as are two starts of a trainer
+    in one log.
+
+    Parameters
+    ----------
+    on_outcome
+        Told what was found, in order.
+
+    Raises
+    ------
+    RunLockedError
+        If somebody writes this run already.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        info: RunInfo,
+        *,
+        rules: Sequence[Rule] | None = None,
+        on_outcome: Callable[[Outcome], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self.records = 0
+        self._store = store
+        self._info = info
+        self._rules = rules
+        self._tell = on_outcome
+        self._clock = clock or SystemClock()
+        self._log_attempt: int | None = None
+        self._beat_due = 0.0
+        self._begin()
+
+    @property
+    def run(self) -> RunInfo:
+        """The run as the store began it."""
+        return self._writer.run
+
+    def take(self, records: Sequence[StepRecord]) -> None:
+        """Store and judge the next records of the log."""
+        fresh = [record for record in records if record.seq > self._writer.last_seq]
+        for attempt, group in groupby(fresh, key=lambda record: record.attempt):
+            if self._log_attempt not in (None, attempt):
+                self._let_go()
+                self._begin()
+            self._log_attempt = attempt
+            batch = [replace(record, attempt=self._writer.run.attempt) for record in group]
+            self._writer.write(batch)
+            self._sink.write(batch)
+            self.records += len(batch)
+
+    def tick(self) -> None:
+        """Say that somebody still watches; store what a busy store refused."""
+        self._sink.tick()
+        if self._clock.monotonic() >= self._beat_due:
+            self._beat_due = self._clock.monotonic() + HEARTBEAT_S
+            self._writer.heartbeat(self._clock.now())
+
+    def finish(self, reason: str) -> None:
+        """Judge the last step and end the run."""
+        self._sink.close()
+        self._writer.finish(RunState.FINISHED, reason, self._clock.now())
+        self._writer.close()
+
+    def _begin(self) -> None:
+        self._writer: RunWriter = self._store.open_run(self._info)
+        run = self._writer.run
+        monitor = Monitor(
+            run_id=run.run_id,
+            source=run.source,
+            rules=self._rules,
+            history=lambda attempt, before: self._store.branch(run.run_id, attempt, before),
+        )
+        self._sink = MonitorSink(monitor, self._writer, self._store, _nobody, self._tell)
+
+    def _let_go(self) -> None:
+        self._sink.close()
+        self._writer.close()
+
+
+def _nobody(health: Health) -> None:
+    """No training loop asks for its health here."""

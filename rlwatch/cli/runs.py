@@ -1,0 +1,88 @@
+"""``rlwatch runs``: every run of a store, newest first."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from rlwatch.cli.console import Cell, print_json, print_table, say
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
+from rlwatch.cli.stores import opened
+from rlwatch.cli.wording import STATUS_STYLES, age, last_sign, number, status, step
+from rlwatch.metrics import canonicalise
+from rlwatch.ports import RunReader
+from rlwatch.records import JSON, RunInfo
+
+EPILOG = examples(
+    "rlwatch runs",
+    "rlwatch runs --project math-rl --limit 10",
+    "rlwatch runs --format json | jq -r '.runs[] | select(.status == \"stale\") | .run_id'",
+)
+
+KEY_METRICS = {
+    "reward": "reward/mean",
+    "entropy": "policy/entropy",
+    "KL": "policy/kl_ref",
+    "grad norm": "optim/grad_norm",
+}
+"""Column -> canonical metric: what tells a healthy run from a dying one at a glance."""
+
+
+def runs(
+    store: StoreOption = None,
+    project: Annotated[str | None, typer.Option("--project", help="Only the runs of this project.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many runs; 0 for all.")] = 0,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """List the runs of a store, newest first: status, last step, last values."""
+    now = time.time()
+    with opened(store) as source:
+        found = [run for run in source.runs() if project is None or run.project == project]
+        rows = [describe(source, run, now) for run in (found[:limit] if limit else found)]
+        unreadable = dict(source.unreadable())
+    if output is Format.JSON:
+        print_json({"runs": rows, "unreadable": unreadable})
+        return
+    if rows:
+        print_table(
+            ("status", "project", "name", "run", ">step", *(f">{key}" for key in KEY_METRICS), ">last sign"),
+            [_cells(row) for row in rows],
+        )
+    elif not unreadable:
+        say("no runs yet" if project is None else f"no runs in project {project!r}")
+    for name, reason in unreadable.items():
+        say(f"unreadable: {name}: {reason}", style="yellow")
+
+
+def describe(store: RunReader, run: RunInfo, now: float) -> dict[str, JSON]:
+    """One run as a row: who it is, how it is, and its last canonical values."""
+    last = {name: value for name, (_, value) in store.last_values(run.run_id).items()}
+    sign = last_sign(run)
+    return {
+        "run_id": run.run_id,
+        "project": run.project,
+        "name": run.name,
+        "source": run.source,
+        "status": status(run, now),
+        "state": run.state,
+        "attempt": run.attempt,
+        "last_step": run.last_step,
+        "created_at": run.created_at,
+        "age_s": None if sign is None else max(0.0, now - sign),
+        "last_values": canonicalise(last, run.source)[0],
+    }
+
+
+def _cells(row: dict[str, JSON]) -> list[Cell]:
+    values = row["last_values"]
+    return [
+        (row["status"], STATUS_STYLES.get(row["status"], "")),
+        row["project"],
+        row["name"] or "-",
+        row["run_id"],
+        step(row["last_step"]),
+        *(number(values.get(metric)) for metric in KEY_METRICS.values()),
+        age(row["age_s"]),
+    ]

@@ -1,0 +1,101 @@
+"""``rlwatch scan LOG``: what rlwatch would have said, and when, had it watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rlwatch.cli.config_file import rules_of
+from rlwatch.cli.console import print_json, say
+from rlwatch.cli.findings_table import print_alarms, print_findings
+from rlwatch.cli.options import (
+    ConfigOption,
+    Format,
+    FormatOption,
+    LogArgument,
+    ReadAsOption,
+    RunOfLogOption,
+    TrainerOption,
+    examples,
+)
+from rlwatch.cli.progress import progress_bar, reading
+from rlwatch.cli.wording import step
+
+if TYPE_CHECKING:
+    from rlwatch.scanner import Report
+
+EPILOG = examples(
+    "rlwatch scan train.log",
+    "rlwatch scan trainer_state.json --format json | jq .alarms",
+    "rlwatch scan runs.csv --run seed3 || echo 'critical alarm'",
+)
+
+
+def scan(
+    log: LogArgument,
+    *,
+    run: RunOfLogOption = None,
+    read_as: ReadAsOption = None,
+    source: TrainerOption = "",
+    config: ConfigOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Replay a log through the detectors and alert rules; each judgement uses only the steps before it.
+
+    Exit code 0: no critical alarm, 1: a critical alarm, 2: the log cannot be read. With --format json a log
+    of one run gives one object, a log of several a list.
+    """
+    reports = scanned(log, run, read_as, source, config)
+    if output is Format.JSON:
+        documents = [report.to_dict() for report in reports]
+        print_json(documents[0] if len(documents) == 1 else documents)
+    else:
+        for report in reports:
+            print_report(report)
+    if not all(report.ok for report in reports):
+        raise typer.Exit(1)
+
+
+def scanned(log: Path, run: str | None, read_as: str | None, source: str, config: Path | None) -> list[Report]:
+    """One report for each run of the log, or for ``run`` only."""
+    from rlwatch.errors import ImportFormatError
+    from rlwatch.importers import read_log
+    from rlwatch.scanner import replay
+
+    with reading(log):
+        runs = read_log(log, run=run, format=read_as)
+    if not runs:
+        raise ImportFormatError(str(log), "holds no run")
+    rules = rules_of(config)
+    return [replay(imported, source=source, rules=rules, progress=progress_bar) for imported in runs]
+
+
+def print_report(report: Report) -> None:
+    """The report as text: what was read, what was found, what could not be judged, the verdict."""
+    name = f"{report.source}  {report.run}".strip()
+    say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
+    for skipped in report.skipped:
+        say(f"skipped {skipped}", style="dim")
+    print_findings(report.findings)
+    print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
+    for note in report.notes:
+        say(note, style="dim")
+    for part in report.not_run:
+        say(f"not run: {part.name}: {part.reason}", style="dim")
+    say(*verdict(report))
+    say()
+
+
+def verdict(report: Report) -> tuple[str, str]:
+    """The last line and its style."""
+    from rlwatch.records import Severity
+
+    critical = [alarm for alarm in report.alarms if alarm.severity is Severity.CRITICAL]
+    if critical:
+        kinds = ", ".join(dict.fromkeys(f"{alarm.kind} at step {step(alarm.step)}" for alarm in critical))
+        return f"CRITICAL: {kinds}", "bold red"
+    if report.alarms:
+        return f"ok, with warnings: {len(report.alarms)}", "yellow"
+    return "ok: no alarm", "green"

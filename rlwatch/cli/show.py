@@ -1,0 +1,131 @@
+"""``rlwatch show RUN``: one run in detail."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.findings_table import print_findings
+from rlwatch.cli.lookup import find_run
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
+from rlwatch.cli.runs import KEY_METRICS, describe
+from rlwatch.cli.spike_rows import spike_rows
+from rlwatch.cli.stores import opened
+from rlwatch.cli.wording import STATUS_STYLES, age, number, one_line, step
+from rlwatch.metrics import BY_NAME, resolve
+from rlwatch.ports import Store
+from rlwatch.records import JSON, Finding, RunInfo
+
+EPILOG = examples(
+    "rlwatch show math-7b-s3",
+    "rlwatch show 4f2a --metrics --spikes",
+    "rlwatch show math-7b-s3 --findings --format json",
+)
+
+MOST_SPIKES = 20
+
+
+def show(
+    run: Annotated[str, typer.Argument(help="A run: its id, its name, or the unambiguous beginning of either.")],
+    *,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Every metric: last value, step, family.")] = False,
+    spikes: Annotated[bool, typer.Option("--spikes", help="The tokens of the newest spikes, worst first.")] = False,
+    findings: Annotated[bool, typer.Option("--findings", help="Every finding, not only the newest ones.")] = False,
+    store: StoreOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show one run: its state, its last values, what was found, and on demand metrics and token spikes."""
+    now = time.time()
+    with opened(store) as source:
+        info = find_run(source, run)
+        row = describe(source, info, now)
+        found = source.findings(info.run_id)
+        every = last_metrics(source, info) if metrics else None
+        tokens = spike_rows(source.spikes(info.run_id, last=MOST_SPIKES)) if spikes else None
+    if output is Format.JSON:
+        extra = {"metrics": every, "spikes": tokens}
+        print_json(
+            row
+            | {"config": info.config, "tags": info.tags, "host": info.host, "pid": info.pid, "findings": found}
+            | {name: part for name, part in extra.items() if part is not None}
+        )
+        return
+    _print_head(info, row)
+    _print_found(found, everything=findings)
+    if every is not None:
+        _print_metrics(every)
+    if tokens is not None:
+        _print_spikes(tokens)
+
+
+def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
+    """Each recorded metric: its name, what it is canonically, unit, last step and value."""
+    rows = []
+    for name, (at, value) in sorted(store.last_values(run.run_id).items()):
+        reading = resolve(name, run.source)
+        canonical = reading.metric.name if reading else ""
+        unit = BY_NAME[canonical].unit if reading else ""
+        rows.append({"metric": name, "canonical": canonical, "unit": unit, "step": at, "value": value})
+    return rows
+
+
+def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
+    say(f"{run.name or run.run_id}  {row['status']}", style=STATUS_STYLES.get(row["status"], "bold"))
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at)) if run.created_at else "-"
+    where = f"{run.host or '-'}, pid {run.pid}" if run.pid is not None else run.host or "-"
+    facts = {
+        "run": run.run_id,
+        "project": run.project,
+        "source": run.source or "-",
+        "step": f"{step(run.last_step)}  (attempt {run.attempt})",
+        "started": started,
+        "last sign": f"{age(row['age_s'])} ago" if row["age_s"] is not None else "-",
+        "where": where,
+        "why ended": run.state_reason,
+        "tags": ", ".join(run.tags),
+    }
+    for label, text in facts.items():
+        if text:
+            say(f"  {label:<10} {text}")
+    values = row["last_values"]
+    shown = [f"{label} {number(values[name])}" for label, name in KEY_METRICS.items() if name in values]
+    if shown:
+        say(f"  {'last':<10} {'  '.join(shown)}")
+
+
+def _print_found(findings: list[Finding], *, everything: bool, newest: int = 10) -> None:
+    if not findings:
+        say("no findings")
+        return
+    shown = findings if everything else findings[-newest:]
+    hidden = len(findings) - len(shown)
+    print_findings(reversed(shown), title=f"Findings, newest first{f' ({hidden} older: --findings)' if hidden else ''}")
+
+
+def _print_metrics(rows: list[dict[str, JSON]]) -> None:
+    print_table(
+        ("metric", "reads as", "unit", ">step", ">last"),
+        [(r["metric"], r["canonical"] or "-", r["unit"] or "-", step(r["step"]), number(r["value"])) for r in rows],
+        title="Metrics",
+    )
+
+
+def _print_spikes(rows: list[dict[str, JSON]]) -> None:
+    if not rows:
+        say("no token spikes recorded")
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    print_table(
+        [name if name in {"text", "reason"} else f">{name}" for name in names],
+        [[_spike_cell(row.get(name)) for name in names] for row in rows],
+        title="Token spikes",
+    )
+
+
+def _spike_cell(value: JSON) -> str:
+    if isinstance(value, float) or value is None:
+        return number(value)
+    return one_line(value, 40)

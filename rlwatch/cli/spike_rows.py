@@ -1,0 +1,47 @@
+"""Token spikes as rows: from columns of equal length to one dictionary per token, the worst first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlwatch.records import JSON, SpikeBatch
+
+MOST_ROWS = 50
+WORST_BY = ("contribution", "ratio", "advantage", "entropy")
+"""The first of these columns a batch has decides which of its tokens are the worst."""
+
+
+def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dict[str, JSON]]:
+    """At most ``most`` rows, newest step first, within a step the largest (or non-finite) first."""
+    rows: list[dict[str, JSON]] = []
+    for batch in sorted(batches, key=lambda batch: batch.step, reverse=True):
+        rows.extend(_rows_of(batch))
+        if len(rows) >= most:
+            break
+    return rows[:most]
+
+
+def _rows_of(batch: SpikeBatch) -> list[dict[str, JSON]]:
+    columns = {name: _values(column) for name, column in batch.columns.items()}
+    rows = [
+        {"step": batch.step, "rank": batch.rank, "reason": batch.reason}
+        | {name: column[index] for name, column in columns.items()}
+        for index in range(len(batch))
+    ]
+    decisive = next((name for name in WORST_BY if name in columns), None)
+    return rows if decisive is None else sorted(rows, key=lambda row: -_badness(row[decisive], decisive))
+
+
+def _values(column: object) -> list[JSON]:
+    tolist = getattr(column, "tolist", None)
+    return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]
+
+
+def _badness(value: float, name: str) -> float:
+    """How far out a value is: a ratio of 1/8 is as far from 1 as a ratio of 8; NaN is beyond all."""
+    if math.isnan(value):
+        return math.inf
+    if name == "ratio":
+        return abs(math.log(value)) if value > 0 else math.inf
+    return abs(value)

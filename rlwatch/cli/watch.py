@@ -1,0 +1,84 @@
+"""``rlwatch watch SOURCE``: follow a growing log, or keep an eye on a store."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
+
+import typer
+
+from rlwatch.cli.ending import sigterm_as_ctrl_c
+from rlwatch.cli.log_run import Log
+from rlwatch.cli.options import ConfigOption, ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples
+from rlwatch.errors import RunNotFoundError
+
+EPILOG = examples(
+    "rlwatch watch train.log",
+    "rlwatch watch train.log --once || echo 'critical alarm'",
+    "rlwatch watch ./rlwatch-runs",
+    "rlwatch watch math-7b-s3 --poll 10",
+)
+
+
+def watch(
+    source_: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A log file that grows, a store (directory or URL), or a run of --store."
+        ),
+    ],
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Process what is there and exit, with scan's codes.")] = False,
+    poll: Annotated[float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Of a log: only judge it, keep nothing, deliver nothing later.")
+    ] = False,
+    project: Annotated[str, typer.Option("--project", help="Of a log: the project its run belongs to.")] = "default",
+    name: Annotated[
+        str, typer.Option("--name", help="Of a log: what people call its run.", show_default="its id")
+    ] = "",
+    run: RunOfLogOption = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", metavar="ID", help="Of a log: its id in the store.", show_default="made of its path"),
+    ] = None,
+    read_as: ReadAsOption = None,
+    source: TrainerOption = "",
+    config: ConfigOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Print findings and alerts as they come, and deliver the alerts' messages. Ctrl-C stops it.
+
+    A log is recorded as a run of the store, so that the dashboard shows it; watching it again goes on where
+    the last watch ended. Of a store, the alerts of every run are delivered, also if its trainer is gone.
+    """
+    path = Path(source_)
+    with sigterm_as_ctrl_c():
+        if path.is_file():
+            log = Log(path, run, read_as, trainer=source, project=project, name=name, run_id=run_id)
+            _watch_log(log, f"memory://watch-{uuid4().hex}" if no_store else store, config, once=once, poll_s=poll)
+        elif "://" in source_ or path.is_dir():
+            _watch_store(source_, None, config, once=once, poll_s=poll)
+        else:
+            _watch_store(store, source_, config, once=once, poll_s=poll)
+
+
+def _watch_log(log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
+    from rlwatch.cli import watch_log
+
+    if once:
+        raise typer.Exit(watch_log.scan_once(log, store, config))
+    watch_log.follow(log, store, config, lambda: time.sleep(poll_s))
+
+
+def _watch_store(url: str | None, run: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
+    from rlwatch.cli import watch_store
+
+    try:
+        if once:
+            raise typer.Exit(watch_store.look_once(url, run, config))
+        watch_store.follow(url, run, config, lambda: time.sleep(poll_s))
+    except RunNotFoundError as error:
+        raise RunNotFoundError(f"{error} (and no file or directory is called {run!r})" if run else str(error)) from None

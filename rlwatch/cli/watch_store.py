@@ -1,0 +1,91 @@
+"""``rlwatch watch`` of a store: deliver what waits, tell what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rlwatch.cli.config_file import alerting_of
+from rlwatch.cli.console import say
+from rlwatch.cli.delivery import deliver_once, delivering
+from rlwatch.cli.lookup import find_run
+from rlwatch.cli.news import tell_alert, tell_finding
+from rlwatch.cli.stores import opened
+from rlwatch.errors import StoreError
+from rlwatch.ports import Store
+from rlwatch.records import Alert, AlertState, Finding, RunInfo, Severity
+
+
+class StoreWatch:
+    """Remembers what was told, of all runs or of one."""
+
+    def __init__(self, store: Store, run_id: str | None = None) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._versions: dict[str, object] = {}
+        self._findings: dict[str, int] = {}
+        self._alerts: dict[str, tuple[AlertState, Severity]] = {}
+
+    def findings(self) -> Iterator[tuple[RunInfo, Finding]]:
+        """Findings stored since the last call. A run that has not moved is not read again."""
+        for run in self._runs():
+            version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
+            if self._versions.get(run.run_id) == version:
+                continue
+            with suppress(StoreError):  # unreadable at this moment: the next look will tell
+                found = self._store.findings(run.run_id)
+                told = self._findings.get(run.run_id, 0)
+                self._versions[run.run_id], self._findings[run.run_id] = version, len(found)
+                yield from ((run, finding) for finding in found[told:])
+
+    def alerts(self) -> Iterator[Alert]:
+        """Alerts that fired, got worse or were resolved since the last call, oldest first."""
+        for alert in reversed(self._store.alerts(self._run_id)):
+            now = (alert.state, alert.severity)
+            if alert.state is not AlertState.PENDING and self._alerts.get(alert.alert_id) != now:
+                self._alerts[alert.alert_id] = now
+                yield alert
+
+    def critical(self) -> bool:
+        """Whether a critical alert is firing now."""
+        return any(
+            alert.state is AlertState.FIRING and alert.severity is Severity.CRITICAL
+            for alert in self._store.alerts(self._run_id)
+        )
+
+    def _runs(self) -> list[RunInfo]:
+        return [self._store.run(self._run_id)] if self._run_id else self._store.runs()
+
+
+def look_once(url: str | None, run: str | None, config: Path | None) -> int:
+    """Tell everything, deliver what is due, and answer 1 if a critical alert is firing."""
+    with opened(url) as store:
+        watch = StoreWatch(store, None if run is None else find_run(store, run).run_id)
+        _tell(watch)
+        delivered = deliver_once(store, alerting_of(config, store))
+        if delivered:
+            say(f"alerts {delivered}")
+        return int(watch.critical())
+
+
+def follow(url: str | None, run: str | None, config: Path | None, pause: Callable[[], None]) -> None:
+    """Deliver, and tell what comes from now on, until ``pause`` raises ``KeyboardInterrupt``."""
+    with opened(url) as store:
+        watch = StoreWatch(store, None if run is None else find_run(store, run).run_id)
+        old = len(list(watch.findings())) + len(list(watch.alerts()))
+        with delivering(store, alerting_of(config, store)):
+            say(f"watching {store.url} ({old} older findings and alerts not shown); Ctrl-C stops", style="dim")
+            try:
+                while True:
+                    pause()
+                    _tell(watch)
+            except KeyboardInterrupt:
+                say("stopped", style="dim")
+
+
+def _tell(watch: StoreWatch) -> None:
+    for run, finding in watch.findings():
+        tell_finding(finding, f"{run.name or run.run_id}  ")
+    for alert in watch.alerts():
+        tell_alert(alert, f"{alert.run_id}  ")

@@ -1,0 +1,31 @@
+"""The command line as a script sees it: arguments in; exit code, stdout and stderr out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_helpers import Invoke
+from typer.testing import CliRunner, Result
+
+VARIABLES = ("RLWATCH_STORE", "RLWATCH_WEBHOOK_URL", "RLWATCH_WEBHOOK_SECRET", "RLWATCH_DEBUG", "RLWATCH_RUN_ID")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No store, webhook or debug flag of the machine that runs the tests leaks in."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    """Run ``rlwatch`` with these arguments."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None) -> Result:
+        from rlwatch.cli.app import app
+
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], env=env)
+
+    return run

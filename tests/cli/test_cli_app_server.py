@@ -1,0 +1,191 @@
+"""Starting the dashboard: where it may listen, what it is told, whether it answers."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlwatch
+from rlwatch.cli import app_server
+from rlwatch.errors import ConfigError, MissingExtraError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"])
+def test_loopback_addresses_are_served(host: str) -> None:
+    """All of 127/8 is this machine."""
+    app_server.require_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "example.org", "", "127.0.0.1.example.org"])
+def test_other_addresses_are_refused_with_a_way_round(host: str) -> None:
+    """Until there is a login, whoever reaches the dashboard may send commands."""
+    with pytest.raises(ConfigError, match=r"no login yet.*ssh -L"):
+        app_server.require_loopback(host)
+
+
+def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+    """Naming the port and the option."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*--port"):
+            app_server.require_free_port("127.0.0.1", port)
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    """The one that --check uses."""
+    app_server.require_free_port("127.0.0.1", app_server.free_port("127.0.0.1"))
+
+
+@pytest.mark.parametrize("place", ["rlwatch/_app", "app"])
+def test_the_app_is_found_in_a_wheel_and_in_a_checkout(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the wheel has it inside the package."""
+    main = tmp_path / place / "main.py"
+    main.parent.mkdir(parents=True)
+    main.touch()
+    monkeypatch.setattr(rlwatch, "__file__", str(tmp_path / "rlwatch" / "__init__.py"))
+
+    assert app_server.app_script() == main
+
+
+def test_a_missing_app_is_said_with_both_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken wheel is told from a broken checkout."""
+    monkeypatch.setattr(rlwatch, "__file__", str(tmp_path / "rlwatch" / "__init__.py"))
+
+    with pytest.raises(ConfigError, match=r"_app.*app.*reinstall"):
+        app_server.app_script()
+
+
+def test_a_missing_streamlit_is_answered_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra that brings it."""
+    monkeypatch.setattr(app_server, "find_spec", lambda name: None)
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'rlwatch-monitor\[app\]'"):
+        app_server.require_streamlit()
+
+
+def test_the_server_watches_no_files_and_reports_nothing_home() -> None:
+    """Nor shows it tracebacks to whoever looks."""
+    command = app_server.server_command(Path("main.py"), "127.0.0.1", 8501)
+    flags = dict(zip(command[5::2], command[6::2], strict=True))
+
+    assert command[:5] == [sys.executable, "-m", "streamlit", "run", "main.py"]
+    assert flags == {
+        "--server.address": "127.0.0.1",
+        "--server.port": "8501",
+        "--server.headless": "true",
+        "--server.fileWatcherType": "none",
+        "--browser.gatherUsageStats": "false",
+        "--client.showErrorDetails": "none",
+    }
+
+
+def test_the_server_learns_the_store_and_answers_to_local_names_only() -> None:
+    """A person's own list of names is respected, the rest of the environment kept."""
+    given = {"PATH": "/bin", "RLWATCH_STORE": "old"}
+
+    environment = app_server.server_environment("/data/runs", given)
+
+    assert environment["RLWATCH_STORE"] == "/data/runs"
+    assert environment["PATH"] == "/bin"
+    assert "localhost" in environment["STREAMLIT_SERVER_ALLOWED_HOSTS"]
+    assert app_server.server_environment(None, given)["RLWATCH_STORE"] == "old"
+    own = given | {"STREAMLIT_SERVER_ALLOWED_HOSTS": "box.lan"}
+    assert app_server.server_environment(None, own)["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "box.lan"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("[::1]", "http://[::1]:80")],
+)
+def test_an_ipv6_address_is_bracketed_once(host: str, url: str) -> None:
+    """As browsers want it."""
+    assert app_server.address(host, 80) == url
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    """Answers the way the class attributes say."""
+
+    status, body = 200, b"ok"
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/_stcore/health" else 404)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[str]]:
+    """A process that goes on until stopped."""
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def health() -> Iterator[str]:
+    """The address of a server that answers as :class:`Health`."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_healthy_answer_ends_the_wait(sleeper: subprocess.Popen[str], health: str) -> None:
+    """200 and the word ok."""
+    assert app_server.wait_healthy(sleeper, health, deadline_s=10.0) is None
+
+
+@pytest.mark.parametrize(("status", "body"), [(503, b"ok"), (200, b"starting")])
+def test_any_other_answer_is_not_health(
+    status: int, body: bytes, sleeper: subprocess.Popen[str], health: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason says how long it was waited for."""
+    monkeypatch.setattr(Health, "status", status)
+    monkeypatch.setattr(Health, "body", body)
+
+    assert "within 0.3 s" in str(app_server.wait_healthy(sleeper, health, deadline_s=0.3))
+
+
+def test_a_server_that_died_is_not_waited_for() -> None:
+    """Its exit code is the reason."""
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"], text=True)
+    process.wait()
+
+    assert app_server.wait_healthy(process, "http://127.0.0.1:1", 60.0) == "the server ended with code 7"
+
+
+def test_stopping_ends_the_process_even_if_it_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First asked, then made to."""
+    monkeypatch.setattr(app_server, "STOP_DEADLINE_S", 0.2)
+    stubborn = (
+        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", stubborn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    app_server.stop(process)
+
+    assert process.returncode == -9
+    process.communicate()

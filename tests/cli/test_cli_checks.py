@@ -1,0 +1,216 @@
+"""What doctor looks at, each on made-up installations."""
+
+from __future__ import annotations
+
+import http.server
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlwatch
+from rlwatch.cli.checks import Level, installation, webhook
+
+SECRET_URL = "https://hooks.example.com/services/T0SECRET/B1SECRET"
+
+
+def _distribution(site: Path, name: str, version: str) -> None:
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation in which nothing is installed yet."""
+    place = tmp_path / "site"
+    place.mkdir()
+    monkeypatch.setattr(sys, "path", [str(place)])
+    return place
+
+
+def test_this_python_is_fine() -> None:
+    """Else these tests would not run."""
+    assert installation.python().level is Level.OK
+    assert sys.executable in installation.python().text
+
+
+def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is needed."""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 9))
+
+    assert installation.python().level is Level.FAIL
+    assert "3.11" in installation.python().text
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "noted"),
+    [
+        ("3.23.1", Level.FAIL, False),
+        ("3.40.1", Level.OK, True),
+        ("3.51.2", Level.OK, True),
+        ("3.51.3", Level.OK, False),
+        ("3.53.0", Level.OK, False),
+    ],
+)
+def test_an_sqlite_with_the_wal_reset_bug_is_noted(version: str, level: Level, noted: bool) -> None:
+    """It is no failure: rlwatch keeps to one writer."""
+    check = installation.sqlite(version)
+
+    assert check.level is level
+    assert ("WAL-reset" in check.text) is noted
+
+
+def test_the_namesake_beside_us_fails_with_the_way_out(site: Path) -> None:
+    """Both own rlwatch/__init__.py: whoever was installed last wins."""
+    assert installation.namesake().level is Level.OK
+    _distribution(site, "rlwatch", "0.3.0")
+
+    check = installation.namesake()
+
+    assert check.level is Level.FAIL
+    assert "0.3.0" in check.text
+    assert "pip uninstall -y rlwatch && pip install --force-reinstall --no-deps rlwatch-monitor" in check.text
+
+
+def test_our_own_distribution_is_not_taken_for_the_namesake(site: Path) -> None:
+    """Their names begin alike."""
+    _distribution(site, "rlwatch-monitor", rlwatch.__version__)
+
+    assert installation.namesake().level is Level.OK
+    assert installation.package().level is Level.OK
+
+
+def test_an_import_that_is_not_the_installed_version_warns(site: Path) -> None:
+    """A checkout on the path hides the installed package."""
+    assert installation.package().level is Level.WARN
+    _distribution(site, "rlwatch-monitor", "99.0")
+
+    check = installation.package()
+
+    assert check.level is Level.WARN
+    assert "99.0" in check.text
+    assert str(Path(rlwatch.__file__).parent) in check.text
+
+
+def test_each_extra_says_what_it_lacks(site: Path) -> None:
+    """Or with which versions it is complete."""
+    _distribution(site, "typer", "0.29.1")
+    _distribution(site, "rich", "15.0.0")
+    _distribution(site, "httpx", "0.28.1")
+
+    checks = {check.name: check for check in installation.extras()}
+
+    assert checks["extra cli"].level is Level.OK
+    assert checks["extra cli"].text == "typer 0.29.1, rich 15.0.0"
+    assert checks["extra alerts"].level is Level.WARN
+    assert checks["extra alerts"].text.startswith("without pydantic, tenacity;")
+    assert "pip install 'rlwatch-monitor[alerts]'" in checks["extra alerts"].text
+    assert "pip install 'apprise'" in checks["extra chat services"].text
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "level"),
+    [
+        ("trl", "1.16.0", Level.OK),
+        ("trl", "1.0.0", Level.OK),
+        ("trl", "0.29.1", Level.WARN),
+        ("trl", "2.0.0.dev0", Level.WARN),
+        ("verl", "0.9.1", Level.OK),
+        ("verl", "0.10.0", Level.WARN),
+    ],
+)
+def test_a_trainer_of_an_unknown_version_warns(name: str, version: str, level: Level, site: Path) -> None:
+    """Its metric names may have changed."""
+    _distribution(site, name, version)
+
+    (check,) = installation.trainers()
+
+    assert (check.name, check.level) == (name, level)
+    assert version in check.text
+
+
+def test_without_a_trainer_the_plain_loop_is_recommended(site: Path) -> None:
+    """No trainer is no fault."""
+    (check,) = installation.trainers()
+
+    assert check.level is Level.OK
+    assert "rlwatch.init" in check.text
+
+
+def test_no_webhook_is_fine() -> None:
+    """And says which variable would set one."""
+    (check,) = webhook.examine(ping=True)
+
+    assert check.level is Level.OK
+    assert "RLWATCH_WEBHOOK_URL" in check.text
+
+
+@pytest.mark.parametrize(("secret", "level"), [("", Level.WARN), ("s3cret-key", Level.OK)])
+def test_a_webhook_is_named_by_its_host_only(secret: str, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of such an address is a password."""
+    monkeypatch.setenv("RLWATCH_WEBHOOK_URL", SECRET_URL)
+    monkeypatch.setenv("RLWATCH_WEBHOOK_SECRET", secret)
+
+    (check,) = webhook.examine()
+
+    assert check.level is level
+    assert "hooks.example.com" in check.text
+    assert "SECRET" not in check.text.replace("RLWATCH_WEBHOOK_SECRET", "")
+    assert "s3cret" not in check.text
+
+
+def test_an_address_that_is_none_fails_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Someone may have put the secret there."""
+    monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "hunter2-is-my-password")
+
+    (check,) = webhook.examine(ping=True)
+
+    assert check.level is Level.FAIL
+    assert "hunter2" not in check.text
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    """Refuses HEAD, as receivers of webhooks do."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(405)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[str]:
+    """The address of a receiver on this machine."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/T0SECRET"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_receiver_that_refuses_head_is_there(receiver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only then is it asked, and no message is sent."""
+    monkeypatch.setenv("RLWATCH_WEBHOOK_URL", receiver)
+
+    checks = webhook.examine(ping=True)
+
+    assert [check.name for check in checks] == ["webhook", "webhook ping"]
+    assert checks[1].level is Level.OK
+    assert "HTTP 405" in checks[1].text
+
+
+def test_a_receiver_that_is_gone_fails_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 1 of this machine answers nobody."""
+    monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "http://127.0.0.1:1/T0SECRET")
+
+    checks = webhook.examine(ping=True)
+
+    assert checks[1].level is Level.FAIL
+    assert not [check for check in checks if "T0SECRET" in check.text]

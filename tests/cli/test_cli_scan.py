@@ -1,0 +1,273 @@
+"""scan and import: a log judged, a log kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Invoke, strict, write_log
+
+from rlwatch.cli import progress
+from rlwatch.cli.log_run import plain_id
+from rlwatch.records import RunState, StepRecord
+from rlwatch.store.url import open_store
+
+HEALTHY = {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.2, "reward": 0.3, "kl": 0.01}
+BROKEN = HEALTHY | {"grad_norm": math.nan, "entropy": math.nan, "kl": math.nan}
+
+
+def _rows(healthy: int = 60, broken: int = 0) -> list[dict[str, Any]]:
+    rows = [HEALTHY | {"entropy": 1.2 + 0.01 * (step % 3), "step": step} for step in range(1, healthy + 1)]
+    return rows + [BROKEN | {"step": healthy + extra} for extra in range(1, broken + 1)]
+
+
+@pytest.fixture
+def healthy_log(tmp_path: Path) -> Path:
+    """Sixty steps of nothing special."""
+    return write_log(tmp_path / "healthy.log", _rows())
+
+
+@pytest.fixture
+def broken_log(tmp_path: Path) -> Path:
+    """Sixty good steps, then NaN everywhere."""
+    return write_log(tmp_path / "broken.log", _rows(broken=10))
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    """A table of two runs, of which the second breaks."""
+    lines = ["run_id,step,metric,value"]
+    for run, rows in (("good", _rows()), ("bad", _rows(broken=10))):
+        for row in rows:
+            lines += [f"{run},{row['step']},{name},{value}" for name, value in row.items() if name != "step"]
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_healthy_log_exits_0_and_says_ok(healthy_log: Path, invoke: Invoke) -> None:
+    """With how much was read, and which detectors lacked their metrics."""
+    result = invoke("scan", healthy_log)
+
+    assert result.exit_code == 0
+    assert "trl-console, 60 steps" in result.stdout
+    assert "not run: mismatch_growth: needs " in result.stdout
+    assert result.stdout.rstrip().endswith("ok: no alarm")
+
+
+def test_a_critical_alarm_exits_1_and_is_named_last(broken_log: Path, invoke: Invoke) -> None:
+    """Where a person looks first."""
+    result = invoke("scan", broken_log)
+
+    assert result.exit_code == 1
+    assert result.stdout.rstrip().endswith("CRITICAL: nonfinite at step 61")
+    assert "Findings" in result.stdout
+    assert "Alarms" in result.stdout
+
+
+def test_the_json_object_has_all_its_parts(broken_log: Path, invoke: Invoke) -> None:
+    """Those the documents promise, under their names, and strictly."""
+    result = invoke("scan", broken_log, "--format", "json")
+    document = strict(result.stdout)
+
+    assert result.exit_code == 1
+    assert {"source", "format", "steps", "metrics", "findings", "alarms", "forecast", "not_run", "diagnosis"} <= set(
+        document
+    )
+    assert document["steps"] == 70
+    assert "policy/entropy" in document["metrics"]
+    assert document["forecast"] == []
+    assert {"forecast", "diagnosis"} <= {part["name"] for part in document["not_run"]}
+    assert all(part["reason"] for part in document["not_run"])
+    for finding in document["findings"]:
+        assert {"detector", "kind", "severity", "onset_step", "step", "message", "evidence"} <= set(finding)
+    assert [(a["kind"], a["severity"], a["step"]) for a in document["alarms"]] == [("nonfinite", "critical", 61)]
+    assert all(alarm["reason"] for alarm in document["alarms"])
+
+
+def test_what_was_said_of_a_step_needs_nothing_after_it(tmp_path: Path, invoke: Invoke) -> None:
+    """A log cut short gives the same findings up to the cut."""
+    whole = strict(invoke("scan", write_log(tmp_path / "a.log", _rows(broken=10)), "--format", "json").stdout)
+    cut = strict(invoke("scan", write_log(tmp_path / "b.log", _rows(broken=2)), "--format", "json").stdout)
+
+    assert [f for f in whole["findings"] if f["step"] <= 61] == [f for f in cut["findings"] if f["step"] <= 61]
+
+
+def test_several_runs_give_a_list_and_one_can_be_chosen(two_runs: Path, invoke: Invoke) -> None:
+    """The code is that of the worst."""
+    both = invoke("scan", two_runs, "--format", "json")
+    good = invoke("scan", two_runs, "--run", "good", "--format", "json")
+
+    assert both.exit_code == 1
+    assert [report["run"] for report in strict(both.stdout)] == ["good", "bad"]
+    assert good.exit_code == 0
+    assert strict(good.stdout)["run"] == "good"
+    assert invoke("scan", two_runs).stdout.count("CRITICAL") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "no such file"),
+        (b"", "empty"),
+        (b"hello\nworld\n", "no known format"),
+        (b"\x00\x01\x02\xff" * 500, "binary"),
+    ],
+)
+def test_what_cannot_be_read_exits_2_with_one_line(
+    content: bytes | None, complaint: str, tmp_path: Path, invoke: Invoke
+) -> None:
+    """On stderr, naming the file; stdout stays empty."""
+    path = tmp_path / "log.txt"
+    if content is not None:
+        path.write_bytes(content)
+
+    for options in ((), ("--format", "json")):
+        result = invoke("scan", path, *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"error: {path}")
+        assert complaint in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_run_or_format_exits_2_and_names_what_there_is(two_runs: Path, invoke: Invoke) -> None:
+    """So that the next try succeeds."""
+    run = invoke("scan", two_runs, "--run", "ugly")
+    read_as = invoke("scan", two_runs, "--as", "telepathy")
+
+    assert (run.exit_code, read_as.exit_code) == (2, 2)
+    assert "'good', 'bad'" in run.stderr
+    assert "trl-console" in read_as.stderr
+
+
+def test_rules_of_a_file_decide_about_alarms(broken_log: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """A wrong one is refused, not ignored."""
+    config = tmp_path / "mine.toml"
+    config.write_text("this is no toml")
+
+    assert invoke("scan", broken_log, "--config", config).exit_code == 2
+    assert invoke("scan", broken_log, "--config", tmp_path / "none.toml").exit_code == 2
+
+
+def test_no_bar_is_drawn_where_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the size of the log."""
+    monkeypatch.setattr(progress, "WORTH_SHOWING", 1)
+    records = [StepRecord(1, {}), StepRecord(2, {})]
+
+    assert progress.progress_bar(records) is records
+    with progress.reading(Path("x")):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr."""
+    monkeypatch.setattr(progress, "WORTH_SHOWING", 1)
+    records = [StepRecord(1, {}), StepRecord(2, {})]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+
+    assert list(progress.progress_bar(records)) == records
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "replaying" in captured.err
+
+
+def test_an_imported_log_is_a_finished_run_with_records_and_findings(
+    broken_log: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    """Bit for bit, and nobody is alerted."""
+    result = invoke("import", broken_log, "--project", "math", "--name", "seed 3", "--store", tmp_path / "runs")
+
+    store = open_store(tmp_path / "runs")
+    assert (result.exit_code, result.stdout) == (0, "broken\n")
+    run = store.run("broken")
+    assert (run.project, run.name, run.state, run.last_step) == ("math", "seed 3", RunState.FINISHED, 70)
+    assert [f.kind for f in store.findings("broken")] == ["nonfinite"]
+    assert math.isnan(store.series("broken", ["entropy"])["entropy"].values[-1])
+    assert len(store.records("broken")) == 70
+    assert store.alerts() == []
+    assert store.outbox() == []
+
+
+def test_importing_again_is_refused_and_changes_nothing(healthy_log: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """Another id is accepted."""
+    runs = tmp_path / "runs"
+    invoke("import", healthy_log, "--store", runs)
+
+    again = invoke("import", healthy_log, "--store", runs)
+    renamed = invoke("import", healthy_log, "--store", runs, "--run-id", "second", "--format", "json")
+
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "'healthy' exists" in again.stderr
+    assert open_store(runs).run("healthy").attempt == 1
+    assert strict(renamed.stdout) == [{"run_id": "second", "steps": 60, "findings": 0, "format": "trl-console"}]
+
+
+def test_of_a_log_with_several_runs_all_or_none_are_imported(two_runs: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """An id that is taken stops the whole import."""
+    runs = tmp_path / "runs"
+    assert invoke("import", two_runs, "--run", "bad", "--store", runs).stdout == "bad\n"
+
+    refused = invoke("import", two_runs, "--store", runs)
+    named = invoke("import", two_runs, "--run-id", "x", "--store", runs)
+
+    assert (refused.exit_code, named.exit_code) == (2, 2)
+    assert [run.run_id for run in open_store(runs).runs()] == ["bad"]
+    assert "--run" in named.stderr
+
+
+def test_a_log_of_two_attempts_is_imported_as_two_attempts(tmp_path: Path, invoke: Invoke) -> None:
+    """The trainer resumed at step 21."""
+    log = write_log(tmp_path / "resumed.log", [*_rows(40), *_rows(60)[20:]])
+
+    assert invoke("import", log, "--store", tmp_path / "runs").exit_code == 0
+
+    store = open_store(tmp_path / "runs")
+    assert store.run("resumed").attempt == 2
+    assert [r.attempt for r in store.records("resumed")] == [1] * 40 + [2] * 40
+    assert len(store.branch("resumed", 2, 21)) == 20
+
+
+def test_a_missing_log_is_not_imported(tmp_path: Path, invoke: Invoke) -> None:
+    """And no store is made."""
+    result = invoke("import", tmp_path / "none.log", "--store", tmp_path / "runs")
+
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "run_id"),
+    [
+        ("train.v2", "train.v2"),
+        ("a/b:c d", "a-b-c-d"),
+        ("../..", "imported"),
+        ("x" * 300, "x" * 120),
+        ("λ", "imported"),
+    ],
+)
+def test_any_name_becomes_an_id_a_store_accepts(name: str, run_id: str) -> None:
+    """Paths and odd characters are left out."""
+    assert plain_id(name) == run_id
+
+
+def test_the_real_shape_of_a_trainer_state_is_read(tmp_path: Path, invoke: Invoke) -> None:
+    """As HF's Trainer saves it beside each checkpoint."""
+    state = {"global_step": 60, "log_history": [row | {"epoch": 0.1} for row in _rows()], "max_steps": 60}
+    directory = tmp_path / "my-model" / "checkpoint-60"
+    directory.mkdir(parents=True)
+    path = directory / "trainer_state.json"
+    path.write_text(json.dumps(state))
+
+    result = invoke("import", path, "--store", tmp_path / "runs")
+
+    assert (result.exit_code, result.stdout) == (0, "my-model\n")
