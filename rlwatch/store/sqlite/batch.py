@@ -49,7 +49,7 @@ class Batch:
                 self._add_finding(item)
             else:
                 self._add_spikes(item)
-        except (TypeError, OverflowError, struct.error) as error:
+        except (TypeError, ValueError, OverflowError, StoreError) as error:
             raise StoreError(f"cannot store {_label(item)}: {error}") from error
 
     def insert(self, db: sqlite3.Connection) -> None:
@@ -73,7 +73,7 @@ class Batch:
         try:
             values = packed.pack(*metrics.values())
         except (struct.error, TypeError, OverflowError):
-            raise StoreError(f"cannot store step {record.step}: {_not_a_number(metrics)}") from None
+            raise TypeError(_not_a_number(metrics)) from None
         step, ts = _whole(record.step), float(record.ts)
         self._records.append(
             (self._next(record), _whole(record.attempt), _whole(record.rank), step, ts, number, values)
@@ -115,7 +115,7 @@ class Batch:
     def _next(self, item: StepRecord | Event) -> int:
         seq = _whole(item.seq) or self.last_seq + 1
         if seq <= self.last_seq:
-            raise StoreError(f"cannot store {_label(item)}: seq {seq} is not above {self.last_seq}, the last one taken")
+            raise ValueError(f"seq {seq} is not above {self.last_seq}, the last one taken")
         self.last_seq = seq
         return seq
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlwatch.errors import StoreError
 from rlwatch.records import JSON
 
 Columns = Mapping[str, "np.ndarray | Sequence[str]"]
@@ -21,14 +20,14 @@ _MOST = 1 << 31  # bytes a blob may unfold to: a damaged or hostile file must no
 
 
 def pack(columns: Columns) -> tuple[int, bytes]:
-    """Number of rows and the blob. Raises ``StoreError`` for columns that are no columns."""
+    """Number of rows and the blob. Raises ``ValueError`` for columns that are no columns."""
     rows: int | None = None
     head: list[tuple[str, str, int]] = []
     parts: list[bytes] = []
     for name, column in columns.items():
         kind, length, raw = _encode(name, column)
         if rows not in (None, length):
-            raise StoreError(f"spike column {name!r} has {length} rows where the others have {rows}")
+            raise ValueError(f"spike column {name!r} has {length} rows where the others have {rows}")
         rows = length
         head.append((name, kind, len(raw)))
         parts.append(raw)
@@ -86,7 +85,7 @@ def _encode(name: str, column: np.ndarray | Sequence[str]) -> tuple[str, int, by
         texts = [str(text) for text in column]  # numpy's own text type would lose trailing NUL characters
         return "text", len(texts), json.dumps(texts).encode()
     if values.ndim != 1 or values.dtype.kind not in _NUMBERS:
-        raise StoreError(
+        raise ValueError(
             f"spike column {name!r} must be a 1-d array of numbers or a list of str; "
             f"got dtype {values.dtype}, shape {values.shape}"
         )

@@ -1,0 +1,236 @@
+# ruff: noqa: S101  (tests assert)
+"""Contract: what is written is what is read, in order, whole batches only, as snapshots."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from rlwatch.errors import StoreError
+from rlwatch.ports import Item, Store
+from rlwatch.records import Event, Finding, RunInfo, Severity, SpikeBatch, StepRecord
+from rlwatch.testing.store_hooks import StoreHooks, fill, steps
+
+
+def _empty() -> list[Any]:
+    return []
+
+
+_UNSTORABLE: list[Item | Finding] = [
+    StepRecord(1, {"kl": cast("float", "high")}),
+    StepRecord(1, {"kl": cast("float", None)}),
+    StepRecord(1, {"kl": 10**400}),
+    StepRecord(cast("int", 1.5), {"kl": 1.0}),
+    StepRecord(1 << 63, {"kl": 1.0}),
+    Event("note", step=cast("int", "one")),
+    Event("note", body={"cycle": (cycle := _empty())}),
+    SpikeBatch(1, {"logp": np.zeros(2), "ratio": np.zeros(3)}),
+    SpikeBatch(1, {"logp": np.zeros((2, 2))}),
+    SpikeBatch(1, {"logp": np.array([object()])}),
+]
+cycle.append(cycle)
+
+
+class ReadingContract(StoreHooks):
+    """Records, events, series, findings, spikes."""
+
+    def test_records_come_back_whole_and_in_order(self, store: Store) -> None:
+        """Names in the order given, rank and attempt, also with several records a step."""
+        written = [
+            StepRecord(1, {"b": 1.0, "a": 2.0}, ts=1.25, attempt=1, rank=0, seq=1),
+            StepRecord(1, {"eval/acc": 0.5}, ts=1.5, attempt=1, rank=3, seq=2),
+            StepRecord(0, {}, ts=1.75, attempt=2, rank=0, seq=3),
+        ]
+        fill(store, written)
+
+        assert self.reopen(store).records("run") == written
+        assert list(store.records("run")[0].metrics) == ["b", "a"]
+
+    def test_records_can_be_followed(self, store: Store) -> None:
+        """``after_seq`` and ``limit`` page through without gap or repeat."""
+        fill(store, steps(*range(7)))
+
+        pages = [store.records("run", after_seq=after, limit=3) for after in (0, 3, 6, 7)]
+
+        assert [[record.seq for record in page] for page in pages] == [[1, 2, 3], [4, 5, 6], [7], []]
+
+    def test_events_share_the_numbers_of_records(self, store: Store) -> None:
+        """0 gets the next number; the writer knows the last one."""
+        writer = store.open_run(RunInfo("run"))
+        writer.write([*steps(1), Event("note", ts=2.0), *steps(2)])
+        writer.write([Event("resume", step=2, body={"why": "ckpt"}, attempt=2)])
+        writer.close()
+
+        assert writer.last_seq == 4
+        assert [record.seq for record in store.records("run")] == [1, 3]
+        assert store.events("run") == [
+            Event("note", None, {}, 2.0, 1, 2),
+            Event("resume", 2, {"why": "ckpt"}, 0.0, 2, 4),
+        ]
+        assert [event.seq for event in store.events("run", after_seq=2)] == [4]
+
+    def test_a_number_already_taken_is_refused(self, store: Store) -> None:
+        """By a record or an event, in this attempt or an earlier one; nothing of the batch stays."""
+        fill(store, [*steps(1), Event("note")])
+        writer = store.open_run(RunInfo("run"))
+        for taken in (1, 2):
+            with pytest.raises(StoreError, match=f"seq {taken} is not above 3"):
+                writer.write([StepRecord(5, {"kl": 1.0}), StepRecord(6, {"kl": 1.0}, seq=taken)])
+        writer.write([StepRecord(7, {"kl": 1.0}, seq=3)])
+        writer.close()
+
+        assert [record.step for record in store.records("run")] == [1, 7]
+
+    @pytest.mark.parametrize("item", _UNSTORABLE, ids=lambda item: type(item).__name__)
+    def test_a_batch_is_written_whole_or_not_at_all(self, store: Store, item: Item) -> None:
+        """An item that cannot be stored is named, leaves nothing behind, and the writer goes on."""
+        writer = store.open_run(RunInfo("run"))
+        with pytest.raises(StoreError, match="cannot"):
+            writer.write([*steps(1), Event("note"), SpikeBatch(1, {"logp": np.zeros(1)}), item])
+        writer.write(steps(2, name="new"))
+        writer.close()
+
+        assert [(record.seq, record.step) for record in store.records("run")] == [(1, 2)]
+        assert (store.events("run"), store.spikes("run"), store.metric_names("run")) == ([], [], ["new"])
+
+    def test_numpy_numbers_are_numbers(self, store: Store) -> None:
+        """Trainers hand them over everywhere."""
+        fill(store, [StepRecord(cast("int", np.int64(3)), {"kl": cast("float", np.float32(0.5)), "n": 2})])
+
+        assert [(record.step, record.metrics) for record in store.records("run")] == [(3, {"kl": 0.5, "n": 2.0})]
+
+    def test_an_empty_batch_is_nothing(self, store: Store) -> None:
+        """And no error."""
+        fill(store, [])
+
+        assert store.records("run") == []
+
+    def test_series_follow_one_metric_through_changing_records(self, store: Store) -> None:
+        """Other metrics may come and go; absent is absent, NaN is a value; all attempts, in order of arrival."""
+        fill(store, [StepRecord(1, {"a": 1.0, "b": 10.0}), StepRecord(2, {"b": 20.0, "a": math.nan})])
+        fill(store, [StepRecord(2, {"c": 5.0}, attempt=2), StepRecord(2, {"a": 2.5}, attempt=2)])
+
+        series = self.reopen(store).series("run", ["a", "b", "absent"])
+
+        assert list(series) == ["a", "b", "absent"]
+        np.testing.assert_array_equal(series["a"].values, [1.0, math.nan, 2.5])
+        assert (series["a"].steps.tolist(), series["a"].attempts.tolist()) == ([1, 2, 2], [1, 1, 2])
+        assert series["a"].seqs.tolist() == [1, 2, 4]
+        assert (series["b"].values.tolist(), series["b"].name) == ([10.0, 20.0], "b")
+        absent = series["absent"]
+        assert [len(column) for column in (absent.steps, absent.values, absent.attempts, absent.seqs)] == [0] * 4
+        for one in series.values():
+            assert [str(column.dtype) for column in (one.steps, one.values, one.attempts)] == [
+                "int64",
+                "float64",
+                "int64",
+            ]
+
+    def test_metric_names_are_all_ever_seen(self, store: Store) -> None:
+        """Sorted; names of any text."""
+        fill(store, [StepRecord(1, {"z": 1.0}), StepRecord(2, {"a/<script>": 1.0, "é" * 200: 1.0, "z": 1.0})])
+
+        assert store.metric_names("run") == sorted(["z", "a/<script>", "é" * 200])
+
+    def test_last_values_are_those_last_recorded(self, store: Store) -> None:
+        """Of each metric, by arrival: a resumed run may say less about a lower step."""
+        fill(store, [StepRecord(9, {"a": 1.0, "b": 1.0}), StepRecord(9, {"c": math.inf})])
+        fill(store, [StepRecord(4, {"b": 2.0}, attempt=2)])
+
+        assert store.last_values("run") == {"a": (9, 1.0), "b": (4, 2.0), "c": (9, math.inf)}
+
+    def test_findings_come_back_whole_in_order_of_seq(self, store: Store) -> None:
+        """None, NaN and infinity stay apart in score and baseline; ``seq`` may repeat and does not count on."""
+        first = Finding(
+            "d", "grad_spike", Severity.CRITICAL, 7, 6, "spike <b>", {"norm": 9.0}, "optim/grad_norm", seq=4
+        )
+        later = Finding("e", "kl_drift", Severity.INFO, 8, 2, "drift", score=math.inf, baseline=None, attempt=2, seq=5)
+        again = Finding("f", "nonfinite", Severity.WARNING, 8, 8, "nan", family="Optimisation", score=1.5, seq=5)
+        writer = store.open_run(RunInfo("run"))
+        writer.write([later, again])
+        writer.write([first])
+        writer.close()
+
+        assert self.reopen(store).findings("run") == [first, later, again]
+        assert writer.last_seq == 0
+
+    def test_spike_batches_come_back_by_step(self, store: Store) -> None:
+        """Columns with their types; ``last`` means the newest written."""
+        columns: dict[str, Any] = {
+            "token_id": np.array([5, 6], dtype=np.int64),
+            "logp": np.array([-0.5, math.nan]),
+            "ratio": np.array([1.0, 2.0], dtype=np.float32),
+            "text": ["<b>\x00", "日本"],
+        }
+        late = SpikeBatch(9, columns, "ratio", ts=2.0, attempt=2, rank=1)
+        fill(store, [late, SpikeBatch(3, {"logp": np.zeros(1)}), SpikeBatch(5, {})])
+
+        batches = self.reopen(store).spikes("run")
+
+        assert [(batch.step, len(batch)) for batch in batches] == [(3, 1), (5, 0), (9, 2)]
+        back = batches[2]
+        assert (back.reason, back.ts, back.attempt, back.rank) == ("ratio", 2.0, 2, 1)
+        assert (list(back.columns), list(back.columns["text"])) == (list(columns), columns["text"])
+        for name in ("token_id", "logp", "ratio"):
+            assert cast("np.ndarray", back.columns[name]).dtype == cast("np.ndarray", columns[name]).dtype
+            np.testing.assert_array_equal(back.columns[name], columns[name])
+        assert [batch.step for batch in store.spikes("run", last=2)] == [3, 5]
+        assert store.spikes("run", last=0) == []
+
+    def test_the_worst_spike_rows_of_all_batches_come_first(self, store: Store) -> None:
+        """By gradient contribution where measured; what is not a number is worst of all."""
+        columns: dict[str, Any] = {
+            "contribution": np.array([1.0, -8.0, math.nan]),
+            "token_id": np.array([1, 2, 3]),
+            "text": ["a", "b", "c"],
+        }
+        fill(store, [SpikeBatch(1, columns), SpikeBatch(2, {"contribution": np.array([4.0])}, attempt=2, rank=7)])
+
+        top = store.top_spikes("run")
+
+        assert [(row["step"], row["attempt"], row["rank"]) for row in top] == [
+            (1, 1, 0),
+            (1, 1, 0),
+            (2, 2, 7),
+            (1, 1, 0),
+        ]
+        assert [row.get("text") for row in top] == ["c", "b", None, "a"]
+        assert math.isnan(top[0]["contribution"])
+        assert top[1] == {"step": 1, "attempt": 1, "rank": 0, "contribution": -8.0, "token_id": 2, "text": "b"}
+        assert len(store.top_spikes("run", limit=2)) == 2
+
+    def test_answers_are_snapshots(self, store: Store) -> None:
+        """Neither what was handed in nor what was handed out is shared with the store."""
+        config, metrics, body, logp = {"lr": [1]}, {"kl": 1.0}, {"list": [1]}, np.zeros(2)
+        writer = store.open_run(RunInfo("run", config=config))
+        writer.write([StepRecord(1, metrics), Event("note", body=body), SpikeBatch(1, {"logp": logp})])
+        config["lr"].append(2)
+        metrics["kl"], body["list"][0], logp[0] = 9.0, 9, 9.0
+        before = store.records("run")
+        cast("dict[str, float]", store.records("run")[0].metrics)["kl"] = 8.0
+        store.events("run")[0].body["list"].append(8)
+        cast("np.ndarray", store.spikes("run")[0].columns["logp"])[1] = 8.0
+        store.series("run", ["kl"])["kl"].values[0] = 8.0
+        writer.write(steps(2))
+
+        assert store.run("run").config == {"lr": [1]}
+        assert [record.metrics for record in store.records("run")] == [{"kl": 1.0}, {"kl": 0.2}]
+        assert store.events("run")[0].body == {"list": [1]}
+        assert cast("np.ndarray", store.spikes("run")[0].columns["logp"]).tolist() == [0.0, 0.0]
+        assert store.series("run", ["kl"])["kl"].values.tolist() == [1.0, 0.2]
+        assert len(before) == 1
+        writer.close()
+
+    def test_a_live_run_is_read_while_it_is_written(self, store: Store) -> None:
+        """Each acknowledged step shows at once, to another opener of the store too."""
+        writer, other = store.open_run(RunInfo("run")), self.reopen(store)
+        seen = []
+        for step in range(5):
+            writer.write(steps(step))
+            seen.append(other.run("run").last_step)
+        writer.close()
+
+        assert seen == [0, 1, 2, 3, 4]
