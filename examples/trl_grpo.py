@@ -9,6 +9,7 @@ import argparse
 import tempfile
 
 from rlwatch.demo.task import build_trainer  # a tiny GRPOTrainer; yours goes here
+
 from rlwatch.integrations.trl import watch
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
 from rlwatch.alerts.rules import Rule
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.imported import ImportedRun
+from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
 from rlwatch.metrics import known
 from rlwatch.monitor.engine import Monitor, NotRun, Outcome
@@ -54,7 +54,8 @@ class Report:
     forecast: tuple[JSON, ...] = ()
     not_run: tuple[NotRun, ...] = ()
     diagnosis: tuple[JSON, ...] = ()
-    skipped: tuple[str, ...] = field(default=())
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -88,6 +89,10 @@ def scan(
         Name of the importer, where sniffing is not wanted.
     source
         The trainer, where the log does not tell.
+    rules, detectors
+        Instead of the default ones.
+    progress
+        Wraps the records, to show how far the replay is.
 
     Raises
     ------
@@ -142,7 +147,8 @@ def replay(
         findings=_unique(outcome.findings),
         alarms=tuple(_alarms(outcome)),
         not_run=tuple(monitor.not_run()),
-        skipped=tuple(f"{what}: {count}" for what, count in imported.skipped_counts.items()),
+        skipped=tuple(f"{left.reason}: {left.count}" for left in imported.skipped),
+        notes=imported.notes,
     )
 
 
@@ -151,7 +157,7 @@ def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Ite
     bounds: dict[int, int] = {}
     for number in sorted({r.attempt for r in records if r.attempt < attempt}, reverse=True):
         bounds[number] = before_step
-        first = next(r.step for r in records if r.attempt == number)
+        first = min(r.step for r in records if r.attempt == number)
         before_step = min(before_step, first)
     earlier = takewhile(lambda r: r.attempt < attempt, records)
     return (r for r in earlier if r.step < bounds[r.attempt])
@@ -173,8 +179,6 @@ def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _sequenced(records: Iterable[StepRecord]) -> list[StepRecord]:
-    from dataclasses import replace
-
     given = list(records)
     if any(record.seq for record in given):
         return given

@@ -164,7 +164,8 @@ class Monitor:
         holding = [f for detector in self._detectors for f in detector.arrival(view)]
         if not holding:
             return NOTHING
-        self._holding = (*self._holding, *holding)
+        newest = {(f.detector, f.kind): f for f in (*self._holding, *holding)}
+        self._holding = tuple(newest.values())
         return Outcome(
             tuple(_stamp(self._episodes.arrival(holding), view)),
             tuple(self._alerts.arrival(view.seq, now, holding, ts=view.ts)),

@@ -12,6 +12,8 @@ from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.ports import AlertStore, Item, RunWriter
 from rlwatch.records import Alert, AlertState, OutboxMessage, SpikeBatch
 
+CONSOLE = "console"
+
 
 class MonitorSink:
     """Feeds the Monitor, stores findings, alerts and outbox messages, and publishes the run's health.
@@ -75,6 +77,8 @@ class MonitorSink:
         for transition in outcome.transitions:
             self._alerts[transition.alert.alert_id] = transition.alert
             for message in messages_for(transition, self._writer.run):
+                if message.channel == CONSOLE:  # this process logs its own alerts, at once
+                    continue
                 self._messages[message.message_id] = message
         if self._on_outcome is not None and (outcome.findings or outcome.transitions):
             self._on_outcome(outcome)

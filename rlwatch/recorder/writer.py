@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlwatch.ports import Item, Sink
-from rlwatch.records import Event, SpikeBatch, StepRecord
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Entry, numbers
 from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.records import Event, SpikeBatch, StepRecord
 
 Queued = Entry | SpikeBatch | Event
 BATCH_LIMIT = 1000

@@ -10,7 +10,9 @@ from rlwatch.records import JSON
 
 REDACTED = "<redacted>"
 MAX_TEXT = 2000
-_SECRET = re.compile(r"(^|[_\-.])(token|secret|password|passwd|api_?key|access_?key|credentials?|auth)($|[_\-.])", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|[_\-.])(token|secret|password|passwd|api_?key|access_?key|credentials?|auth)($|[_\-.])", re.IGNORECASE
+)
 _HARMLESS = re.compile(r"^(pad|bos|eos|unk|mask|sep|cls)_token", re.IGNORECASE)
 
 

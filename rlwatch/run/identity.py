@@ -30,7 +30,9 @@ def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None,
     if not chosen and output_dir is not None and resume != "never":
         chosen = _remembered(Path(output_dir) / REMEMBERED)
     if not chosen and resume == "must":
-        raise ConfigError("resume='must', but no run_id was given, RLWATCH_RUN_ID is unset and no rlwatch.json was found")
+        raise ConfigError(
+            "resume='must', but no run_id was given, RLWATCH_RUN_ID is unset and no rlwatch.json was found"
+        )
     return chosen or new_run_id(project)
 
 

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import weakref
-from types import FrameType
 from typing import Protocol
 
 
@@ -56,7 +55,7 @@ def _at_exit() -> None:
         run.end(state, reason)
 
 
-def _on_sigterm(signum: int, frame: FrameType | None) -> None:
+def _on_sigterm(*_: object) -> None:
     for run in list(_runs):
         run.end("crashed", "killed by SIGTERM")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

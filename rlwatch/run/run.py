@@ -9,11 +9,11 @@ from typing import Any, Protocol, Self
 
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
-from rlwatch.records import Event, RunInfo, RunState, SpikeBatch
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import admit, step_index
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.recorder.writer import Queued, Writer
+from rlwatch.records import Event, RunInfo, RunState, SpikeBatch
 
 DEADLINE_S = 10.0
 
@@ -54,12 +54,16 @@ class Run:
     ...     run.log({"policy/entropy": 0.7}, step=1)
     """
 
-    def __init__(self, info: RunInfo, counters: Counters, engine: Engine | None) -> None:
+    def __init__(self, info: RunInfo, counters: Counters) -> None:
         self.info = info
         self.counters = counters
-        self._engine = engine
+        self._engine: Engine | None = None
         self._health = Health()
         self._ended = False
+
+    def attach(self, engine: Engine) -> None:
+        """Begin to record; a run nothing is attached to does nothing."""
+        self._engine = engine
 
     @property
     def active(self) -> bool:
@@ -138,7 +142,7 @@ class Run:
         self.finish(state, reason, deadline_s=5.0)
 
     def forked(self) -> None:
-        """This is a forked child: the parent's run is not ours to write."""
+        """In a forked child: the parent's run is not ours to write."""
         self._engine = None
 
     def publish_health(self, health: Health) -> None:

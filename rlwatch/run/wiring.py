@@ -16,11 +16,11 @@ from rlwatch.control.mailbox import Mailbox
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import Detector, RunWriter, Sink, Store
-from rlwatch.records import AlertState, RunInfo, RunState
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.recorder.writer import Queued, Writer
+from rlwatch.records import AlertState, RunInfo, RunState
 from rlwatch.run.alerting import Alerting, alerting_for
 from rlwatch.run.config import recordable
 from rlwatch.run.identity import choose_run_id, remember_run_id
@@ -93,8 +93,8 @@ def init(
     rank = _from_environment("RANK", 0) if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
     if rank != 0:
-        return Run(RunInfo(run_id=run_id or "", project=project, name=name or "", source=source), counters, None)
-    opened = open_store(store, control_timeout_s=CONTROL_TIMEOUT_S) if not hasattr(store, "open_run") else store
+        return Run(RunInfo(run_id=run_id or "", project=project, name=name or "", source=source), counters)
+    opened = _opened(store)
     alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=opened)
     info = RunInfo(
         run_id=choose_run_id(run_id, output_dir, project, resume),
@@ -110,15 +110,30 @@ def init(
     writer = opened.open_run(info)
     if output_dir is not None:
         remember_run_id(writer.run.run_id, output_dir)
-    run = _assemble(writer, opened, counters, alerting, detectors, queue_size, world_size)
+    run = _assemble(
+        writer,
+        opened,
+        counters,
+        alerting=alerting,
+        detectors=detectors,
+        queue_size=queue_size,
+        world_size=world_size,
+    )
     watch_over(run, sigterm=sigterm)
     return run
+
+
+def _opened(store: str | os.PathLike[str] | Store | None) -> Store:
+    if store is None or isinstance(store, str | os.PathLike):
+        return open_store(store, control_timeout_s=CONTROL_TIMEOUT_S)
+    return store
 
 
 def _assemble(
     run_writer: RunWriter,
     store: Store,
     counters: Counters,
+    *,
     alerting: Alerting,
     detectors: Callable[[], Sequence[Detector]] | None,
     queue_size: int,
@@ -135,8 +150,8 @@ def _assemble(
         rules=alerting.rules,
         history=lambda attempt, before: store.branch(info.run_id, attempt, before),
     )
-    holder: list[Run] = []
-    monitor_sink = MonitorSink(monitor, run_writer, store, lambda health: holder[0].publish_health(health), _announce)
+    run = Run(info, counters)
+    monitor_sink = MonitorSink(monitor, run_writer, store, run.publish_health, _announce)
     sinks: list[Sink] = [StoreSink(run_writer, counters, clock), monitor_sink, mailbox]
     writer = Writer(queue, sinks, counters, attempt=info.attempt, last_seq=run_writer.last_seq)
 
@@ -144,9 +159,7 @@ def _assemble(
         run_writer.finish(state, reason, clock.now())
         run_writer.close()
 
-    delivery = alerting.start(store)
-    run = Run(info, counters, Engine(queue, writer, mailbox, finish, delivery))
-    holder.append(run)
+    run.attach(Engine(queue, writer, mailbox, finish, alerting.start(store)))
     writer.start()
     return run
 
