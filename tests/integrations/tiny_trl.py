@@ -17,8 +17,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.control.policy import Health
-from rlwatch.records import Command, Event
 from rlwatch.recorder.counters import Counters
+from rlwatch.records import Command, Event
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -62,14 +62,16 @@ def digits(completions, **kwargs):
 
 
 COMMON = {
-    "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "learning_rate": 1e-3,
+    "use_cpu": True, "bf16": False, "activation_checkpointing": False, "learning_rate": 1e-3,
     "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "max_steps": 3,
     "logging_steps": 1, "report_to": "none", "save_strategy": "no", "seed": 3, "disable_tqdm": True,
     "lr_scheduler_type": "constant",
 }  # fmt: skip
 
 
-def make_trainer(tmp, *, kind="grpo", reward=digits, model=None, peft_config=None, eval_rows=0, seed=0, cls=None, **config):
+def make_trainer(
+    tmp, *, kind="grpo", reward=digits, model=None, peft_config=None, eval_rows=0, seed=0, cls=None, **config
+):
     """A trainer ready to train; ``config`` overrides the training arguments."""
     config_class, trainer_class = (GRPOConfig, GRPOTrainer) if kind == "grpo" else (RLOOConfig, RLOOTrainer)
     model = model_on_disk(tmp / f"policy{seed}", seed) if model is None else model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -26,11 +27,16 @@ def obstacle(trainer: Any) -> str | None:
         found = getattr(trainer, method, None)
         if not callable(found):
             return f"{type(trainer).__name__} has no {method}"
-        names = inspect.signature(found).parameters
-        absent = [p for p in parameters if p not in names]
+        absent = [name for name in parameters if not _takes(found, name)]
         if absent:
             return f"{type(trainer).__name__}.{method} has no parameter {absent[0]!r}"
     return None
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    """Whether ``method`` has the parameter, or passes on whatever it gets, as overriding methods do."""
+    parameters = inspect.signature(method).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def trl_version() -> str:

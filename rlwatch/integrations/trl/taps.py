@@ -6,7 +6,6 @@ returned; only then does it look.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
@@ -44,7 +43,7 @@ class Taps:
         """Put the closures in place."""
         self._wrap("_get_per_token_logps_and_entropies", self._after_forward)
         self._wrap("_compute_loss", self._after_loss)
-        self._wrap("_generate_and_score_completions", lambda _result, _given: self._after_generation())
+        self._wrap("_generate_and_score_completions", lambda _result, *_args, **_kwargs: self._after_generation())
         self._wrap_clip()
 
     def take(self) -> StepTally:
@@ -70,16 +69,15 @@ class Taps:
         run = self._seam.run
         return run is not None and run.active and self.trainer.model.training
 
-    def _wrap(self, name: str, look: Callable[[Any, Mapping[str, Any]], None]) -> None:
-        """Let ``look`` see what ``name`` returned and what it was given, by parameter name."""
+    def _wrap(self, name: str, look: Callable[..., None]) -> None:
+        """Let ``look`` see what ``name`` returned and what it was given."""
         original = getattr(self.trainer, name)
-        signature = inspect.signature(original)
 
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if self.live:
-                self._seam.attempt(name, lambda: look(result, signature.bind(*args, **kwargs).arguments))
+                self._seam.attempt(name, look, result, *args, **kwargs)
             return result
 
         setattr(self.trainer, name, tapped)
@@ -102,14 +100,14 @@ class Taps:
         self._clipped = True
         self.tally.add_gradients(norms, total)
 
-    def _after_forward(self, result: Any, given: Mapping[str, Any]) -> None:
+    def _after_forward(self, result: Any, *_args: Any, compute_entropy: bool = False, **_kwargs: Any) -> None:
         """Only the loss pass asks for entropies; the passes for the old and the reference policy do not."""
-        if given.get("compute_entropy"):
+        if compute_entropy:
             entropy = result[1]
             self._forward = (result[0].detach(), None if entropy is None else entropy.detach())
 
-    def _after_loss(self, result: Tensor, given: Mapping[str, Any]) -> None:
-        inputs, forward, self._forward = given["inputs"], self._forward, None
+    def _after_loss(self, result: Tensor, _model: Any, inputs: Mapping[str, Any]) -> None:
+        forward, self._forward = self._forward, None
         with torch.no_grad():
             loss = result.detach()
             one = torch.ones_like(loss, dtype=torch.bool)

@@ -1,0 +1,270 @@
+"""What the taps measure in real GRPO and RLOO training."""
+
+import math
+
+import pytest
+import torch
+from fake_vllm import install
+from tiny_trl import GRPOTrainer
+
+from rlwatch.metrics import BY_NAME, LAYER_PREFIX
+
+pytestmark = pytest.mark.torch
+
+ALWAYS = {
+    "policy/entropy", "policy/entropy_p10", "policy/entropy_p90", "policy/logp_mean", "policy/logp_min",
+    "policy/vocab_size", "policy/kl_coef", "loss/raw", "nonfinite/loss", "nonfinite/logp", "nonfinite/advantage",
+    "nonfinite/grad", "optim/grad_norm", "adv/mean", "adv/std", "adv/max", "adv/min", "len/mean", "len/max", "len/min",
+    "len/clipped", "text/repetition", "text/id0_frac",
+}  # fmt: skip
+REFERENCE = {"policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "nonfinite/ref_logp"}
+RATIO = {
+    "ratio/mean", "ratio/max", "ratio/min", "ratio/ess", "ratio/clipfrac_low", "ratio/clipfrac_high", "policy/kl_old",
+    "nonfinite/old_logp",
+}  # fmt: skip
+MISMATCH = {
+    "mismatch/kl", "mismatch/k3", "mismatch/logp_absdiff", "mismatch/logp_absdiff_max", "mismatch/ess",
+    "nonfinite/rollout_logp",
+}  # fmt: skip
+GENERATION = {"reward/mean", "reward/std", "reward/zero_std_frac"}
+
+
+def names(metrics):
+    return {name for name in metrics if not name.startswith(LAYER_PREFIX)}
+
+
+class Recording(GRPOTrainer):
+    """A user's subclass that keeps what its loss saw: the taps must agree with it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = {}
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.forward = out
+        return out
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        logp, entropy = self.forward[0].detach(), self.forward[1].detach()
+        step = self.state.global_step + 1
+        self.seen.setdefault(step, []).append((logp, entropy, inputs))
+        return loss
+
+
+def tokens(batches, pick):
+    """All response tokens of a step's micro-batches, as one float64 vector."""
+    return torch.cat(
+        [pick(logp, entropy, inputs)[inputs["completion_mask"].bool()] for logp, entropy, inputs in batches]
+    ).double()
+
+
+def test_on_policy_steps_report_everything_that_exists_and_nothing_else(watched):
+    """No old policy: the ratio is 1 by definition, so no ratio; no engine, no mismatch; no beta, no KL."""
+    _, run = watched(max_steps=2)
+
+    assert [names(m) for m in run.taps().values()] == [ALWAYS | GENERATION] * 2
+
+
+def test_reuse_steps_report_ratios_and_no_second_rollout(watched):
+    """With two iterations a batch, rewards belong to the step that generated it."""
+    _, run = watched(max_steps=4, num_iterations=2, beta=0.1)
+    taps = run.taps()
+
+    assert [names(taps[s]) for s in (1, 3)] == [ALWAYS | REFERENCE | RATIO | GENERATION] * 2
+    assert [names(taps[s]) for s in (2, 4)] == [ALWAYS | REFERENCE | RATIO] * 2
+    assert (taps[1]["ratio/max"], taps[2]["ratio/max"] > 1.0) == (1.0, True)
+
+
+def test_all_names_are_in_the_metric_table(watched):
+    """Canonical names only, beside the gradient norms per layer."""
+    _, run = watched(num_iterations=2, beta=0.1, before=install)
+
+    measured = {name for metrics in run.taps().values() for name in metrics}
+
+    assert names(dict.fromkeys(measured)) <= set(BY_NAME)
+    assert {n for n in measured if n.startswith(LAYER_PREFIX)} == {
+        f"grad_layer/model.{x}" for x in ("embed_tokens", "layers.0", "layers.1", "norm")
+    }
+
+
+def test_taps_agree_with_the_trainers_own_numbers(watched):
+    """The same quantities by TRL's own code, step by step."""
+    _, run = watched(num_iterations=2, beta=0.1, use_bias_correction_kl=False, epsilon=0.02, learning_rate=3e-3)
+
+    for step, row in run.rows().items():
+        tap = run.taps()[step]
+        close = lambda x: pytest.approx(x, rel=1e-4, abs=1e-6)  # noqa: E731
+        assert tap["loss/raw"] == close(row["loss"])
+        assert tap["optim/grad_norm"] == close(row["grad_norm"])
+        assert tap["policy/entropy"] == close(row["entropy"])
+        assert tap["policy/kl_ref_k3"] == close(row["kl"])
+        assert tap["ratio/clipfrac_low"] == close(row["clip_ratio/low_mean"])
+        assert tap["ratio/clipfrac_high"] == close(row["clip_ratio/high_mean"])
+        if "reward" in row:
+            assert tap["reward/mean"] == close(row["reward"])
+            assert tap["reward/zero_std_frac"] == close(row["frac_reward_zero_std"])
+            assert tap["len/mean"] == close(row["completions/mean_length"])
+            assert tap["len/clipped"] == close(row["completions/clipped_ratio"])
+    assert max(tap["ratio/clipfrac_high"] for tap in run.taps().values()) > 0
+
+
+def test_micro_batches_of_a_subclass_combine_to_the_statistics_of_all_tokens(watched):
+    """Gradient accumulation: not means of means, but the step's tokens as one batch."""
+    trainer, run = watched(cls=Recording, gradient_accumulation_steps=3, num_iterations=2, beta=0.1, learning_rate=3e-3)
+
+    for step, tap in run.taps().items():
+        batches = trainer.seen[step]
+        entropy = tokens(batches, lambda lp, h, i: h)
+        logp = tokens(batches, lambda lp, h, i: lp)
+        x = tokens(batches, lambda lp, h, i: lp - i["old_per_token_logps"])
+        kl = tokens(batches, lambda lp, h, i: lp - i["ref_per_token_logps"])
+        w = x.exp()
+        lengths = torch.cat([i["completion_mask"].sum(1) for _, _, i in batches]).double()
+        advantages = torch.cat([i["advantages"] for _, _, i in batches])
+        expected = {
+            "policy/entropy": entropy.mean(),
+            "policy/entropy_p10": entropy.quantile(0.1),
+            "policy/entropy_p90": entropy.quantile(0.9),
+            "policy/logp_mean": logp.mean(),
+            "policy/logp_min": logp.min(),
+            "ratio/mean": w.mean(),
+            "ratio/max": w.max(),
+            "ratio/min": w.min(),
+            "ratio/ess": w.sum() ** 2 / (w.numel() * (w**2).sum()),
+            "policy/kl_old": -x.mean(),
+            "policy/kl_ref_k1": kl.mean(),
+            "policy/kl_ref_k2": (kl**2).mean() / 2,
+            "policy/kl_ref_k3": ((-kl).exp() - 1 + kl).mean(),
+            "len/mean": lengths.mean(),
+            "len/max": lengths.max(),
+            "adv/std": advantages.std(),
+        }
+        assert len(batches) == 3
+        assert {n: tap[n] for n in expected} == pytest.approx(
+            {n: v.item() for n, v in expected.items()}, rel=1e-4, abs=1e-6
+        )
+
+
+def test_a_second_engine_is_compared_with_the_trainer_through_trls_own_path(watched):
+    """A noisy sampler: our raw statistics beside TRL's, which are taken after its correction."""
+    _, run = watched(before=lambda t: install(t, noise=0.02), max_steps=2)
+
+    for step, row in run.rows().items():
+        tap = run.taps()[step]
+        assert names(tap) >= MISMATCH
+        assert tap["mismatch/logp_absdiff"] == pytest.approx(row["sampling/sampling_logp_difference/mean"], rel=1e-4)
+        assert tap["mismatch/logp_absdiff_max"] == pytest.approx(row["sampling/sampling_logp_difference/max"], rel=1e-4)
+        assert tap["mismatch/k3"] > 1e-5
+        assert 0.5 < tap["mismatch/ess"] < 1.0
+
+
+def test_an_engine_with_the_same_weights_shows_no_mismatch(watched):
+    """Float noise only."""
+    _, run = watched(before=install, max_steps=2)
+
+    for tap in run.taps().values():
+        assert tap["mismatch/logp_absdiff_max"] < 1e-4
+        assert tap["mismatch/ess"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_tokens_the_engine_did_not_score_are_counted_and_shown(watched):
+    """NaN from the sampler: counted, listed as spikes, and the mean of the others stays a number."""
+    _, run = watched(before=lambda t: install(t, unscored=True), max_steps=1)
+    tap = run.taps()[1]
+
+    assert tap["nonfinite/rollout_logp"] == 8
+    assert math.isfinite(tap["mismatch/kl"])
+    assert len(run.spikes[0]) == 8
+    assert set(run.spikes[0].columns["position"]) == {0}
+
+
+def test_rloo_reports_tokens_and_ratios_of_whole_responses(watched):
+    """RLOO's ratio is per response and its KL sits in the reward: token ratios and KL do not exist."""
+    _, run = watched(kind="rloo", num_iterations=2, beta=0.05, gradient_accumulation_steps=2, max_steps=4)
+    taps, rows = run.taps(), run.rows()
+
+    assert names(taps[2]) == ALWAYS | {"ratio/seq_mean", "ratio/seq_max", "ratio/seq_ess", "policy/kl_old"}
+    assert names(taps[1]) == names(taps[2]) | GENERATION
+    assert taps[1]["ratio/seq_max"] == pytest.approx(1.0)
+    assert taps[2]["ratio/seq_max"] > 1.0
+    for step in taps:
+        assert taps[step]["loss/raw"] == pytest.approx(rows[step]["loss"], rel=1e-4, abs=1e-6)
+        assert taps[step]["policy/entropy"] == pytest.approx(rows[step]["entropy"], rel=1e-3)
+
+
+def test_gradients_are_read_before_clipping(watched):
+    """A tight clip does not show in the norms, and layers combine to the total."""
+    _, run = watched(max_grad_norm=1e-3, max_steps=2)
+
+    for step, tap in run.taps().items():
+        layers = [v for n, v in tap.items() if n.startswith(LAYER_PREFIX)]
+        assert math.hypot(*layers) == pytest.approx(tap["optim/grad_norm"], rel=1e-4)
+        assert tap["optim/grad_norm"] > 0.1
+        assert tap["optim/grad_norm"] == pytest.approx(run.rows()[step]["grad_norm"], rel=1e-6)
+
+
+def test_without_clipping_gradients_are_read_all_the_same(watched):
+    """max_grad_norm=0: the trainer never clips, so the step callback looks."""
+    _, run = watched(max_grad_norm=0, max_steps=2)
+
+    for step, tap in run.taps().items():
+        assert tap["optim/grad_norm"] == pytest.approx(run.rows()[step]["grad_norm"], rel=1e-4)
+
+
+def test_steps_are_measured_one_by_one_where_the_log_averages(watched):
+    """logging_steps=3: one row of the trainer, three of the taps."""
+    _, run = watched(max_steps=3, logging_steps=3)
+
+    assert list(run.rows()) == [3]
+    assert list(run.taps()) == [1, 2, 3]
+    assert all("reward/mean" in tap for tap in run.taps().values())
+
+
+def test_a_steps_tensors_are_recorded_before_its_log_row(watched):
+    """A step is one stretch of the stream, so that it can close."""
+    _, run = watched(max_steps=3)
+
+    assert [step for step, _ in run.logged] == [1, 1, 2, 2, 3, 3]
+
+
+def test_evaluation_is_recorded_but_not_tapped(watched):
+    """Rows of eval_ names at the step; no token of evaluation in a step's statistics."""
+    trainer, run = watched(cls=Recording, eval_rows=8, eval_strategy="steps", eval_steps=1, max_steps=2)
+    evaluations = [metrics for _, metrics in run.logged if "eval_reward" in metrics]
+
+    training_only = trainer.seen[2][-1:]  # what came before in step 2 is the evaluation after step 1
+
+    assert len(evaluations) == 2
+    assert len(trainer.seen[2]) > 1
+    assert list(run.taps()) == [1, 2]
+    assert run.taps()[2]["policy/entropy"] == pytest.approx(tokens(training_only, lambda lp, h, i: h).mean().item())
+
+
+def test_truncated_responses_that_are_masked_away_leave_gaps_not_nans(watched):
+    """All responses cut and masked: nothing was measured, which is neither NaN nor 0."""
+    _, run = watched(mask_truncated_completions=True, max_completion_length=1, max_steps=1)
+    tap = run.taps()[1]
+
+    assert {"policy/entropy", "policy/logp_min", "len/mean", "text/repetition"}.isdisjoint(tap)
+    assert not any(math.isnan(v) for n, v in tap.items() if not n.startswith(("grad", "optim", "loss")))
+
+
+def test_losses_without_a_clip_report_no_clip_fraction(watched):
+    """A clip fraction of 0 would be a claim."""
+    _, run = watched(loss_type="sapo", num_iterations=2, max_steps=2)
+
+    assert not any("clipfrac" in name for tap in run.taps().values() for name in tap)
+    assert "ratio/max" in run.taps()[2]
+
+
+def test_infinite_rewards_show_although_trl_rewrites_their_advantages(watched):
+    """nan_to_num turns an infinity into the largest float; the taps turn it back."""
+
+    def reward(completions, **kwargs):
+        return [math.inf if i == 0 else float(i) for i in range(len(completions))]
+
+    _, run = watched(reward=reward, max_steps=1, scale_rewards="none")
+
+    assert run.taps()[1]["nonfinite/advantage"] >= 1
