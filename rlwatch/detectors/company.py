@@ -9,6 +9,8 @@ from rlwatch.detectors.reward import RewardWatch
 from rlwatch.records import ClosedStep
 from rlwatch.stats import Baseline, Window
 
+DETERMINISTIC = 1e-3
+"""Share of log V below which a language model is as good as deterministic."""
 AGREE = 1e-6
 """Spread of rewards, relative to their size, below which a group agrees."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.detectors.company import Company
+from rlwatch.detectors.company import DETERMINISTIC, Company
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
@@ -18,8 +18,6 @@ CRITICAL, CRITICAL_BAD = 0.02, 0.2
 """The same for critical. Healthy runs fall to 0.15-0.3 of their start while the reward rises."""
 PAID = 0.05
 """Ratio that warns even while the reward rises: there is nothing left to spend."""
-DEGENERATE = 1e-3
-"""Share of log V below which a language model is as good as deterministic."""
 
 
 class EntropyCollapse(BaseDetector):
@@ -78,7 +76,7 @@ class EntropyCollapse(BaseDetector):
     def _critical(self, now: float, ratio: float, bad: bool) -> bool:
         if ratio < (CRITICAL_BAD if bad else CRITICAL):
             return True
-        return bad and self._company.log_vocab is not None and now < DEGENERATE * self._company.log_vocab
+        return bad and self._company.log_vocab is not None and now < DETERMINISTIC * self._company.log_vocab
 
     def _finding(self, step: ClosedStep, now: float, high: float, severity: Severity) -> Finding:
         onset = self._decline.since if self._decline.since is not None else self._warned.since

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.detectors.company import Company, silent_share
+from rlwatch.detectors.company import DETERMINISTIC, Company, silent_share
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
@@ -13,7 +13,7 @@ from rlwatch.stats import Baseline, Hold, Window
 SOLVED = 0.95
 """Mean reward on the common 0..1 scale from which agreeing groups mean a solved task."""
 DEGENERATE = 0.1
-"""Entropy over its start (or 1e-3 of log V) from which agreement means a collapsed policy, not a solved task."""
+"""Entropy over its start from which agreement means a collapsed policy, not a solved task."""
 
 
 class NoSignal(BaseDetector):
@@ -86,7 +86,7 @@ class NoSignal(BaseDetector):
         now, first, level = self._entropy.get(), self._entropy_base.first, self._entropy_base.get()
         if now is None or first is None or level is None:
             return False
-        if self._company.log_vocab is not None and now < 1e-3 * self._company.log_vocab:
+        if self._company.log_vocab is not None and now < DETERMINISTIC * self._company.log_vocab:
             return True
         return now < DEGENERATE * max(first, level)
 

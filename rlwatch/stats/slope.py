@@ -12,7 +12,7 @@ def theil_sen(steps: Sequence[int], values: Sequence[float]) -> float:
 
     Needs two different steps, else 0. Cost is quadratic: meant for windows of a few dozen rows.
 
-    >>> theil_sen([0, 10, 20, 30], [1.0, 2.0, 3.0, 99.0])
+    >>> theil_sen([0, 10, 20, 30, 40], [1.0, 2.0, 3.0, 99.0, 5.0])
     0.1
     """
     slopes = [

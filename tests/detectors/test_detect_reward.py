@@ -130,6 +130,16 @@ def test_a_noisy_reward_that_goes_nowhere_has_not_fallen():
     assert findings(RewardDrop(), rows) == []
 
 
+def test_a_smaller_loss_is_critical_once_it_lingers():
+    """Two fifths down: a warning soon, critical after sixty steps."""
+    rows = run({"reward/mean": lambda s, n: (0.7 if s < 80 else 0.42) + n.gauss(0.0, 0.03)}, only=set())
+
+    said = firsts(RewardDrop(), rows)
+
+    assert said[Severity.WARNING].step < 105
+    assert 140 <= said[Severity.CRITICAL].step <= 155
+
+
 def test_negative_rewards_are_measured_on_their_own_range():
     """From -3 up to -0.2, then -2 again."""
     rows = run(

@@ -82,6 +82,16 @@ def test_a_spike_does_not_vaccinate():
     assert [f.step for f in findings(GradSpike(), rows)] == [100, 130]
 
 
+def test_frequent_spikes_do_not_vaccinate_either():
+    """Every seventh row 50: the last one is as much of a spike as the first."""
+    rows = run({"optim/grad_norm": lambda s, n: 50.0 if s % 7 == 0 else 0.5 * math.exp(n.gauss(0.0, 0.1))})
+
+    spikes = [f.step for f in findings(GradSpike(), rows)]
+
+    assert spikes[-1] == 196
+    assert len(spikes) >= 25
+
+
 @pytest.mark.parametrize("every", [1, 5, 10])
 def test_a_sustained_rise_by_orders_of_magnitude_is_critical(every):
     """0.5 to 50 and staying there."""
@@ -131,6 +141,13 @@ def test_runaway_kl_without_gain_is_warned_of_then_confirmed(every):
 
     assert critical.kind == "kl_drift"
     assert "KL to the reference grew" in critical.message
+
+
+def test_growth_from_next_to_nothing_is_only_a_warning():
+    """Every run starts at zero: a large factor over a beginning is no runaway, even at 2 nats."""
+    rows = run({"policy/kl_ref": ramp(0.001, 2.0, 60, 120), "reward/mean": flat(0.5)}, length=150)
+
+    assert worst(KLReference(), rows) is Severity.WARNING
 
 
 def test_a_kl_excursion_the_run_gains_by_is_at_most_a_warning():
