@@ -43,20 +43,21 @@ class Entry:
     step: int
     metrics: dict[str, Any]
     ts: float
-    deferred: list[Deferred] = field(default_factory=list)
+    deferred: list[Deferred] = field(default_factory=list, init=False)
 
 
 def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
     """Copy what the caller gave; tensors are snapshotted, nothing is converted or checked yet."""
     entry = Entry(step, dict(metrics), ts)
-    tensors = [name for name, value in metrics.items() if type(value) not in _PLAIN and hasattr(value, "detach")]
-    if tensors:
-        _defer(entry, tensors)
+    if not _PLAIN.issuperset(map(type, entry.metrics.values())):  # the loop runs in C: this is the hot path
+        _defer(entry, [name for name, value in entry.metrics.items() if hasattr(value, "detach")])
     return entry
 
 
 def step_index(step: Any) -> int:
     """``step`` as an int >= 0. Raises ``ValueError`` saying what it got otherwise."""
+    if type(step) is int and step >= 0:
+        return step
     if isinstance(step, bool):
         raise ValueError(f"step must be an integer >= 0, got {step!r}")
     try:
@@ -94,6 +95,8 @@ def _number(value: Any) -> float:
 
 def _defer(entry: Entry, names: list[str]) -> None:
     """Move the tensors called ``names`` from the entry's metrics into one deferred stack per device."""
+    if not names:
+        return
     import torch
 
     by_device: dict[torch.device, list[str]] = {}
@@ -114,6 +117,6 @@ def _to_host(names: list[str], stack: torch.Tensor) -> Deferred:
         return Deferred(names, stack)
     host = torch.empty(stack.shape, dtype=stack.dtype, pin_memory=True)
     host.copy_(stack, non_blocking=True)
-    ready = torch.cuda.Event()
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record(torch.cuda.current_stream(stack.device))
     return Deferred(names, host, ready)
