@@ -116,7 +116,9 @@ def run_page(dashboard_url: str, run_id: str) -> str:
     'http://host:8501/run?run=seed%203'
     """
     parts = urlsplit(dashboard_url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/run?run={quote(run_id)}"
+    return (
+        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/run?run={quote(run_id, safe='')}"
+    )
 
 
 def _alert(transition: Transition) -> dict[str, JSON]:

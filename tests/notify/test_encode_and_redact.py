@@ -17,7 +17,8 @@ from rlwatch.records import Severity
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
 )
 
 
@@ -28,7 +29,7 @@ def strict(body: bytes) -> object:
     return json.loads(body, parse_constant=refuse)
 
 
-@given(st.dictionaries(st.text(), plain))
+@given(st.dictionaries(st.text(), plain, max_size=4))
 def test_any_payload_becomes_strict_json_and_the_same_bytes_every_time(payload: dict):
     """Whatever floats are in it."""
     assert isinstance(strict(encode(payload)), dict)
