@@ -7,13 +7,13 @@ import torch
 
 
 class FakeVLLM:
-    def __init__(self, trainer, *, noise=0.0, unscored=False):
+    def __init__(self, trainer, *, noise=0.0, unscored=False, surprise=0.0):
         from tiny_trl import fresh_model
 
         state = torch.get_rng_state()
         self.model = fresh_model().eval()
         torch.set_rng_state(state)
-        self.trainer, self.noise, self.unscored = trainer, noise, unscored
+        self.trainer, self.noise, self.unscored, self.surprise = trainer, noise, unscored, surprise
         self.generator = torch.Generator().manual_seed(7)
         self.limit = trainer.max_completion_length
 
@@ -34,7 +34,8 @@ class FakeVLLM:
             logp = self.model(input_ids=torch.tensor([ids + new])).logits[0, -1].log_softmax(-1)
             token = int(torch.multinomial(logp.exp(), 1, generator=self.generator))
             new.append(token)
-            logps.append([float("nan") if self.unscored and len(new) == 1 else float(logp[token])])
+            first = len(new) == 1  # the first token may come without a log-prob, or with a wrong one
+            logps.append([float("nan") if self.unscored and first else float(logp[token]) - self.surprise * first])
             if token == 2:
                 break
         return new, logps

@@ -88,17 +88,14 @@ class Taps:
 
         @wraps(original)
         def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+            self._clipped = True
             norms = self._seam.attempt("gradients", grad_norms, model.named_parameters()) if self.live else None
             total = original(model, *args, **kwargs)
             if self.live:
-                self._seam.attempt("gradients", self._add_gradients, norms, total)
+                self._seam.attempt("gradients", self.tally.add_gradients, norms, total)
             return total
 
         self.trainer._clip_grad_norm = tapped  # noqa: SLF001
-
-    def _add_gradients(self, norms: Any, total: Tensor | float | None) -> None:
-        self._clipped = True
-        self.tally.add_gradients(norms, total)
 
     def _after_forward(self, result: Any, *_args: Any, compute_entropy: bool = False, **_kwargs: Any) -> None:
         """Only the loss pass asks for entropies; the passes for the old and the reference policy do not."""

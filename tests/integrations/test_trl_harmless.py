@@ -1,0 +1,222 @@
+"""Watching changes nothing, costs no wait and never raises into training."""
+
+import logging
+from collections import Counter
+
+import pytest
+import torch
+from fake_vllm import install
+from tiny_trl import FakeRun, digits, make_trainer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlwatch.integrations.seam import LIMIT, Seam
+from rlwatch.integrations.trl import taps as taps_module
+from rlwatch.integrations.trl import watch
+
+pytestmark = pytest.mark.torch
+
+REUSING = {"num_iterations": 2, "gradient_accumulation_steps": 2, "beta": 0.1, "max_steps": 5}
+
+
+def weights(trainer):
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def train(tmp_path, *, watched, before=None, **config):
+    """Final weights, random state and what the reward function was asked."""
+    asked = []
+
+    def reward(completions, **kwargs):
+        asked.extend(completions)
+        return digits(completions)
+
+    trainer, run = make_trainer(tmp_path, reward=reward, **config), FakeRun()
+    if watched:
+        watch(trainer, run=run)
+    if before is not None:
+        before(trainer)
+    trainer.train()
+    return weights(trainer), torch.get_rng_state(), asked, run
+
+
+@pytest.mark.parametrize(
+    "config",
+    [REUSING, {**REUSING, "max_grad_norm": 0}, {**REUSING, "kind": "rloo"}, {**REUSING, "loss_type": "grpo"}],
+    ids=["dapo", "unclipped", "rloo", "grpo"],
+)
+def test_parameters_rollouts_and_random_state_are_bit_identical_to_training_unwatched(tmp_path, config):
+    """The same seed, with and without: not one bit of difference."""
+    plain, plain_rng, plain_asked, _ = train(tmp_path / "a", watched=False, **config)
+    seen, seen_rng, seen_asked, run = train(tmp_path / "b", watched=True, **config)
+    other, *_ = train(tmp_path / "c", watched=False, **{**config, "seed": 1})
+
+    assert same(plain, seen)
+    assert torch.equal(plain_rng, seen_rng)
+    assert plain_asked == seen_asked
+    assert len(run.taps()) == 5
+    assert not same(plain, other)
+
+
+def test_a_second_engine_is_sampled_the_same_way(tmp_path):
+    """Identical also where the rollouts come from an engine of their own."""
+    plain, *_ = train(tmp_path / "a", watched=False, before=lambda t: install(t, noise=0.02), max_steps=2)
+    seen, *_ = train(tmp_path / "b", watched=True, before=lambda t: install(t, noise=0.02), max_steps=2)
+
+    assert same(plain, seen)
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations that make the CPU wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in {"_local_scalar_dense", "nonzero", "masked_select", "equal"}:
+            self.seen[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_watching_adds_no_wait_for_the_device(tmp_path):
+    """Not one scalar read or data-dependent shape more than training unwatched."""
+    counts = []
+    for watched in (False, True):
+        trainer = make_trainer(tmp_path / str(watched), **REUSING)
+        if watched:
+            watch(trainer, run=FakeRun())
+        with Waits() as waits:
+            trainer.train()
+        counts.append(waits.seen)
+
+    assert counts[0]["_local_scalar_dense"] > 0
+    assert counts[1] == counts[0]
+
+
+def test_each_step_comes_to_the_cpu_in_one_copy(tmp_path, monkeypatch):
+    """One transfer a step, whatever the number of micro-batches."""
+    made = []
+    original = taps_module.StepTally.seal
+    monkeypatch.setattr(taps_module.StepTally, "seal", lambda self, step: made.append(step) or original(self, step))
+    trainer = make_trainer(tmp_path, **REUSING)
+    watch(trainer, run=FakeRun())
+    trainer.train()
+
+    assert made == [1, 2, 3, 4, 5]
+
+
+def explode(*args, **kwargs):
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("broken", ["token_batch", "grad_norms", "sequence_stats", "vocab_size_of"])
+def test_a_failing_tap_neither_stops_nor_changes_training(tmp_path, monkeypatch, caplog, broken):
+    """Errors of ours are counted, said once and once more when the tap is switched off."""
+    plain, *_ = train(tmp_path / "a", watched=False, **REUSING)
+    monkeypatch.setattr(taps_module, broken, explode)
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        seen, _, _, run = train(tmp_path / "b", watched=True, **REUSING)
+    said = [r.getMessage() for r in caplog.records]
+
+    assert same(plain, seen)
+    assert run.counters["errors"] == LIMIT
+    assert sum("RuntimeError: boom" in line for line in said) == 1
+    assert sum("switched its tap" in line for line in said) == 1
+    assert len(run.rows()) == 5
+
+
+def test_an_error_while_recording_does_not_stop_training(tmp_path):
+    """Also what the run itself raises stays with us."""
+
+    class Broken(FakeRun):
+        def log(self, metrics, step):
+            raise OSError("disk gone")
+
+    trainer, run = make_trainer(tmp_path, max_steps=5), Broken()
+    watch(trainer, run=run)
+    trainer.train()
+
+    assert trainer.state.global_step == 5
+    assert run.counters["errors"] >= LIMIT
+
+
+def test_interrupts_are_not_errors_of_ours():
+    """KeyboardInterrupt passes the seam."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Seam().attempt("x", interrupt)
+
+
+def test_a_run_that_does_not_record_costs_nothing(tmp_path):
+    """On other ranks the run is inert, and so are the taps."""
+    trainer, run = make_trainer(tmp_path, max_steps=2), FakeRun()
+    run.active = False
+    watch(trainer, run=run)
+    trainer.train()
+
+    assert run.taps() == {}
+
+
+def test_an_unknown_version_is_watched_by_its_scalars_with_one_warning(tmp_path, monkeypatch, caplog):
+    """Internals we have not read are not touched."""
+    monkeypatch.setattr("rlwatch.integrations.trl.compat.trl_version", lambda: "2.0.0")
+    trainer, run = make_trainer(tmp_path, max_steps=2), FakeRun()
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        watch(trainer, run=run)
+    trainer.train()
+
+    assert [r.getMessage() for r in caplog.records] == [
+        "rlwatch records scalars only: TRL 2.0.0; per-token taps know TRL 1.x"
+    ]
+    assert list(run.rows()) == [1, 2]
+    assert run.taps() == {}
+
+
+@pytest.mark.parametrize("method", ["_compute_loss", "_get_per_token_logps_and_entropies", "_clip_grad_norm"])
+def test_a_trainer_without_the_private_methods_is_watched_by_its_scalars(tmp_path, monkeypatch, caplog, method):
+    """Renamed internals: one warning that names them, and the log rows."""
+    trainer, run = make_trainer(tmp_path, max_steps=1), FakeRun()
+    needs = {f"{name}_renamed" if name == method else name: p for name, p in taps_needs().items()}
+    monkeypatch.setattr("rlwatch.integrations.trl.compat.NEEDS", needs)
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        watch(trainer, run=run)
+    trainer.train()
+
+    assert [r.getMessage() for r in caplog.records] == [
+        f"rlwatch records scalars only: GRPOTrainer has no {method}_renamed"
+    ]
+    assert list(run.rows()) == [1]
+    assert "_compute_loss" not in vars(trainer)
+
+
+def taps_needs():
+    from rlwatch.integrations.trl.compat import NEEDS
+
+    return NEEDS
+
+
+def test_a_changed_signature_is_an_obstacle(tmp_path, monkeypatch, caplog):
+    """A parameter we go by has gone."""
+    monkeypatch.setattr("rlwatch.integrations.trl.compat.NEEDS", {"_compute_loss": ("model", "batch")})
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        watch(make_trainer(tmp_path), run=FakeRun())
+
+    assert "GRPOTrainer._compute_loss has no parameter 'batch'" in caplog.text
+
+
+def test_only_the_watched_instance_is_changed(tmp_path):
+    """The class and other trainers are as they were."""
+    one, other = make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b")
+    watch(one, run=FakeRun())
+
+    assert "_compute_loss" in vars(one)
+    assert "_compute_loss" not in vars(other)
+    assert type(one)._compute_loss is type(other)._compute_loss
