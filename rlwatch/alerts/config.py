@@ -66,9 +66,21 @@ def load_config(
     path: str | os.PathLike[str] | None = None,
     *,
     store_root: str | os.PathLike[str] | None = None,
+    webhook_url: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Config:
     """The configuration that applies here.
+
+    Parameters
+    ----------
+    path
+        The file; None: look for it.
+    store_root
+        The second place to look.
+    webhook_url
+        Where the channel ``webhook`` goes, whatever the file and the environment say.
+    env
+        The environment; the process's own if None.
 
     Raises
     ------
@@ -81,7 +93,7 @@ def load_config(
     env = os.environ if env is None else env
     file = _find(path, store_root)
     config = Config() if file is None else _read(file)
-    url = env.get(URL_VARIABLE, "")
+    url = webhook_url or env.get(URL_VARIABLE, "")
     return config.with_webhook(url, env.get(SECRET_VARIABLE, "")) if url else config
 
 

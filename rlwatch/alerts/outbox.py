@@ -8,7 +8,6 @@ with the same message id, which receivers can recognise.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
 
@@ -149,61 +148,3 @@ def _default_patience(notifiers: Mapping[str, Notifier]) -> Patience:
     """The console never fails: a trainer without the extra ``alerts`` can still use that."""
     remote = any(not isinstance(notifier, ConsoleNotifier) for notifier in notifiers.values())
     return Patience(exponential() if remote else lambda attempts: 60.0 * attempts)
-
-
-class DeliveryThread:
-    """Delivers in the background until stopped.
-
-    Parameters
-    ----------
-    poll_s
-        Seconds between looks at the outbox; :meth:`wake` asks for one now.
-    """
-
-    def __init__(self, deliverer: Deliverer, *, poll_s: float = 2.0) -> None:
-        self.report = DeliveryReport()
-        self.failures = 0
-        """Rounds that ended with an error of the store other than busy."""
-        self._deliverer = deliverer
-        self._poll_s = poll_s
-        self._wakeup = threading.Event()
-        self._stop_at: float | None = None
-        self._thread = threading.Thread(target=self._work, name="rlwatch-delivery", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Look now: there is something new."""
-        self._wakeup.set()
-
-    def stop(self, deadline_s: float = 5.0) -> bool:
-        """Deliver what is due, for at most ``deadline_s`` seconds, and end; whether it ended in time.
-
-        What is left stays in the outbox for the next process.
-        """
-        if self._stop_at is None:
-            self._stop_at = self._deliverer.clock.monotonic() + deadline_s
-        self._wakeup.set()
-        if self._thread.is_alive():
-            self._thread.join(deadline_s)
-        return not self._thread.is_alive()
-
-    def _work(self) -> None:
-        while self._stop_at is None:
-            self._round()
-            self._wakeup.wait(self._poll_s)
-            self._wakeup.clear()
-        self._round()
-
-    def _round(self) -> None:
-        try:
-            self.report += self._deliverer.run_once(enough=self._out_of_time)
-        except Exception as error:  # noqa: BLE001  (seam: notifier delivery; a broken store must not end delivery)
-            self.failures += 1
-            if self.failures == 1:
-                logger.warning("alert delivery: %s: %s; further ones are only counted", type(error).__name__, error)
-
-    def _out_of_time(self) -> bool:
-        return self._stop_at is not None and self._deliverer.clock.monotonic() >= self._stop_at

@@ -222,9 +222,11 @@ def test_the_environment_wins_over_the_files_address_and_keeps_its_other_setting
 
 def test_an_address_in_code_is_a_webhook_too():
     """As in ``init(webhook_url=...)``."""
-    notifiers = build_notifiers(Config().with_webhook(URL, SECRET), console=False)
+    env = {"RLWATCH_WEBHOOK_URL": "https://other.example.com", "RLWATCH_WEBHOOK_SECRET": SECRET}
+    [webhook] = build_notifiers(load_config(webhook_url=URL, env=env), console=False).values()
 
-    assert [n.name for n in notifiers.values()] == ["webhook"]
+    assert webhook.name == "webhook"
+    assert repr(webhook).endswith("url='https://hooks.example.com/[redacted]', signed=True)")
 
 
 def test_no_repr_shows_an_address_or_a_secret():

@@ -7,7 +7,8 @@ import threading
 import pytest
 from outbox_examples import ScriptedNotifier, message, patience, put
 
-from rlwatch.alerts.outbox import Deliverer, DeliveryReport, DeliveryThread
+from rlwatch.alerts.delivery import DeliveryThread
+from rlwatch.alerts.outbox import DeliveryReport
 from rlwatch.clock import ManualClock
 from rlwatch.records import OutboxStatus, RunInfo
 from rlwatch.store.memory import MemoryStore
@@ -23,9 +24,9 @@ def store(request: pytest.FixtureRequest) -> MemoryStore:
     return opened
 
 
-def background(store: MemoryStore, notifier: ScriptedNotifier, **more: float) -> DeliveryThread:
-    deliverer = Deliverer(store, {"webhook": notifier}, ManualClock(), patience=patience())
-    return DeliveryThread(deliverer, **({"poll_s": NEVER_S} | more))
+def background(store: MemoryStore, notifier: ScriptedNotifier, **more: object) -> DeliveryThread:
+    settings = {"clock": ManualClock(), "patience": patience(), "poll_s": NEVER_S} | more
+    return DeliveryThread(store, {"webhook": notifier}, **settings)
 
 
 def test_stopping_delivers_what_is_due_first(store: MemoryStore):
@@ -126,3 +127,20 @@ def test_stopping_twice_or_before_the_start_is_fine(store: MemoryStore):
 def test_it_does_not_keep_the_process_alive(store: MemoryStore):
     """A daemon: a trainer that ends without stopping it ends."""
     assert background(store, ScriptedNotifier())._thread.daemon
+
+
+def test_where_looking_is_slow_it_looks_less_often(store: MemoryStore):
+    """Half a second for 500 runs is a hundredth of its time; with something to deliver it looks again soon."""
+    clock = ManualClock()
+    lease = store.lease_messages
+
+    def slow(*args: object, **kwargs: object) -> list:
+        clock.advance(0.25)
+        return lease(*args, **kwargs)
+
+    store.lease_messages = slow
+    thread = background(store, ScriptedNotifier(), clock=clock, poll_s=2.0)
+    idle = thread._round()
+    put(store, message("m1", at=1.0))
+
+    assert (idle, thread._round()) == (25.0, 2.0)
