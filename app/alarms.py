@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo
+from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, RunState
 
 from . import evidence, table
 from . import format as fmt
-from .health import AMBER, BLUE, GREY, VERMILLION
+from .health import AMBER, BLUE, VERMILLION
 
 CHOICES = ("all", "firing", "undelivered")
 
 COLUMNS = (
-    table.Column("state", "tight"),
     table.Column("severity", "tight"),
+    table.Column("state", "tight"),
     table.Column("run", "long"),
     table.Column("what", "long"),
     table.Column("since step", "right tight"),
@@ -24,11 +24,6 @@ COLUMNS = (
     table.Column("fired", "right tight"),
 )
 
-STATE_LOOK = {
-    AlertState.FIRING: ("●", VERMILLION),
-    AlertState.PENDING: ("◌", AMBER),
-    AlertState.RESOLVED: ("✓", GREY),
-}
 DELIVERY_LOOK = {
     OutboxStatus.SENT: ("✓", BLUE),
     OutboxStatus.PENDING: ("◌", AMBER),
@@ -44,23 +39,26 @@ class Entry:
     run: RunInfo | None
     messages: Sequence[OutboxMessage]
 
+    @property
+    def firing(self) -> bool:
+        """Whether it fires in a run that goes on."""
+        return self.alert.state is AlertState.FIRING and (self.run is None or self.run.state is RunState.RUNNING)
+
 
 def entries(alerts: Sequence[Alert], runs: Mapping[str, RunInfo], messages: Sequence[OutboxMessage]) -> list[Entry]:
-    """Alerts in the order given, without those that were gone before they fired."""
+    """Alerts, the one told last first, without those that were gone before they fired."""
     by_alert: dict[str, list[OutboxMessage]] = {}
     for message in messages:
         by_alert.setdefault(message.alert_id, []).append(message)
-    return [
-        Entry(alert, runs.get(alert.run_id), by_alert.get(alert.alert_id, ()))
-        for alert in alerts
-        if alert.state is not AlertState.RESOLVED or alert.fired_at is not None
-    ]
+    told = [alert for alert in alerts if alert.state is not AlertState.RESOLVED or alert.fired_at is not None]
+    newest_first = sorted(told, key=lambda alert: -(alert.fired_at if alert.fired_at is not None else float("inf")))
+    return [Entry(alert, runs.get(alert.run_id), by_alert.get(alert.alert_id, ())) for alert in newest_first]
 
 
 def matching(all_entries: Sequence[Entry], choice: str) -> list[Entry]:
     """Entries of one of :data:`CHOICES`."""
     if choice == "firing":
-        return [entry for entry in all_entries if entry.alert.state is AlertState.FIRING]
+        return [entry for entry in all_entries if entry.firing]
     if choice == "undelivered":
         return [e for e in all_entries if any(m.status is not OutboxStatus.SENT for m in e.messages)]
     return list(all_entries)
@@ -68,31 +66,40 @@ def matching(all_entries: Sequence[Entry], choice: str) -> list[Entry]:
 
 def headline(all_entries: Sequence[Entry]) -> str:
     """``2 alerts firing``."""
-    count = sum(entry.alert.state is AlertState.FIRING for entry in all_entries)
+    count = sum(entry.firing for entry in all_entries)
     return f"{fmt.plural(count, 'alert')} firing" if count else "No alert is firing"
 
 
 def row(entry: Entry, now: float) -> table.Row:
     """The entry as a row of :data:`COLUMNS`."""
     alert, run = entry.alert, entry.run
-    shape, colour = STATE_LOOK[alert.state]
     project, name = ("", "") if run is None else (run.project, run.name)
     return table.Row(
         cells=[
-            table.mark(shape, colour, alert.state.value),
             table.severity(alert.severity),
+            table.text(state_words(entry), quiet=not entry.firing),
             table.run_link(alert.run_id, project, name),
-            table.details(
-                alert.alert_id, f"{fmt.words(alert.kind)}: {fmt.shorten(alert.message, 300)}", explanation(alert)
-            ),
+            table.details(alert.alert_id, message_words(alert), explanation(alert)),
             table.text(fmt.step(alert.onset_step), title=resolved_words(alert)),
             table.text(fmt.shorten(alert.rule, 40), quiet=True),
             delivery(entry.messages),
             table.text(fmt.age(alert.fired_at, now)),
         ],
         opens="",
-        quiet=alert.state is AlertState.RESOLVED,
+        quiet=not entry.firing,
     )
+
+
+def state_words(entry: Entry) -> str:
+    """``firing``, ``resolved``, ``pending``; ``unresolved`` where the run ended before it was over."""
+    ended = entry.alert.state is AlertState.FIRING and not entry.firing
+    return "unresolved" if ended else entry.alert.state.value
+
+
+def message_words(alert: Alert) -> str:
+    """The message, led by the kind unless it says so itself."""
+    what, message = fmt.words(alert.kind), fmt.shorten(alert.message, 300)
+    return message if what.casefold() in message.casefold() else f"{what}: {message}"
 
 
 def explanation(alert: Alert) -> list[tuple[str, str]]:

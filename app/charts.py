@@ -23,8 +23,10 @@ Option = dict[str, Any]
 COLUMNS = 3
 BUCKETS = 240
 """Two points a bucket are about one a pixel of a panel a third of the page wide."""
+GAP = 1.2
+"""Room between two panels, in per cent of the page's width."""
 
-ROW_PX, HEAD_PX, FOOT_PX = 196, 50, 30
+ROW_PX, HEAD_PX, FOOT_PX = 196, 50, 8
 LOG_SPREAD = 200.0
 """A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
 
@@ -70,6 +72,7 @@ class _Panels:
     marks: Sequence[Mark]
     window: tuple[int, int]
     ink: Ink
+    columns: int
     title: list[Option] = field(default_factory=list)
     grid: list[Option] = field(default_factory=list)
     x: list[Option] = field(default_factory=list)
@@ -77,14 +80,16 @@ class _Panels:
     series: list[Option] = field(default_factory=list)
 
 
-def height(count: int) -> int:
-    """Pixels that ``count`` panels need."""
-    return -(-count // COLUMNS) * ROW_PX
+def height(count: int, columns: int = COLUMNS) -> int:
+    """Pixels that ``count`` panels need, ``columns`` to a row."""
+    return -(-count // columns) * ROW_PX
 
 
-def family_option(plots: Sequence[Plot], marks: Sequence[Mark], window: tuple[int, int], ink: Ink) -> Option:
+def family_option(
+    plots: Sequence[Plot], marks: Sequence[Mark], window: tuple[int, int], ink: Ink, columns: int = COLUMNS
+) -> Option:
     """The option of one family's panels over the step ``window`` (both ends included)."""
-    panels = _Panels([m for m in marks if window[0] <= m.step <= window[1]], window, ink)
+    panels = _Panels([m for m in marks if window[0] <= m.step <= window[1]], window, ink, columns)
     for place, plot in enumerate(plots):
         _add(panels, place, plot)
     return {
@@ -101,13 +106,15 @@ def family_option(plots: Sequence[Plot], marks: Sequence[Mark], window: tuple[in
 
 def _add(panels: _Panels, place: int, plot: Plot) -> None:
     ink = panels.ink
-    row, column = divmod(place, COLUMNS)
-    left, top, width = column * 100 / COLUMNS, row * ROW_PX, 100 / COLUMNS - 2.2
+    row, column = divmod(place, panels.columns)
+    left, top = column * 100 / panels.columns, row * ROW_PX
+    width = 100 / panels.columns - GAP * COLUMNS / panels.columns
     panels.title.append(_title(plot, left, top + 4, ink))
     panels.grid.append(
         {
-            "left": f"{left + 0.3:.2f}%",
+            "left": f"{left:.2f}%",
             "width": f"{width:.2f}%",
+            "containLabel": True,
             "top": top + HEAD_PX,
             "height": ROW_PX - HEAD_PX - FOOT_PX,
         }
@@ -145,6 +152,7 @@ def _step_axis(place: int, window: tuple[int, int]) -> Option:
         "minInterval": 1,
         "splitNumber": 4,
         "splitLine": {"show": False},
+        "axisPointer": {"label": {"formatter": "step {value}"}},
         "axisLabel": {"formatter": "{value}", "fontSize": 11, "showMinLabel": False, "showMaxLabel": False},
     }
 
@@ -233,7 +241,8 @@ def _level(plot: Plot, ink: Ink) -> list[Option]:
     if plot.baseline is None or not np.isfinite(plot.baseline):
         return []
     style = {"color": ink.quiet, "type": "dotted", "width": 1}
-    return [{"yAxis": plot.baseline, "lineStyle": style, "label": {"show": False}}]
+    label = {"position": "insideEndTop", "formatter": "baseline", "fontSize": 10, "color": ink.quiet, "distance": 1}
+    return [{"yAxis": plot.baseline, "lineStyle": style, "label": label}]
 
 
 def _mark(mark: Mark, family: str) -> Option:

@@ -32,12 +32,11 @@ def number(value: float | None, digits: int = 3) -> str:
         return "Inf" if value > 0 else "−Inf"
     if value == 0:
         return "0"
-    rounded = float(f"{value:.{digits - 1}e}")
-    exponent = math.floor(math.log10(abs(rounded)))
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+    exponent = int(power)
     if not -4 <= exponent <= 5:
-        mantissa, _, power = f"{rounded:.{digits - 1}e}".partition("e")
-        return _signed(f"{mantissa}e{int(power)}")
-    return _signed(f"{rounded:,.{max(0, digits - 1 - exponent)}f}")
+        return _signed(f"{mantissa}e{exponent}")
+    return _signed(f"{float(f'{mantissa}e{power}'):,.{max(0, digits - 1 - exponent)}f}")
 
 
 def _signed(text: str) -> str:

@@ -93,15 +93,15 @@ def judge(run: RunInfo, alerts: Sequence[Alert], now: float, step_s: float | Non
 
     What the writer said last wins (crashed, finished); then silence; then the worst firing alert.
     """
+    worst = firing(alerts)
     if run.state is RunState.CRASHED:
-        why = run.state_reason or "the trainer ended with an error"
-        return Health(Word.CRASHED, why, run.last_step, _recent(run, now))
+        return Health(Word.CRASHED, crash_words(run) + _before(worst), run.last_step, _recent(run, now))
     if run.state is RunState.FINISHED:
         return Health(Word.FINISHED, run.state_reason)
-    worst = firing(alerts)
     silence = silent_for(run, now, step_s)
     if silence is not None:
-        return Health(Word.STALE, _silence(silence, step_s, worst), run.last_step, _recent(run, now))
+        why = silence_words(silence, step_s) + _before(worst)
+        return Health(Word.STALE, why, run.last_step, _recent(run, now))
     if worst is None:
         return Health(Word.HEALTHY)
     word = SEVERITY_WORD[worst.severity]
@@ -128,10 +128,19 @@ def silent_for(run: RunInfo, now: float, step_s: float | None) -> float | None:
     return quiet if quiet > limit else None
 
 
-def _silence(seconds: float, step_s: float | None, worst: Alert | None) -> str:
+def silence_words(seconds: float, step_s: float | None) -> str:
+    """``no step for 41 min (usually 38 s)``."""
     usual = "" if step_s is None else f" (usually {fmt.duration(step_s)})"
-    before = "" if worst is None else f"; before that {fmt.words(worst.kind)} since step {fmt.step(worst.onset_step)}"
-    return f"no step for {fmt.duration(seconds)}{usual}{before}"
+    return f"no step for {fmt.duration(seconds)}{usual}"
+
+
+def crash_words(run: RunInfo) -> str:
+    """How the trainer ended."""
+    return run.state_reason or "the trainer ended with an error"
+
+
+def _before(worst: Alert | None) -> str:
+    return "" if worst is None else f"; before that {fmt.words(worst.kind)} since step {fmt.step(worst.onset_step)}"
 
 
 def _recent(run: RunInfo, now: float) -> bool:

@@ -79,6 +79,20 @@ def sections(panels: Sequence[Panel], series: Mapping[str, Series], source: str)
     return [section for section in found.values() if section.shown or section.more or section.unchanging]
 
 
+def shelves(all_sections: Sequence[Section], columns: int) -> list[list[tuple[Section, int]]]:
+    """Sections side by side, in order, with the columns each takes; no shelf is wider than ``columns``."""
+    found: list[list[tuple[Section, int]]] = []
+    room = 0
+    for section in all_sections:
+        width = min(max(len(section.shown), 1), columns)
+        if width > room:
+            found.append([])
+            room = columns
+        found[-1].append((section, width))
+        room -= width
+    return found
+
+
 def constant(series: Series) -> float | None:
     """The one value the series ever had (of at least 3, all finite), else None."""
     values = series.values

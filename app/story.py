@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlwatch.records import Alert, AlertState, Finding
+from rlwatch.records import Alert, AlertState, Finding, RunInfo
 
 from . import format as fmt
+from .health import Health, Word, crash_words, silence_words, silent_for
 
 
-def clauses(findings: Sequence[Finding], alerts: Sequence[Alert]) -> list[str]:
-    """``["engine mismatch growing from step 4 410", "entropy collapse from step 4 690"]``.
-
-    What fires now, in order of onset; findings that led no alert but began in the same stretch join it.
-    """
-    firing = {alert.kind: alert.onset_step for alert in alerts if alert.state is AlertState.FIRING}
-    if not firing:
-        return []
-    begins = dict(firing)
-    for finding in newest_by_kind(findings):
-        known = begins.get(finding.kind)
-        if known is not None:
-            begins[finding.kind] = min(known, finding.onset_step)
+def clauses(alerts: Sequence[Alert]) -> list[str]:
+    """``["engine mismatch growing from step 4 410", "entropy collapse from step 4 690"]``: what fires."""
+    begins: dict[str, int] = {}
+    for alert in alerts:
+        if alert.state is AlertState.FIRING:
+            begins[alert.kind] = min(alert.onset_step, begins.get(alert.kind, alert.onset_step))
     ordered = sorted(begins.items(), key=lambda item: (item[1], item[0]))
     return [f"{fmt.words(kind)} from step {fmt.step(onset)}" for kind, onset in ordered]
 
 
-def newest_by_kind(findings: Sequence[Finding]) -> list[Finding]:
-    """The newest finding of each kind."""
-    return list({finding.kind: finding for finding in findings}.values())
+def ending(run: RunInfo, health: Health, now: float, step_s: float | None) -> str:
+    """How the story ends where the run no longer goes on: the crash, or the silence; else empty."""
+    if health.word is Word.CRASHED:
+        return f"crashed at step {fmt.step(run.last_step)}: {crash_words(run)}"
+    if health.word is Word.STALE:
+        return silence_words(silent_for(run, now, step_s) or 0.0, step_s)
+    return ""
 
 
 def baselines(findings: Sequence[Finding]) -> dict[str, float]:

@@ -24,8 +24,8 @@ def limit(last: int) -> int:
     [10, 10, 100, 320, 5000, 100000]
     """
     unit = 10
-    while last > 40 * unit:
-        unit *= 5 if str(unit)[0] == "1" else 2
+    while last > 20 * unit:  # 10, 20, 50, 100, ...
+        unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
     return max(unit, -(-last // unit) * unit)
 
 

@@ -10,7 +10,7 @@ from rlwatch.ports import Series
 from rlwatch.records import Finding, RunInfo
 
 from .. import buckets, marks, panels, queries, shell, story, window
-from ..charts import BUCKETS, Plot, family_option, height
+from ..charts import BUCKETS, COLUMNS, Plot, family_option, height
 from ..markup import el
 from ..panels import Panel, Section
 from . import history
@@ -26,8 +26,8 @@ def show(run_id: str) -> None:
         if not catalogue:
             st.caption("No metric has been recorded yet.")
         canvas = _canvas(run, series, findings, marks_of(run_id, findings, series))
-        for section in panels.sections(catalogue, series, run.source):
-            canvas.section(section)
+        for shelf in panels.shelves(panels.sections(catalogue, series, run.source), COLUMNS):
+            canvas.shelf(shelf)
         history.findings(findings)
         history.events(events)
 
@@ -50,32 +50,54 @@ class _Canvas:
         shown = window.read(st.query_params, min(self.starts.values(), default=0), run.last_step or 0)
         self.window = (shown.low, shown.high)
 
-    def section(self, section: Section) -> None:
-        """Heading, charts, and the rest behind a click."""
-        st.html(el("div", section.family.value, cls="rl-family"))
-        if section.shown:
-            self._chart(section, section.shown, self.series, "")
-        if words := panels.unchanging_words(section):
-            st.html(el("div", words, cls="rl-quiet"))
-        if section.more:
+    def shelf(self, shelf: Sequence[tuple[Section, int]]) -> None:
+        """Families side by side; what they keep behind a click opens below, over the whole width."""
+        free = COLUMNS - sum(width for _, width in shelf)
+        places = st.columns([*(width for _, width in shelf), *([free] if free else [])], gap="small")
+        opened = []
+        for place, (section, width) in zip(places, shelf, strict=False):
+            with place:
+                self._section(section, width)
+                if section.more and self._more_wanted(section):
+                    opened.append(section)
+        for section in opened:
             self._more(section)
 
-    def _more(self, section: Section) -> None:
-        key = f"more-{section.family.name}"
-        with st.expander(f"{len(section.more)} more", key=key, on_change="rerun") as box:
-            if not box.open:
-                return
-            chosen = section.more[: panels.MOST_MORE]
-            self._chart(section, chosen, queries.series(self.run, [panel.name for panel in chosen]), "-more")
-            if len(section.more) > len(chosen):
-                rest = ", ".join(panel.name for panel in section.more[len(chosen) :])
-                st.html(el("div", f"and {rest}", cls="rl-quiet"))
+    def _section(self, section: Section, width: int) -> None:
+        st.html(el("div", section.family.value, cls="rl-family"))
+        if section.shown:
+            self._chart(section, section.shown, self.series, width)
+        if words := panels.unchanging_words(section):
+            st.html(el("div", words, cls="rl-quiet"))
 
-    def _chart(self, section: Section, chosen: Sequence[Panel], series: dict[str, Series], suffix: str) -> None:
+    @staticmethod
+    def _more_wanted(section: Section) -> bool:
+        key = f"more-{section.family.name}"
+        wanted = bool(st.session_state.get(key))
+        st.button(
+            f"{section.family.value}: hide {len(section.more)}" if wanted else f"{len(section.more)} more",
+            key=f"{key}-button",
+            type="tertiary",
+            icon=":material/expand_less:" if wanted else ":material/expand_more:",
+            on_click=st.session_state.__setitem__,
+            args=(key, not wanted),
+        )
+        return wanted
+
+    def _more(self, section: Section) -> None:
+        chosen = section.more[: panels.MOST_MORE]
+        self._chart(section, chosen, queries.series(self.run, [panel.name for panel in chosen]), COLUMNS, "-more")
+        if len(section.more) > len(chosen):
+            rest = ", ".join(panel.name for panel in section.more[len(chosen) :])
+            st.html(el("div", f"and {rest}", cls="rl-quiet"))
+
+    def _chart(
+        self, section: Section, chosen: Sequence[Panel], series: dict[str, Series], columns: int, suffix: str = ""
+    ) -> None:
         plots = [self._plot(panel, series[panel.name], section.family.value) for panel in chosen]
         st.echarts_chart(
-            family_option(plots, self.marks, self.window, shell.ink()),
-            height=height(len(plots)),
+            family_option(plots, self.marks, self.window, shell.ink(), columns),
+            height=height(len(plots), columns),
             key=f"chart-{section.family.name}{suffix}",
             alt=f"{section.family.value}: {', '.join(plot.title for plot in plots)} by step",
         )

@@ -18,7 +18,7 @@ trainer.train()"""
 LOOP = """\
 import rlwatch
 run = rlwatch.init(project="my-project")
-run.log({"reward": reward, "entropy": entropy, "grad_norm": norm}, step=step)"""
+run.log({"reward": r, "entropy": h, "grad_norm": g}, step=step)"""
 
 
 def show() -> None:
@@ -26,18 +26,24 @@ def show() -> None:
     url = queries.store_url()
     st.html(el("div", "No runs yet", cls="rl-head"))
     st.caption("This page fills by itself as soon as a run writes to the store below.")
+    st.html(el("div", "Add three lines to a trainer", cls="rl-family"))
     trl, loop = st.columns(2, gap="large")
     with trl:
-        st.markdown("**A TRL trainer**: three lines")
+        st.caption("TRL")
         st.code(TRL, language="python")
     with loop:
-        st.markdown("**A loop of your own**: three lines")
+        st.caption("A loop of your own")
         st.code(LOOP, language="python")
-    st.markdown("Both write to the store this page shows when the trainer is started with")
+    st.caption("and start it where it finds this store")
     st.code(f"export RLWATCH_STORE={shlex.quote(_absolute(url))}", language="bash")
-    st.markdown("Or look at a log you already have, or watch a small training crash and be seen crashing:")
-    st.code("rlwatch scan train.log", language="bash")
-    st.code("rlwatch demo", language="bash")
+    st.html(el("div", "Or begin without a trainer", cls="rl-family"))
+    scan, demo = st.columns(2, gap="large")
+    with scan:
+        st.caption("Look at a log you already have")
+        st.code("rlwatch scan train.log", language="bash")
+    with demo:
+        st.caption("Watch a small training run collapse")
+        st.code("rlwatch demo", language="bash")
 
 
 def _absolute(url: str) -> str:

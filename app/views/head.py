@@ -20,7 +20,8 @@ def show(run_id: str) -> None:
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
         health = judge(run, alerts, now, vitals.step_s)
-        st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(run_id, health, alerts)))
+        ending = story.ending(run, health, now, vitals.step_s)
+        st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(alerts, ending)))
         _moved_on(run)
 
 
@@ -56,16 +57,15 @@ def _fact(label: str, value: str) -> Markup:
     return el("span", el("span", f"{label} " if label else "", cls="label"), value)
 
 
-def _why(run_id: str, health: Health, alerts: list[Alert]) -> Markup:
-    clauses = story.clauses(queries.findings(run_id), alerts)
-    if clauses:
-        arrow = el("span", "→", cls="arrow")
-        parts = [part for clause in clauses for part in (arrow, clause)][1:]
-        return el("div", el("span", "Why", cls="label"), *parts, cls="rl-why")
-    said = health.why or story.past(alerts)
-    if not said:
+def _why(alerts: list[Alert], ending: str) -> Markup:
+    clauses = [*story.clauses(alerts), *filter(None, [ending])]
+    label = "Why" if clauses else "Last alarm"
+    clauses = clauses or [text for text in [story.past(alerts)] if text]
+    if not clauses:
         return Markup()
-    return el("div", el("span", "Why" if health.why else "Last alarm", cls="label"), said, cls="rl-why")
+    arrow = el("span", "→", cls="arrow")
+    parts = [part for clause in clauses for part in (arrow, clause)][1:]
+    return el("div", el("span", label, cls="label"), *parts, cls="rl-why")
 
 
 def _moved_on(run: RunInfo) -> None:

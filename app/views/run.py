@@ -16,7 +16,6 @@ COMMAND_REFRESH_S = 1.0
 def page() -> None:
     """The run named in the address."""
     run_id = st.query_params.get("run", "")
-    st.page_link(shell.pages()["runs"], label="Runs", icon=":material/arrow_back:")
     if not run_id:
         st.info("No run chosen: open one from the list of runs.")
         return

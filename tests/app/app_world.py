@@ -1,0 +1,186 @@
+"""Runs for the app's tests, written as a trainer would, and ways to read what a page shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+from streamlit.testing.v1 import AppTest
+
+from rlwatch.records import (
+    Alert,
+    AlertState,
+    Finding,
+    OutboxMessage,
+    OutboxStatus,
+    RunInfo,
+    RunState,
+    Severity,
+    StepRecord,
+)
+from rlwatch.store.url import open_store
+
+NAN = math.nan
+WEIRD = '<script>alert("x")</script> **bold** [link](http://x) `code` $x$ ' + "very long name " * 20
+WEIRD = WEIRD[:200]
+
+
+def write_run(
+    where,
+    run_id="run-1",
+    *,
+    steps=30,
+    metrics=None,
+    name="seed3",
+    project="math",
+    age_s=1.0,
+    step_s=5.0,
+    state=None,
+    reason="",
+    source="trl/grpo",
+    events=(),
+    findings=(),
+):
+    """One run whose newest step is ``age_s`` seconds old; ``metrics(step)`` gives its numbers."""
+    metrics = metrics or healthy
+    store = open_store(str(where))
+    last = time.time() - age_s
+    info = RunInfo(run_id, project=project, name=name, source=source, created_at=last - steps * step_s)
+    writer = store.open_run(info)
+    attempt = writer.run.attempt
+    rows = [StepRecord(s, metrics(s), ts=last - (steps - s) * step_s, attempt=attempt) for s in range(1, steps + 1)]
+    writer.write([*rows, *events, *findings])
+    if state is not None:
+        writer.finish(state, reason, last)
+    writer.close()
+    store.close()
+    return info
+
+
+def healthy(step):
+    """A healthy step."""
+    return {"reward": 0.2 + step * 0.01, "entropy": 1.0 - step * 0.001, "kl": 0.01 * step, "grad_norm": 1.0 + step % 3}
+
+
+def alert(run_id="run-1", *, kind="entropy_collapse", severity=Severity.CRITICAL, state=AlertState.FIRING, **more):
+    """An alert that fired at step 20, begun at 12."""
+    fields = {
+        "alert_id": f"{run_id}-{kind}",
+        "rule": "collapse",
+        "onset_step": 12,
+        "step": 20,
+        "message": "entropy fell from 1 to 0.1 nats/token",
+        "reason": "has held from step 12 to step 20",
+        "fired_at": time.time() - 60,
+        "evidence": {"entropy": 0.1, "entropy_baseline": 1.0},
+        **more,
+    }
+    return Alert(run_id=run_id, kind=kind, severity=severity, state=state, **fields)
+
+
+def finding(**more):
+    """The finding behind :func:`alert`."""
+    fields = {
+        "detector": "entropy_collapse",
+        "kind": "entropy_collapse",
+        "severity": Severity.CRITICAL,
+        "step": 20,
+        "onset_step": 12,
+        "message": "entropy fell from 1 to 0.1 nats/token",
+        "evidence": {"entropy": 0.1, "ratio": NAN},
+        "metric": "policy/entropy",
+        "family": "Exploration",
+        "score": 4.0,
+        "baseline": 1.0,
+        "seq": 20,
+        **more,
+    }
+    return Finding(**fields)
+
+
+def message(alert_id, status=OutboxStatus.SENT, **more):
+    """A message of an alert."""
+    fields = {"message_id": f"m-{alert_id}-{status}", "run_id": "run-1", "channel": "slack", "payload": {}, **more}
+    return OutboxMessage(alert_id=alert_id, status=status, **fields)
+
+
+def put_alerts(where, alerts, messages=()):
+    """Store alerts and messages."""
+    store = open_store(str(where))
+    store.put_alerts(list(alerts), list(messages))
+    store.close()
+
+
+def danger_run(where, run_id="run-1", **more):
+    """A live run whose entropy collapsed."""
+    write_run(where, run_id, findings=[finding()], **more)
+    put_alerts(where, [alert(run_id)])
+
+
+def runs_page(**params):
+    """The whole app, on its first page."""
+    import conftest
+
+    page = AppTest.from_file(str(conftest.APP / "main.py"), default_timeout=30)
+    page.query_params.update(params)
+    return page.run()
+
+
+def run_page(run_id="run-1", **params):
+    """The page of one run."""
+
+    def script():
+        from rlwatch_app.views import run
+
+        run.page()
+
+    page = AppTest.from_function(script, default_timeout=30)
+    page.query_params["run"] = run_id
+    for name, value in params.items():
+        page.query_params[name.rstrip("_")] = str(value)
+    return page.run()
+
+
+def alerts_page(**params):
+    """The page of alerts."""
+
+    def script():
+        from rlwatch_app.views import alerts
+
+        alerts.page()
+
+    page = AppTest.from_function(script, default_timeout=30)
+    page.query_params.update(params)
+    return page.run()
+
+
+def tables(page):
+    """The tables a page shows, as the data their script gets, by key."""
+    found = {}
+    for element in page.get("bidi_component"):
+        found[element.key] = json.loads(element.proto.json)
+    return found
+
+
+def cells(row):
+    """What a row says, one text a cell."""
+    return [str(cell.get("text", cell["kind"])) for cell in row["cells"]]
+
+
+def charts(page):
+    """The options of the charts a page shows, by key."""
+    return {element.key: json.loads(element.proto.spec) for element in page.get("echarts_chart")}
+
+
+def html(page):
+    """All HTML a page made, joined."""
+    return "\n".join(element.value for element in page.get("html"))
+
+
+def no_traceback(page):
+    """Whether the page ended well."""
+    return not page.exception
+
+
+__all__ = ["RunState", "Severity"]

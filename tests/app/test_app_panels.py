@@ -1,0 +1,94 @@
+"""Which metric is shown where."""
+
+import numpy as np
+from rlwatch_app import panels
+
+from rlwatch.metrics import Family
+from rlwatch.ports import Series
+
+
+def series(values):
+    values = np.asarray(values, dtype=float)
+    ones = np.ones(len(values), dtype=np.int64)
+    return Series("m", np.arange(len(values)), values, ones, np.arange(len(values)))
+
+
+def sections(values, source="trl/grpo"):
+    catalogue = panels.catalogue(list(values), source)
+    found = panels.sections(catalogue, {name: series(v) for name, v in values.items()}, source)
+    return {section.family: section for section in found}
+
+
+MOVING = [1.0, 2.0, 3.0, 4.0]
+
+
+def test_families_come_in_their_fixed_order():
+    """Whatever the order of names."""
+    found = sections({"grad_norm": MOVING, "kl": MOVING, "entropy": MOVING, "reward": MOVING})
+    assert list(found) == [Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.OPTIMISATION]
+
+
+def test_a_known_metric_is_shown_by_its_canonical_name_and_says_its_own():
+    """One vocabulary, and what the trainer calls it."""
+    panel = sections({"entropy": MOVING})[Family.EXPLORATION].shown[0]
+    assert panel.title == "policy/entropy"
+    assert panel.subtitle("trl/grpo") == "nats/token · entropy"
+
+
+def test_a_proxy_is_called_one():
+    """TRL's RLOO logs k1 under the name of k3."""
+    panel = sections({"kl": MOVING}, "trl/rloo")[Family.TRUST_REGION].shown[0]
+    assert "proxy" in panel.subtitle("trl/rloo")
+
+
+def test_unknown_metrics_wait_behind_a_click():
+    """300 of them do not drown the seven that tell."""
+    section = sections({"reward": MOVING, "rewards/format/mean": MOVING, "zzz": MOVING})
+    assert [p.name for p in section[Family.REWARD].more] == ["rewards/format/mean"]
+    assert [p.name for p in section[Family.SYSTEM].more] == ["zzz"]
+
+
+def test_what_never_changed_is_one_line_of_text():
+    """A flat chart says less than its number."""
+    section = sections({"learning_rate": [1e-6] * 5, "grad_norm": MOVING})[Family.OPTIMISATION]
+    assert [p.canonical for p in section.shown] == ["optim/grad_norm"]
+    assert panels.unchanging_words(section) == "never changed: optim/lr 1.00e−6"
+
+
+def test_a_reward_that_never_changed_is_shown():
+    """Stuck at zero is news."""
+    assert [p.canonical for p in sections({"reward": [0.0] * 9})[Family.REWARD].shown] == ["reward/mean"]
+
+
+def test_a_metric_that_is_nan_from_step_one_is_shown():
+    """NaN is not constant."""
+    section = sections({"kl": [np.nan] * 9, "clip_ratio/region_mean": [np.nan] * 9})[Family.TRUST_REGION]
+    assert len(section.shown) == 2
+
+
+def test_two_names_for_one_metric_are_both_kept():
+    """The closer one is the chart, the other is behind the click."""
+    section = sections({"entropy": MOVING, "entropy/mean": MOVING})[Family.EXPLORATION]
+    assert [p.name for p in section.shown] == ["entropy"]
+    assert [p.name for p in section.more] == ["entropy/mean"]
+
+
+def test_shelves_keep_order_and_width():
+    """Small families stand side by side, none is wider than the page."""
+    found = list(
+        sections(
+            {"reward": MOVING, "reward_std": MOVING, "entropy": MOVING, "kl": MOVING, "grad_norm": MOVING}
+        ).values()
+    )
+    shelves = panels.shelves(found, 3)
+    assert [section for shelf in shelves for section, _ in shelf] == found
+    assert [[width for _, width in shelf] for shelf in shelves] == [[2, 1], [1, 1]]
+
+
+def test_a_large_family_has_a_shelf_of_its_own():
+    """Wider than the page is as wide as the page."""
+    many = panels.Section(Family.REWARD, shown=[panels.Panel(str(i)) for i in range(6)])
+    assert panels.shelves([many, panels.Section(Family.SYSTEM)], 3) == [
+        [(many, 3)],
+        [(panels.Section(Family.SYSTEM), 1)],
+    ]
