@@ -47,6 +47,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         """Seal the step, then see what people want."""
         self.seal(state.global_step)
         self.deliver(wait=False)
+        self._notice_sync(args, state.global_step)
         self._control.obey(state.global_step)
 
     @override
@@ -78,3 +79,10 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
             sealed = self._sealed.popleft()
             if self.seam.run is not None:
                 self.latest = sealed.deliver(self.seam.run, self._decode)
+
+    def _notice_sync(self, args: Any, step: int) -> None:
+        """TRL's own ``sync_ref_model`` moves the reference too; KL begins anew then."""
+        run = self.seam.run
+        if run is not None and getattr(args, "sync_ref_model", False) and step % args.ref_model_sync_steps == 0:
+            mixup = args.ref_model_mixup_alpha
+            run.event("reference_reset", step, by="SyncRefModelCallback", optimizer="keep", mixup=mixup)
