@@ -168,6 +168,18 @@ def _series(url: str, version: Version, names: tuple[str, ...]) -> dict[str, Ser
     return store().series(version[0], names)
 
 
+def known_series(run: RunInfo) -> dict[str, Series]:
+    """The series the metric table knows, by source name."""
+    return series(run, sorted(canonical_names(metric_names(run), run.source).values()))
+
+
+def extent(run: RunInfo) -> tuple[int, int]:
+    """First and last step of all attempts: a resumed run may not have come as far as the one before."""
+    spans = [(int(s.steps.min()), int(s.steps.max())) for s in known_series(run).values() if len(s.steps)]
+    last = max((high for _, high in spans), default=0)
+    return min((low for low, _ in spans), default=0), max(last, run.last_step or 0)
+
+
 def findings(run_id: str) -> list[Finding]:
     """Published findings, in order."""
     return store().findings(run_id)

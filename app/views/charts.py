@@ -21,7 +21,7 @@ def show(run_id: str) -> None:
     with shell.readable("This run"):
         run = queries.run(run_id)
         catalogue = panels.catalogue(queries.metric_names(run), run.source)
-        series = queries.series(run, [panel.name for panel in catalogue if panel.canonical])
+        series = queries.known_series(run)
         findings, events = queries.findings(run_id), queries.events(run_id)
         if not catalogue:
             st.caption("No metric has been recorded yet.")
@@ -47,7 +47,7 @@ class _Canvas:
         self.marks = marked
         self.baselines = baselines
         self.starts = buckets.attempt_starts(list(series.values()))
-        shown = window.read(st.query_params, min(self.starts.values(), default=0), run.last_step or 0)
+        shown = window.read(st.query_params, *queries.extent(run))
         self.window = (shown.low, shown.high)
 
     def shelf(self, shelf: Sequence[tuple[Section, int]]) -> None:

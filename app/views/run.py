@@ -60,9 +60,10 @@ def _controls(run: RunInfo) -> None:
 
 
 def _range(run: RunInfo) -> None:
-    end = window.limit(run.last_step or 0)
+    _, last = queries.extent(run)
+    end = window.limit(last)
     key = f"steps-{run.run_id}-{end}"
-    chosen = window.read(st.query_params, 0, run.last_step or 0)
+    chosen = window.read(st.query_params, 0, last)
     st.slider(
         "Steps shown",
         0,
