@@ -19,7 +19,7 @@ from rlwatch.errors import ConfigError, MissingExtraError
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def app_script() -> Path:
@@ -92,7 +92,7 @@ def server_command(script: Path, host: str, port: int) -> list[str]:
     return [sys.executable, "-m", "streamlit", "run", str(script), *flags]
 
 
-def server_environment(store_url: str | None, outer: Mapping[str, str] | None = None) -> dict[str, str]:
+def server_environment(host: str, store_url: str | None, outer: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of the server: the store it shows, and the host names it answers to.
 
     Without the list of names a web page anywhere could reach the dashboard by DNS rebinding. It is a
@@ -101,7 +101,8 @@ def server_environment(store_url: str | None, outer: Mapping[str, str] | None = 
     environment = dict(os.environ if outer is None else outer)
     if store_url:
         environment["RLWATCH_STORE"] = store_url
-    environment.setdefault("STREAMLIT_SERVER_ALLOWED_HOSTS", ",".join(LOCAL_NAMES))
+    names = dict.fromkeys((*LOCAL_NAMES, host.strip("[]")))
+    environment.setdefault("STREAMLIT_SERVER_ALLOWED_HOSTS", " ".join(names))
     return environment
 
 
@@ -109,7 +110,7 @@ def start(script: Path, host: str, port: int, store_url: str | None, *, quiet: b
     """Start the server; with ``quiet`` its words are kept in the process's ``stdout``."""
     return subprocess.Popen(
         server_command(script, host, port),
-        env=server_environment(store_url),
+        env=server_environment(host, store_url),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if quiet else None,
         stderr=subprocess.STDOUT if quiet else None,

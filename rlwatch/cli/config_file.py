@@ -11,16 +11,12 @@ if TYPE_CHECKING:
     from rlwatch.ports import Store
     from rlwatch.run.alerting import Alerting
 
-DEFAULT = Path("rlwatch.toml")
 
-
-def rules_of(config: Path | None) -> Sequence[Rule] | None:
-    """The rules of the file; None (the default rules) where there is no file. Raises ``ConfigError``."""
-    if config is None and not DEFAULT.exists():
-        return None
+def rules_of(config: Path | None) -> Sequence[Rule]:
+    """The rules of the file, the default rules where there is none. Raises ``ConfigError``."""
     from rlwatch.alerts.config import load_config
 
-    return tuple(load_config(config or DEFAULT).rules)
+    return load_config(config, env={}).rules
 
 
 def alerting_of(config: Path | None, store: Store) -> Alerting:

@@ -41,5 +41,5 @@ def examine(store: str | None, *, ping: bool = False) -> list[Check]:
         *installation.extras(),
         *installation.trainers(),
         *storage.examine(store),
-        *webhook.examine(ping=ping),
+        *webhook.examine(ping=ping, store_root=storage.root_of(store)),
     ]

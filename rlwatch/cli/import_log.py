@@ -77,8 +77,7 @@ def import_log(
             )
             for imported in runs
         ]
-        for info in infos:
-            require_new(target, info.run_id)
+        require_new(target, [info.run_id for info in infos])
         rows = [_import(target, info, imported, now) for info, imported in zip(infos, runs, strict=True)]
     if output is Format.JSON:
         print_json(rows)

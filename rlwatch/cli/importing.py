@@ -14,13 +14,24 @@ if TYPE_CHECKING:
     from rlwatch.importers import ImportedRun
 
 
-def require_new(store: RunReader, run_id: str) -> None:
-    """Raises ``ConfigError`` if the store holds ``run_id`` already, readable or not."""
+def holds(store: RunReader, run_id: str) -> bool:
+    """Whether the store has a run of this id. Raises ``StoreError`` for one it cannot read."""
     try:
         store.run(run_id)
     except RunNotFoundError:
-        return
-    raise ConfigError(f"run {run_id!r} exists in this store and is left as it is; choose another id with --run-id")
+        return False
+    return True
+
+
+def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
+    """Raises ``ConfigError`` unless each of ``run_ids`` is new to the store and to the others."""
+    for index, run_id in enumerate(run_ids):
+        if holds(store, run_id):
+            raise ConfigError(
+                f"run {run_id!r} exists in this store and is left as it is; choose another id with --run-id"
+            )
+        if run_id in run_ids[:index]:
+            raise ConfigError(f"two runs of this log would be called {run_id!r}; import them singly: --run, --run-id")
 
 
 def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, source: str, now: float) -> RunInfo:

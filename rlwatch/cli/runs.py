@@ -10,7 +10,7 @@ import typer
 from rlwatch.cli.console import Cell, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.stores import opened
-from rlwatch.cli.wording import STATUS_STYLES, age, last_sign, number, status, step
+from rlwatch.cli.wording import STATUS_STYLES, age, last_sign, number, one_line, status, step
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import RunReader
 from rlwatch.records import JSON, RunInfo
@@ -28,6 +28,7 @@ KEY_METRICS = {
     "grad norm": "optim/grad_norm",
 }
 """Column -> canonical metric: what tells a healthy run from a dying one at a glance."""
+LONGEST_NAME = 40
 
 
 def runs(
@@ -80,7 +81,7 @@ def _cells(row: dict[str, JSON]) -> list[Cell]:
     return [
         (row["status"], STATUS_STYLES.get(row["status"], "")),
         row["project"],
-        row["name"] or "-",
+        one_line(row["name"] or "-", LONGEST_NAME),
         row["run_id"],
         step(row["last_step"]),
         *(number(values.get(metric)) for metric in KEY_METRICS.values()),

@@ -76,12 +76,12 @@ def print_report(report: Report) -> None:
     """The report as text: what was read, what was found, what could not be judged, the verdict."""
     name = f"{report.source}  {report.run}".strip()
     say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
+    for note in report.notes:
+        say(note, style="dim")
     for skipped in report.skipped:
         say(f"skipped {skipped}", style="dim")
     print_findings(report.findings)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
-    for note in report.notes:
-        say(note, style="dim")
     for part in report.not_run:
         say(f"not run: {part.name}: {part.reason}", style="dim")
     say(*verdict(report))

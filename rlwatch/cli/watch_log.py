@@ -10,6 +10,7 @@ from pathlib import Path
 from rlwatch.cli.config_file import alerting_of
 from rlwatch.cli.console import say
 from rlwatch.cli.delivery import deliver_once, delivering
+from rlwatch.cli.importing import holds
 from rlwatch.cli.log_run import Log
 from rlwatch.cli.news import tell_outcome
 from rlwatch.cli.recording import Recording
@@ -77,7 +78,10 @@ def ever_critical(store: Store, run_id: str) -> bool:
 
 
 def _recording(log: Log, name: str, source: str, store: Store, alerting: Alerting) -> Recording:
-    return Recording(store, log.info(name, source, time.time()), rules=alerting.rules, on_outcome=tell_outcome)
+    info = log.info(name, source, time.time())
+    if holds(store, info.run_id):
+        info = replace(info, name=log.name)  # without a new one it keeps the name it has
+    return Recording(store, info, rules=alerting.rules, on_outcome=tell_outcome)
 
 
 def _stamped(records: Sequence[StepRecord], now: float) -> list[StepRecord]:

@@ -75,7 +75,7 @@ def follow(url: str | None, run: str | None, config: Path | None, pause: Callabl
         watch = StoreWatch(store, None if run is None else find_run(store, run).run_id)
         old = len(list(watch.findings())) + len(list(watch.alerts()))
         with delivering(store, alerting_of(config, store)):
-            say(f"watching {store.url} ({old} older findings and alerts not shown); Ctrl-C stops", style="dim")
+            say(f"watching {store.url} (older findings and alerts not shown: {old}); Ctrl-C stops", style="dim")
             try:
                 while True:
                     pause()

@@ -95,14 +95,14 @@ def test_the_server_learns_the_store_and_answers_to_local_names_only() -> None:
     """A person's own list of names is respected, the rest of the environment kept."""
     given = {"PATH": "/bin", "RLWATCH_STORE": "old"}
 
-    environment = app_server.server_environment("/data/runs", given)
+    environment = app_server.server_environment("127.0.0.5", "/data/runs", given)
 
     assert environment["RLWATCH_STORE"] == "/data/runs"
     assert environment["PATH"] == "/bin"
-    assert "localhost" in environment["STREAMLIT_SERVER_ALLOWED_HOSTS"]
-    assert app_server.server_environment(None, given)["RLWATCH_STORE"] == "old"
+    assert environment["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "localhost 127.0.0.1 ::1 127.0.0.5"
+    assert app_server.server_environment("::1", None, given)["RLWATCH_STORE"] == "old"
     own = given | {"STREAMLIT_SERVER_ALLOWED_HOSTS": "box.lan"}
-    assert app_server.server_environment(None, own)["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "box.lan"
+    assert app_server.server_environment("::1", None, own)["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "box.lan"
 
 
 @pytest.mark.parametrize(

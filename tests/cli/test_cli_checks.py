@@ -142,9 +142,9 @@ def test_without_a_trainer_the_plain_loop_is_recommended(site: Path) -> None:
 
 def test_no_webhook_is_fine() -> None:
     """And says which variable would set one."""
-    (check,) = webhook.examine(ping=True)
+    configuration, check = webhook.examine(ping=True)
 
-    assert check.level is Level.OK
+    assert (configuration.level, check.level) == (Level.OK, Level.OK)
     assert "RLWATCH_WEBHOOK_URL" in check.text
 
 
@@ -154,7 +154,7 @@ def test_a_webhook_is_named_by_its_host_only(secret: str, level: Level, monkeypa
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", SECRET_URL)
     monkeypatch.setenv("RLWATCH_WEBHOOK_SECRET", secret)
 
-    (check,) = webhook.examine()
+    _, check = webhook.examine()
 
     assert check.level is level
     assert "hooks.example.com" in check.text
@@ -166,7 +166,7 @@ def test_an_address_that_is_none_fails_without_being_shown(monkeypatch: pytest.M
     """Someone may have put the secret there."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "hunter2-is-my-password")
 
-    (check,) = webhook.examine(ping=True)
+    _, check = webhook.examine(ping=True)
 
     assert check.level is Level.FAIL
     assert "hunter2" not in check.text
@@ -199,7 +199,7 @@ def test_a_receiver_that_refuses_head_is_there(receiver: str, monkeypatch: pytes
     """Only then is it asked, and no message is sent."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", receiver)
 
-    checks = webhook.examine(ping=True)
+    _, *checks = webhook.examine(ping=True)
 
     assert [check.name for check in checks] == ["webhook", "webhook ping"]
     assert checks[1].level is Level.OK
@@ -210,7 +210,41 @@ def test_a_receiver_that_is_gone_fails_without_its_address(monkeypatch: pytest.M
     """Port 1 of this machine answers nobody."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "http://127.0.0.1:1/T0SECRET")
 
-    checks = webhook.examine(ping=True)
+    _, *checks = webhook.examine(ping=True)
 
     assert checks[1].level is Level.FAIL
     assert not [check for check in checks if "T0SECRET" in check.text]
+
+
+def test_a_wrong_configuration_fails(tmp_path: Path) -> None:
+    """The tests run in ``tmp_path``."""
+    (tmp_path / "rlwatch.toml").write_text("[rules]\nx = 1 =")
+
+    (check,) = webhook.examine()
+
+    assert (check.name, check.level) == ("configuration", Level.FAIL)
+    assert "rlwatch.toml" in check.text
+
+
+def test_a_webhook_whose_address_is_in_an_unset_variable_fails(tmp_path: Path) -> None:
+    """Naming the variable."""
+    (tmp_path / "rlwatch.toml").write_text('[notify.pager]\nkind = "webhook"\nurl = "env:PAGER_URL"\n')
+
+    _, check = webhook.examine()
+
+    assert check.level is Level.FAIL
+    assert "PAGER_URL" in check.text
+
+
+def test_a_webhook_of_the_file_is_named_by_its_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address comes from the variable the file names."""
+    monkeypatch.setenv("PAGER_URL", SECRET_URL)
+    monkeypatch.setenv("PAGER_SECRET", "s3cret-key")
+    (tmp_path / "rlwatch.toml").write_text(
+        '[notify.pager]\nkind = "webhook"\nurl = "env:PAGER_URL"\nsecret = "env:PAGER_SECRET"\n'
+    )
+
+    _, check = webhook.examine()
+
+    assert (check.name, check.level) == ("pager", Level.OK)
+    assert check.text == "https://hooks.example.com/[redacted], signed"

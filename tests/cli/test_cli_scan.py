@@ -224,6 +224,19 @@ def test_of_a_log_with_several_runs_all_or_none_are_imported(two_runs: Path, tmp
     assert "--run" in named.stderr
 
 
+def test_runs_whose_names_give_the_same_id_are_not_mixed(tmp_path: Path, invoke: Invoke) -> None:
+    """They can be imported one by one."""
+    log = tmp_path / "runs.csv"
+    log.write_text("run_id,step,metric,value\n" + "".join(f"{run},1,entropy,1.0\n" for run in ("a/b", "a:b")))
+
+    both = invoke("import", log, "--store", tmp_path / "runs")
+    one = invoke("import", log, "--run", "a:b", "--run-id", "second", "--store", tmp_path / "runs")
+
+    assert both.exit_code == 2
+    assert "two runs of this log would be called 'a-b'" in both.stderr
+    assert (one.exit_code, [run.run_id for run in open_store(tmp_path / "runs").runs()]) == (0, ["second"])
+
+
 def test_a_log_of_two_attempts_is_imported_as_two_attempts(tmp_path: Path, invoke: Invoke) -> None:
     """The trainer resumed at step 21."""
     log = write_log(tmp_path / "resumed.log", [*_rows(40), *_rows(60)[20:]])

@@ -26,6 +26,16 @@ def examine(url: str | None) -> list[Check]:
         store.close()
 
 
+def root_of(url: str | None) -> Path | None:
+    """The directory of the store, where it is one."""
+    from rlwatch.store.url import open_store
+
+    try:
+        return getattr(open_store(url), "root", None)
+    except StoreError:
+        return None
+
+
 def _place(store: Store) -> list[Check]:
     root: Path | None = getattr(store, "root", None)
     if root is None:

@@ -1,0 +1,244 @@
+"""doctor, rules and ui as commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from cli_helpers import Invoke, record_run, strict
+
+import rlwatch
+from rlwatch.cli import app_server
+from rlwatch.cli.checks import Level, installation, storage
+from rlwatch.store.sqlite import netfs
+from rlwatch.store.url import open_store
+
+ROOT = Path(rlwatch.__file__).parent.parent
+
+
+def test_doctor_says_how_everything_is(tmp_path: Path, invoke: Invoke) -> None:
+    """A line a thing; nothing fails on the machine that runs the tests."""
+    record_run(open_store(tmp_path / "runs"), "r")
+
+    result = invoke("doctor", "--store", tmp_path / "runs")
+
+    assert result.exit_code == 0
+    for words in ("python", "sqlite", "namesake", "extra cli", "is writable", "1 readable", "webhook"):
+        assert words in result.stdout
+
+
+def test_doctor_as_json_is_a_list_of_checks(tmp_path: Path, invoke: Invoke) -> None:
+    """Looking creates no store."""
+    checks = strict(invoke("doctor", "--store", tmp_path / "runs", "--format", "json").stdout)
+
+    assert {check["level"] for check in checks} <= {"ok", "warn"}
+    assert {"name", "level", "text"} == set(checks[0])
+    assert "will be made by the first run" in next(check["text"] for check in checks if check["name"] == "store")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_doctor_exits_1_if_anything_fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other checks are still made."""
+    monkeypatch.setattr(installation, "_version", lambda name: "0.3.0" if name == "rlwatch" else None)
+
+    result = invoke("doctor", "--format", "json")
+
+    levels = {check["name"]: check["level"] for check in strict(result.stdout)}
+    assert result.exit_code == 1
+    assert levels["namesake"] == "fail"
+    assert levels["store"] == "ok"
+
+
+def test_a_store_that_cannot_be_opened_fails(tmp_path: Path) -> None:
+    """A file is no store."""
+    (tmp_path / "file").write_text("x")
+
+    (check,) = storage.examine(str(tmp_path / "file"))
+
+    assert check.level is Level.FAIL
+
+
+def test_unreadable_runs_are_listed_with_their_reasons(tmp_path: Path) -> None:
+    """A dozen of them do not fill the screen."""
+    store = open_store(tmp_path / "runs")
+    for number in range(12):
+        record_run(store, f"r{number}", steps=1)
+        (tmp_path / "runs" / f"r{number}" / "run.db").write_bytes(b"no database" * 500)
+
+    checks = [check for check in storage.examine(str(tmp_path / "runs")) if check.name == "runs"]
+
+    assert checks[0].text == "0 readable"
+    assert len(checks) == 1 + storage.MOST_LISTED + 1
+    assert all(check.level is Level.WARN for check in checks[1:])
+    assert checks[-1].text == "and 2 more that cannot be read"
+
+
+@pytest.mark.parametrize(("mode", "level"), [(os.R_OK | os.X_OK, Level.WARN), (0, Level.FAIL)])
+def test_a_store_that_may_not_be_written_or_read_is_told(
+    mode: int, level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may do anything, so permission is made up here."""
+    monkeypatch.setattr(os, "access", lambda path, wanted: wanted & mode == wanted)
+
+    checks = {check.name: check for check in storage.examine(str(tmp_path))}
+
+    assert checks["store"].level is level
+
+
+def test_a_network_file_system_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what will not work there."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"1 1 0:1 / {tmp_path} rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr(netfs, "_MOUNTS", mounts)
+
+    checks = {check.name: check for check in storage.examine(str(tmp_path / "runs"))}
+
+    assert checks["file system"].level is Level.WARN
+    assert "nfs4" in checks["file system"].text
+    assert "commands cannot" in checks["file system"].text
+
+
+def test_a_memory_store_is_not_looked_for_on_disk() -> None:
+    """It has no place."""
+    assert [check.level for check in storage.examine("memory://doctor")] == [Level.OK, Level.OK]
+
+
+def test_the_written_rules_pass_the_test_and_change_nothing(tmp_path: Path, invoke: Invoke) -> None:
+    """What init writes says what the defaults say."""
+    default = invoke("rules", "test")
+    written = invoke("rules", "init")
+    ours = invoke("rules", "test")
+
+    assert (default.exit_code, written.exit_code, ours.exit_code) == (0, 0, 0)
+    assert "wrote rlwatch.toml" in written.stdout
+    assert "nonfinite" in ours.stdout
+    assert ours.stdout.splitlines()[0] == "rlwatch.toml"
+    rules = [line for line in default.stdout.splitlines() if " console, webhook" in line]
+    assert rules == [line for line in ours.stdout.splitlines() if " console, webhook" in line]
+    assert rules
+
+
+def test_rules_init_never_overwrites(tmp_path: Path, invoke: Invoke) -> None:
+    """Somebody's rules are in it."""
+    (tmp_path / "mine.toml").write_text("# mine")
+
+    result = invoke("rules", "init", tmp_path / "mine.toml")
+
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+    assert (tmp_path / "mine.toml").read_text() == "# mine"
+
+
+def test_a_rule_that_can_never_fire_is_warned_of(tmp_path: Path, invoke: Invoke) -> None:
+    """A kind nobody reports: exit code 1."""
+    (tmp_path / "rlwatch.toml").write_text('[[rules]]\nname = "typo"\nkinds = ["entropy_colapse"]\n')
+
+    result = invoke("rules", "test")
+
+    assert result.exit_code == 1
+    assert "did you mean 'entropy_collapse'" in result.stdout
+
+
+@pytest.mark.parametrize("content", ["[[rules]]\nkinds = 3\n", "not toml at all ="])
+def test_a_wrong_file_is_refused(content: str, tmp_path: Path, invoke: Invoke) -> None:
+    """Exit code 2, the file named."""
+    (tmp_path / "bad.toml").write_text(content)
+
+    for arguments in (("rules", "test", tmp_path / "bad.toml"), ("rules", "test", tmp_path / "none.toml")):
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert str(arguments[2]) in result.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7"])
+def test_the_dashboard_is_not_shown_to_the_network(host: str, invoke: Invoke) -> None:
+    """Exit code 2 and the reason."""
+    result = invoke("ui", "--host", host)
+
+    assert result.exit_code == 2
+    assert "no login yet" in result.stderr
+
+
+def test_a_missing_streamlit_is_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install."""
+    monkeypatch.setattr(app_server, "find_spec", lambda name: None)
+
+    result = invoke("ui", "--check")
+
+    assert result.exit_code == 2
+    assert "pip install 'rlwatch-monitor[app]'" in result.stderr
+
+
+def test_a_port_in_use_is_one_line(invoke: Invoke) -> None:
+    """Before streamlit is started."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+
+        result = invoke("ui", "--port", taken.getsockname()[1])
+
+    assert result.exit_code == 2
+    assert "choose another --port" in result.stderr
+
+
+def test_the_dashboard_starts_is_healthy_and_stops(tmp_path: Path, invoke: Invoke) -> None:
+    """The real one, on a free port."""
+    result = invoke("ui", "--check", "--store", tmp_path / "runs")
+
+    assert result.exit_code == 0, result.output
+    assert "healthy" in result.stdout
+
+
+def test_a_dashboard_that_does_not_start_exits_1_with_what_it_said(
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last words, on stderr."""
+    command = [sys.executable, "-c", "raise SystemExit('the reason')"]
+    monkeypatch.setattr(app_server, "server_command", lambda script, host, port: command)
+
+    result = invoke("ui", "--check", "--store", tmp_path / "runs")
+
+    assert result.exit_code == 1
+    assert "the server ended with code 1" in result.stderr
+    assert "the reason" in result.stderr
+
+
+def test_the_dashboard_answers_to_local_names_only_and_dies_with_its_command(tmp_path: Path) -> None:
+    """A page elsewhere that points its own name at this machine gets nothing."""
+    port = app_server.free_port("127.0.0.1")
+    command = [sys.executable, "-u", "-m", "rlwatch.cli", "ui", "--port", str(port), "--store", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    try:
+        url = app_server.address("127.0.0.1", port)
+        assert app_server.wait_healthy(process, url) is None
+        assert _websocket_status(port, f"localhost:{port}") == 101
+        assert _websocket_status(port, "evil.example") in {400, 403}
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+
+    assert process.returncode == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=5)
+
+
+def _websocket_status(port: int, host: str) -> int:
+    """The answer to a browser's wish to open the dashboard's websocket under the name ``host``."""
+    lines = [
+        "GET /_stcore/stream HTTP/1.1",
+        f"Host: {host}",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    ]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(connection.recv(64).split()[1])
