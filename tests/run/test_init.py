@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import rlwatch
+from rlwatch.alerts.rules import Rule
 from rlwatch.control.request import request
 from rlwatch.errors import ConfigError, RunLockedError, StoreError, StoreURLError
-from rlwatch.records import CommandStatus, RunState
+from rlwatch.records import AlertState, CommandStatus, OutboxStatus, RunState
 from rlwatch.store.url import open_store
+from rlwatch.testing.webhook_receiver import WebhookReceiver
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -279,3 +281,51 @@ def test_an_unwritable_directory_is_loud_at_set_up():
     """The message names the directory; /proc refuses even root."""
     with pytest.raises(StoreError, match="/proc/rlwatch-runs"):
         rlwatch.init(store="/proc/rlwatch-runs")
+
+
+def collapse(run, steps=40):
+    for step in range(steps):
+        bad = step >= 30
+        run.log(
+            {
+                "entropy": math.nan if bad else 0.5,
+                "grad_norm": math.nan if bad else 1.0,
+                "nonfinite/logp": 64.0 if bad else 0.0,
+            },
+            step=step,
+        )
+
+
+def test_a_webhook_given_to_init_hears_of_the_crash(store):
+    """From a log call to a signed delivery, through the outbox."""
+    with WebhookReceiver() as receiver:
+        with rlwatch.init(store=store, project="math", webhook_url=receiver.url) as run:
+            collapse(run)
+        told = [delivery.payload for delivery in receiver.deliveries]
+
+    assert next(p["alert"]["kind"] for p in told if p["event"] == "firing") == "nonfinite"
+    assert told[0]["run"] == {"id": run.info.run_id, "name": "", "project": "math", "source": ""}
+    assert {m.status for m in open_store(store).outbox(run.info.run_id)} == {OutboxStatus.SENT}
+
+
+def test_rules_of_the_caller_replace_all_others(store):
+    """A rule that waits for longer than the run lasts fires nothing."""
+    with rlwatch.init(store=store, rules=[Rule("patient", for_steps=1000)]) as run:
+        collapse(run)
+
+    assert {a.state for a in open_store(store).alerts(run.info.run_id)} == {AlertState.PENDING}
+
+
+@pytest.mark.parametrize("url", ["ftp://host/hook", "not a url"])
+def test_a_webhook_that_cannot_work_is_loud_at_set_up(store, url):
+    """And no run is left behind."""
+    with pytest.raises(ConfigError):
+        rlwatch.init(store=store, webhook_url=url)
+
+    assert open_store(store).runs() == []
+
+
+def test_a_configuration_that_does_not_exist_is_loud_at_set_up(store, tmp_path):
+    """Alerting that was asked for must work."""
+    with pytest.raises(ConfigError, match=r"missing\.toml"):
+        rlwatch.init(store=store, config_file=tmp_path / "missing.toml")

@@ -1,0 +1,153 @@
+"""``rlwatch.scan``: what rlwatch would have said of a log, had it watched."""
+
+import json
+import math
+
+import pytest
+
+import rlwatch
+from rlwatch.errors import ImportFormatError
+from rlwatch.records import StepRecord
+from rlwatch.scanner import branch, scan_all
+from rlwatch.store.url import open_store
+
+
+def rows(steps=60, crash=40, every=1):
+    """A verl-like run that turns to NaN at ``crash``."""
+    for step in range(0, steps, every):
+        bad = step >= crash
+        yield (
+            step,
+            {
+                "actor/entropy": math.nan if bad else 0.5 - step * 1e-3,
+                "actor/grad_norm": math.nan if bad else 1.0,
+                "actor/pg_loss": math.nan if bad else 0.01,
+                "critic/score/mean": -1.0 if bad else 0.4,
+            },
+        )
+
+
+def console(path, **kwargs):
+    lines = [
+        f"(TaskRunner pid=7) step:{step} - " + " - ".join(f"{k}:{v}" for k, v in metrics.items())
+        for step, metrics in rows(**kwargs)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_crash_is_found_at_its_step(tmp_path):
+    """Format sniffed, onset and alarm where they belong, healthy before."""
+    report = rlwatch.scan(console(tmp_path / "train.log"))
+
+    assert not report.ok
+    assert (report.steps, report.metrics) == (
+        60,
+        ("loss/policy", "optim/grad_norm", "policy/entropy", "reward/mean"),
+    )
+    first = report.findings[0]
+    assert (first.kind, first.severity.value, first.onset_step) == ("nonfinite", "critical", 40)
+    assert (report.alarms[0].step, report.alarms[0].kind, report.alarms[0].severity.value) == (
+        40,
+        "nonfinite",
+        "critical",
+    )
+
+
+def test_a_healthy_log_is_ok_and_silent(tmp_path):
+    """Nothing to say is a good answer."""
+    report = rlwatch.scan(console(tmp_path / "train.log", crash=1000))
+
+    assert report.ok
+    assert report.findings == report.alarms == ()
+
+
+def test_the_report_is_the_object_scripts_read(tmp_path):
+    """Keys of the documented JSON, parts that are not built say why."""
+    report = rlwatch.scan(console(tmp_path / "train.log")).to_dict()
+
+    assert {"source", "format", "steps", "metrics", "findings", "alarms", "forecast", "not_run", "diagnosis"} <= set(
+        report
+    )
+    assert {"detector", "kind", "severity", "onset_step", "step", "message", "evidence"} <= set(report["findings"][0])
+    assert {"step", "kind", "severity", "reason"} <= set(report["alarms"][0])
+    assert report["forecast"] == report["diagnosis"] == ()
+    assert {"forecast", "diagnosis", "mismatch_growth"} <= {part["name"] for part in report["not_run"]}
+
+
+def test_a_coarse_log_is_judged_too(tmp_path):
+    """One row every ten steps, as TRL logs by default."""
+    report = rlwatch.scan(console(tmp_path / "train.log", steps=400, crash=300, every=10))
+
+    assert report.findings[0].onset_step == 300
+
+
+def test_a_log_of_several_runs_asks_which_one(tmp_path):
+    """And names them; scan_all takes them all."""
+    path = tmp_path / "runs.csv"
+    lines = ["run_id,step,metric,value"]
+    for run, crash in (("good", 1000), ("bad", 30)):
+        lines += [f"{run},{step},{name},{value}" for step, m in rows(crash=crash) for name, value in m.items()]
+    path.write_text("\n".join(lines) + "\n")
+
+    with pytest.raises(ImportFormatError, match="'good', 'bad'"):
+        rlwatch.scan(path)
+    assert rlwatch.scan(path, run="good").ok
+    assert {report.run: report.ok for report in scan_all(path)} == {"good": True, "bad": False}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "empty"), ("hello\nworld\n", "train.log"), ("step:1 - my/own:0.5\n", "my/own")],
+)
+def test_what_cannot_be_judged_is_one_clear_error(tmp_path, content, message):
+    """Empty, unknown, without any known metric."""
+    path = tmp_path / "train.log"
+    path.write_text(content)
+
+    with pytest.raises(ImportFormatError, match=message):
+        rlwatch.scan(path)
+
+
+def test_a_missing_log_is_one_clear_error(tmp_path):
+    """Not a traceback."""
+    with pytest.raises(ImportFormatError, match="no-such"):
+        rlwatch.scan(tmp_path / "no-such.log")
+
+
+def test_a_live_run_and_the_scan_of_its_rows_say_the_same(tmp_path):
+    """The reason a scan can be trusted, with a real store in between."""
+    with rlwatch.init(store=str(tmp_path / "runs"), source="verl", run_id="live") as run:
+        for step, metrics in rows():
+            run.log(metrics, step=step)
+    store = open_store(str(tmp_path / "runs"))
+
+    report = rlwatch.scan(store.records("live"), source="verl")
+
+    assert [(f.kind, f.severity, f.step, f.message) for f in report.findings] == [
+        (f.kind, f.severity, f.step, f.message) for f in store.findings("live")
+    ]
+    assert report.findings
+
+
+def test_a_resumed_log_is_judged_along_its_last_branch(tmp_path):
+    """Attempt 1 crashed at 40 and is forgotten by attempt 2, which resumed from 20 and was fine."""
+    path = tmp_path / "log.jsonl"
+    lines = [json.dumps({"step": step, "data": metrics}) for step, metrics in rows(steps=50)]
+    lines += [
+        json.dumps({"step": step, "data": metrics}) for step, metrics in rows(steps=120, crash=1000) if step >= 20
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+    report = rlwatch.scan(path)
+
+    assert {(f.kind, f.attempt) for f in report.findings} == {("nonfinite", 1)}
+
+
+def test_a_branch_follows_each_attempt_to_where_the_next_began():
+    """Attempt 3 resumed before attempt 2 began: of attempt 1 only what lies below."""
+    steps = {1: range(10), 2: range(5, 12), 3: range(3, 6)}
+    records = [StepRecord(s, {"m": 0.0}, attempt=a) for a, span in steps.items() for s in span]
+
+    assert [(r.attempt, r.step) for r in branch(records, 3, 3)] == [(1, 0), (1, 1), (1, 2)]
+    assert [(r.attempt, r.step) for r in branch(records, 2, 5)] == [(1, s) for s in range(5)]
