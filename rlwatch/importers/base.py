@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.lines import Segment, Segments, blocks
+from rlwatch.importers.lines import UTF16, Segment, Segments, blocks
 from rlwatch.records import JSON, StepRecord
 
 
@@ -149,6 +149,8 @@ class LineImporter:
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
     weight: ClassVar[float] = 0.9
+    marks: ClassVar[tuple[bytes, ...]] = (b"",)
+    """One of these is in every log of the format: what lacks them all need not be parsed to be refused."""
 
     def parser(self, path: str) -> LineParser:
         """A fresh parser."""
@@ -166,6 +168,8 @@ class LineImporter:
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
         """Sure as soon as its own parser finds its mark in ``head``."""
+        if not any(mark in head for mark in self.marks) and not head.startswith(UTF16):
+            return Verdict(0.0, f"no {self.expects}")
         parser, segments = self.parser(str(path)), Segments()
         try:
             for segment in segments.feed(head) + segments.finish():

@@ -23,6 +23,8 @@ _SEPARATORS = ",;\t"
 
 def _cells(text: str, separator: str) -> list[str]:
     """The cells of one line; none if it cannot be CSV (the csv module refuses cells over 128 KiB)."""
+    if '"' not in text:
+        return [cell.strip() for cell in text.split(separator)]
     try:
         return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
     except csv.Error:
@@ -37,6 +39,7 @@ class TableParser(LineParser):
         self._columns: list[str] | None = None
         self._separator = ","
         self._run = self._step = -1
+        self._last = ("", 0)  # a step as written and as read: most lines repeat that of the line before
 
     def feed(self, segment: Segment) -> Iterator[Row]:
         """The rows that one line completes."""
@@ -67,11 +70,13 @@ class TableParser(LineParser):
 
     def _place(self, cells: list[str], line: int) -> tuple[str, int]:
         """Run and step of a line."""
-        try:
-            step = step_of(cells[self._step])
-        except ValueError as error:
-            raise ImportFormatError(self.path, f"{error}; correct or remove this line", line) from None
-        return (cells[self._run] if self._run >= 0 else ""), step
+        text = cells[self._step]
+        if text != self._last[0] or not text:
+            try:
+                self._last = (text, step_of(text))
+            except ValueError as error:
+                raise ImportFormatError(self.path, f"{error}; correct or remove this line", line) from None
+        return (cells[self._run] if self._run >= 0 else ""), self._last[1]
 
     def _number(self, text: str, name: str, line: int) -> float | None:
         value = number(text) if text else None

@@ -20,6 +20,8 @@ class Follower(Protocol):
     """Gives the rows that came since the last time."""
 
     parser: LineParser
+    problem: str
+    """Why the file cannot be read at the moment; empty if it can."""
 
     def poll(self) -> list[Row]:
         """New rows; none if the file has not changed or is gone for a moment."""
@@ -40,6 +42,7 @@ class LineFollower:
 
     def __init__(self, path: Path, importer: Importer, restarted: Callable[[], None]) -> None:
         self._path, self._importer, self._restarted = path, importer, restarted
+        self.problem = ""
         self._file: IO[bytes] | None = None
         self._fresh()
 
@@ -51,15 +54,15 @@ class LineFollower:
 
     def poll(self) -> list[Row]:
         """Rows of the lines completed since the last poll."""
+        rows: list[Row] = []
         with contextlib.suppress(FileNotFoundError):  # between the two halves of a rotation
-            rows = self._appended()
+            rows += self._appended()
             while self._replaced():
                 rows += self._rest()
                 self._let_go()
                 self._fresh()
                 rows += self._appended()
-            return rows
-        return []
+        return rows
 
     def close(self) -> list[Row]:
         """The unterminated last line and whatever the parser held back."""
@@ -113,7 +116,7 @@ class LineFollower:
 class WholeFollower:
     """Reads the whole file again when it has changed, and gives the rows that differ from the last reading.
 
-    A file that cannot be read (half-written) is left for the next time; ``problem`` says why.
+    A file that cannot be read (half-written) is left for the next time.
     """
 
     def __init__(self, path: Path, importer: Importer) -> None:

@@ -97,6 +97,7 @@ class VerlJsonLines(LineImporter):
     expects: ClassVar[str] = 'JSON line {"step": N, "data": {...}}'
     source: ClassVar[str] = "verl"
     weight: ClassVar[float] = 0.95
+    marks: ClassVar[tuple[bytes, ...]] = (b'"data"',)
 
     def parser(self, path: str) -> VerlJsonLinesParser:
         """A fresh parser."""
@@ -108,6 +109,7 @@ class FlatJsonLines(LineImporter):
 
     name: ClassVar[str] = "jsonl"
     expects: ClassVar[str] = 'JSON line {"step": N, "name": value, ...}'
+    marks: ClassVar[tuple[bytes, ...]] = (b"{",)
 
     def parser(self, path: str) -> FlatJsonLinesParser:
         """A fresh parser."""

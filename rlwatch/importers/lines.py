@@ -12,21 +12,20 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 from rlwatch.errors import ImportFormatError
 
 BLOCK = 1 << 20
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _GZIP = b"\x1f\x8b"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _RAY = re.compile(r"^\s*\((?:[^()]*\s)?pid=\d+(?:,[^()]*)?\)\s?")
 _WRAPPED = re.compile(r'^[\[,]?\s*\{"(?:stream_name|log)":')
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Text between two line ends (CR or LF), without colours; ``line`` is the physical line, from 1."""
 
     line: int
@@ -35,7 +34,8 @@ class Segment:
 
 def plain(text: str) -> str:
     """``text`` without terminal control sequences and NUL bytes."""
-    text = text.replace("\x00", "")
+    if "\x00" in text:
+        text = text.replace("\x00", "")
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
@@ -49,24 +49,27 @@ def without_prefix(text: str) -> str:
 
 
 class _Splitter:
-    """Text in, segments out; keeps the unfinished end."""
+    """Text in, (line, text) between line ends out; keeps the unfinished end."""
 
     def __init__(self) -> None:
-        self.rest = ""
+        self._rest = ""
 
-    def feed(self, text: str, line: int) -> tuple[list[Segment], int]:
-        """Segments that ``text`` completes and the number of line feeds in it."""
-        found: list[Segment] = []
-        *whole, last = (self.rest + text).split("\n")
-        for offset, physical in enumerate(whole):
-            found += [Segment(line + offset, piece) for piece in physical.split("\r") if piece]
-        *pieces, self.rest = last.split("\r")
-        found += [Segment(line + len(whole), piece) for piece in pieces if piece]
+    def feed(self, text: str, line: int) -> tuple[list[tuple[int, str]], int]:
+        """What ``text``, beginning at ``line``, completes; and the number of line feeds in it."""
+        *whole, last = (self._rest + text).split("\n")
+        *pieces, self._rest = last.split("\r")
+        found: list[tuple[int, str]] = []
+        for number, physical in enumerate(whole, line):
+            if "\r" in physical:
+                found += [(number, piece) for piece in physical.split("\r")]
+            else:
+                found.append((number, physical))
+        found += [(line + len(whole), piece) for piece in pieces]
         return found, len(whole)
 
-    def finish(self, line: int) -> list[Segment]:
-        rest, self.rest = self.rest, ""
-        return [Segment(line, rest)] if rest else []
+    def finish(self, line: int) -> list[tuple[int, str]]:
+        rest, self._rest = self._rest, ""
+        return [(line, rest)]
 
 
 class Segments:
@@ -89,38 +92,44 @@ class Segments:
     def finish(self) -> list[Segment]:
         """The last, unterminated segment, if any."""
         found = self._split(self._decode(b"", final=True))
-        found += self._cleaned(self._outer.finish(self._line))
-        return found + [Segment(s.line, plain(s.text)) for s in self._inner.finish(self._line)]
+        found += self._unwrapped(self._outer.finish(self._line))
+        return found + _segments(self._inner.finish(self._line))
 
     def _decode(self, data: bytes, *, final: bool) -> str:
         if self._decoder is None:
             self._head += data
             if len(self._head) < 2 and not final:
                 return ""
-            utf16 = self._head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            self._decoder = codecs.getincrementaldecoder("utf-16" if utf16 else "utf-8-sig")("replace")
+            encoding = "utf-16" if self._head.startswith(UTF16) else "utf-8-sig"
+            self._decoder = codecs.getincrementaldecoder(encoding)("replace")
             data = self._head
         return self._decoder.decode(data, final)
 
     def _split(self, text: str) -> list[Segment]:
         found, feeds = self._outer.feed(text, self._line)
         self._line += feeds
-        return self._cleaned(found)
+        return self._unwrapped(found)
 
-    def _cleaned(self, found: list[Segment]) -> list[Segment]:
-        out: list[Segment] = []
-        for segment in found:
-            inner = _unwrap(segment.text) if _WRAPPED.match(segment.text) else None
-            pieces = [segment] if inner is None else self._inner.feed(inner, segment.line)[0]
-            for piece in pieces:
-                text = plain(piece.text)
-                if text and not text.isspace():
-                    out.append(Segment(segment.line, text))
-        return out
+    def _unwrapped(self, found: list[tuple[int, str]]) -> list[Segment]:
+        plain_ones: list[tuple[int, str]] = []
+        for line, text in found:
+            inner = _unwrap(text) if '{"' in text[:4] else None
+            if inner is None:
+                plain_ones.append((line, text))
+            else:
+                plain_ones += [(line, piece) for _, piece in self._inner.feed(inner, line)[0]]
+        return _segments(plain_ones)
+
+
+def _segments(found: list[tuple[int, str]]) -> list[Segment]:
+    """Segments of what is not blank."""
+    return [Segment(line, text) for line, raw in found if (text := plain(raw)) and not text.isspace()]
 
 
 def _unwrap(text: str) -> str | None:
-    """What a wrapped line carried, or None if it is not wrapped after all."""
+    """What a wrapped line carried, or None if it is not wrapped."""
+    if not _WRAPPED.match(text):
+        return None
     try:
         entry = json.loads(text.strip().strip("[],"))
     except ValueError:

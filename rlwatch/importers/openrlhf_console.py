@@ -45,6 +45,7 @@ class OpenRlhfConsole(LineImporter):
     expects: ClassVar[str] = "line 'Global step N: {...}'"
     source: ClassVar[str] = "openrlhf"
     anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"Global step ",)
 
     def parser(self, path: str) -> OpenRlhfConsoleParser:
         """A fresh parser."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from rlwatch.errors import ImportFormatError
@@ -9,7 +10,7 @@ from rlwatch.importers.assemble import RunAssembly
 from rlwatch.importers.base import Importer, LineImporter, Row, Skipped
 from rlwatch.importers.follow import Follower, LineFollower, WholeFollower
 from rlwatch.importers.lines import is_packed, open_log
-from rlwatch.importers.registry import WINDOW, named, readable, recognise, run_name
+from rlwatch.importers.registry import WINDOW, named, readable, recognise, refuse_binary, run_name
 from rlwatch.importers.source import source_of
 from rlwatch.records import StepRecord
 
@@ -40,6 +41,7 @@ class LogTail:
         self._wanted = run
         self._run = run
         self._scanned = 0
+        self._problem = "the file is empty"
         self._assembly = RunAssembly()
         self._follower: Follower | None = None
         self._importer: Importer | None = None
@@ -66,18 +68,22 @@ class LogTail:
         """How the log is read."""
         return self._follower.parser.notes() if self._follower else ()
 
+    @property
+    def problem(self) -> str:
+        """Why nothing can be read at the moment, as far as that may still change; else empty."""
+        return self._problem if self._follower is None else self._follower.problem
+
     def poll(self) -> list[StepRecord]:
         """The records that were completed since the last poll, in order; never waits."""
-        if self._follower is None:
-            importer = self._recognised()
-            if importer is None:
-                return []
-            self._follow(importer)
+        self._recognise(final=False)
         return self._records(self._follower.poll() if self._follower else [])
 
     def close(self) -> list[StepRecord]:
         """The records still held back for output that will not come. Lets go of the file."""
-        return self._records(self._follower.close() if self._follower else [])
+        self._recognise(final=True)
+        if self._follower is None:
+            return []
+        return self._records(self._follower.poll() + self._follower.close())
 
     def _follow(self, importer: Importer) -> None:
         self._importer = importer
@@ -86,24 +92,27 @@ class LogTail:
         else:
             self._follower = WholeFollower(self.path, importer)
 
-    def _recognised(self) -> Importer | None:
-        """The importer, asked of each piece of the log once: a long preamble is not read again at every poll."""
-        try:
-            with open_log(self.path) as stream:
-                beginning = self._scanned == 0
+    def _recognise(self, *, final: bool) -> None:
+        """Ask the importers of each piece of the log once: a long preamble is not read again at every poll.
+
+        Of a line still being written they are asked only when it is ``final``.
+        """
+        if self._follower is not None:
+            return
+        with contextlib.suppress(FileNotFoundError, EOFError), open_log(self.path) as stream:
+            stream.seek(self._scanned)
+            while window := stream.read(WINDOW):
+                if self._scanned == 0:
+                    refuse_binary(window, self.path)
+                whole = len(window) == WINDOW
+                seen = window if whole or final else window[: _last_line_end(window)]
+                importer, self._problem = recognise(seen, self.path, beginning=self._scanned == 0)
+                if importer is not None:
+                    self._follow(importer)
+                if importer is not None or not whole:
+                    return
+                self._scanned += WINDOW // 2
                 stream.seek(self._scanned)
-                while window := stream.read(WINDOW):
-                    importer, _ = recognise(window, self.path, beginning=beginning)
-                    if importer is not None:
-                        return importer
-                    if len(window) < WINDOW:
-                        break
-                    self._scanned += WINDOW // 2
-                    stream.seek(self._scanned)
-                    beginning = False
-        except (FileNotFoundError, EOFError):
-            return None
-        return None
 
     def _records(self, rows: list[Row]) -> list[StepRecord]:
         return [self._assembly.record(row) for row in rows if self._mine(row)]
@@ -117,3 +126,7 @@ class LogTail:
                 raise ImportFormatError(str(self.path), problem, row.line or None)
             self._run = self.name = row.run
         return row.run == self._wanted or self._wanted is None
+
+
+def _last_line_end(window: bytes) -> int:
+    return max(window.rfind(b"\n"), window.rfind(b"\r")) + 1

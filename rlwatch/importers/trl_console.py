@@ -44,7 +44,7 @@ class TrlConsoleParser(LineParser):
         if "logging_steps" in text and self._clock.pace is None and (match := _PACE.search(text)):
             self._clock.pace = int(match.group(1)) or None
         text = without_prefix(text)
-        found = self._found(text) if "':" in text or '":' in text or "%|" in text else []
+        found = self._found(text)
         beside: Bar | None = None
         for thing in found:
             if isinstance(thing, Bar):
@@ -59,9 +59,11 @@ class TrlConsoleParser(LineParser):
 
     def _found(self, text: str) -> list[Bar | DictRow]:
         """The trainer's bars and rows in ``text``, left to right."""
-        rows = [] if _OPENRLHF.search(text) else [row for row in dict_rows(text) if _is_trainers(row.items)]
-        found: list[Bar | DictRow] = [*rows, *(bar for bar in bars(text) if bar.may_count_steps)]
-        return sorted(found, key=lambda thing: thing.start)
+        found: list[Bar | DictRow] = [bar for bar in bars(text) if bar.may_count_steps] if "%|" in text else []
+        if ("'" in text or '"' in text) and ":" in text and not _OPENRLHF.search(text):
+            found += [row for row in dict_rows(text) if _is_trainers(row.items)]
+            found.sort(key=lambda thing: thing.start)
+        return found
 
     def _dict(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[Row]:
         self.recognised = True
@@ -129,6 +131,7 @@ class TrlConsole(LineImporter):
     expects: ClassVar[str] = "row {'loss': ..., 'epoch': ...} of HF's Trainer"
     source: ClassVar[str] = "trl"
     anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"'", b'"')
     weight: ClassVar[float] = 0.8
 
     def parser(self, path: str) -> TrlConsoleParser:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rlwatch.importers.lines import UTF16
+
 _EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
 _UNPACK = "unpack it first"
 _MAGIC: tuple[tuple[bytes, str, str], ...] = (
@@ -55,4 +57,4 @@ def is_binary(head: bytes) -> bool:
 
     NUL bytes at the end are what a machine that lost power leaves in a text file.
     """
-    return b"\x00" in head.rstrip(b"\x00")[:4096] and not head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return b"\x00" in head.rstrip(b"\x00")[:4096] and not head.startswith(UTF16)

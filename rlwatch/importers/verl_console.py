@@ -39,6 +39,8 @@ class VerlConsoleParser(LineParser):
 
     def feed(self, segment: Segment) -> list[Row]:
         """Rows of every ``step:N -`` in ``segment``, or of the continuation of the last one."""
+        if self._step is None and "step:" not in segment.text:
+            return []
         text = without_prefix(segment.text)
         starts = list(_STEP.finditer(text))
         if not starts:
@@ -122,6 +124,7 @@ class VerlConsole(LineImporter):
     expects: ClassVar[str] = "line 'step:N - name:value - ...'"
     source: ClassVar[str] = "verl"
     anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"step:",)
 
     def parser(self, path: str) -> VerlConsoleParser:
         """A fresh parser."""
