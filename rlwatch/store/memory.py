@@ -6,15 +6,15 @@ A name means one set of runs for the whole process, however often it is opened, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import RunLockedError, RunNotFoundError
-from rlwatch.ports import Item, RunWriter
-from rlwatch.records import Finding, RunInfo
+from rlwatch.ports import RunWriter
+from rlwatch.records import RunInfo
 from rlwatch.store.base import check_run_id
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.appender import Appender
@@ -66,16 +66,20 @@ class MemoryStore(RunTables, ControlTables):
         """Create the run, or begin its next attempt."""
         check_run_id(run.run_id)
         with self._place.lock, explained(self.url):
-            held = self._place.runs.get(run.run_id) or _Run()
-            if held.writer is not None:
+            held = self._place.runs.get(run.run_id)
+            if held is not None and held.writer is not None:
                 raise RunLockedError(
                     f"run {run.run_id!r} of {self.url} already has a writer in this process; "
                     "close it first, or give this run another run_id"
                 )
-            migrate(held.tables, schema.RUN, self.url)
-            writer = _MemoryWriter(held, runrow.begin(held.tables, run, self._clock.now()), self._place.lock)
-            self._place.runs[run.run_id] = held
-            return writer
+            if held is None:
+                held = _Run()
+                migrate(held.tables, schema.RUN, self.url)
+                begun = runrow.create(held.tables, run, self._clock.now())
+                self._place.runs[run.run_id] = held
+            else:
+                begun = runrow.resume(held.tables, run, self._clock.now())
+            return _MemoryWriter(held, begun, self._place.lock)
 
     def close(self) -> None:
         """The runs stay: another ``open_store`` of this name finds them."""
@@ -118,9 +122,6 @@ class _MemoryWriter(Appender):
         super().__init__(held.tables, run, f"run {run.run_id!r} in memory", guard=lock)
         self._held = held
         held.writer = self
-
-    def write(self, items: Sequence[Item | Finding]) -> None:
-        super().write(items)
 
     def close(self) -> None:
         """Let the run go; idempotent."""

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rlwatch.ports import Item, Store
 from rlwatch.records import Event, StepRecord
-from rlwatch.testing.store_hooks import StoreHooks, fill, steps
-from rlwatch.testing.store_values_contract import new_run
+from rlwatch.testing.store_hooks import StoreHooks, fill, new_run, steps
 
 _spans = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=5)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
 
 from rlwatch.ports import Item, Store
 from rlwatch.records import Alert, AlertState, Command, Finding, OutboxMessage, RunInfo, RunState, Severity, StepRecord
 from rlwatch.store.url import open_store
+
+_numbers = count()
 
 
 class StoreHooks:
@@ -22,6 +25,11 @@ class StoreHooks:
     def reopen(self, store: Store) -> Store:
         """The same store as another process would see it."""
         return open_store(store.url)
+
+
+def new_run() -> str:
+    """A run id not given before in this process: examples of one property share a store."""
+    return f"run{next(_numbers)}"
 
 
 def fill(store: Store, items: Sequence[Item | Finding] = (), run_id: str = "run", *, finish: bool = False) -> RunInfo:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlwatch.ports import Store
 from rlwatch.records import Command, Event, Finding, RunInfo, Severity, SpikeBatch, StepRecord
-from rlwatch.testing.store_hooks import StoreHooks, alert, fill, message
+from rlwatch.testing.store_hooks import StoreHooks, alert, fill, message, new_run
 
 ODD = [math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 5e-324, 1.7976931348623157e308, 0.1, 1e-7]
 _any_float = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from(ODD)
@@ -33,7 +32,6 @@ _shared = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
-_numbers = count()
 
 
 def _bits(value: float) -> bytes:
@@ -42,10 +40,6 @@ def _bits(value: float) -> bytes:
 
 def _text(value: Any) -> str:
     return json.dumps(value)  # tells NaN from null and -0.0 from 0.0, which == does not
-
-
-def new_run() -> str:
-    return f"run{next(_numbers)}"
 
 
 class ValuesContract(StoreHooks):

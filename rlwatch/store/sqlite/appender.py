@@ -25,7 +25,7 @@ class Appender:
     db
         Open connection to the run's tables, in autocommit mode.
     run
-        The run as :func:`rlwatch.store.sqlite.runrow.begin` returned it.
+        The run as ``create`` or ``resume`` of :mod:`rlwatch.store.sqlite.runrow` returned it.
     where
         What to call the place in errors.
     guard

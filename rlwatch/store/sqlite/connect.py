@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from rlwatch.errors import StoreError
 from rlwatch.store.sqlite import schema
-from rlwatch.store.sqlite.layout import RunFiles, touch_private
+from rlwatch.store.sqlite.layout import RunFiles, is_there, size_of, touch_private
 from rlwatch.store.sqlite.migrations import check_readable, migrate, version_of
 from rlwatch.store.sqlite.problems import explained
 
@@ -67,11 +67,14 @@ def reading_immutable(files: RunFiles) -> Iterator[sqlite3.Connection]:
 @contextlib.contextmanager
 def control(files: RunFiles, timeout_s: float) -> Iterator[sqlite3.Connection | None]:
     """``control.db``, or None if there is none yet. Waits ``timeout_s`` for another process, then is busy."""
-    if not files.control.exists():
+    if not is_there(files.control):
         yield None
         return
     with explained(str(files.control)), contextlib.closing(_connect(files.control, "rw", timeout_s)) as db:
-        yield db if version_of(db) else None
+        made = version_of(db) > 0
+        if made:
+            migrate(db, schema.CONTROL, str(files.control))
+        yield db if made else None
 
 
 @contextlib.contextmanager
@@ -113,7 +116,7 @@ def _snapshot(path: Path, options: str) -> sqlite3.Connection:
 @contextlib.contextmanager
 def _without_side_files(files: RunFiles) -> Iterator[sqlite3.Connection]:
     """For directories where the log's index cannot be made; nobody writes there, or it would exist."""
-    if not (files.wal.exists() and files.wal.stat().st_size):
+    if not size_of(files.wal):
         with contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
             yield db
         return

@@ -75,7 +75,7 @@ class FileStore(RunTables, ControlTables):
         return connect.reading(layout.existing_files(self.root, run_id))
 
     def _controlled(self) -> list[str]:
-        return [run_id for run_id in self._run_ids() if (self.root / run_id / "control.db").exists()]
+        return [run_id for run_id in self._run_ids() if layout.is_there(self.root / run_id / "control.db")]
 
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
         return connect.control(layout.existing_files(self.root, run_id), self._control_timeout_s)

@@ -28,8 +28,8 @@ def belongs_here(thing: ForkAware) -> None:
 def keep_forever(db: sqlite3.Connection) -> None:
     """Never close ``db``, not even when the interpreter ends.
 
-    An inherited connection must not be closed by the child: if the parent has died and another process has
-    gone on with the file, SQLite's clean-up of the old log would overwrite newer pages.
+    Closing an inherited connection rolls back what the parent is in the middle of writing, in the log's index
+    that both share in memory: the parent's file is damaged from then on.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
 

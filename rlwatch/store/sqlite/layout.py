@@ -58,7 +58,7 @@ def existing_files(root: Path, run_id: str) -> RunFiles:
         files = files_of(root, run_id)
     except StoreError as error:
         raise RunNotFoundError(f"no such run in {root}: {error}") from error
-    if not files.run.exists():
+    if not is_there(files.run):
         raise RunNotFoundError(f"no run {run_id!r} in {root}; `rlwatch runs` lists what there is")
     return files
 
@@ -72,13 +72,32 @@ def run_ids(root: Path) -> list[str]:
         return []
     except OSError as error:
         raise StoreError(f"cannot list {root} ({error.strerror}); check its permissions") from error
-    return sorted(name for name in names if (root / name / "run.db").exists())
+    return sorted(name for name in names if is_there(root / name / "run.db"))
+
+
+def is_there(path: Path) -> bool:
+    """Whether the file exists, or may: what we are not allowed to look at is for the reader to explain."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def changed_at(path: Path) -> int:
     """When the file last changed, in nanoseconds; 0 if it is not there."""
     try:
         return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def size_of(path: Path) -> int:
+    """Bytes in the file; 0 if it is not there, or out of our sight."""
+    try:
+        return path.stat().st_size
     except OSError:
         return 0
 

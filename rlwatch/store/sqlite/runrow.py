@@ -43,18 +43,16 @@ def load(db: sqlite3.Connection, run_id: str) -> RunInfo:
     )
 
 
-def begin(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
-    """Create the run or begin its next attempt; returns it as it now stands."""
+def create(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
+    """Begin the first attempt; returns the run as it now stands."""
     with transaction(db):
-        known = db.execute("SELECT count(*) FROM run").fetchone()[0]
-        begun = _resumed(db, load(db, run.run_id), run) if known else _created(run, now)
-        begun = replace(begun, state=RunState.RUNNING, state_reason="", heartbeat_at=now)
-        _save(db, begun)
-        db.execute(
-            "INSERT INTO attempt (attempt, started_at, first_seq, host, pid, config) VALUES (?, ?, ?, ?, ?, ?)",
-            (begun.attempt, now, last_seq(db) + 1, plain(run.host), run.pid, dumps(run.config)),
-        )
-        return load(db, run.run_id)
+        return _begin(db, replace(run, created_at=run.created_at or now, attempt=max(1, run.attempt)), run, now)
+
+
+def resume(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
+    """Begin the next attempt; returns the run as it now stands."""
+    with transaction(db):
+        return _begin(db, _resumed(db, load(db, run.run_id), run), run, now)
 
 
 def last_seq(db: sqlite3.Connection) -> int:
@@ -73,8 +71,13 @@ def end(db: sqlite3.Connection, state: RunState, reason: str, now: float) -> Non
     db.execute("UPDATE run SET state = ?, state_reason = ?, heartbeat_at = ?", (state.value, plain(reason), now))
 
 
-def _created(run: RunInfo, now: float) -> RunInfo:
-    return replace(run, created_at=run.created_at or now, attempt=max(1, run.attempt))
+def _begin(db: sqlite3.Connection, run: RunInfo, given: RunInfo, now: float) -> RunInfo:
+    _save(db, replace(run, state=RunState.RUNNING, state_reason="", heartbeat_at=now))
+    db.execute(
+        "INSERT INTO attempt (attempt, started_at, first_seq, host, pid, config) VALUES (?, ?, ?, ?, ?, ?)",
+        (run.attempt, now, last_seq(db) + 1, plain(given.host), given.pid, dumps(given.config)),
+    )
+    return load(db, run.run_id)
 
 
 def _resumed(db: sqlite3.Connection, old: RunInfo, new: RunInfo) -> RunInfo:

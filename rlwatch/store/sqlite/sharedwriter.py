@@ -42,9 +42,9 @@ class SharedWriter(FileWriter):
         self._shared_lock.release()
 
     def _publish(self, now: float) -> None:
-        self._published_at = now
         if self._db is not None:
             publish(self._db, self._local, self._shared)
+        self._published_at = now
 
 
 def open_shared(local: RunFiles, shared: RunFiles, run: RunInfo, now: float) -> SharedWriter:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,21 +80,17 @@ def open_files(
 ) -> _Writer:
     """Take the lock, call ``before``, then create the run or begin its next attempt."""
     make_private(files.directory)
-    lock = RunLock(files.lock)
-    try:
+    with ExitStack() as undo:
+        lock = RunLock(files.lock)
+        undo.callback(lock.release)
         if before is not None:
             before()
-        if files.run.exists():
-            db = open_writer(files.run)
-            with explained(str(files.run)):
-                begun = runrow.begin(db, run, now)
-        else:
-            begun = _create(files, run, now)
-            db = open_writer(files.run)
-        return made(files, lock, db, begun)
-    except BaseException:
-        lock.release()
-        raise
+        begun = None if files.run.exists() else _create(files, run, now)
+        db = undo.enter_context(closing(open_writer(files.run)))
+        with explained(str(files.run)):
+            writer = made(files, lock, db, begun or runrow.resume(db, run, now))
+        undo.pop_all()
+        return writer
 
 
 def _create(files: RunFiles, run: RunInfo, now: float) -> RunInfo:
@@ -105,17 +101,18 @@ def _create(files: RunFiles, run: RunInfo, now: float) -> RunInfo:
     with explained(str(files.unborn)), closing(sqlite3.connect(files.unborn, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         migrate(db, schema.RUN, str(files.unborn))
-        begun = runrow.begin(db, run, now)
+        begun = runrow.create(db, run, now)
     with writing_to(files.run):
         files.unborn.rename(files.run)
     return begun
 
 
 def _leave_wal(db: sqlite3.Connection, where: str) -> None:
+    """Bring the log into the file and do without one from here on, which takes a moment without readers."""
     deadline = time.monotonic() + _READERS_LEAVE_S
+    db.execute("PRAGMA busy_timeout = 0")
     while True:
         try:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             db.execute("PRAGMA journal_mode = DELETE").fetchall()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

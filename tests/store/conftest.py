@@ -1,0 +1,91 @@
+"""Child processes for the tests of the store: some die, some have fewer rights, some share a run."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_PRELUDE = """
+import os, resource, signal, sys, time
+from rlwatch.errors import *
+from rlwatch.records import *
+from rlwatch.store.url import open_store
+import rlwatch.store.memory, rlwatch.store.sqlite.filestore, rlwatch.store.sqlite.sharedstore, numpy.lib.format
+
+def records(*steps, **rest):
+    return [StepRecord(step, {"kl": step / 10}, **rest) for step in steps]
+
+def become_nobody():
+    if os.getuid() == 0:  # root may write anywhere: tests of missing rights need another user
+        os.setgid(65534)
+        os.setuid(65534)
+
+"""
+Child = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    """``child(code, *args)`` starts Python on ``code``, which finds the store's names imported."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *args: object) -> "subprocess.Popen[str]":
+        environment = os.environ | {"PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", _PRELUDE + code, *map(str, args)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+
+
+@pytest.fixture
+def run_child(child: Child) -> Callable[..., str]:
+    """The same, waiting for the end; returns what it printed and fails with its traceback if it failed."""
+
+    def run(code: str, *args: object) -> str:
+        process = child(code, *args)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        return out.strip()
+
+    return run
+
+
+@pytest.fixture
+def open_dir() -> Iterator[Path]:
+    """A directory every user can enter (pytest's own are the owner's only)."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+        for directory, _, _ in os.walk(path):
+            Path(directory).chmod(0o755)
+
+
+@pytest.fixture
+def lock_away() -> Callable[[Path], None]:
+    """``lock_away(dir)``: readable by everyone in it, writable by no one but root."""
+
+    def away(directory: Path) -> None:
+        for path in [*directory.rglob("*"), directory]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+
+    return away
