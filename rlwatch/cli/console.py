@@ -50,7 +50,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title
     """A table without lines; a header that starts with ``>`` is aligned to the right."""
     table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for header in headers:
-        table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left")
+        right = header.startswith(">")
+        table.add_column(header.removeprefix(">"), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(cell) for cell in row))
     console = output()

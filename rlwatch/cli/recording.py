@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from rlwatch.alerts.rules import Rule
+from rlwatch.cli.importing import holds
+from rlwatch.cli.relived import Told, WriterOfNews
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.policy import Health
 from rlwatch.monitor.engine import Monitor, Outcome
@@ -86,7 +88,9 @@ class Recording:
         self._writer.close()
 
     def _begin(self) -> None:
-        self._writer: RunWriter = self._store.open_run(self._info)
+        told = Told(self._store, self._info.run_id) if holds(self._store, self._info.run_id) else None
+        opened = self._store.open_run(self._info)
+        self._writer: RunWriter = WriterOfNews(opened, told) if told else opened
         run = self._writer.run
         monitor = Monitor(
             run_id=run.run_id,
@@ -94,7 +98,9 @@ class Recording:
             rules=self._rules,
             history=lambda attempt, before: self._store.branch(run.run_id, attempt, before),
         )
-        self._sink = MonitorSink(monitor, self._writer, self._store, _nobody, self._tell)
+        tell = self._tell
+        on_outcome = (lambda outcome: tell(told.news(outcome))) if told else tell
+        self._sink = MonitorSink(monitor, self._writer, self._store, _nobody, on_outcome)
 
     def _let_go(self) -> None:
         self._sink.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,3 +52,33 @@ def write_log(path: Path, lines: list[dict[str, Any]]) -> Path:
     """A log as TRL prints it: one Python dictionary a line."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
+
+
+class Inbox:
+    """A webhook's receiver on this machine: keeps what it is sent; ``arrived`` is set by the first message."""
+
+    def __init__(self) -> None:
+        self.received: list[dict[str, Any]] = []
+        self.arrived = threading.Event()
+        inbox = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                inbox.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+                inbox.arrived.set()
+
+            def log_message(self, *arguments: object) -> None:
+                """Quiet."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_helpers import Invoke
+from cli_helpers import Inbox, Invoke
 from typer.testing import CliRunner, Result
 
 VARIABLES = ("RLWATCH_STORE", "RLWATCH_WEBHOOK_URL", "RLWATCH_WEBHOOK_SECRET", "RLWATCH_DEBUG", "RLWATCH_RUN_ID")
@@ -29,3 +30,12 @@ def invoke() -> Invoke:
         return CliRunner().invoke(app, [str(argument) for argument in arguments], env=env)
 
     return run
+
+
+@pytest.fixture
+def inbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbox]:
+    """The receiver of the webhook that the environment configures."""
+    receiver = Inbox()
+    monkeypatch.setenv("RLWATCH_WEBHOOK_URL", receiver.url)
+    yield receiver
+    receiver.close()

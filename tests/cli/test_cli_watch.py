@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import math
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import NOW, Invoke, record_run, write_log
+from cli_helpers import NOW, Inbox, Invoke, record_run, write_log
 
 import rlwatch
 from rlwatch.cli import watch_log, watch_store
@@ -88,8 +84,8 @@ def test_findings_do_not_depend_on_how_often_the_log_was_watched(tmp_path: Path,
         invoke("watch", pieces, "--once", "--store", tmp_path / "b")
 
     once, often = open_store(tmp_path / "a"), open_store(tmp_path / "b")
-    told = {(f.kind, f.severity, f.step, f.seq) for f in once.findings(log_id(whole))}
-    assert told == {(f.kind, f.severity, f.step, f.seq) for f in often.findings(log_id(pieces))}
+    told = [(f.kind, f.severity, f.step, f.seq) for f in once.findings(log_id(whole))]
+    assert told == [(f.kind, f.severity, f.step, f.seq) for f in often.findings(log_id(pieces))]
     assert told
     assert len(once.alerts()) == len(often.alerts()) == 1
 
@@ -222,38 +218,7 @@ def test_a_signal_ends_the_watch_tidily(end: signal.Signals, tmp_path: Path) -> 
     assert open_store(tmp_path / "runs").run(log_id(log)).state is RunState.FINISHED
 
 
-class Inbox(http.server.BaseHTTPRequestHandler):
-    """Keeps what it is sent."""
-
-    received: list[dict[str, Any]]
-
-    def do_POST(self) -> None:
-        self.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def inbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What the configured webhook received."""
-    received: list[dict[str, Any]] = []
-    handler = type("Handler", (Inbox,), {"received": received})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("RLWATCH_WEBHOOK_URL", f"http://127.0.0.1:{server.server_address[1]}/hook")
-    yield received
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_alerts_of_a_watched_log_reach_the_webhook_once(
-    inbox: list[dict[str, Any]], tmp_path: Path, invoke: Invoke
-) -> None:
+def test_alerts_of_a_watched_log_reach_the_webhook_once(inbox: Inbox, tmp_path: Path, invoke: Invoke) -> None:
     """Watching again tells nobody again."""
     log = write_log(tmp_path / "train.log", [*_rows(1, 60), *_rows(61, 70, BROKEN)])
 
@@ -261,7 +226,9 @@ def test_alerts_of_a_watched_log_reach_the_webhook_once(
     invoke("watch", log, "--once", "--store", tmp_path / "runs")
 
     assert "alerts 1 delivered" in first.stdout
-    assert [(m["event"], m["alert"]["kind"], m["run"]["id"]) for m in inbox] == [("firing", "nonfinite", log_id(log))]
+    assert [(m["event"], m["alert"]["kind"], m["run"]["id"]) for m in inbox.received] == [
+        ("firing", "nonfinite", log_id(log))
+    ]
 
 
 def _alert(run: str, state: AlertState = AlertState.FIRING, severity: Severity = Severity.CRITICAL) -> Alert:
@@ -273,7 +240,7 @@ def _message(run: str) -> OutboxMessage:
 
 
 def test_alerts_of_a_trainer_that_died_are_delivered_from_its_store(
-    inbox: list[dict[str, Any]], tmp_path: Path, invoke: Invoke
+    inbox: Inbox, tmp_path: Path, invoke: Invoke
 ) -> None:
     """Of every run; the exit code says that one is critical."""
     store = open_store(tmp_path / "runs")
@@ -284,7 +251,7 @@ def test_alerts_of_a_trainer_that_died_are_delivered_from_its_store(
     result = invoke("watch", tmp_path / "runs", "--once")
 
     assert result.exit_code == 1
-    assert len(inbox) == 2
+    assert len(inbox.received) == 2
     assert {message.status for message in store.outbox()} == {OutboxStatus.SENT}
     assert "alerts 2 delivered" in result.stdout
     assert "ALERT firing" in result.stdout
