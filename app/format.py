@@ -112,7 +112,7 @@ _KINDS = {
     "nonfinite": "NaN or Inf",
     "mismatch_growth": "engine mismatch growing",
     "grad_spike": "gradient spike",
-    "kl_saturation": "KL saturated, a reference reset is due",
+    "kl_saturation": "KL saturated",
     "kl_drift": "KL drift",
     "no_signal": "no learning signal",
 }

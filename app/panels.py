@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +16,19 @@ from .queries import canonical_names
 VITAL = frozenset({"reward/mean", "policy/entropy", "policy/kl_ref", "optim/grad_norm"})
 """Shown even when they do not move: a reward stuck at 0 is news."""
 
-MOST = 6
-"""Panels a family shows at first; the others are one click away."""
+TELLING = (
+    *("reward/mean", "reward/std", "reward/zero_std_frac"),
+    *("policy/entropy", "policy/entropy_p10", "policy/entropy_p90"),
+    *("policy/kl_ref", "ratio/clipfrac", "ratio/max", "policy/kl_old"),
+    *("optim/grad_norm", "loss/policy", "optim/lr"),
+    *("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/ess"),
+    *("len/mean", "len/clipped", "text/repetition"),
+    *("time/step", "rlwatch/dropped"),
+)
+"""What a person looks at first, in each family; the others follow in the table's order."""
+
+MOST = 3
+"""Panels a family shows at first; the others are one click away, unless something is wrong with them."""
 
 MOST_MORE = 30
 """Panels one click shows at most."""
@@ -57,25 +68,36 @@ class Section:
 
 
 def catalogue(names: Sequence[str], source: str) -> list[Panel]:
-    """Every metric once: known ones in the table's order, then the others by name."""
+    """Every metric once: known ones, the telling first, then the others by name."""
     canonical = canonical_names(names, source)
-    rank = {metric.name: place for place, metric in enumerate(TABLE)}
+    order = dict.fromkeys((*TELLING, *(metric.name for metric in TABLE)))
+    rank = {name: place for place, name in enumerate(order)}
     known = sorted((c for c in canonical if c in rank), key=rank.__getitem__)
     used = {canonical[name] for name in known}
     return [*(Panel(canonical[c], c) for c in known), *(Panel(name) for name in sorted(set(names) - used))]
 
 
-def sections(panels: Sequence[Panel], series: Mapping[str, Series], source: str) -> list[Section]:
-    """The panels by family; ``series`` holds the known metrics' (unknown ones go behind the click unread)."""
+def sections(
+    panels: Sequence[Panel], series: Mapping[str, Series], source: str, suspects: Collection[str] = ()
+) -> list[Section]:
+    """The panels by family; ``series`` holds the known metrics' (unknown ones go behind the click unread).
+
+    ``suspects`` are canonical metrics a finding speaks of: shown whatever their rank, like those that were
+    ever not finite.
+    """
     found = {family: Section(family) for family in Family}
     for panel in panels:
         section = found[family_of(panel.canonical or panel.name, source)]
         if not panel.canonical:
             section.more.append(panel)
-        elif (level := constant(series[panel.name])) is not None and panel.canonical not in VITAL:
+            continue
+        one, suspect = series[panel.name], panel.canonical in suspects
+        if (level := constant(one)) is not None and not suspect and panel.canonical not in VITAL:
             section.unchanging.append((panel.canonical, level))
+        elif suspect or len(section.shown) < MOST or not np.isfinite(one.values).all():
+            section.shown.append(panel)
         else:
-            (section.shown if len(section.shown) < MOST else section.more).append(panel)
+            section.more.append(panel)
     return [section for section in found.values() if section.shown or section.more or section.unchanging]
 
 

@@ -26,7 +26,8 @@ def show(run_id: str) -> None:
         if not catalogue:
             st.caption("No metric has been recorded yet.")
         canvas = _canvas(run, series, findings, marks_of(run_id, findings, series))
-        for shelf in panels.shelves(panels.sections(catalogue, series, run.source), COLUMNS):
+        suspects = {finding.metric for finding in findings}
+        for shelf in panels.shelves(panels.sections(catalogue, series, run.source, suspects), COLUMNS):
             canvas.shelf(shelf)
         history.findings(findings)
         history.events(events)
@@ -58,8 +59,11 @@ class _Canvas:
         for place, (section, width) in zip(places, shelf, strict=False):
             with place:
                 self._section(section, width)
-                if section.more and self._more_wanted(section):
-                    opened.append(section)
+                with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+                    if section.more and self._more_wanted(section):
+                        opened.append(section)
+                    if words := panels.unchanging_words(section):
+                        st.html(el("div", words, cls="rl-quiet"), width="content")
         for section in opened:
             self._more(section)
 
@@ -67,15 +71,13 @@ class _Canvas:
         st.html(el("div", section.family.value, cls="rl-family"))
         if section.shown:
             self._chart(section, section.shown, self.series, width)
-        if words := panels.unchanging_words(section):
-            st.html(el("div", words, cls="rl-quiet"))
 
     @staticmethod
     def _more_wanted(section: Section) -> bool:
         key = f"more-{section.family.name}"
         wanted = bool(st.session_state.get(key))
         st.button(
-            f"{section.family.value}: hide {len(section.more)}" if wanted else f"{len(section.more)} more",
+            f"hide {len(section.more)}" if wanted else f"{len(section.more)} more",
             key=f"{key}-button",
             type="tertiary",
             icon=":material/expand_less:" if wanted else ":material/expand_more:",

@@ -48,6 +48,24 @@ def test_unknown_metrics_wait_behind_a_click():
     assert [p.name for p in section[Family.SYSTEM].more] == ["zzz"]
 
 
+def test_a_family_shows_its_telling_metrics_and_keeps_the_rest():
+    """The gradient norm before the raw loss, three in all."""
+    names = ["loss/raw", "loss/policy", "optim/lr", "optim/grad_norm", "nonfinite/grad"]
+    section = sections(dict.fromkeys(names, MOVING))[Family.OPTIMISATION]
+    assert [p.canonical for p in section.shown] == ["optim/grad_norm", "loss/policy", "optim/lr"]
+    assert [p.canonical for p in section.more] == ["loss/raw", "nonfinite/grad"]
+
+
+def test_what_is_suspect_is_never_behind_a_click():
+    """A metric a finding speaks of, and one that was not finite, are shown as well."""
+    values = {f"reward/{n}": MOVING for n in ("mean", "std", "zero_std_frac", "max")}
+    values |= {"adv/mean": [1.0, np.nan, 2.0], "adv/std": [0.0] * 5}
+    catalogue = panels.catalogue(list(values), "")
+    data = {name: series(v) for name, v in values.items()}
+    (section,) = panels.sections(catalogue, data, "", suspects={"reward/max", "adv/std"})
+    assert [p.canonical for p in section.shown][3:] == ["reward/max", "adv/mean", "adv/std"]
+
+
 def test_what_never_changed_is_one_line_of_text():
     """A flat chart says less than its number."""
     section = sections({"learning_rate": [1e-6] * 5, "grad_norm": MOVING})[Family.OPTIMISATION]
