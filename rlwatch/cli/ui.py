@@ -35,8 +35,8 @@ def ui(
     config: ConfigOption = None,
 ) -> None:
     """Open the dashboard, and deliver pending alerts of runs whose trainer is gone."""
-    app_server.require_streamlit()
     app_server.require_loopback(host)
+    app_server.require_streamlit()
     if check:
         raise typer.Exit(_check(host, store))
     app_server.require_free_port(host, port)
