@@ -140,6 +140,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("ratio/max", T, "", "largest importance ratio", 0.0, aggregator="maximum"),
     Metric("ratio/min", T, "", "smallest importance ratio", 0.0, aggregator="minimum"),
     _fraction("ratio/ess", T, "effective sample size of raw token ratios over their number"),
+    Metric("ratio/seq_mean", T, "", "mean ratio of whole responses, as a sequence-level loss takes it", 0.0, aggregator="sequence mean"),
+    Metric("ratio/seq_max", T, "", "largest ratio of a whole response", 0.0, aggregator="maximum"),
+    _fraction("ratio/seq_ess", T, "effective sample size of the ratios of responses over their number", aggregator="sequences"),
     _fraction("ratio/clipfrac", T, "tokens whose ratio is clipped", aliases=(
         _same("clip_ratio/region_mean", "", aggregator="token fraction, sign-aware"), _same("actor/pg_clipfrac", "verl"),
         _same("ppo_clip_ratio", "openrlhf"), _same("pg_clipfrac"), _same("train/pg_clipfrac", "slime"),
@@ -160,6 +163,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("optim/lr", O, "", "learning rate", 0.0, aliases=(
         _same("learning_rate"), _same("lr"), _same("actor/lr", "verl", aggregator="after the scheduler step"),
         _same("actor_lr", "openrlhf"), _same("train/lr-pg_0", "slime"), _same("opt/lr"))),
+    _fraction("optim/step_skipped", O, "optimizer steps a float16 loss scaler skipped", aggregator="step fraction"),
     Metric("nonfinite/loss", O, "count", "micro-batches whose loss was NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/logp", O, "tokens", "response tokens whose policy log-prob was NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/old_logp", O, "tokens", "the same for the old policy", 0.0, aggregator="sum"),

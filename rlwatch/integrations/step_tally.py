@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import SpikeBatch
-from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.mergeable import Stats, merge
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, top_tokens
@@ -34,14 +31,13 @@ class StepTally:
 
     stats: Stats = field(default_factory=dict)
     spikes: SpikeTable | None = None
-    tensors: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, list[float]] = field(default_factory=dict)
     rows: int = 0
 
     @property
     def empty(self) -> bool:
         """Whether nothing was collected."""
-        return not (self.stats or self.tensors or self.numbers)
+        return not (self.stats or self.numbers)
 
     def add_batch(self, batch: TokenBatch) -> None:
         """One micro-batch."""
@@ -58,28 +54,14 @@ class StepTally:
         """A number the CPU already knows; several of one step are averaged."""
         self.numbers.setdefault(name, []).append(float(value))
 
-    def add_gradients(self, norms: GradNorms | None, total: Tensor | float | None) -> None:
-        """Norms before clipping; ``total`` is the trainer's own global norm where it gives one."""
-        if norms is not None:
-            self.tensors |= {
-                LAYER_PREFIX + layer: norm for layer, norm in zip(norms.layers, norms.norms.unbind(), strict=True)
-            }
-            self.tensors["nonfinite/grad"] = norms.nonfinite
-            total = norms.total if total is None else total
-        if isinstance(total, Tensor):
-            self.tensors["optim/grad_norm"] = total.detach()
-        elif total is not None:
-            self.add_number("optim/grad_norm", total)
-
     def seal(self, step: int) -> SealedStep:
         """End the collection: everything starts its way to the CPU in one copy."""
         with torch.no_grad():
-            names = [*self.stats, *self.tensors]
-            values = [stat.value() for stat in self.stats.values()] + list(self.tensors.values())
+            values = [stat.value() for stat in self.stats.values()]
             counts = [stat.count for stat in self.stats.values()]
             table = [] if self.spikes is None else [self.spikes.rows]
             columns = () if self.spikes is None else self.spikes.names
-            return SealedStep(step, names, dict(self.numbers), columns, Transfer([*values, *counts, *table]))
+            return SealedStep(step, list(self.stats), dict(self.numbers), columns, Transfer([*values, *counts, *table]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +84,7 @@ class SealedStep:
         n = len(self.names)
         values, rest = arrays[:n], arrays[n:]
         table = rest.pop() if self.columns else None
-        counts = [float(count) for count in rest] + [1.0] * (n - len(rest))
-        measured = {name: float(v) for name, v, c in zip(self.names, values, counts, strict=True) if c > 0}
+        measured = {name: float(v) for name, v, count in zip(self.names, values, rest, strict=True) if count > 0}
         measured |= {name: sum(numbers) / len(numbers) for name, numbers in self.numbers.items()}
         run.log(measured, step=self.step)
         spikes = None if table is None else self._spikes(table, decode)

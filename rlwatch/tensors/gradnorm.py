@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from rlwatch.metrics import LAYER_PREFIX
+from rlwatch.tensors.mergeable import Latest, Stats
+
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers?|h|blocks?)\.\d+)\.")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _PEFT = "base_model.model."
@@ -42,6 +45,30 @@ class GradNorms:
     norms: Tensor
     total: Tensor
     nonfinite: Tensor
+
+    def stats(self) -> Stats:
+        """``grad_layer/<layer>``, ``optim/grad_norm``, ``nonfinite/grad``."""
+        one = torch.ones_like(self.total, dtype=torch.bool)
+        layers = {
+            LAYER_PREFIX + layer: Latest.of(norm, one) for layer, norm in zip(self.layers, self.norms, strict=True)
+        }
+        whole = {"optim/grad_norm": self.total, "nonfinite/grad": self.nonfinite}
+        return {**layers, **{name: Latest.of(value, one) for name, value in whole.items()}}
+
+    def unscaled_stats(self, total: Tensor) -> Stats:
+        """The same of gradients that still carry a loss scale; ``total`` is their norm without it, 0-d.
+
+        An overflow is how a scaler finds its scale (the step is skipped): then nothing was measured, and
+        ``optim/step_skipped`` is 1.
+        """
+        finite = total.detach().isfinite()
+        factor = total.detach().to(self.total) / self.total
+        norms = zip(self.layers, self.norms * factor, strict=True)
+        return {
+            **{LAYER_PREFIX + layer: Latest.of(norm, finite) for layer, norm in norms},
+            "optim/grad_norm": Latest.of(total, finite),
+            "optim/step_skipped": Latest.of((~finite).float(), torch.ones_like(finite)),
+        }
 
 
 def grad_norms(parameters: Iterable[tuple[str, Parameter]]) -> GradNorms | None:

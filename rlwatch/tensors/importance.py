@@ -50,12 +50,14 @@ def sequence_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, *, per_toke
     return total / mask.bool().sum(-1) if per_token else total
 
 
-def sequence_ratio_stats(log_ratio: Tensor) -> Stats:
-    """Ratios of whole responses from their log-ratios (B,): ``ratio/seq_mean``, ``seq_max``, ``seq_ess``."""
-    every = torch.ones_like(log_ratio, dtype=torch.bool)
+def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
+    """Ratios of whole responses: ``ratio/seq_mean``, ``seq_max``, ``seq_ess`` (effective sample size over B).
+
+    ``log_ratio`` (B,) nats; ``measured`` (B,) which responses have tokens at all.
+    """
     ratio = widen(log_ratio).exp()
     return {
-        "ratio/seq_mean": Mean.of(ratio, every),
-        "ratio/seq_max": Max.of(ratio, every),
-        "ratio/seq_ess": Ess.of(log_ratio, every),
+        "ratio/seq_mean": Mean.of(ratio, measured),
+        "ratio/seq_max": Max.of(ratio, measured),
+        "ratio/seq_ess": Ess.of(log_ratio, measured),
     }

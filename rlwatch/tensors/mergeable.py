@@ -178,22 +178,41 @@ class Quantile(Stat):
     """An exact quantile; keeps the values (4 bytes a token) until the step ends."""
 
     q: float
-    values: Tensor
-    mask: Tensor
+    values: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
         """Of ``x`` inside ``mask``."""
-        return cls(masked_count(mask, x), q, widen(x).flatten(), mask.bool().expand_as(x).flatten())
+        return cls(masked_count(mask, x), q, (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),))
 
     @override
     def merge(self, other: Self) -> Self:
-        values, mask = torch.cat([self.values, other.values]), torch.cat([self.mask, other.mask])
-        return type(self)(self.count + other.count, self.q, values, mask)
+        return type(self)(self.count + other.count, self.q, self.values + other.values, self.masks + other.masks)
 
     @override
     def value(self) -> Tensor:
-        return masked_quantile(self.values, self.mask, self.q)
+        return masked_quantile(torch.cat(self.values), torch.cat(self.masks), self.q)
+
+
+@dataclass(frozen=True, slots=True)
+class Latest(Stat):
+    """The last of several measurements: what is measured once a step."""
+
+    last: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, measured: Tensor) -> Self:
+        """Of the 0-d ``x``, if the 0-d ``measured`` is set."""
+        return cls(masked_count(measured, x), widen(x))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return other
+
+    @override
+    def value(self) -> Tensor:
+        return self.last
 
 
 Stats = dict[str, Stat]

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from fake_vllm import install
-from tiny_trl import GRPOTrainer
+from tiny_trl import FakeRun, GRPOTrainer, digits, make_trainer
 
+from rlwatch.integrations.trl import watch
 from rlwatch.metrics import BY_NAME, LAYER_PREFIX
 
 pytestmark = pytest.mark.torch
@@ -268,3 +269,90 @@ def test_infinite_rewards_show_although_trl_rewrites_their_advantages(watched):
     _, run = watched(reward=reward, max_steps=1, scale_rewards="none")
 
     assert run.taps()[1]["nonfinite/advantage"] >= 1
+
+
+def test_gspo_reports_the_ratio_its_loss_uses(watched):
+    """Sequence level: geometric means beside the token ratios, and no token clip fraction."""
+    _, run = watched(
+        importance_sampling_level="sequence", num_iterations=2, max_steps=2, learning_rate=3e-3, loss_type="grpo"
+    )
+    tap = run.taps()[2]
+
+    assert 1.0 < tap["ratio/seq_max"] < tap["ratio/max"]
+    assert tap["ratio/seq_ess"] > tap["ratio/ess"]
+    assert "ratio/clipfrac_low" not in tap
+
+
+def scaler(trainer, **kwargs):
+    """A float16 loss scaler on the CPU, as accelerate has one on a GPU."""
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", **kwargs)
+    trainer.accelerator.native_amp = True
+
+
+def test_a_loss_scale_does_not_show_in_the_norms(watched):
+    """Layers are read while gradients are scaled, and reported as they are without."""
+    _, plain = watched(max_steps=2, fp16=True, before=lambda t: scaler(t, init_scale=1.0))
+    _, scaled = watched(max_steps=2, fp16=True, before=lambda t: scaler(t, init_scale=1024.0))
+
+    for step, tap in scaled.taps().items():
+        layers = {n: v for n, v in plain.taps()[step].items() if n.startswith((LAYER_PREFIX, "optim/grad_norm"))}
+        assert len(layers) == 5
+        assert {n: tap[n] for n in layers} == pytest.approx(layers, rel=1e-3)
+        assert tap["optim/step_skipped"] == 0
+        assert "nonfinite/grad" not in tap
+
+
+def test_a_scaler_in_search_of_its_scale_is_no_broken_gradient(watched):
+    """The scale overflows, the step is skipped, and no infinite norm is reported for it."""
+    huge = {"reward": lambda completions, **kwargs: [1e3 * r for r in digits(completions)], "scale_rewards": "none"}
+    overflow = {"init_scale": 1e38, "backoff_factor": 1e-36}
+    _, run = watched(max_steps=3, fp16=True, before=lambda t: scaler(t, **overflow), **huge)
+    skipped = [tap["optim/step_skipped"] for tap in run.taps().values()]
+
+    assert skipped == [1, 0, 0]
+    assert not any(n.startswith((LAYER_PREFIX, "optim/grad", "nonfinite/grad")) for n in run.taps()[1])
+    assert "grad_norm" not in run.rows()[1]
+    assert "grad_norm" in run.rows()[2]
+
+
+def test_sharded_gradients_are_left_to_the_engine(watched, monkeypatch):
+    """A norm of a shard is not the norm of a layer: only the trainer's own total is recorded."""
+    monkeypatch.setattr("rlwatch.integrations.trl.taps.sharding_engine", lambda trainer: "FSDP")
+    _, run = watched(max_steps=1)
+
+    assert run.taps()[1]["optim/grad_norm"] == pytest.approx(run.rows()[1]["grad_norm"])
+    assert not any(n.startswith(LAYER_PREFIX) for n in run.taps()[1])
+
+
+def test_a_slow_copy_is_waited_for_before_the_next_step_begins(watched, monkeypatch):
+    """As on a GPU: the copy is not there when the step ends, and still every step is recorded in order."""
+    monkeypatch.setattr("rlwatch.tensors.transfer.Transfer.ready", lambda self: False)
+    _, run = watched(max_steps=3)
+
+    assert [("loss/raw" in metrics, step) for step, metrics in run.logged] == [
+        (False, 1), (True, 1), (False, 2), (True, 2), (False, 3), (True, 3),
+    ]  # fmt: skip
+
+
+def test_what_a_failed_attempt_left_half_measured_is_forgotten(tmp_path):
+    """Training again after an exception starts with an empty step."""
+    trainer, run = make_trainer(tmp_path, max_steps=1, gradient_accumulation_steps=2, cls=Recording), FakeRun()
+    watch(trainer, run=run)
+    backward, calls = trainer.accelerator.backward, []
+
+    def once(loss, **kwargs):
+        calls.append(loss)
+        if len(calls) == 2:
+            raise InterruptedError
+        backward(loss, **kwargs)
+
+    trainer.accelerator.backward = once
+    with pytest.raises(InterruptedError):
+        trainer.train()
+    trainer.model.zero_grad()
+    trainer.seen.clear()
+    trainer._step, trainer._buffered_inputs = 0, None
+    trainer.train()
+
+    entropy = tokens(trainer.seen[1], lambda lp, h, i: h)
+    assert run.logged[-2][1]["policy/entropy"] == pytest.approx(entropy.mean().item(), rel=1e-5)

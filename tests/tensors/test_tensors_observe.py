@@ -190,6 +190,24 @@ def test_a_broken_gradient_names_its_layer():
     assert got.total.isnan()
 
 
+@pytest.mark.parametrize(("total", "measured"), [(2.0, 1), (math.inf, 0), (math.nan, 0)])
+def test_a_loss_scale_is_undone_by_the_norm_the_trainer_reports(total, measured):
+    """And an overflow is a skipped step, not a measurement."""
+    p = torch.nn.Parameter(torch.zeros(4))
+    p.grad = torch.full((4,), 1024.0)
+
+    got = grad_norms([("h.0.w", p)]).unscaled_stats(torch.tensor(total))
+
+    assert {name: stat.count.item() for name, stat in got.items()} == {
+        "grad_layer/h.0": measured,
+        "optim/grad_norm": measured,
+        "optim/step_skipped": 1,
+    }
+    assert got["optim/step_skipped"].value() == 1 - measured
+    if measured:
+        assert got["grad_layer/h.0"].value() == total
+
+
 def test_bf16_gradients_are_accumulated_in_float32():
     """A norm rounded to bf16 would be off by up to 0.4 %."""
     p = torch.nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))

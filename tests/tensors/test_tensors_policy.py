@@ -137,7 +137,18 @@ def test_sequence_ess_of_lognormal_ratios_is_exp_of_minus_t_s_squared(s, length,
     z = torch.randn(200_000, dtype=D, generator=torch.Generator().manual_seed(0))
     x = s * math.sqrt(length) * z - length * s**2 / 2
 
-    assert _values(sequence_ratio_stats(x))["ratio/seq_ess"] == pytest.approx(expected, rel=0.02)
+    assert _values(sequence_ratio_stats(x, torch.ones_like(x)))["ratio/seq_ess"] == pytest.approx(expected, rel=0.02)
+
+
+def test_responses_without_tokens_have_no_ratio():
+    """They are left out, not counted as 1 or NaN."""
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
+    x = sequence_log_ratio(X.expand(2, 4), torch.zeros(2, 4, dtype=D), mask, per_token=True)
+
+    got = _values(sequence_ratio_stats(x, mask.bool().any(1)))
+
+    assert x[1].isnan()
+    assert got["ratio/seq_mean"] == got["ratio/seq_max"] == pytest.approx(1.1618342427, abs=1e-9)
 
 
 def test_clip_fractions_follow_the_sign_of_the_advantage():

@@ -79,7 +79,10 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Record the row, except the summary at the end of training."""
         if self.run is not None and logs and "train_runtime" not in logs:
-            self.run.log(scalars(logs), step=state.global_step)
+            row = scalars(logs)
+            if getattr(kwargs.get("optimizer"), "scaler", None) is not None:
+                row = without_overflow(row)
+            self.run.log(row, step=state.global_step)
 
     @override
     @guarded
@@ -89,6 +92,11 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         """Finish the run that was made here."""
         if self.run is not None and self._ours:
             self.run.finish()
+
+
+def without_overflow(row: dict[str, float]) -> dict[str, float]:
+    """A float16 loss scaler finds its scale by overflowing: a non-finite norm is then no measurement."""
+    return {name: value for name, value in row.items() if name != "grad_norm" or math.isfinite(value)}
 
 
 def scalars(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -16,6 +16,8 @@ NEEDS = {
 """Private methods, and the parameters by which we know them."""
 KNOWN = ("1.",)
 """TRL versions whose internals were read; tests run against 1.16."""
+SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
+"""Engines of accelerate that keep no whole weight or gradient on a rank."""
 
 
 def obstacle(trainer: Any) -> str | None:
@@ -37,6 +39,13 @@ def _takes(method: Callable[..., Any], name: str) -> bool:
     """Whether ``method`` has the parameter, or passes on whatever it gets, as overriding methods do."""
     parameters = inspect.signature(method).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def sharding_engine(trainer: Any) -> str | None:
+    """The engine that shards this trainer's weights or gradients, or None."""
+    kind = trainer.accelerator.distributed_type
+    name = str(getattr(kind, "value", kind))
+    return name if name in SHARDED else None
 
 
 def trl_version() -> str:

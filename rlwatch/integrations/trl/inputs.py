@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.importance import sequence_ratio_stats
+from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
 from rlwatch.tensors.masked import keep, masked_count, widen
 from rlwatch.tensors.mergeable import Mean, Stats
 from rlwatch.tensors.tokens import TokenBatch
@@ -27,7 +27,7 @@ def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: 
         mask=mask,
         entropy=entropy,
         ids=inputs["completion_ids"],
-        advantages=raw_advantages(inputs["advantages"]),
+        advantages=raw_advantages(inputs["advantages"]) if "advantages" in inputs else None,
         old_logp=inputs.get("old_per_token_logps"),
         ref_logp=inputs.get("ref_per_token_logps"),
         rollout_logp=inputs.get("sampling_per_token_logps"),
@@ -36,15 +36,20 @@ def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: 
     )
 
 
-def sequence_stats(inputs: Mapping[str, Any], logp: Tensor) -> Stats:
-    """RLOO's ratios are those of whole responses: their old log-probs ``old_logps`` (B,) are sums over tokens."""
-    old = inputs.get("old_logps")
-    if old is None:
-        return {}
-    mask = inputs["completion_mask"]
-    log_ratio = keep(logp, mask, 0.0).sum(1) - widen(old)
-    kl_old = Mean(masked_count(mask, logp), -log_ratio.sum())
-    return {**sequence_ratio_stats(log_ratio), "policy/kl_old": kl_old}
+def sequence_stats(trainer: Any, inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
+    """Ratios of whole responses, for the losses that use them: RLOO's product and GSPO's geometric mean.
+
+    RLOO's old log-probs ``old_logps`` (B,) are sums over tokens, so of tokens only the mean log-ratio is known.
+    """
+    old_sums, measured = inputs.get("old_logps"), batch.mask.bool().any(1)
+    if old_sums is not None:
+        log_ratio = keep(batch.logp, batch.mask, 0.0).sum(1) - widen(old_sums)
+        kl_old = Mean(masked_count(batch.mask, batch.logp), -log_ratio.sum())
+        return {**sequence_ratio_stats(log_ratio, measured), "policy/kl_old": kl_old}
+    if batch.old_logp is not None and getattr(trainer, "importance_sampling_level", "") == "sequence":
+        log_ratio = sequence_log_ratio(batch.logp, batch.old_logp, batch.mask, per_token=True)
+        return sequence_ratio_stats(log_ratio, measured)
+    return {}
 
 
 def raw_advantages(advantages: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ from typing import Any
 from rlwatch.control.policy import veto_reset_reference
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.trl.compat import sharding_engine
 from rlwatch.integrations.trl.reference import adapter_pairs, copy_all, fingerprint, model_pairs
 from rlwatch.records import JSON, Command
 
 CLEAR, KEEP = "clear", "keep"
-_SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 
 
 class ResetReference:
@@ -45,8 +45,8 @@ class ResetReference:
 
     def _refuse_if_impossible(self) -> None:
         trainer = self._trainer
-        engine = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-        if engine in _SHARDED:
+        engine = sharding_engine(trainer)
+        if engine is not None:
             raise RLWatchError(f"weights are sharded by {engine}, and a reset there is not supported yet")
         if trainer.accelerator.num_processes > 1:
             raise RLWatchError(

@@ -31,6 +31,12 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
 
     @override
     @guarded
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget what an earlier attempt left half-measured."""
+        self._taps.discard()
+
+    @override
+    @guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Deliver what the last step measured."""
         self.deliver()

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.trl.compat import sharding_engine
 from rlwatch.integrations.trl.describe import vocab_size_of
 from rlwatch.integrations.trl.inputs import sequence_stats, token_batch
 from rlwatch.tensors.finite import nonfinite
-from rlwatch.tensors.gradnorm import grad_norms
-from rlwatch.tensors.mergeable import Mean, Total
+from rlwatch.tensors.gradnorm import GradNorms, grad_norms
+from rlwatch.tensors.mergeable import Latest, Mean, Total
 
 _GENERATION = {
     "reward": "reward/mean",
@@ -58,16 +59,25 @@ class Taps:
             tally.add_number("policy/kl_coef", beta)
         return tally
 
+    def discard(self) -> None:
+        """Begin anew: training starts."""
+        self.tally, self._forward, self._clipped = StepTally(), None, False
+
     def gradients_if_unclipped(self) -> None:
         """Without clipping the trainer never asks for the norm: read it before the optimizer steps."""
         if not self._clipped and self.live:
-            self.tally.add_gradients(grad_norms(self.trainer.model.named_parameters()), None)
+            self._add_gradients(self._read_gradients(self.trainer.model), None)
 
     @property
     def live(self) -> bool:
-        """Whether to look: training (not evaluation) in a recording process."""
+        """Whether to look: training (not evaluation), in a recording process, while steps are still taken away."""
         run = self._seam.run
-        return run is not None and run.active and self.trainer.model.training
+        return run is not None and run.active and self.trainer.model.training and self._seam.works("on_step_end")
+
+    @property
+    def _scales_loss(self) -> bool:
+        """float16: gradients carry a scale until they are clipped, and may overflow while it is sought."""
+        return getattr(self.trainer.accelerator, "scaler", None) is not None
 
     def _wrap(self, name: str, look: Callable[..., None]) -> None:
         """Let ``look`` see what ``name`` returned and what it was given."""
@@ -89,13 +99,29 @@ class Taps:
         @wraps(original)
         def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
             self._clipped = True
-            norms = self._seam.attempt("gradients", grad_norms, model.named_parameters()) if self.live else None
+            norms = self._seam.attempt("gradients", self._read_gradients, model) if self.live else None
             total = original(model, *args, **kwargs)
             if self.live:
-                self._seam.attempt("gradients", self.tally.add_gradients, norms, total)
+                self._seam.attempt("gradients", self._add_gradients, norms, total)
             return total
 
         self.trainer._clip_grad_norm = tapped  # noqa: SLF001
+
+    def _read_gradients(self, model: Any) -> GradNorms | None:
+        """Per layer, where a rank holds whole gradients."""
+        return grad_norms(model.named_parameters()) if sharding_engine(self.trainer) is None else None
+
+    def _add_gradients(self, norms: GradNorms | None, total: Tensor | float | None) -> None:
+        """``total`` is the trainer's own norm: of all ranks, and without a loss scale."""
+        if norms is not None and self._scales_loss:
+            self.tally.add_stats(norms.unscaled_stats(total if isinstance(total, Tensor) else norms.total))
+            return
+        if norms is not None:
+            self.tally.add_stats(norms.stats())
+        if isinstance(total, Tensor):
+            self.tally.add_stats({"optim/grad_norm": Latest.of(total, torch.ones_like(total))})
+        elif total is not None:
+            self.tally.add_number("optim/grad_norm", total)
 
     def _after_forward(self, result: Any, *_args: Any, compute_entropy: bool = False, **_kwargs: Any) -> None:
         """Only the loss pass asks for entropies; the passes for the old and the reference policy do not."""
@@ -117,8 +143,9 @@ class Taps:
             )
             if forward is not None:
                 logp, entropy = forward
-                self.tally.add_batch(token_batch(self.trainer, inputs, logp, entropy))
-                self.tally.add_stats(sequence_stats(inputs, logp))
+                batch = token_batch(self.trainer, inputs, logp, entropy)
+                self.tally.add_batch(batch)
+                self.tally.add_stats(sequence_stats(self.trainer, inputs, batch))
 
     def _after_generation(self) -> None:
         """TRL has just appended to its metrics; its numbers are global over ranks and groups."""
