@@ -1,8 +1,8 @@
 """Taking metrics from the training thread: copy now, convert later.
 
-The training thread pays for one dict copy. 0-d tensors are stacked into one new tensor and, on an
-accelerator, copied to pinned memory without waiting; the writer thread reads the numbers. So logging
-never synchronises a device, and a tensor may be overwritten right after the call.
+The training thread pays for one dict copy. 0-d tensors set out for the host together, and nobody waits
+for them; the writer thread reads the numbers. So logging never synchronises a device, and a tensor may be
+overwritten right after the call.
 """
 
 from __future__ import annotations
@@ -15,25 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rlwatch.recorder.counters import Counters
 
 if TYPE_CHECKING:
-    import torch
+    from rlwatch.tensors.transfer import Transfer
 
 _PLAIN = frozenset({float, int})
-
-
-@dataclass(slots=True)
-class Deferred:
-    """Names and the stacked values (N,) of tensors on their way to the host."""
-
-    names: list[str]
-    values: torch.Tensor
-    ready: Any = None  # a CUDA event, or None when the values are on the host already
-
-    def floats(self) -> list[float]:
-        """The values, waiting for the copy if need be; called on the writer thread only."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        result: list[float] = self.values.tolist()
-        return result
 
 
 @dataclass(slots=True)
@@ -43,7 +27,7 @@ class Entry:
     step: int
     metrics: dict[str, Any]
     ts: float
-    deferred: list[Deferred] = field(default_factory=list, init=False)
+    deferred: list[tuple[list[str], Transfer]] = field(default_factory=list, init=False)
 
 
 def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
@@ -82,8 +66,8 @@ def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
             out[str(name)] = value if type(value) is float else _number(value)
         except (TypeError, ValueError, OverflowError):
             counters.warn("bad_values", f"metric {name!r} is not a number: got {value!r:.80}; it was left out")
-    for deferred in entry.deferred:
-        out.update(zip(deferred.names, deferred.floats(), strict=True))
+    for names, transfer in entry.deferred:
+        out.update(zip(names, map(float, transfer.read()), strict=True))
     return out
 
 
@@ -94,29 +78,12 @@ def _number(value: Any) -> float:
 
 
 def _defer(entry: Entry, names: list[str]) -> None:
-    """Move the tensors called ``names`` from the entry's metrics into one deferred stack per device."""
-    if not names:
-        return
-    import torch
-
-    by_device: dict[torch.device, list[str]] = {}
+    """Move the one-element tensors among ``names`` out of the entry's metrics, one transfer a device."""
+    by_device: dict[object, list[str]] = {}
     for name in names:
-        tensor = entry.metrics[name]
-        if isinstance(tensor, torch.Tensor) and tensor.numel() == 1:
-            by_device.setdefault(tensor.device, []).append(name)
-    for device, group in by_device.items():
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        stack = torch.stack([entry.metrics.pop(name).detach().reshape(()).to(dtype) for name in group])
-        entry.deferred.append(_to_host(group, stack))
+        if entry.metrics[name].numel() == 1:
+            by_device.setdefault(entry.metrics[name].device, []).append(name)
+    for group in by_device.values():
+        from rlwatch.tensors.transfer import Transfer
 
-
-def _to_host(names: list[str], stack: torch.Tensor) -> Deferred:
-    import torch
-
-    if stack.device.type != "cuda":
-        return Deferred(names, stack)
-    host = torch.empty(stack.shape, dtype=stack.dtype, pin_memory=True)
-    host.copy_(stack, non_blocking=True)
-    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    ready.record(torch.cuda.current_stream(stack.device))
-    return Deferred(names, host, ready)
+        entry.deferred.append((group, Transfer([entry.metrics.pop(name).reshape(()) for name in group])))

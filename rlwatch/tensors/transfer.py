@@ -13,7 +13,8 @@ class Transfer:
     """Copies some tensors to the CPU together; :meth:`read` them once :meth:`ready`.
 
     On CUDA the copy goes to pinned memory behind an event, so creating a transfer costs no wait; elsewhere
-    :meth:`read` copies. Values travel as float32, or float64 if any tensor is float64.
+    :meth:`read` copies. Values travel as float32, or as float64 if any tensor is float64 or int64 and the device
+    knows it.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -44,6 +45,7 @@ class Transfer:
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.empty(0)
-    double = any(tensor.dtype == torch.float64 for tensor in tensors)
-    dtype, device = torch.float64 if double else torch.float32, tensors[0].device
+    device = tensors[0].device
+    double = device.type != "mps" and any(tensor.dtype in (torch.float64, torch.int64) for tensor in tensors)
+    dtype = torch.float64 if double else torch.float32
     return torch.cat([t.detach().to(device, dtype, non_blocking=True).reshape(-1) for t in tensors])
