@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 from rlwatch.records import Finding, Severity
 
-COLLAPSE_KINDS = frozenset({"nonfinite", "entropy_collapse", "entropy_explosion", "mismatch_growth", "no_signal"})
+COLLAPSE_KINDS = frozenset(
+    {
+        "nonfinite",
+        "entropy_collapse",
+        "entropy_explosion",
+        "mismatch_growth",
+        "no_signal",
+        "reward_drop",
+        "length_explosion",
+    }
+)
 """Kinds of finding that, while critical, mean the policy is not fit to become a reference."""
 
 
