@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
@@ -15,15 +17,27 @@ from rlwatch.records import (
     OutboxMessage,
     OutboxStatus,
     RunInfo,
-    RunState,
     Severity,
     StepRecord,
 )
 from rlwatch.store.url import open_store
 
+APP = Path(__file__).resolve().parents[2] / "app"
 NAN = math.nan
 WEIRD = '<script>alert("x")</script> **bold** [link](http://x) `code` $x$ ' + "very long name " * 20
 WEIRD = WEIRD[:200]
+
+
+def _load_app() -> None:
+    spec = spec_from_file_location("rlwatch_app_main", APP / "main.py")
+    assert spec is not None
+    assert spec.loader is not None
+    main = module_from_spec(spec)
+    spec.loader.exec_module(main)
+    main.load_package(APP)
+
+
+_load_app()  # before test modules import rlwatch_app
 
 
 def write_run(
@@ -120,9 +134,7 @@ def danger_run(where, run_id="run-1", **more):
 
 def runs_page(**params):
     """The whole app, on its first page."""
-    import conftest
-
-    page = AppTest.from_file(str(conftest.APP / "main.py"), default_timeout=30)
+    page = AppTest.from_file(str(APP / "main.py"), default_timeout=30)
     page.query_params.update(params)
     return page.run()
 
@@ -181,6 +193,3 @@ def html(page):
 def no_traceback(page):
     """Whether the page ended well."""
     return not page.exception
-
-
-__all__ = ["RunState", "Severity"]

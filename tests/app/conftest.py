@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
+import app_world  # noqa: F401  (loads the app, before test modules import it)
 import pytest
-
-APP = Path(__file__).resolve().parents[2] / "app"
-
-
-def _load_app() -> None:
-    spec = spec_from_file_location("rlwatch_app_main", APP / "main.py")
-    assert spec is not None
-    assert spec.loader is not None
-    main = module_from_spec(spec)
-    spec.loader.exec_module(main)
-    main.load_package(APP)
-
-
-_load_app()  # before test modules import rlwatch_app
 
 
 @pytest.fixture

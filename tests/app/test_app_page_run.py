@@ -6,7 +6,6 @@ import pytest
 from app_world import (
     NAN,
     WEIRD,
-    RunState,
     cells,
     charts,
     danger_run,
@@ -19,7 +18,7 @@ from app_world import (
     write_run,
 )
 
-from rlwatch.records import Event
+from rlwatch.records import Event, RunState
 
 
 def lines(option):

@@ -2,7 +2,9 @@
 
 import time
 
-from app_world import NAN, WEIRD, RunState, cells, danger_run, healthy, html, no_traceback, runs_page, tables, write_run
+from app_world import NAN, WEIRD, cells, danger_run, healthy, html, no_traceback, runs_page, tables, write_run
+
+from rlwatch.records import RunState
 
 
 def rows(page):

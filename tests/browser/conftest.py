@@ -1,0 +1,136 @@
+"""The real app in a real browser over a store that a real trainer process writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from rlwatch.cli import app_server
+from rlwatch.store.url import open_store
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+HARMLESS = ("Failed to load resource: the server responded with a status of 404",)
+"""Streamlit probes for a base path on deep links; two 404s belong to it."""
+
+
+def environment() -> dict[str, str]:
+    """This process's, with the checkout importable and one thread for the arithmetic."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A live trainer process and its run."""
+
+    process: subprocess.Popen[bytes]
+    run_id: str
+    name: str
+    log: Path
+
+    def alive(self) -> bool:
+        """Whether it still trains."""
+        return self.process.poll() is None
+
+
+@pytest.fixture
+def store_url(tmp_path):
+    """An empty directory store."""
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def train(tmp_path, store_url):
+    """Start a trainer script of this directory and wait for its first steps; stopped afterwards."""
+    directory = tmp_path / "trainer"
+    directory.mkdir()
+    started = []
+
+    def start(script: str, steps: int = 5) -> Trainer:
+        log = directory / "log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / script), store_url, str(directory)],
+                env=environment(), cwd=directory, stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        started.append(process)
+        store = open_store(store_url)
+
+        def stepping():
+            if process.poll() is not None:
+                pytest.fail(f"{script} ended with {process.returncode}: {log.read_text()[-3000:]}")
+            return [run for run in store.runs() if (run.last_step or 0) >= steps]
+
+        run = until(stepping, f"{script} wrote {steps} steps")[0]
+        store.close()
+        return Trainer(process, run.run_id, run.name, log)
+
+    yield start
+    (directory / "stop").touch()
+    for process in started:
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def app(store_url, monkeypatch):
+    """Address of the app over ``store_url``, started as ``rlwatch ui`` starts it."""
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    port = app_server.free_port("127.0.0.1")
+    server = app_server.start(app_server.app_script(), "127.0.0.1", port, store_url, quiet=True)
+    address = app_server.address("127.0.0.1", port)
+    problem = app_server.wait_healthy(server, address)
+    yield address if problem is None else pytest.fail(problem)
+    app_server.stop(server)
+
+
+def chromium() -> str:
+    """Where Chromium is: ``RLWATCH_CHROMIUM``, or where Debian puts it. Fails loudly where there is none."""
+    path = os.environ.get("RLWATCH_CHROMIUM", "/usr/bin/chromium")
+    if not Path(path).is_file():
+        pytest.fail(
+            f"no Chromium at {path}: run 'apt-get install chromium', or set RLWATCH_CHROMIUM to another one's path"
+        )
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Headless Chromium."""
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=30_000)
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=chromium(), args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, request):
+    """A fresh page that fails its test on any script error; its last picture is kept in ``screenshots/``."""
+    context = browser.new_context(viewport={"width": 1500, "height": 1000})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    errors = []
+    page.on("pageerror", lambda error: errors.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    yield page
+    pictures = ROOT / "screenshots"
+    pictures.mkdir(exist_ok=True)
+    page.screenshot(path=pictures / f"{request.node.name}.png", full_page=True)
+    context.close()
+    assert [error for error in errors if not error.startswith(HARMLESS)] == []

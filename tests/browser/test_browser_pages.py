@@ -1,0 +1,89 @@
+"""What only a browser can tell: pages fill by themselves, links work, text is text, zoom stays."""
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from rlwatch.records import Finding, RunInfo, Severity, StepRecord
+from rlwatch.store.url import open_store
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = '<script>alert("name")</script><img src=x onerror=alert(1)> **bold** '
+METRIC = "reward/<img src=x onerror=alert(2)>"
+
+
+def write(store_url, run_id="r", name="seed3", steps=range(1, 31), **more):
+    store = open_store(store_url)
+    writer = store.open_run(RunInfo(run_id, project="p", name=name, source="trl/grpo"))
+    now = time.time()
+    writer.write([StepRecord(s, {"reward": s / 10, "kl": 0.1, **more.get("metrics", {})}, ts=now) for s in steps])
+    writer.write(more.get("findings", []))
+    writer.close()
+    store.close()
+
+
+def test_an_empty_page_fills_by_itself(app, page, store_url):
+    """Whoever waits for the first run need not reload."""
+    page.goto(app)
+    expect(page.get_by_text("No runs yet")).to_be_visible()
+    write(store_url)
+    expect(page.get_by_role("link", name="seed3")).to_be_visible(timeout=20_000)
+
+
+def test_hostile_text_is_shown_and_does_nothing(app, page, store_url):
+    """In the list, the head, the charts, the findings: the page fixture fails on any dialog or script error."""
+    finding = Finding("d", "k", Severity.WARNING, 20, 12, HOSTILE, {HOSTILE: HOSTILE}, metric=METRIC)
+    write(store_url, name=HOSTILE, metrics={METRIC: 1.5}, findings=[finding])
+    page.goto(app)
+    link = page.get_by_role("link", name=re.compile("<script>"))
+    expect(link).to_be_visible()
+    link.click()
+    expect(page.locator(".rl-name")).to_contain_text('<script>alert("name")</script>')
+    page.get_by_role("button", name=re.compile("1 more")).first.click()
+    summary = page.locator("summary").first
+    summary.click()
+    expect(page.locator("dt").first).to_contain_text("<script>")
+    page.locator("canvas").first.hover()
+    assert page.locator("img[src='x']").count() == 0
+
+
+def test_a_row_opens_its_run_and_the_address_can_be_shared(app, page, store_url):
+    """By click inside the app, by address from outside."""
+    write(store_url, "run-a", name="alpha")
+    write(store_url, "run-b", name="beta")
+    page.goto(app)
+    page.get_by_text("beta").click()
+    expect(page.locator(".rl-name")).to_contain_text("beta")
+    assert page.url.endswith("/run?run=run-b")
+    page.goto(f"{app}/run?run=run-a&from=5&to=9")
+    expect(page.locator(".rl-name")).to_contain_text("alpha")
+    expect(page.get_by_role("slider").nth(0)).to_have_value("5")
+
+
+def test_the_range_stays_while_the_run_goes_on(app, page, store_url):
+    """Live refresh brings new steps and does not touch the zoom."""
+    write(store_url, steps=range(1, 31))
+    page.goto(f"{app}/run?run=r&from=5&to=15")
+    expect(page.locator(".rl-facts")).to_contain_text("step 30")
+    write(store_url, steps=range(31, 95))
+    expect(page.locator(".rl-facts")).to_contain_text("step 94")
+    expect(page.get_by_role("slider").nth(0)).to_have_value("5")
+    expect(page.get_by_role("slider").nth(1)).to_have_value("15")
+    assert "from=5" in page.url
+    assert "to=15" in page.url
+
+
+def test_a_moved_slider_is_in_the_address(app, page, store_url):
+    """So that a reload, and a colleague, see the same."""
+    write(store_url)
+    page.goto(f"{app}/run?run=r")
+    handle = page.get_by_role("slider").nth(0)
+    handle.focus()
+    for _ in range(4):
+        handle.press("ArrowRight")
+    expect(page).to_have_url(re.compile(r"from=4"))
+    page.reload()
+    expect(page.get_by_role("slider").nth(0)).to_have_value("4")
