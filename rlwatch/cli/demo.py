@@ -1,13 +1,31 @@
-"""``rlwatch demo``: a small training run that goes wrong, watched live."""
+"""``rlwatch demo``: a small real training run, watched live, steered once, and lost."""
 
 from __future__ import annotations
 
-from rlwatch.cli.options import examples
-from rlwatch.errors import ConfigError
+from typing import Annotated
 
-EPILOG = examples("rlwatch demo")
+import typer
+
+from rlwatch.cli.ending import sigterm_as_ctrl_c
+from rlwatch.cli.options import StoreOption, examples
+
+EPILOG = examples("rlwatch demo", "rlwatch demo --exit", "rlwatch demo --no-ui --store /tmp/demo-runs")
 
 
-def demo() -> None:
-    """Train a tiny model on this machine until it collapses, and watch rlwatch notice."""
-    raise ConfigError("the demo is not part of this version yet; try: rlwatch scan LOG")
+def demo(
+    store: StoreOption = None,
+    ui: Annotated[
+        bool, typer.Option("--ui/--no-ui", help="Start the dashboard beside it, where streamlit is installed.")
+    ] = True,
+    leave: Annotated[
+        bool, typer.Option("--exit", help="End when the training has ended, the dashboard with it.")
+    ] = False,
+) -> None:
+    """Train a tiny model with TRL until its learning rate kills it, and see rlwatch notice. About two minutes.
+
+    Needs the trl extra, no GPU and no network. Exit code 0 if everything promised really happened, else 1.
+    """
+    from rlwatch.demo.run import main
+
+    with sigterm_as_ctrl_c():
+        raise typer.Exit(main(store=store, ui=ui, exit=leave))
