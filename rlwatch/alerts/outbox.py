@@ -81,10 +81,8 @@ class Deliverer:
 
         A busy store ends the round; nothing is lost by it.
         """
-        report = DeliveryReport()
+        report = self._settle_again()
         try:
-            for message in list(self._unsettled.values()):
-                report += self._settle(message)
             while not enough():
                 leased = self._store.lease_messages(
                     self.clock.now(), lease_s=LEASE_S, limit=1, channels=sorted(self._notifiers)
@@ -97,9 +95,19 @@ class Deliverer:
             report += DeliveryReport(busy=1)
         return report
 
+    def _settle_again(self) -> DeliveryReport:
+        """Outcomes whose rows were busy; one that still is must not hold up the others."""
+        report = DeliveryReport()
+        for message in list(self._unsettled.values()):
+            try:
+                report += self._settle(message)
+            except StoreBusyError:
+                report += DeliveryReport(busy=1)
+        return report
+
     def _handle(self, message: OutboxMessage) -> DeliveryReport:
         done = self._unsettled.get(message.message_id)
-        if done is not None:  # its row was busy until our lease ended: the outcome is known
+        if done is not None:  # its row was busy for longer than our lease: the outcome is known
             return self._settle(replace(done, lease_until=message.lease_until))
         postponed = self._postponed(message)
         if postponed is not None:

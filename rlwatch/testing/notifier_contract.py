@@ -231,6 +231,6 @@ def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """A server whose answer's headers never end, a byte every 20 ms."""
-    with speaking(b"HTTP/1.1 200 OK\r\nX-Drip: " + b"x" * 100_000, every_s=0.02) as url:
+    """A server whose answer takes 10 s, a byte every 20 ms."""
+    with speaking(b"HTTP/1.1 200 OK\r\nX-Drip: " + b"x" * 500, every_s=0.02) as url:
         yield url

@@ -15,7 +15,7 @@ from rlwatch.alerts.messages import messages_for, payload, run_page
 from rlwatch.alerts.rules import Rule
 from rlwatch.alerts.transitions import Transition
 from rlwatch.notify.encode import encode
-from rlwatch.records import RunInfo
+from rlwatch.records import RunInfo, Severity
 
 RUN = RunInfo("run-1", project="math", name="seed3", source="verl")
 
@@ -65,6 +65,14 @@ def test_ids_are_those_of_the_event_not_of_the_composing():
 
     assert first == again
     assert len(set(first)) == 6
+
+
+def test_two_escalations_of_one_alert_are_two_messages():
+    """Info, warning, critical."""
+    rows = [(s, [finding(severity=v, step=s)]) for s, v in enumerate(Severity)]
+    transitions = told(AlertEngine("r", [Rule("r", min_severity="info", channels=("webhook",))]), rows)
+
+    assert len({m.message_id for t in transitions for m in messages_for(t, RUN)}) == 3
 
 
 def test_a_message_is_written_now_or_when_its_step_was():

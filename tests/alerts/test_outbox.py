@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,20 @@ def test_a_busy_store_after_the_delivery_does_not_make_a_second_delivery(
 
     assert deliver.run_once() == DeliveryReport(sent=1)
     assert (notifier.seen, statuses(store)) == (["m1"], {"m1": OutboxStatus.SENT})
+
+
+def test_a_row_that_stays_busy_is_not_tried_twice_and_holds_up_nobody(store: Store, clock: ManualClock):
+    """Its lease ends, we lease it again: what became of it is known, under the new lease."""
+    put(store, message("m1", at=NOW), message("m2", at=NOW, alert="a2"))
+    deliver, notifier = deliverer(store, clock, replace(LATER, retry_after_s=600.0), OK)
+    settle, busy = store.settle_message, iter([True, True])
+    store.settle_message = lambda m: _busy(m) if m.message_id == "m1" and next(busy, False) else settle(m)
+    deliver.run_once()
+    clock.advance(LEASE_S + 1.0)
+
+    assert deliver.run_once() == DeliveryReport(busy=1, retried=1, sent=1)
+    assert notifier.seen == ["m1", "m2"]
+    assert (row(store, "m1").attempts, row(store, "m1").last_error) == (1, "HTTP 500")
 
 
 def _busy(_: OutboxMessage) -> None:
