@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.masked import widen
-from rlwatch.tensors.mergeable import Mean, Quantile, Stats
+from rlwatch.tensors.mergeable import Mean, Stats
+from rlwatch.tensors.spread import Quantile
 
 
 def token_entropy(logits: Tensor, *, chunk: int = 2048) -> Tensor:

@@ -9,7 +9,7 @@ from rlwatch.tensors.mergeable import Stats, Total
 
 def nonfinite(x: Tensor) -> Tensor:
     """1.0 where ``x`` is NaN or infinite, else 0.0; shape of ``x``, float32."""
-    return (~x.detach().isfinite()).float()
+    return (~x.isfinite()).float()
 
 
 def nonfinite_stats(name: str, x: Tensor, mask: Tensor) -> Stats:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.masked import keep, widen
-from rlwatch.tensors.mergeable import Ess, Max, Mean, Min, Stats
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats
+from rlwatch.tensors.spread import Ess
 
 
 def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 def widen(x: Tensor) -> Tensor:
     """``x`` detached, in float32 unless it is float64 already."""
-    x = x.detach()
+    if x.requires_grad:
+        x = x.detach()
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
@@ -24,7 +25,7 @@ def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
 
 def masked_count(mask: Tensor, like: Tensor) -> Tensor:
     """Number of set elements, 0-d, in the floating dtype of ``like``."""
-    return mask.bool().sum().to(widen(like).dtype)
+    return mask.bool().sum(dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlwatch.tensors.kl import k3
 from rlwatch.tensors.masked import widen
-from rlwatch.tensors.mergeable import Ess, Max, Mean, Stats
+from rlwatch.tensors.mergeable import Max, Mean, Stats
+from rlwatch.tensors.spread import Ess
 
 
 def mismatch_stats(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Stats:

@@ -8,8 +8,9 @@ from rlwatch.tensors.entropy import entropy_stats
 from rlwatch.tensors.finite import nonfinite_stats
 from rlwatch.tensors.importance import clip_stats, ratio_stats
 from rlwatch.tensors.kl import kl_ref_stats
-from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Std
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats
 from rlwatch.tensors.mismatch import mismatch_stats
+from rlwatch.tensors.spread import Std
 from rlwatch.tensors.text import text_stats
 from rlwatch.tensors.tokens import TokenBatch
 

@@ -48,4 +48,5 @@ def _pack(tensors: Sequence[Tensor]) -> Tensor:
     device = tensors[0].device
     double = device.type != "mps" and any(tensor.dtype in (torch.float64, torch.int64) for tensor in tensors)
     dtype = torch.float64 if double else torch.float32
-    return torch.cat([t.detach().to(device, dtype, non_blocking=True).reshape(-1) for t in tensors])
+    with torch.no_grad():
+        return torch.cat([t.to(device, dtype, non_blocking=True).reshape(-1) for t in tensors])

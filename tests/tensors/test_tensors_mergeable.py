@@ -7,7 +7,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlwatch.tensors.mergeable import Ess, Max, Mean, Min, Quantile, Std, Total, merge
+from rlwatch.tensors.mergeable import Max, Mean, Min, Total, merge
+from rlwatch.tensors.spread import Ess, Quantile, Std
 
 pytestmark = pytest.mark.torch
 

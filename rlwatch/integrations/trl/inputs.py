@@ -19,9 +19,9 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: Tensor | None) -> TokenBatch:
     """Of GRPO or RLOO. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and in RLOO."""
-    mask = inputs["completion_mask"]
+    mask = inputs["completion_mask"].bool()
     if "tool_mask" in inputs:
-        mask = mask * inputs["tool_mask"]
+        mask = mask & inputs["tool_mask"].bool()
     return TokenBatch(
         logp=logp,
         mask=mask,

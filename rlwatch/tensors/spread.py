@@ -1,0 +1,95 @@
+"""Mergeable statistics of how values spread: deviation, effective sample size, quantiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from rlwatch.tensors.masked import keep, masked_count, masked_quantile, masked_sum, widen
+from rlwatch.tensors.mergeable import Stat
+
+
+@dataclass(frozen=True, slots=True)
+class Std(Stat):
+    """Sample standard deviation (ddof 1), merged by the parallel update of Chan, Golub and LeVeque (1979).
+
+    ``count`` is the degrees of freedom, n - 1: a single value has no spread.
+    """
+
+    mean: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Of ``x`` inside ``mask``."""
+        count = masked_count(mask, x)
+        mean = masked_sum(x, mask) / count.clamp(min=1)
+        return cls(count - 1, mean, masked_sum((widen(x) - mean) ** 2, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        ours, theirs = self.count + 1, other.count + 1
+        both = ours + theirs
+        gap = other.mean - self.mean
+        mean = self.mean + gap * theirs / both.clamp(min=1)
+        squares = self.squares + other.squares + gap**2 * ours * theirs / both.clamp(min=1)
+        return type(self)(both - 1, mean, squares)
+
+    @override
+    def value(self) -> Tensor:
+        return (self.squares / self.count).sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class Ess(Stat):
+    """Effective sample size over n of the weights w = exp(x): (sum w)^2 / (n sum w^2), in (0, 1].
+
+    Kept as log-sums, so that no weight is too large or too small to count.
+    """
+
+    log_sum: Tensor
+    log_squares: Tensor
+
+    @classmethod
+    def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
+        """Of the *raw* weights ``exp(log_weight)`` inside ``mask``."""
+        x = keep(log_weight, mask, -torch.inf).flatten()
+        return cls(masked_count(mask, log_weight), x.logsumexp(0), (2 * x).logsumexp(0))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(
+            self.count + other.count,
+            torch.logaddexp(self.log_sum, other.log_sum),
+            torch.logaddexp(self.log_squares, other.log_squares),
+        )
+
+    @override
+    def value(self) -> Tensor:
+        return (2 * self.log_sum - self.log_squares - self.count.log()).exp().clamp(max=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile(Stat):
+    """An exact quantile; keeps the values (4 bytes a token) until the step ends."""
+
+    q: float
+    values: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
+        """Of ``x`` inside ``mask``."""
+        return cls(masked_count(mask, x), q, (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.q, self.values + other.values, self.masks + other.masks)
+
+    @override
+    def value(self) -> Tensor:
+        return masked_quantile(torch.cat(self.values), torch.cat(self.masks), self.q)
