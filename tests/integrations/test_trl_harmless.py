@@ -9,6 +9,7 @@ from fake_vllm import install
 from tiny_trl import FakeRun, digits, make_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlwatch.errors import ConfigError
 from rlwatch.integrations.seam import LIMIT, Seam
 from rlwatch.integrations.trl import taps as taps_module
 from rlwatch.integrations.trl import watch
@@ -210,6 +211,14 @@ def test_a_changed_signature_is_an_obstacle(tmp_path, monkeypatch, caplog):
         watch(make_trainer(tmp_path), run=FakeRun())
 
     assert "GRPOTrainer._compute_loss has no parameter 'batch'" in caplog.text
+
+
+def test_a_trainer_is_watched_once(tmp_path):
+    """Twice would record every step twice; the message says what to leave out."""
+    trainer = make_trainer(tmp_path)
+    watch(trainer, run=FakeRun())
+    with pytest.raises(ConfigError, match="watched already; leave RLWatchCallback out"):
+        watch(trainer, run=FakeRun())
 
 
 def test_only_the_watched_instance_is_changed(tmp_path):

@@ -77,6 +77,17 @@ def test_after_a_reset_every_kl_estimate_is_zero_at_the_next_step(tmp_path):
     assert run.taps()[4]["policy/kl_ref_k3"] > 1e-6
 
 
+def test_rloo_is_reset_too(tmp_path):
+    """Its KL sits in the reward, measured when the rollouts are generated: 0 in the next row."""
+    _, run, _ = train(tmp_path, kind="rloo")
+    rows = run.rows()
+
+    assert run.answers[0].status is CommandStatus.DONE
+    assert abs(rows[2]["kl"]) > 1e-5
+    assert abs(rows[3]["kl"]) < 1e-6
+    assert abs(rows[4]["kl"]) > 1e-5
+
+
 def test_the_answer_and_the_event_say_what_was_done(tmp_path):
     """Step, KL before, who and why; the fingerprint of both models."""
     trainer, run, _ = train(tmp_path, at=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from rlwatch.errors import ConfigError
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl.callback import RLWatchCallback
 from rlwatch.integrations.trl.compat import obstacle
@@ -24,7 +25,7 @@ def watch(trainer: Any, *, run: Run | None = None, text: bool = False, **init_kw
     Beside the scalars of the log: statistics per token, gradients per layer, non-finite counts and the most
     extreme tokens, every step; commands; and the exception that ended training. Parameters come out
     bit-identical to training unwatched. A trainer whose internals are not known is watched by its scalars, with
-    one warning.
+    one warning. With several ranks the per-token statistics are those of rank 0's share of the batch.
 
     Parameters
     ----------
@@ -40,9 +41,13 @@ def watch(trainer: Any, *, run: Run | None = None, text: bool = False, **init_kw
 
     Raises
     ------
+    ConfigError
+        If the trainer is watched already.
     RLWatchError
         What :func:`rlwatch.init` raises, before anything was changed.
     """
+    if any(isinstance(callback, RLWatchCallback) for callback in trainer.callback_handler.callbacks):
+        raise ConfigError("this trainer is watched already; leave RLWatchCallback out where watch(trainer) is called")
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=True)
     seam = scalars.seam
