@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.errors import RunLockedError
-from rlwatch.records import OutboxStatus, RunInfo
+from rlwatch.errors import RunLockedError, RunNotFoundError, StoreBusyError
+from rlwatch.records import OutboxStatus, RunInfo, RunState
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_hooks import command, fill, message, steps
 
@@ -206,6 +206,31 @@ def test_an_outbox_seen_empty_is_looked_at_again_when_it_changes(tmp_path: Path,
     assert [each.message_id for each in store.lease_messages(4.0, lease_s=1.0)] == ["m2"]
 
 
+def test_a_run_seen_before_is_read_again_only_when_its_files_change(tmp_path: Path, monkeypatch):
+    """The run table is asked for every few seconds, and most runs ended long ago."""
+    store = open_store(tmp_path)
+    fill(store, finish=True)
+    writer = store.open_run(RunInfo("run", config={"lr": [1]}))
+    writer.finish(RunState.FINISHED, "", 1.0)
+    writer.close()
+    long_ago = time.time() - 60
+    os.utime(tmp_path / "run" / "run.db", (long_ago, long_ago))
+    store.run("run").config["lr"].append(2)
+    with monkeypatch.context() as blind:
+        blind.setattr(store, "_reading", None)
+        assert store.run("run").config == {"lr": [1]}
+        assert [run.run_id for run in store.runs()] == ["run"]
+
+    writer = open_store(tmp_path).open_run(RunInfo("run"))
+    for step in (1, 2, 3):
+        writer.write(steps(step))
+        assert store.run("run").last_step == step
+    writer.close()
+    (tmp_path / "run" / "run.db").unlink()
+    with pytest.raises(RunNotFoundError):
+        store.run("run")
+
+
 def test_a_child_ending_in_the_middle_of_a_write_does_not_disturb_it(tmp_path: Path, run_child):
     """Closing the inherited connection would undo, in memory shared with the parent, what the parent is writing."""
     run_child(
@@ -229,3 +254,16 @@ writer.close()
     assert [record.step for record in store.records("run")] == list(range(4999))
     db = sqlite3.connect(tmp_path / "run" / "run.db")
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_what_was_leased_reaches_the_caller_whatever_comes_after(tmp_path: Path, monkeypatch):
+    """A file held by somebody else right after the lease must not cost the messages their turn."""
+    store = open_store(tmp_path, control_timeout_s=0.0)
+    fill(store)
+    store.put_alerts([], [message()])
+
+    def busy(db: sqlite3.Connection) -> bool:
+        raise StoreBusyError("held")
+
+    monkeypatch.setattr("rlwatch.store.sqlite.alerts.waiting", busy)
+    assert [each.message_id for each in store.lease_messages(1.0, lease_s=9.0)] == ["m1"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from rlwatch.store.sqlite import alerts as alert_rows
 from rlwatch.store.sqlite import connect, layout
 from rlwatch.store.sqlite.controltables import ControlTables
 from rlwatch.store.sqlite.runtables import RunTables
+from rlwatch.store.sqlite.unchanged import Unchanged, stamp_of
 from rlwatch.store.sqlite.writer import FileWriter, open_files
 
 
@@ -38,7 +40,18 @@ class FileStore(RunTables, ControlTables):
         self.url = f"sqlite://{quote(str(self.root))}"
         self._control_timeout_s = control_timeout_s
         self._clock = clock or SystemClock()
-        self._quiet: dict[str, int] = {}
+        self._infos = Unchanged[RunInfo]()  # the run table and the outboxes of hundreds of runs are polled
+        self._quiet = Unchanged[bool]()
+
+    def run(self, run_id: str) -> RunInfo:
+        """One run; not read again before its files change."""
+        files = layout.existing_files(self.root, run_id)
+        stamp = stamp_of(files.run, files.wal)
+        run = self._infos.recall(run_id, stamp)
+        if run is None:
+            run = super().run(run_id)
+            self._infos.keep(run_id, stamp, run)
+        return replace(run, config=deepcopy(run.config))
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt."""
@@ -52,20 +65,16 @@ class FileStore(RunTables, ControlTables):
     def _lease(
         self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None
     ) -> list[OutboxMessage]:
-        """As everywhere, but an outbox seen empty is not opened again before its file changes.
-
-        A deliverer asks every second and there may be hundreds of runs. A file changed within the last two
-        seconds is not trusted to show its next change in its time stamp.
-        """
-        changed = layout.changed_at(layout.files_of(self.root, run_id).control)
-        if self._quiet.get(run_id) == changed:
+        """As everywhere, but an outbox seen empty is not opened again before its file changes."""
+        stamp = stamp_of(self.root / run_id / "control.db")
+        if self._quiet.recall(run_id, stamp):
             return []
         with self._control(run_id) as db:
             if db is None:
                 return []
             leased = alert_rows.lease(db, run_id, now, until=until, limit=limit, channels=channels)
-            if time.time_ns() - changed > 2_000_000_000 and not alert_rows.waiting(db):
-                self._quiet[run_id] = changed
+            if not leased and not alert_rows.waiting(db):  # what is leased must reach the caller: ask no more
+                self._quiet.keep(run_id, stamp, value=True)
             return leased
 
     def _run_ids(self) -> list[str]:

@@ -86,14 +86,6 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def changed_at(path: Path) -> int:
-    """When the file last changed, in nanoseconds; 0 if it is not there."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
 def size_of(path: Path) -> int:
     """Bytes in the file; 0 if it is not there, or out of our sight."""
     try:
