@@ -113,10 +113,15 @@ class Deliverer:
         if postponed is not None:
             self._store.settle_message(postponed)
             return DeliveryReport(waiting=1)
-        outcome = settled(message, self._try(message), self.clock.now(), self._patience)
+        outcome = self._outcome(message)
         if outcome.status is OutboxStatus.DEAD:
             logger.error("alert %s never reached %r: %s", outcome.alert_id, outcome.channel, outcome.last_error)
         return self._settle(outcome)
+
+    def _outcome(self, message: OutboxMessage) -> OutboxMessage:
+        if self._patience.stale(message, self.clock.now()):
+            return replace(message, status=OutboxStatus.DEAD, last_error="nobody could deliver it while it was news")
+        return settled(message, self._try(message), self.clock.now(), self._patience)
 
     def _postponed(self, message: OutboxMessage) -> OutboxMessage | None:
         """The message as it goes back untried, with the reason; None if it is to be tried."""

@@ -20,12 +20,18 @@ class Patience:
 
     ``backoff(attempts)`` seconds pass between tries. A message is given up when its ``max_attempts``-th try
     fails, or one fails that comes more than ``max_age_s`` after it was written; so a message that nobody
-    could deliver for a week, because nobody ran, still gets its try.
+    could deliver over a weekend, because nobody ran, still gets its try. One that nobody tried for ``stale_s``
+    is no news any more: who configures a webhook today is not told of last month's crashes.
     """
 
     backoff: Backoff
     max_attempts: int = 200
     max_age_s: float = 48 * 3600.0
+    stale_s: float = 7 * 24 * 3600.0
+
+    def stale(self, message: OutboxMessage, now: float) -> bool:
+        """Whether a message nobody tried is too old to be told."""
+        return message.attempts == 0 and 0 < message.created_at < now - self.stale_s
 
 
 def settled(message: OutboxMessage, delivery: Delivery, now: float, patience: Patience) -> OutboxMessage:

@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from rlwatch.alerts.messages import messages_for
 from rlwatch.alerts.rules import Rule
-from rlwatch.cli.importing import holds
-from rlwatch.cli.relived import Told, WriterOfNews
+from rlwatch.alerts.transitions import Transition
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.policy import Health
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import RunWriter, Store
-from rlwatch.records import RunInfo, RunState, StepRecord
+from rlwatch.records import OutboxMessage, RunInfo, RunState, StepRecord
 
 HEARTBEAT_S = 5.0
 
@@ -88,9 +87,7 @@ class Recording:
         self._writer.close()
 
     def _begin(self) -> None:
-        told = Told(self._store, self._info.run_id) if holds(self._store, self._info.run_id) else None
-        opened = self._store.open_run(self._info)
-        self._writer: RunWriter = WriterOfNews(opened, told) if told else opened
+        self._writer: RunWriter = self._store.open_run(self._info)
         run = self._writer.run
         monitor = Monitor(
             run_id=run.run_id,
@@ -98,14 +95,19 @@ class Recording:
             rules=self._rules,
             history=lambda attempt, before: self._store.branch(run.run_id, attempt, before),
         )
-        tell = self._tell
-        on_outcome = (lambda outcome: tell(told.news(outcome))) if told else tell
-        self._sink = MonitorSink(monitor, self._writer, self._store, _nobody, on_outcome)
+        self._sink = MonitorSink(
+            monitor,
+            self._writer,
+            self._store,
+            compose=lambda transition: self._compose(transition, run),
+            announce=self._tell,
+        )
+
+    def _compose(self, transition: Transition, run: RunInfo) -> list[OutboxMessage]:
+        """Not for the console: whoever watches reads what is found right here."""
+        messages = messages_for(transition, run, now=self._clock.now())
+        return [message for message in messages if message.channel != "console"]
 
     def _let_go(self) -> None:
         self._sink.close()
         self._writer.close()
-
-
-def _nobody(health: Health) -> None:
-    """No training loop asks for its health here."""

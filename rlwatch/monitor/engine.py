@@ -73,7 +73,7 @@ class Monitor:
         self.source = source
         self.late = 0
         self._make = detectors or default_detectors
-        self._rules = tuple(default_rules() if rules is None else rules)
+        self.rules = tuple(default_rules() if rules is None else rules)
         self._history = history
         self._attempt: int | None = None
         self._early: list[Event] = []
@@ -81,7 +81,7 @@ class Monitor:
 
     def _reset(self) -> None:
         self._detectors = list(self._make())
-        self._alerts = AlertEngine(self.run_id, self._rules)
+        self._alerts = AlertEngine(self.run_id, self.rules)
         self._episodes = Episodes()
         self._open: OpenStep | None = None
         self._seen: set[str] = set()

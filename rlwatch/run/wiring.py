@@ -151,7 +151,16 @@ def _assemble(
         history=lambda attempt, before: store.branch(info.run_id, attempt, before),
     )
     run = Run(info, counters)
-    monitor_sink = MonitorSink(monitor, run_writer, store, run.publish_health, _announce)
+    delivery = alerting.start(store)
+    monitor_sink = MonitorSink(
+        monitor,
+        run_writer,
+        store,
+        compose=lambda transition: alerting.compose(transition, info, clock.now()),
+        publish=run.publish_health,
+        announce=_announce,
+        wake=delivery.wake if delivery is not None else None,
+    )
     sinks: list[Sink] = [StoreSink(run_writer, counters, clock), monitor_sink, mailbox]
     writer = Writer(queue, sinks, counters, attempt=info.attempt, last_seq=run_writer.last_seq)
 
@@ -159,7 +168,7 @@ def _assemble(
         run_writer.finish(state, reason, clock.now())
         run_writer.close()
 
-    run.attach(Engine(queue, writer, mailbox, finish, alerting.start(store)))
+    run.attach(Engine(queue, writer, mailbox, finish, delivery))
     writer.start()
     return run
 

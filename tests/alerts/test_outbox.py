@@ -269,3 +269,14 @@ def test_the_console_alone_needs_no_extra(store: Store, clock: ManualClock, monk
     assert Deliverer(store, {"console": ConsoleNotifier()}, clock).run_once() == DeliveryReport(sent=1)
     with pytest.raises(MissingExtraError, match=r"tenacity.*\[alerts\]"):
         Deliverer(store, {"webhook": ScriptedNotifier()}, clock)
+
+
+def test_a_message_nobody_tried_for_a_week_is_no_news(store: Store, clock: ManualClock):
+    """Who configures a webhook today is not told of last month's crashes; last weekend's they are."""
+    put(store, message("old", at=NOW - 8 * 86400.0), message("young", at=NOW - 2 * 86400.0, alert="a2"))
+    deliver, notifier = deliverer(store, clock)
+
+    deliver.run_once()
+
+    assert statuses(store) == {"old": OutboxStatus.DEAD, "young": OutboxStatus.SENT}
+    assert notifier.seen == ["young"]

@@ -1,0 +1,36 @@
+"""What a store holds already, and a resumed run says again because it relives its history."""
+
+from __future__ import annotations
+
+from rlwatch.monitor.engine import Outcome
+from rlwatch.ports import Store
+from rlwatch.records import Alert, AlertState, Finding
+
+_STATES = (AlertState.PENDING, AlertState.FIRING, AlertState.RESOLVED)
+
+
+class Told:
+    """Findings and alerts of a run as they stood in the store when a process began to watch it."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._findings = {_identity(finding) for finding in store.findings(run_id)}
+        self._alerts = {alert.alert_id: _progress(alert) for alert in store.alerts(run_id)}
+
+    def news(self, outcome: Outcome) -> Outcome:
+        """The outcome without findings that are stored, and without alerts that are stored as far along."""
+        return Outcome(
+            tuple(finding for finding in outcome.findings if _identity(finding) not in self._findings),
+            tuple(
+                transition
+                for transition in outcome.transitions
+                if _progress(transition.alert) > self._alerts.get(transition.alert.alert_id, (-1, -1))
+            ),
+        )
+
+
+def _identity(finding: Finding) -> tuple[object, ...]:
+    return (finding.seq, finding.detector, finding.kind, finding.severity)
+
+
+def _progress(alert: Alert) -> tuple[int, int]:
+    return (_STATES.index(alert.state), alert.severity.rank)

@@ -1,0 +1,142 @@
+"""The Monitor inside a live run: what it stores, what it queues, what it does not say twice."""
+
+import pytest
+from scripted import Threshold, records
+
+from rlwatch.alerts.messages import messages_for
+from rlwatch.alerts.rules import Rule
+from rlwatch.clock import ManualClock
+from rlwatch.errors import StoreBusyError
+from rlwatch.monitor import Monitor
+from rlwatch.monitor.sink import MonitorSink
+from rlwatch.records import AlertState, OutboxStatus, RunInfo
+from rlwatch.store.url import open_store
+
+RULE = Rule("r", channels=("webhook",))
+
+
+class Watched:
+    """A run in a memory store with a sink over it, resumable."""
+
+    def __init__(self, name):
+        self.store = open_store(f"memory://{name}", clock=ManualClock())
+        self.writer, self.sink, self.said, self.woken, self.health = None, None, [], [], []
+
+    def begin(self):
+        if self.writer is not None:
+            self.writer.close()
+        self.writer = self.store.open_run(RunInfo("run"))
+        monitor = Monitor(
+            run_id="run",
+            detectors=lambda: [Threshold()],
+            rules=[RULE],
+            history=lambda attempt, before: self.store.branch("run", attempt, before),
+        )
+        self.sink = MonitorSink(
+            monitor,
+            self.writer,
+            self.store,
+            compose=lambda transition: messages_for(transition, self.writer.run, now=1.0),
+            publish=self.health.append,
+            announce=self.said.append,
+            wake=lambda: self.woken.append(True),
+        )
+        return self
+
+    def log(self, *values, start=0):
+        batch = records(*values, start=start, attempt=self.writer.run.attempt, seq=self.writer.last_seq)
+        self.writer.write(batch)
+        self.sink.write(batch)
+        return self
+
+    def findings(self):
+        return [(f.severity.value, f.step) for f in self.store.findings("run")]
+
+    def alerts(self):
+        return [(a.state, a.severity.value) for a in self.store.alerts("run")]
+
+    def outbox(self):
+        return [(m.payload["event"], m.status) for m in self.store.outbox("run")]
+
+
+@pytest.fixture
+def watched(request):
+    return Watched(request.node.name).begin()
+
+
+def test_findings_alerts_and_messages_are_stored_and_the_deliverer_woken(watched):
+    """All that a crash needs to outlive the process."""
+    watched.log(0, 2, 20, 0)
+
+    assert watched.findings() == [("warning", 1), ("critical", 2)]
+    assert watched.alerts() == [(AlertState.FIRING, "critical")]
+    assert watched.outbox() == [("firing", OutboxStatus.PENDING), ("escalated", OutboxStatus.PENDING)]
+    assert watched.woken == [True]
+
+
+def test_health_is_published_after_every_batch(watched):
+    """What vetoes a reset is never older than the last step judged."""
+    watched.log(0, 20).log(0, start=2)
+
+    assert [len(health.findings) for health in watched.health] == [0, 1]
+
+
+def test_the_last_step_is_judged_at_the_end(watched):
+    """Nothing comes after it."""
+    watched.log(0, 20)
+    assert watched.findings() == []
+    watched.sink.close()
+
+    assert watched.findings() == [("critical", 1)]
+
+
+def test_a_busy_store_is_tried_again(watched):
+    """The app may hold the lock for a moment."""
+    put, busy = watched.store.put_alerts, [True]
+
+    def sometimes(alerts, messages):
+        if busy:
+            busy.pop()
+            raise StoreBusyError("locked")
+        put(alerts, messages)
+
+    watched.store.put_alerts = sometimes
+    watched.log(0, 20, 0)
+    assert watched.alerts() == []
+    watched.sink.tick()
+
+    assert watched.alerts() == [(AlertState.FIRING, "critical")]
+    assert len(watched.outbox()) == 1
+
+
+def test_a_resumed_run_does_not_say_again_what_is_stored(watched):
+    """It relives its history; people have read that."""
+    watched.log(0, 2, 20, 0)
+    said = len(watched.said)
+
+    watched.begin().log(0, 0, start=4)
+
+    assert watched.findings() == [("warning", 1), ("critical", 2)]
+    assert len(watched.outbox()) == 3  # the alert that fired before the resume resolves after it
+    assert [t.alert.state for outcome in watched.said[said:] for t in outcome.transitions] == [AlertState.RESOLVED]
+
+
+def test_what_a_dead_process_stored_but_never_judged_is_said_by_the_next(watched):
+    """It died between the row and the verdict."""
+    watched.writer.write(records(0, 20, 0))
+
+    watched.begin().log(0, start=3)
+
+    assert watched.findings() == [("critical", 1)]
+    assert watched.outbox()[0][0] == "firing"
+
+
+def test_alerts_of_an_abandoned_branch_are_resolved_and_receivers_told(watched):
+    """The crash at step 2 was undone by resuming from step 1."""
+    watched.log(0, 0, 20, 20)
+    watched.begin().log(0, 0, 0, start=1)
+
+    (alert,) = watched.store.alerts("run")
+    assert alert.state is AlertState.RESOLVED
+    assert "attempt 2 resumed from before it" in alert.reason
+    assert [event for event, _ in watched.outbox()] == ["firing", "resolved"]
