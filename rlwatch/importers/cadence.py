@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_NOTHING = (0, 0)
 MOST_WAITING = 1000
 """Rows held back for a bar at most. 8 KiB of buffered stdout are about a hundred; a bar may also never come."""
 
@@ -20,6 +21,7 @@ MOST_WAITING = 1000
 class _Waiting(Generic[T]):
     row: T
     trains: bool
+    beside: tuple[int, int]
 
 
 class StepClock(Generic[T]):
@@ -39,26 +41,20 @@ class StepClock(Generic[T]):
         self._total: int | None = None
         self._n = 0
         self._bars_seen = False
+        self._batches = False  # rows come late and together: where the bar stands now says nothing of a single one
 
-    def row(self, row: T, *, trains: bool, beside: tuple[int, int] | None = None) -> list[tuple[T, int]]:
+    def row(self, row: T, *, trains: bool, beside: tuple[int, int] = _NOTHING) -> list[tuple[T, int]]:
         """Take a row; ``beside`` is (n, total) of the bar printed before it on the same line, if any."""
         if not trains and not self._waiting:
-            return [(row, self.last if self._total is None else max(self.last, self._n))]
-        if trains and beside and not self._waiting and beside[0] > self.last:
-            self._total = beside[1]
-            self._n = beside[0]
-            return [(row, self._advance(beside[0]))]
-        self._waiting.append(_Waiting(row, trains))
-        trainings = sum(waiting.trains for waiting in self._waiting)
-        barless = not self._bars_seen and (trainings > 1 or self.counted)
-        return self._count() if barless or trainings > MOST_WAITING else []
+            return [(row, self.last if self._total is None or self._batches else max(self.last, self._n))]
+        self._waiting.append(_Waiting(row, trains, beside))
+        barless = not self._bars_seen and (self._trainings() > 1 or self.counted)
+        return self._count() if barless or self._trainings() > MOST_WAITING else []
 
     def bar(self, n: int, total: int, *, directly: bool) -> list[tuple[T, int]]:
         """Take a bar; ``directly`` says that nothing but line ends lies between it and the last row."""
         self._bars_seen = True
-        own = total == self._total
-        adopted = n > 0 and bool(self._waiting) and (directly or self._total is None)
-        if not own and not adopted:
+        if not self._is_own(n, total, directly=directly):
             if self._total is None:  # perhaps the trainer's: all there is, if no row ever comes before a bar
                 self._n = n
             return []
@@ -66,6 +62,25 @@ class StepClock(Generic[T]):
             self.last = 0
         self._total, self._n = total, n
         return self._settle(n) if n > 0 else []
+
+    def _is_own(self, n: int, total: int, *, directly: bool) -> bool:
+        """Whether a bar is the trainer's: the one that is redrawn after its rows, and counts at least as far."""
+        if total == self._total:
+            return True
+        if not self._waiting or n < max(1, self._trainings()):
+            return False
+        return directly or total == self._waiting[0].beside[1] or (self._total is None and not self._beside())
+
+    def _trainings(self) -> int:
+        return sum(waiting.trains for waiting in self._waiting)
+
+    def _beside(self) -> int:
+        """Where the bar stood beside the only row that waits; 0 if there was none, or if it did not count this row.
+
+        A bar beside the first of several rows says nothing: they come in a batch.
+        """
+        alone = self._waiting[0].beside[0] if len(self._waiting) == 1 else 0
+        return alone if alone > self.last else 0
 
     def at(self, step: int) -> list[tuple[T, int]]:
         """Learn of a row that says its own step; gives back what waited before it."""
@@ -79,10 +94,10 @@ class StepClock(Generic[T]):
 
     def _settle(self, n: int) -> list[tuple[T, int]]:
         """Spread the waiting rows over the steps up to ``n``, where the bar stands."""
-        return self._assign(self._spread(sum(waiting.trains for waiting in self._waiting), n))
+        return self._assign(self._spread(self._trainings(), self._beside() or n))
 
     def _count(self) -> list[tuple[T, int]]:
-        trainings = sum(waiting.trains for waiting in self._waiting)
+        trainings = self._trainings()
         self.counted = self.counted or trainings > 0
         pace = self.pace or 1
         return self._assign([self.last + pace * i for i in range(1, trainings + 1)])
@@ -103,10 +118,13 @@ class StepClock(Generic[T]):
         """Steps of ``rows`` consecutive rows of which the last is at or shortly before ``n``."""
         if rows <= 1:
             return [n] * rows
-        if self.pace:  # HF logs at multiples of the pace
-            first = n - n % self.pace - self.pace * (rows - 1)
-            if first > self.last:
-                return [first + self.pace * i for i in range(rows)]
+        self._batches = True
+        if self.pace:
+            end = self.last + self.pace * rows
+            if not 0 <= n - end <= self.pace:  # rows are missing: count back, HF logs at multiples of the pace
+                end = n - n % self.pace
+            if end - self.pace * rows >= self.last:
+                return [end - self.pace * i for i in reversed(range(rows))]
         if self.last == 0 and n % rows and rows > 2 and n % (rows - 1) == 0:  # logging_first_step
             return [1] + [n // (rows - 1) * i for i in range(1, rows)]
         pace = max(1, (n - self.last) // rows)

@@ -80,7 +80,7 @@ class TrlConsoleParser(LineParser):
             return
         metrics = metrics_of(items, self.skips, line)
         trains = not any(name.startswith(_EVAL) for name in metrics)
-        place = (beside.n, beside.total) if beside else None
+        place = (beside.n, beside.total) if beside else (0, 0)
         self._directly = trains
         yield from self._settled(self._clock.row((metrics, line), trains=trains, beside=place))
 

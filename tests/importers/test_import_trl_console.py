@@ -164,6 +164,33 @@ def test_a_buffered_run_that_logged_its_first_step(tmp_path):
     assert steps(read(tmp_path, text)) == [1] + [20 * i for i in range(1, 32)]
 
 
+def test_a_batch_glued_behind_a_bar_is_still_a_batch(tmp_path):
+    """The bar beside its first row says nothing of that row."""
+    text = f"\r{bar(0)}"
+    for n in (320, 640):
+        text += "".join(f"\r{bar(i)}" for i in range(n - 320, n + 1, 5))
+        text += "".join(row() + "\n" for _ in range(64)) + f"\r{bar(n + 5)}"  # flushed a little late
+
+    assert steps(read(tmp_path, text)) == [5 * i for i in range(1, 129)]
+
+
+def test_an_evaluation_between_batches_belongs_to_the_last_row(tmp_path):
+    """It was printed late too."""
+    text = f"\r{bar(100)}\n{row()}\n{row()}\n\r{bar(100)}\r{bar(200)}" + str({"eval_loss": 0.5, "eval_kl": 0.1}) + "\n"
+    text += f"{row()}\n{row()}\n\r{bar(200)}"
+
+    assert steps(read(tmp_path, text)) == [50, 100, 100, 150, 200]
+
+
+def test_an_evaluation_off_the_rows_pace_has_the_bars_step(tmp_path):
+    """Evaluated at 25 where rows come every 10 steps."""
+    text = f"\r{bar(10)}{cleared('')}{row()}\n\r{bar(10)}\r{bar(25)}\r{bar(12, 12)}\r" + str(
+        {"eval_loss": 0.5, "eval_kl": 0.1}
+    )
+
+    assert steps(read(tmp_path, text)) == [10, 25]
+
+
 def test_rows_without_any_bar_are_numbered_and_the_notes_say_so(tmp_path):
     """The order is all there is."""
     run = read(tmp_path, "".join(row() + "\n" for _ in range(4)))
