@@ -40,19 +40,29 @@ class Entry:
     messages: Sequence[OutboxMessage]
 
     @property
+    def goes_on(self) -> bool:
+        """Whether its run may still change it."""
+        return self.run is None or self.run.state is RunState.RUNNING
+
+    @property
     def firing(self) -> bool:
         """Whether it fires in a run that goes on."""
-        return self.alert.state is AlertState.FIRING and (self.run is None or self.run.state is RunState.RUNNING)
+        return self.goes_on and self.alert.state is AlertState.FIRING
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may fire yet."""
+        return self.goes_on and self.alert.state is AlertState.PENDING
 
 
 def entries(alerts: Sequence[Alert], runs: Mapping[str, RunInfo], messages: Sequence[OutboxMessage]) -> list[Entry]:
-    """Alerts, the one told last first, without those that were gone before they fired."""
+    """Alerts, the one told last first, without those nobody was or will be told of."""
     by_alert: dict[str, list[OutboxMessage]] = {}
     for message in messages:
         by_alert.setdefault(message.alert_id, []).append(message)
-    told = [alert for alert in alerts if alert.state is not AlertState.RESOLVED or alert.fired_at is not None]
-    newest_first = sorted(told, key=lambda alert: -(alert.fired_at if alert.fired_at is not None else float("inf")))
-    return [Entry(alert, runs.get(alert.run_id), by_alert.get(alert.alert_id, ())) for alert in newest_first]
+    all_entries = [Entry(alert, runs.get(alert.run_id), by_alert.get(alert.alert_id, ())) for alert in alerts]
+    told = [e for e in all_entries if e.firing or e.waits or e.alert.fired_at is not None]
+    return sorted(told, key=lambda e: -(float("inf") if e.alert.fired_at is None else e.alert.fired_at))
 
 
 def matching(all_entries: Sequence[Entry], choice: str) -> list[Entry]:

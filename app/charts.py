@@ -21,10 +21,10 @@ from .marks import Mark
 Option = dict[str, Any]
 
 COLUMNS = 3
-BUCKETS = 240
-"""Two points a bucket are about one a pixel of a panel a third of the page wide."""
 GAP = 1.2
-"""Room between two panels, in per cent of the page's width."""
+"""Room between two panels, in per cent of the page's width (what Streamlit leaves between columns)."""
+INSET = 1.0
+"""Room for the last step's label at a panel's right, in the same unit."""
 
 ROW_PX, HEAD_PX, FOOT_PX = 196, 50, 8
 LOG_SPREAD = 200.0
@@ -107,13 +107,14 @@ def family_option(
 def _add(panels: _Panels, place: int, plot: Plot) -> None:
     ink = panels.ink
     row, column = divmod(place, panels.columns)
-    left, top = column * 100 / panels.columns, row * ROW_PX
-    width = 100 / panels.columns - GAP * COLUMNS / panels.columns
+    gap, inset = (room * COLUMNS / panels.columns for room in (GAP, INSET))
+    width = (100 - gap * (panels.columns - 1)) / panels.columns
+    left, top = column * (width + gap), row * ROW_PX
     panels.title.append(_title(plot, left, top + 4, ink))
     panels.grid.append(
         {
             "left": f"{left:.2f}%",
-            "width": f"{width:.2f}%",
+            "width": f"{width - inset:.2f}%",
             "containLabel": True,
             "top": top + HEAD_PX,
             "height": ROW_PX - HEAD_PX - FOOT_PX,
@@ -246,7 +247,7 @@ def _level(plot: Plot, ink: Ink) -> list[Option]:
 
 
 def _mark(mark: Mark, family: str) -> Option:
-    concerned = not mark.family or mark.family == family
+    concerned = not mark.families or family in mark.families
     return {
         "xAxis": mark.step,
         "name": mark.text,

@@ -52,11 +52,8 @@ def reset_checks(run: RunInfo, alerts: Sequence[Alert], *, stale: bool, has_refe
 
 def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
     """Critical alerts of a collapse that fire now: while they do, the trainer refuses unless forced."""
-    return [
-        alert
-        for alert in alerts
-        if alert.state is AlertState.FIRING and alert.severity is Severity.CRITICAL and alert.kind in COLLAPSE_KINDS
-    ]
+    critical = [a for a in alerts if a.state is AlertState.FIRING and a.severity is Severity.CRITICAL]
+    return sorted((a for a in critical if a.kind in COLLAPSE_KINDS), key=lambda alert: alert.onset_step)
 
 
 def _alive(run: RunInfo, *, stale: bool) -> Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rlwatch.metrics import family_of
 from rlwatch.records import Alert, AlertState, Event, Finding
 
 from . import format as fmt
@@ -21,14 +22,14 @@ EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "
 class Mark:
     """A vertical line: ``shape`` above it, ``text`` for people, dashed where it is an inference.
 
-    ``family`` is that of the charts it concerns (``""``: all of them).
+    ``families`` are those whose charts it concerns (none: all of them).
     """
 
     step: int
     shape: str
     colour: str
     text: str
-    family: str = ""
+    families: frozenset[str] = frozenset()
     dashed: bool = False
 
 
@@ -36,16 +37,22 @@ def of_run(
     alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
 ) -> list[Mark]:
     """All marks of a run. ``findings`` tell families and when it was seen; ``starts`` an attempt's first step."""
-    families = {finding.kind: finding.family for finding in findings}
+    families = {finding.kind: _families(finding) for finding in findings}
     return [
         *_resumes(starts),
         *(_of_event(event) for event in events if event.kind in EVENT_SHAPES and event.step is not None),
         *(
             mark
             for alert in _newest(alerts)
-            for mark in _of_alert(alert, families.get(alert.kind, ""), seen_at(alert, findings))
+            for mark in _of_alert(alert, families.get(alert.kind, frozenset()), seen_at(alert, findings))
         ),
     ]
+
+
+def _families(finding: Finding) -> frozenset[str]:
+    """The detector's family, and that of the metric it speaks of (a NaN may be in any)."""
+    of_metric = family_of(finding.metric).value if finding.metric else ""
+    return frozenset(filter(None, (finding.family, of_metric)))
 
 
 def _newest(alerts: Sequence[Alert]) -> list[Alert]:
@@ -61,13 +68,13 @@ def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
     return max(behind, default=alert.onset_step)
 
 
-def _of_alert(alert: Alert, family: str, seen: int) -> list[Mark]:
+def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
     look = LOOKS[SEVERITY_WORD[alert.severity]]
     what = fmt.words(alert.kind)
     colour = {"■": VERMILLION, "▲": AMBER}.get(look.shape, GREY)
     return [
-        Mark(alert.onset_step, "", colour, f"{what} began", family, dashed=True),
-        Mark(seen, look.shape, colour, f"{what} alarm", family),
+        Mark(alert.onset_step, "", colour, f"{what} began", families, dashed=True),
+        Mark(seen, look.shape, colour, f"{what} alarm", families),
     ]
 
 

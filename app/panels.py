@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rlwatch.metrics import BY_NAME, TABLE, Family, family_of, resolve
-from rlwatch.ports import Series
 
 from . import format as fmt
-from .queries import canonical_names
+from .queries import Trace, canonical_names
 
 VITAL = frozenset({"reward/mean", "policy/entropy", "policy/kl_ref", "optim/grad_norm"})
 """Shown even when they do not move: a reward stuck at 0 is news."""
@@ -78,9 +75,9 @@ def catalogue(names: Sequence[str], source: str) -> list[Panel]:
 
 
 def sections(
-    panels: Sequence[Panel], series: Mapping[str, Series], source: str, suspects: Collection[str] = ()
+    panels: Sequence[Panel], traces: Mapping[str, Trace], source: str, suspects: Collection[str] = ()
 ) -> list[Section]:
-    """The panels by family; ``series`` holds the known metrics' (unknown ones go behind the click unread).
+    """The panels by family; ``traces`` holds the known metrics' (unknown ones go behind the click unread).
 
     ``suspects`` are canonical metrics a finding speaks of: shown whatever their rank, like those that were
     ever not finite.
@@ -91,10 +88,10 @@ def sections(
         if not panel.canonical:
             section.more.append(panel)
             continue
-        one, suspect = series[panel.name], panel.canonical in suspects
-        if (level := constant(one)) is not None and not suspect and panel.canonical not in VITAL:
-            section.unchanging.append((panel.canonical, level))
-        elif suspect or len(section.shown) < MOST or not np.isfinite(one.values).all():
+        trace, suspect = traces[panel.name], panel.canonical in suspects
+        if trace.level is not None and not suspect and panel.canonical not in VITAL:
+            section.unchanging.append((panel.canonical, trace.level))
+        elif suspect or len(section.shown) < MOST or not trace.finite:
             section.shown.append(panel)
         else:
             section.more.append(panel)
@@ -113,14 +110,6 @@ def shelves(all_sections: Sequence[Section], columns: int) -> list[list[tuple[Se
         found[-1].append((section, width))
         room -= width
     return found
-
-
-def constant(series: Series) -> float | None:
-    """The one value the series ever had (of at least 3, all finite), else None."""
-    values = series.values
-    if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) > 0:
-        return None
-    return float(values[0])
 
 
 def unchanging_words(section: Section) -> str:

@@ -70,7 +70,7 @@ def _why(alerts: list[Alert], ending: str) -> Markup:
 
 def _moved_on(run: RunInfo) -> None:
     """Redraw the page's controls when the run's state or the slider's end is no longer what they show."""
-    shows = (run.run_id, run.state.value, run.attempt, window.limit(queries.extent(run)[1]))
+    shows = (run.run_id, run.state.value, run.attempt, window.limit(queries.outline(run).last))
     before = st.session_state.get("head-shows")
     st.session_state["head-shows"] = shows
     if before is not None and before[0] == run.run_id and before != shows:

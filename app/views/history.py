@@ -22,6 +22,9 @@ STATUS_LOOK = {
     CommandStatus.EXPIRED: ("✕", GREY),
 }
 
+MOST = 100
+"""Rows a table shows; the older ones are counted."""
+
 FINDING_COLUMNS = (
     table.Column("severity", "tight"),
     table.Column("what", "tight"),
@@ -47,7 +50,9 @@ def findings(found: Sequence[Finding]) -> None:
     if not found:
         st.caption("Nothing found.")
         return
-    table.show("findings", FINDING_COLUMNS, [finding_row(finding) for finding in reversed(found)])
+    newest = list(reversed(found))[:MOST]
+    table.show("findings", FINDING_COLUMNS, [finding_row(finding) for finding in newest])
+    _older(found, newest)
 
 
 def finding_row(finding: Finding) -> table.Row:
@@ -82,9 +87,15 @@ def events(happened: Sequence[Event]) -> None:
     st.html(el("div", "Events", cls="rl-family"))
     rows = [
         table.Row([table.text(fmt.step(e.step)), table.text(fmt.words(e.kind)), table.text(evidence.one_line(e.body))])
-        for e in reversed(happened)
+        for e in list(reversed(happened))[:MOST]
     ]
     table.show("events", EVENT_COLUMNS, rows)
+    _older(happened, rows)
+
+
+def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
+    if left := len(everything) - len(shown):
+        st.caption(f"and {fmt.step(left)} older")
 
 
 def commands(run_id: str) -> None:

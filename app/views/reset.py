@@ -78,7 +78,8 @@ def _checks(run: RunInfo) -> list[control.Check]:
 
 def _check(check: control.Check) -> Markup:
     shape, colour = CHECK_LOOK[check.met]
-    return el("div", el("span", shape, style=f"color:{colour};display:inline-block;width:1.4em"), check.text)
+    mark = el("span", shape, style=f"color:{colour};flex:0 0 1.4em")
+    return el("div", mark, el("span", check.text), style="display:flex")
 
 
 def _send(run: RunInfo, key: str, *, optimizer: str, why: str, by: str, force: bool) -> None:

@@ -60,7 +60,7 @@ def _controls(run: RunInfo) -> None:
 
 
 def _range(run: RunInfo) -> None:
-    _, last = queries.extent(run)
+    last = queries.outline(run).last
     end = window.limit(last)
     key = f"steps-{run.run_id}-{end}"
     chosen = window.read(st.query_params, 0, last)

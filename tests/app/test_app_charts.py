@@ -117,7 +117,13 @@ def test_an_alarm_marks_its_onset_dashed_and_itself_solid():
     """When it began, looking back; when it was seen."""
     began, seen = marks.of_run([alert()], [finding()], [], {1: 1})
     assert (began.step, began.dashed, seen.step, seen.dashed) == (12, True, 20, False)
-    assert (seen.shape, seen.family) == ("■", "Exploration")
+    assert (seen.shape, seen.families) == ("■", {"Exploration"})
+
+
+def test_an_alarm_concerns_the_family_of_its_metric_too():
+    """A NaN is an optimiser's finding, in whatever metric it shows."""
+    found = marks.of_run([alert(kind="nonfinite")], [finding(kind="nonfinite", family="Optimisation")], [], {1: 1})
+    assert found[0].families == {"Optimisation", "Exploration"}
 
 
 def test_a_resolved_alert_is_marked_where_it_was_seen_not_where_it_ended():
@@ -142,7 +148,7 @@ def test_resets_and_resumes_are_marked():
 
 def test_marks_outside_the_window_are_not_drawn_and_others_families_are_faint():
     """Lines of an alarm run through every chart, loud only in its own family."""
-    marked = [marks.Mark(5, "■", VERMILLION, "x", "Reward"), marks.Mark(50, "■", VERMILLION, "y")]
+    marked = [marks.Mark(5, "■", VERMILLION, "x", frozenset({"Reward"})), marks.Mark(50, "■", VERMILLION, "y")]
     data = line(option(plot([1, 2, 3]), marked=marked))["markLine"]["data"]
     assert [m["xAxis"] for m in data] == [5]
     assert data[0]["lineStyle"]["opacity"] < 0.5

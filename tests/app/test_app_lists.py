@@ -109,6 +109,14 @@ def test_an_alert_gone_before_it_fired_is_no_alert():
     assert alarms.entries([alert(state=AlertState.RESOLVED, fired_at=None)], {}, []) == []
 
 
+def test_a_pending_alert_is_shown_while_it_may_fire():
+    """Of a run that ended it never will."""
+    pending = alert(state=AlertState.PENDING, fired_at=None)
+    assert entry(pending).waits
+    ended = {"run-1": run("run-1", state=RunState.FINISHED)}
+    assert alarms.entries([pending], ended, []) == []
+
+
 def test_an_alert_of_a_run_that_ended_does_not_fire_for_ever():
     """It was never resolved, and concerns nobody now."""
     ended = entry(run_state=RunState.FINISHED)

@@ -2,6 +2,7 @@
 
 import numpy as np
 from rlwatch_app import panels
+from rlwatch_app.queries.traces import trace
 
 from rlwatch.metrics import Family
 from rlwatch.ports import Series
@@ -13,9 +14,13 @@ def series(values):
     return Series("m", np.arange(len(values)), values, ones, np.arange(len(values)))
 
 
+def traces(values):
+    return {name: trace(series(v), {1: 0}, (0, 99)) for name, v in values.items()}
+
+
 def sections(values, source="trl/grpo"):
     catalogue = panels.catalogue(list(values), source)
-    found = panels.sections(catalogue, {name: series(v) for name, v in values.items()}, source)
+    found = panels.sections(catalogue, traces(values), source)
     return {section.family: section for section in found}
 
 
@@ -61,8 +66,7 @@ def test_what_is_suspect_is_never_behind_a_click():
     values = {f"reward/{n}": MOVING for n in ("mean", "std", "zero_std_frac", "max")}
     values |= {"adv/mean": [1.0, np.nan, 2.0], "adv/std": [0.0] * 5}
     catalogue = panels.catalogue(list(values), "")
-    data = {name: series(v) for name, v in values.items()}
-    (section,) = panels.sections(catalogue, data, "", suspects={"reward/max", "adv/std"})
+    (section,) = panels.sections(catalogue, traces(values), "", suspects={"reward/max", "adv/std"})
     assert [p.canonical for p in section.shown][3:] == ["reward/max", "adv/mean", "adv/std"]
 
 

@@ -1,0 +1,34 @@
+"""The only door from the pages to the store.
+
+Everything returned is a snapshot; everything may raise ``StoreError``. Series and what is computed of them
+are read again only when a run moved on (``door.version``); small rows are read afresh.
+"""
+
+from .door import store, store_url
+from .fleet import Fleet, Glance, Vitals, fleet, vitals
+from .rows import alerts, alerts_by_run, commands, events, findings, outbox, run, runs_by_id
+from .traces import Outline, Trace, canonical_names, metric_names, outline, traces
+
+__all__ = [
+    "Fleet",
+    "Glance",
+    "Outline",
+    "Trace",
+    "Vitals",
+    "alerts",
+    "alerts_by_run",
+    "canonical_names",
+    "commands",
+    "events",
+    "findings",
+    "fleet",
+    "metric_names",
+    "outbox",
+    "outline",
+    "run",
+    "runs_by_id",
+    "store",
+    "store_url",
+    "traces",
+    "vitals",
+]

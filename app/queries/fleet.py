@@ -1,0 +1,106 @@
+"""All runs at a glance: state, pace, reward, entropy, alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.errors import StoreError
+from rlwatch.ports import Series
+from rlwatch.records import Alert, RunInfo
+
+from ..buckets import attempt_starts, sparkline, trend
+from .door import Version, store, store_url, version
+from .rows import alerts_by_run
+from .traces import canonical_names
+
+TAIL = 64
+"""So many of the newest rows tell a run's usual step time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What the list of runs shows of one metric. ``points`` and ``bad``: see :func:`buckets.sparkline`."""
+
+    value: float | None = None
+    trend: str = ""
+    points: tuple[tuple[float, float], ...] = ()
+    bad: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """A run at a glance; ``step_s`` is its median step time in seconds."""
+
+    step_s: float | None
+    reward: Glance
+    entropy: Glance
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All runs with their vitals, the alerts of each, and why the unreadable ones cannot be read."""
+
+    runs: tuple[RunInfo, ...]
+    vitals: Mapping[str, Vitals]
+    alerts: Mapping[str, Sequence[Alert]]
+    unreadable: Mapping[str, str]
+
+
+def fleet() -> Fleet:
+    """Everything the list of runs needs."""
+    source = store()
+    runs, vitals_of, broken = [], {}, dict(source.unreadable())
+    for run in source.runs():
+        try:
+            vitals_of[run.run_id] = vitals(run)
+        except StoreError as error:
+            broken[run.run_id] = str(error)
+        else:
+            runs.append(run)
+    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken)
+
+
+def vitals(run: RunInfo) -> Vitals:
+    """The vitals of ``run``, cached until it moves on."""
+    return _vitals(store_url(), version(run), run.source)
+
+
+@st.cache_data(show_spinner=False, max_entries=2000)
+def _vitals(url: str, version: Version, source: str) -> Vitals:  # noqa: ARG001  (url and version are the key)
+    names = canonical_names(store().metric_names(version[0]), source)
+    wanted = {c: names[c] for c in ("reward/mean", "policy/entropy", "time/step") if c in names}
+    series = store().series(version[0], list(wanted.values())) if wanted else {}
+    starts = attempt_starts(list(series.values()))
+    by_name: dict[str, Series] = {canonical: series[name] for canonical, name in wanted.items()}
+    return Vitals(
+        step_s=_step_seconds(version[0], by_name),
+        reward=_glance(by_name.get("reward/mean"), starts),
+        entropy=_glance(by_name.get("policy/entropy"), starts),
+    )
+
+
+def _glance(series: Series | None, starts: Mapping[int, int]) -> Glance:
+    if series is None or not len(series.values):
+        return Glance()
+    drawn, bad = sparkline(series, dict(starts))
+    points = tuple((x, y) for x, y in drawn)
+    return Glance(float(series.values[-1]), trend(series.values), points, tuple(bad))
+
+
+def _step_seconds(run_id: str, by_name: Mapping[str, Series]) -> float | None:
+    """Median seconds a step, from the newest rows' times, else from what the trainer measured."""
+    last = max((int(s.seqs[-1]) for s in by_name.values() if len(s.seqs)), default=0)
+    rows = store().records(run_id, after_seq=max(0, last - TAIL))
+    measured = [
+        (b.ts - a.ts) / (b.step - a.step)
+        for a, b in pairwise(rows)
+        if b.step > a.step and b.ts > a.ts and a.attempt == b.attempt
+    ]
+    if not measured and "time/step" in by_name:
+        measured = [v for v in by_name["time/step"].values[-TAIL:].tolist() if np.isfinite(v)]
+    return float(np.median(measured)) if measured else None

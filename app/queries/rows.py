@@ -1,0 +1,50 @@
+"""Small rows, read afresh at every look: runs, findings, events, commands, alerts, messages."""
+
+from __future__ import annotations
+
+from rlwatch.records import Alert, Command, Event, Finding, OutboxMessage, RunInfo
+
+from .door import store
+
+
+def run(run_id: str) -> RunInfo:
+    """One run. Raises ``RunNotFoundError``."""
+    return store().run(run_id)
+
+
+def runs_by_id() -> dict[str, RunInfo]:
+    """Run id -> run, of all that can be read."""
+    return {run.run_id: run for run in store().runs()}
+
+
+def findings(run_id: str) -> list[Finding]:
+    """Published findings, in order."""
+    return store().findings(run_id)
+
+
+def events(run_id: str) -> list[Event]:
+    """Events, in order."""
+    return store().events(run_id)
+
+
+def commands(run_id: str) -> list[Command]:
+    """Commands, oldest first."""
+    return store().commands(run_id)
+
+
+def alerts(run_id: str | None = None) -> list[Alert]:
+    """Alerts of one run or of all, newest first."""
+    return store().alerts(run_id)
+
+
+def alerts_by_run() -> dict[str, list[Alert]]:
+    """Run id -> its alerts, newest first."""
+    grouped: dict[str, list[Alert]] = {}
+    for alert in alerts():
+        grouped.setdefault(alert.run_id, []).append(alert)
+    return grouped
+
+
+def outbox() -> list[OutboxMessage]:
+    """Messages to the outside, oldest first."""
+    return store().outbox()
