@@ -1,4 +1,3 @@
-# ruff: noqa: S101  (tests assert)
 """Contract: alerts by id, and an outbox whose messages are leased to one deliverer at a time."""
 
 from __future__ import annotations

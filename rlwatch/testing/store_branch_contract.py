@@ -1,4 +1,3 @@
-# ruff: noqa: S101  (tests assert)
 """Contract: the history a resumed attempt continues."""
 
 from __future__ import annotations

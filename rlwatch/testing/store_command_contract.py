@@ -1,4 +1,3 @@
-# ruff: noqa: S101  (tests assert)
 """Contract: commands are rows that go one way, each handed out once and answered once."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: S101  (tests assert)
 """Contract: what is written is what is read, in order, whole batches only, as snapshots."""
 
 from __future__ import annotations

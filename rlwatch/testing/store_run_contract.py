@@ -1,4 +1,3 @@
-# ruff: noqa: S101  (tests assert)
 """Contract: opening, resuming, locking, finishing and listing runs."""
 
 from __future__ import annotations

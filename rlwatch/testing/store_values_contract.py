@@ -1,4 +1,3 @@
-# ruff: noqa: S101  (tests assert)
 """Contract: odd floats, odd text and odd JSON survive, whatever they are."""
 
 from __future__ import annotations
