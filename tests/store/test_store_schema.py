@@ -131,7 +131,7 @@ def test_a_strided_column_and_a_large_batch_come_back():
     assert len(blob) < 400_000
 
 
-@pytest.mark.parametrize("blob", [b"", b"x", b"\x78\x01", pack({"a": np.zeros(99)})[1][:-3]])
+@pytest.mark.parametrize("blob", [b"", b"x", b"no zlib at all", b"\x78\x01", pack({"a": np.zeros(99)})[1][:-3]])
 def test_a_damaged_blob_is_a_value_error(blob: bytes):
     """Which readers report as damage of the file."""
     with pytest.raises(ValueError, match="spike batch"):
