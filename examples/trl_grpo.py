@@ -7,9 +7,10 @@ In your own script the line is the same: `watch(trainer, project="math-rl")`.
 
 import argparse
 import tempfile
+from pathlib import Path
 
-from rlwatch.demo.task import build_trainer  # a tiny GRPOTrainer; yours goes here
-
+from rlwatch.demo.recipe import Recipe
+from rlwatch.demo.training import build_trainer  # a tiny GRPOTrainer; yours goes here
 from rlwatch.integrations.trl import watch
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        trainer = build_trainer(directory, steps=args.steps)
+        trainer = build_trainer(Recipe(steps=args.steps), Path(directory))
         run = watch(trainer, project="examples", name="tiny-grpo", store=args.store)
         trainer.train()
     print(f"recorded {run.info.run_id}")

@@ -80,7 +80,7 @@ class KLReference(BaseDetector):
         if self._confirmed.lasted(8, 20) or self._warned.lasted(3):
             found.append(self._drift(step, now, before))
         saturation = self._saturation(step, now)
-        if saturation is not None:
+        if saturation is not None and not reward.fallen():  # never advise to anchor a policy that has lost its reward
             found.append(saturation)
         return found
 

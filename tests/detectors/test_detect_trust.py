@@ -186,6 +186,19 @@ def test_kl_that_has_risen_and_gone_flat_asks_for_a_reset():
     assert heavy[0].evidence["loss_share"] > 0.9
 
 
+def test_a_policy_that_lost_its_reward_is_never_to_be_anchored():
+    """KL flat and heavy, but after a collapse: a reset would make it worse, and is not advised."""
+    curves = {
+        "policy/kl_ref": ramp(0.02, 3.0, 100, 130),
+        "policy/kl_coef": lambda s, n: 0.2,
+        "loss/policy": lambda s, n: 0.01,
+        "reward/mean": lambda s, n: (0.6 if s < 100 else 0.0) + n.gauss(0, 0.01),
+    }
+    found = findings(KLReference(), run(curves, length=400))
+
+    assert {f.kind for f in found} == {"kl_drift"}
+
+
 def test_a_reference_reset_starts_kl_anew():
     """KL falls to zero and grows again: no finding after the event."""
     rows = run({"policy/kl_ref": lambda s, n: 0.9 if s < 250 else 0.002 * (s - 249)}, length=320)
