@@ -8,6 +8,7 @@ from fake_vllm import install
 from tiny_trl import FakeRun, GRPOTrainer, make_trainer
 
 from rlwatch.integrations.trl import watch
+from rlwatch.integrations.trl.inputs import raw_advantages
 from rlwatch.metrics import BY_NAME, LAYER_PREFIX
 
 pytestmark = pytest.mark.torch
@@ -143,6 +144,7 @@ def test_micro_batches_of_a_subclass_combine_to_the_statistics_of_all_tokens(wat
             "adv/std": advantages.std(),
         }
         assert len(batches) == 3
+        assert tap["loss/raw"] == pytest.approx(run.rows()[step]["loss"], rel=1e-4)
         assert {n: tap[n] for n in expected} == pytest.approx(
             {n: v.item() for n, v in expected.items()}, rel=1e-4, abs=1e-6
         )
@@ -239,6 +241,14 @@ def test_losses_without_a_clip_report_no_clip_fraction(watched):
 
     assert not any("clipfrac" in name for tap in run.taps().values() for name in tap)
     assert "ratio/max" in run.taps()[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_float_reads_as_the_infinity_it_was(dtype):
+    """Of either sign and in any precision; everything else is left alone."""
+    a = torch.tensor([math.inf, -math.inf, math.nan, 2.0], dtype=dtype)
+
+    assert raw_advantages(a.nan_to_num(nan=0.0)).tolist() == [math.inf, -math.inf, 0.0, 2.0]
 
 
 def test_infinite_rewards_show_although_trl_rewrites_their_advantages(watched):
