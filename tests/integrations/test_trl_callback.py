@@ -2,6 +2,8 @@
 
 import logging
 import math
+import subprocess
+import sys
 
 import pytest
 from tiny_trl import FakeRun, make_trainer
@@ -137,3 +139,14 @@ def test_camel_case_becomes_words(name, source):
     kind = type(name, (), {"__module__": "trl.experimental.x"})
 
     assert source_of(kind()) == source
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_without_the_extra_the_message_says_what_to_install(missing):
+    """The one import error a user can meet."""
+    code = f"import sys; sys.modules[{missing!r}] = None; import rlwatch.integrations.trl"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert f"MissingExtraError: the TRL integration needs the package '{missing}'" in done.stderr
+    assert "pip install 'rlwatch-monitor[trl]'" in done.stderr
