@@ -116,12 +116,25 @@ def send(
     )
 
 
-def waiting(commands: Sequence[Command]) -> bool:
+def reset_due(alerts: Sequence[Alert]) -> bool:
+    """Whether a reset is what the run asks for: KL has saturated, and nothing collapses."""
+    saturated = any(alert.state is AlertState.FIRING and alert.kind == "kl_saturation" for alert in alerts)
+    return saturated and not collapsing(alerts)
+
+
+def missed(command: Command, now: float) -> bool:
+    """Whether nobody claimed it in time; the row says so only once somebody looks for commands again."""
+    return command.status is CommandStatus.QUEUED and 0 < command.expires_at <= now
+
+
+def waiting(commands: Sequence[Command], now: float) -> bool:
     """Whether a command is still on its way."""
-    return any(command.status in OPEN for command in commands)
+    return any(command.status in OPEN and not missed(command, now) for command in commands)
 
 
-def outcome(command: Command) -> str:
+def outcome(command: Command, now: float) -> str:
     """What became of it: ``done at step 4 816``."""
+    if command.status is CommandStatus.EXPIRED or missed(command, now):
+        return "expired: nobody claimed it"
     at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
     return f"{command.status.value}{at}"

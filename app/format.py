@@ -6,6 +6,7 @@ Three significant digits; thousands parted by a narrow no-break space; NaN and t
 from __future__ import annotations
 
 import math
+import unicodedata
 
 THIN = "\u202f"
 """Narrow no-break space: parts thousands, and a number from its unit."""
@@ -13,6 +14,7 @@ THIN = "\u202f"
 NOTHING = "–"
 """Shown where nothing was measured."""
 
+_TURNS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
@@ -90,12 +92,13 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most ``limit`` characters, the cut shown; control characters and line ends become spaces.
+    """At most ``limit`` characters, the cut shown; line ends, control characters and marks that turn the
+    reading direction become spaces.
 
     >>> shorten("a very long name", 8)
     'a very …'
     """
-    clean = "".join(" " if ord(c) < 32 or ord(c) == 127 else c for c in text)
+    clean = "".join(" " if unicodedata.category(c) == "Cc" or c in _TURNS else c for c in text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 

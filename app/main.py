@@ -21,8 +21,9 @@ def load_package(directory: Path) -> None:
     spec = spec_from_file_location(PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)])
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load the dashboard from {directory}")
-    sys.modules[PACKAGE] = package = module_from_spec(spec)
+    package = module_from_spec(spec)
     spec.loader.exec_module(package)
+    sys.modules[PACKAGE] = package
 
 
 if __name__ == "__main__":

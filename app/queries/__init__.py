@@ -4,10 +4,10 @@ Everything returned is a snapshot; everything may raise ``StoreError``. Series a
 are read again only when a run moved on (``door.version``); small rows are read afresh.
 """
 
+from .curves import Outline, Trace, canonical_names, metric_names, outline, traces
 from .door import store, store_url
-from .fleet import Fleet, Glance, Vitals, fleet, vitals
+from .glance import Fleet, Glance, Vitals, fleet, vitals
 from .rows import alerts, alerts_by_run, commands, events, findings, outbox, run, runs_by_id
-from .traces import Outline, Trace, canonical_names, metric_names, outline, traces
 
 __all__ = [
     "Fleet",

@@ -8,8 +8,8 @@ import streamlit as st
 
 from rlwatch.records import Alert, RunInfo
 
+from .. import control, queries, shell, story, window
 from .. import format as fmt
-from .. import queries, shell, story, window
 from ..health import Health, judge
 from ..markup import Markup, el, joined
 
@@ -22,7 +22,7 @@ def show(run_id: str) -> None:
         health = judge(run, alerts, now, vitals.step_s)
         ending = story.ending(run, health, now, vitals.step_s)
         st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(alerts, ending)))
-        _moved_on(run)
+        _moved_on(run, due=control.reset_due(alerts))
 
 
 def _name(run: RunInfo) -> Markup:
@@ -68,9 +68,9 @@ def _why(alerts: list[Alert], ending: str) -> Markup:
     return el("div", el("span", label, cls="label"), *parts, cls="rl-why")
 
 
-def _moved_on(run: RunInfo) -> None:
-    """Redraw the page's controls when the run's state or the slider's end is no longer what they show."""
-    shows = (run.run_id, run.state.value, run.attempt, window.limit(queries.outline(run).last))
+def _moved_on(run: RunInfo, *, due: bool) -> None:
+    """Redraw the page's controls when they no longer show the run's state, its length, or that a reset is due."""
+    shows = (run.run_id, run.state.value, run.attempt, window.limit(queries.outline(run).last), due)
     before = st.session_state.get("head-shows")
     st.session_state["head-shows"] = shows
     if before is not None and before[0] == run.run_id and before != shows:

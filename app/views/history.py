@@ -101,11 +101,11 @@ def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
 def commands(run_id: str) -> None:
     """What was asked of the run and what became of it, newest first; nothing where nothing was asked."""
     with shell.readable("The history of commands"):
-        asked = queries.commands(run_id)
-        waiting = control.waiting(asked)
+        asked, now = queries.commands(run_id), time.time()
+        waiting = control.waiting(asked, now)
         if asked:
             st.html(el("div", "Commands", cls="rl-family"))
-            table.show("commands", COMMAND_COLUMNS, [command_row(c, time.time()) for c in reversed(asked)])
+            table.show("commands", COMMAND_COLUMNS, [command_row(c, now) for c in reversed(asked)])
         if st.session_state.get("was-waiting", waiting) != waiting:
             st.session_state["was-waiting"] = waiting
             st.rerun()  # the page decides anew how often to look
@@ -114,12 +114,13 @@ def commands(run_id: str) -> None:
 
 def command_row(command: Command, now: float) -> table.Row:
     """One command."""
-    shape, colour = STATUS_LOOK[command.status]
+    status = CommandStatus.EXPIRED if control.missed(command, now) else command.status
+    shape, colour = STATUS_LOOK[status]
     arguments = ", ".join(f"{name} {value}" for name, value in command.args.items())
     return table.Row(
         [
             table.text(command.kind.replace("-", " "), ", ".join(filter(None, (arguments, "forced" * command.force)))),
-            table.mark(shape, colour, control.outcome(command)),
+            table.mark(shape, colour, control.outcome(command, now)),
             table.text(fmt.shorten(command.result, 300)),
             table.text(fmt.shorten(command.why, 300)),
             table.text(fmt.shorten(command.requested_by, 60), quiet=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import streamlit as st
 
 from rlwatch.records import RunInfo, RunState
@@ -24,13 +26,16 @@ def page() -> None:
 
 
 def _run(run: RunInfo) -> None:
-    live = run.state is RunState.RUNNING and st.session_state.get("live", True)
+    wanted = st.session_state.get("live", st.query_params.get("live") != "false")
+    live = run.state is RunState.RUNNING and wanted
     every = shell.REFRESH_S if live else None
     st.fragment(head.show, run_every=every)(run.run_id)
     _controls(run)
     reset.dialog_if_open(run)
     commands = queries.commands(run.run_id)
-    st.fragment(history.commands, run_every=COMMAND_REFRESH_S if control.waiting(commands) else every)(run.run_id)
+    st.fragment(history.commands, run_every=COMMAND_REFRESH_S if control.waiting(commands, time.time()) else every)(
+        run.run_id
+    )
     st.fragment(charts.show, run_every=every)(run.run_id)
 
 
@@ -54,7 +59,8 @@ def _controls(run: RunInfo) -> None:
             on_click=reset.open_for,
             args=(run.run_id,),
             disabled=run.state is not RunState.RUNNING,
-            help="Only a live run can be asked" if run.state is not RunState.RUNNING else None,
+            help=None if run.state is RunState.RUNNING else "Only a live run can be asked",
+            type="primary" if control.reset_due(queries.alerts(run.run_id)) else "secondary",
             width="stretch",
         )
 

@@ -16,14 +16,16 @@ from . import empty
 def page() -> None:
     """The list of runs, refreshed while somebody looks."""
     live = st.session_state.get("runs-live", True)
-    st.fragment(_body, run_every=shell.REFRESH_S if live else None)()
+    st.fragment(_body, run_every=shell.REFRESH_S if live else None)(live)
 
 
-def _body() -> None:
+def _body(live: bool) -> None:
     with shell.readable():
         fleet, now = queries.fleet(), time.time()
         if fleet.runs:
             _list(overview.entries(fleet, now), now)
+            if st.session_state.get("runs-live", live) != live:
+                st.rerun()  # how often to look is decided outside the part that is looked at again
         elif not fleet.unreadable:
             empty.show()
         _unreadable(fleet)
@@ -65,7 +67,7 @@ def _filtered(entries: list[overview.Entry]) -> list[overview.Entry]:
     search = text.text_input(
         "Search", key="search", placeholder="search", label_visibility="collapsed", bind="query-params"
     )
-    live.toggle("Live", value=True, key="runs-live", on_change=st.rerun)
+    live.toggle("Live", value=True, key="runs-live")
     return overview.matching(entries, projects=projects, states=states, text=search or "")
 
 

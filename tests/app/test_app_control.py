@@ -104,8 +104,23 @@ def test_what_only_the_trainer_knows_is_said_so():
 def test_outcomes_name_their_step(store):
     """What the history shows."""
     sent = send(store)
-    assert control.waiting([sent])
+    assert control.waiting([sent], 1001.0)
     store.claim("run-1", 1001.0)
     done = store.settle("run-1", sent.command_id, CommandStatus.DONE, 1002.0, step=4816, result="KL 0.31 to 0")
-    assert control.outcome(done) == "done at step 4\u202f816"
-    assert not control.waiting([done])
+    assert control.outcome(done, 1002.0) == "done at step 4\u202f816"
+    assert not control.waiting([done], 1002.0)
+
+
+def test_a_command_nobody_claimed_in_time_is_no_longer_on_its_way(store):
+    """The row says queued until somebody looks; the page knows better."""
+    sent = send(store)
+    assert control.outcome(sent, sent.expires_at - 1) == "queued"
+    assert control.outcome(sent, sent.expires_at) == "expired: nobody claimed it"
+    assert not control.waiting([sent], sent.expires_at)
+
+
+def test_a_reset_is_due_when_kl_saturates_and_nothing_collapses():
+    """Then the button stands out."""
+    assert control.reset_due([alert(kind="kl_saturation", severity=Severity.INFO)])
+    assert not control.reset_due([alert(kind="kl_saturation"), alert()])
+    assert not control.reset_due([alert(kind="kl_saturation", state=AlertState.RESOLVED)])

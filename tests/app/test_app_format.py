@@ -76,6 +76,11 @@ def test_shortened_text_fits_and_stays_on_one_line(text, limit):
     assert not any(ord(c) < 32 or ord(c) == 127 for c in short)
 
 
+def test_a_name_cannot_turn_the_reading_direction():
+    """U+202E would let one name pass for another."""
+    assert fmt.shorten("a\u202eb", 9) == "a b"
+
+
 def test_short_text_is_left_alone():
     """Nothing is cut that fits."""
     assert fmt.shorten("seed3", 5) == "seed3"

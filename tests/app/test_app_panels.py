@@ -2,7 +2,7 @@
 
 import numpy as np
 from rlwatch_app import panels
-from rlwatch_app.queries.traces import trace
+from rlwatch_app.queries.curves import trace
 
 from rlwatch.metrics import Family
 from rlwatch.ports import Series

@@ -6,6 +6,7 @@ import pytest
 from app_world import alert, cells, danger_run, html, no_traceback, put_alerts, run_page, tables, write_run
 from rlwatch_app import control
 
+from rlwatch.errors import ControlUnavailableError
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
 
@@ -96,6 +97,23 @@ def test_cancel_sends_nothing(store_dir, store):
     page = opened(run_page())
     page.button(key="cancel").click().run()
     assert not [b for b in page.button if b.key == "send"]
+    assert store.commands("run-1") == []
+
+
+def test_a_store_that_cannot_carry_commands_is_a_message(store_dir, store, monkeypatch):
+    """The dialog stays, with the reason."""
+
+    def refuse(*args, **kwargs):
+        raise ControlUnavailableError("commands do not work on a network file system")
+
+    write_run(store_dir)
+    page = opened(run_page())
+    page.text_input(key="typed").set_value("seed3").run()
+    monkeypatch.setattr(control, "send", refuse)
+    page.button(key="send").click().run()
+    assert no_traceback(page)
+    assert page.error[0].value == "The command was not sent."
+    assert "network file system" in page.code[0].value
     assert store.commands("run-1") == []
 
 

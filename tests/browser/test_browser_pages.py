@@ -6,7 +6,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from rlwatch.records import Finding, RunInfo, Severity, StepRecord
+from rlwatch.records import Alert, AlertState, Finding, RunInfo, RunState, Severity, StepRecord
 from rlwatch.store.url import open_store
 
 pytestmark = pytest.mark.browser
@@ -21,6 +21,9 @@ def write(store_url, run_id="r", name="seed3", steps=range(1, 31), **more):
     now = time.time()
     writer.write([StepRecord(s, {"reward": s / 10, "kl": 0.1, **more.get("metrics", {})}, ts=now) for s in steps])
     writer.write(more.get("findings", []))
+    store.put_alerts(more.get("alerts", []), [])
+    if "end" in more:
+        writer.finish(more["end"], "", now)
     writer.close()
     store.close()
 
@@ -88,3 +91,61 @@ def test_a_moved_slider_is_in_the_address(app, page, store_url):
     expect(page).to_have_url(re.compile(r"from=4"))
     page.reload()
     expect(page.get_by_role("slider").nth(0)).to_have_value("4")
+
+
+def test_what_was_opened_stays_open_while_the_run_goes_on(app, page, store_url):
+    """Somebody reads the evidence when the next step arrives."""
+    finding = Finding("d", "entropy_collapse", Severity.WARNING, 20, 12, "entropy fell", {"ratio": 0.1})
+    write(store_url, findings=[finding])
+    page.goto(f"{app}/run?run=r")
+    page.locator("summary").first.click()
+    expect(page.locator("dd").first).to_be_visible()
+    write(store_url, steps=range(31, 61), findings=[Finding("d", "kl_drift", Severity.WARNING, 40, 35, "KL grew")])
+    expect(page.get_by_text("KL grew")).to_be_visible()
+    expect(page.locator("dd").first).to_be_visible()
+
+
+def test_a_paused_page_keeps_still(app, page, store_url):
+    """Whoever reads closely is not disturbed; one click and it goes on."""
+    write(store_url)
+    page.goto(f"{app}/run?run=r")
+    expect(page.locator(".rl-facts")).to_contain_text("step 30")
+    page.get_by_text("Live", exact=True).click()
+    expect(page).to_have_url(re.compile("live=false"))
+    write(store_url, steps=range(31, 61))
+    page.wait_for_timeout(7_000)  # longer than a live page would wait
+    expect(page.locator(".rl-facts")).to_contain_text("step 30")
+    page.get_by_text("Live", exact=True).click()
+    expect(page.locator(".rl-facts")).to_contain_text("step 60")
+
+
+def test_an_alert_leads_to_its_run_and_back(app, page, store_url):
+    """From the page of alerts to the cause, by its link, without loading the app again."""
+    alert = Alert("a1", "r", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 12, 20, "it fell",
+                  fired_at=time.time())  # fmt: skip
+    write(store_url, alerts=[alert])
+    page.goto(f"{app}/alerts")
+    expect(page.get_by_text("1 alert firing")).to_be_visible()
+    page.get_by_role("link", name="seed3").click()
+    expect(page.locator(".rl-why")).to_contain_text("entropy collapse from step 12")
+    page.get_by_role("link", name="Runs").click()
+    expect(page.get_by_text("1 run needs you")).to_be_visible()
+
+
+def test_a_run_that_ends_is_seen_to_end(app, page, store_url):
+    """The page notices, and asks no more."""
+    write(store_url)
+    page.goto(f"{app}/run?run=r")
+    expect(page.get_by_role("button", name="Reset reference…")).to_be_enabled()
+    write(store_url, steps=range(31, 33), end=RunState.FINISHED)
+    expect(page.locator(".rl-word")).to_contain_text("finished")
+    expect(page.get_by_role("button", name="Reset reference…")).to_be_disabled()
+
+
+def test_a_long_run_is_drawn_in_time(app, page, store_url):
+    """20 000 steps: every chart there within the time a person waits, on a busy machine."""
+    write(store_url, steps=range(1, 20_001))
+    began = time.monotonic()
+    page.goto(f"{app}/run?run=r")
+    expect(page.locator("canvas").first).to_be_visible()
+    assert time.monotonic() - began < 15.0

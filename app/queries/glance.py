@@ -14,9 +14,9 @@ from rlwatch.ports import Series
 from rlwatch.records import Alert, RunInfo
 
 from ..buckets import attempt_starts, sparkline, trend
+from .curves import canonical_names
 from .door import Version, store, store_url, version
 from .rows import alerts_by_run
-from .traces import canonical_names
 
 TAIL = 64
 """So many of the newest rows tell a run's usual step time."""

@@ -1,0 +1,135 @@
+"""How the app is built: one door, no HTML from data, nothing that leaks, startable from anywhere."""
+
+import ast
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from app_world import APP
+
+SOURCES = sorted(APP.rglob("*.py"))
+ROOT = APP.parent
+
+
+def calls(path):
+    """Every call in a file with the dotted name that is called."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def imports(path):
+    """Every module a file imports absolutely."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield str(node.module)
+
+
+def test_only_the_door_opens_the_store():
+    """Every read goes through ``queries``."""
+    assert [p.name for p in SOURCES if "rlwatch.store.url" in imports(p)] == ["door.py"]
+
+
+def test_the_app_uses_what_rlwatch_publishes_and_little_else():
+    """Streamlit and numpy; nothing of the trainer, the CLI or the engine."""
+    roots = {name.split(".")[0] for path in SOURCES for name in imports(path)} - set(sys.stdlib_module_names)
+    assert roots == {"numpy", "rlwatch", "streamlit"}
+    rooms = {name.split(".")[1] for path in SOURCES for name in imports(path) if name.startswith("rlwatch.")}
+    assert rooms <= {"clock", "control", "errors", "metrics", "ports", "records", "store"}
+
+
+def test_html_is_only_made_by_the_function_that_escapes():
+    """What reaches ``st.html`` comes from ``el``, ``joined``, or is a constant."""
+    made = []
+    for path in SOURCES:
+        for name, call in calls(path):
+            if name.endswith(".html"):
+                made.append(ast.unparse(call.args[0]))
+    assert made
+    assert [text for text in made if not re.match(r"(el|joined)\(|STYLE$", text)] == []
+
+
+def test_nothing_turns_streamlits_guards_off():
+    """No unsafe HTML, no script in HTML."""
+    for path in SOURCES:
+        for name, call in calls(path):
+            assert not {k.arg for k in call.keywords} & {"unsafe_allow_html", "unsafe_allow_javascript"}, (path, name)
+
+
+def test_the_tables_script_never_parses_html():
+    """Text nodes only."""
+    script = (APP / "table.js").read_text(encoding="utf-8")
+    assert "textContent" in script
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert sink not in script
+
+
+def test_writes_happen_in_one_place():
+    """A page that is drawn changes nothing: only ``control.send`` submits."""
+    writers = {"submit", "settle", "claim", "put_alerts", "open_run", "settle_message", "lease_messages"}
+    assert [(p.name, name) for p in SOURCES for name, _ in calls(p) if name.split(".")[-1] in writers] == []
+    assert [p.name for p in SOURCES for name, _ in calls(p) if name == "request"] == ["control.py"]
+
+
+def test_no_page_swallows_what_it_should_not():
+    """Errors meant for people are shown; bugs are not hidden."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ExceptHandler):
+                assert node.type is not None
+                assert ast.unparse(node.type) not in {"Exception", "BaseException"}, path
+
+
+def test_the_shipped_configuration_keeps_to_itself():
+    """This machine only, no telemetry, no traceback in the browser, no file watching."""
+    config = tomllib.loads((APP / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
+    assert config["server"] == {"address": "127.0.0.1", "headless": True, "fileWatcherType": "none"}
+    assert config["browser"]["gatherUsageStats"] is False
+    assert config["client"] == {"showErrorDetails": "none", "toolbarMode": "minimal"}
+
+
+def test_the_configuration_is_in_the_repository():
+    """``.streamlit`` is usually ignored; this one ships."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "app/.streamlit/config.toml"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert tracked.stdout.strip() == "app/.streamlit/config.toml"
+
+
+@pytest.mark.parametrize("place", ["app", "site/rlwatch/_app"])
+def test_the_package_loads_from_a_checkout_and_from_a_wheel(tmp_path, place):
+    """Under one name, with nothing put on the path."""
+    directory = tmp_path / place
+    shutil.copytree(APP, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import runpy, sys; from pathlib import Path; before = list(sys.path);"
+        f"main = runpy.run_path({str(directory / 'main.py')!r}, run_name='loaded');"
+        f"main['load_package'](Path({str(directory)!r}));"
+        "import rlwatch_app.charts, rlwatch_app.views.run;"
+        "print(rlwatch_app.__path__[0], sys.path == before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(directory), "True"]
+
+
+def test_loading_twice_is_loading_once():
+    """Streamlit runs the script at every look."""
+    before = sys.modules["rlwatch_app"]
+    main = runpy.run_path(str(APP / "main.py"), run_name="loaded")
+    main["load_package"](APP)
+    assert sys.modules["rlwatch_app"] is before
+
+
+def test_a_directory_without_the_app_leaves_nothing_half_loaded(tmp_path, monkeypatch):
+    """The next try begins anew."""
+    main = runpy.run_path(str(APP / "main.py"), run_name="loaded")
+    monkeypatch.delitem(sys.modules, "rlwatch_app")
+    with pytest.raises((ImportError, FileNotFoundError)):
+        main["load_package"](tmp_path)
+    assert "rlwatch_app" not in sys.modules

@@ -1,0 +1,215 @@
+"""The door to the store: what is read, how often, and what is made of it."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+from app_world import NAN, alert, healthy, put_alerts, write_run
+from rlwatch_app import queries
+from rlwatch_app.queries import door
+from rlwatch_app.queries.curves import trace
+
+from rlwatch.errors import RunNotFoundError, StoreURLError
+from rlwatch.ports import Series
+from rlwatch.records import RunInfo, StepRecord
+from rlwatch.store.url import open_store
+
+
+class Counting:
+    """The open store, counting the reads of whole series."""
+
+    def __init__(self, store):
+        self._store = store
+        self.read = []
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def series(self, run_id, names):
+        self.read.append((run_id, tuple(names)))
+        return self._store.series(run_id, names)
+
+
+@pytest.fixture
+def counted(store_dir, monkeypatch):
+    """The app's store, its reads counted."""
+    counting = Counting(open_store(str(store_dir)))
+    for module in ("curves", "glance"):
+        monkeypatch.setattr(import_module(f"rlwatch_app.queries.{module}"), "store", lambda: counting)
+    return counting
+
+
+def test_the_store_is_the_one_the_environment_names(store_dir, monkeypatch):
+    """Set by ``rlwatch ui``; the default where it is empty."""
+    assert queries.store_url() == str(store_dir)
+    monkeypatch.setenv("RLWATCH_STORE", "")
+    assert queries.store_url() == door.DEFAULT_STORE
+
+
+def test_one_open_store_serves_every_session(store_dir):
+    """Connections are not opened per look."""
+    assert queries.store() is queries.store()
+
+
+def test_a_bad_store_is_an_error_at_every_look(monkeypatch):
+    """A failure is not remembered as a store."""
+    monkeypatch.setenv("RLWATCH_STORE", "redis://x")
+    for _ in range(2):
+        with pytest.raises(StoreURLError):
+            queries.store()
+
+
+@pytest.mark.parametrize("change", [{"last_step": 31}, {"last_ts": 9.0}, {"attempt": 2}, {"state": "finished"}])
+def test_a_run_that_moved_on_has_another_version(change):
+    """Any new row, attempt or end."""
+    run = RunInfo("r", last_step=30, last_ts=8.0)
+    if "state" in change:
+        change = {"state": type(run.state)(change["state"])}
+    assert door.version(replace(run, **change)) != door.version(run)
+    assert door.version(replace(run, heartbeat_at=99.0)) == door.version(run)
+
+
+def test_an_unchanged_run_is_not_read_again(store_dir, counted):
+    """Ten tabs on a finished run cost one read."""
+    write_run(store_dir)
+    run = queries.run("run-1")
+    first = queries.traces(run, (0, 30))
+    reads = len(counted.read)
+    assert queries.traces(run, (0, 30)).keys() == first.keys()
+    assert queries.outline(run).last == 30
+    queries.vitals(run)
+    after_vitals = len(counted.read)
+    queries.vitals(run)
+    queries.vitals(run)
+    assert (len(counted.read), reads) == (after_vitals, 1)
+
+
+def test_another_window_does_not_read_the_series_again(store_dir, counted):
+    """Moving the slider is arithmetic."""
+    write_run(store_dir)
+    run = queries.run("run-1")
+    queries.traces(run, (0, 30))
+    narrow = queries.traces(run, (10, 12))
+    assert narrow["reward"].lines.current.steps.tolist() == [10, 11, 12]
+    assert len(counted.read) == 1
+
+
+def test_a_run_that_moved_on_is_read_again(store_dir, counted):
+    """And shows its new step."""
+    write_run(store_dir, steps=30)
+    assert queries.outline(queries.run("run-1")).last == 30
+    write_run(store_dir, steps=40)
+    assert queries.outline(queries.run("run-1")).last == 40
+
+
+def test_known_metrics_are_read_in_one_go_and_others_only_when_asked(store_dir, counted):
+    """300 metrics nobody looks at cost nothing."""
+    write_run(store_dir, metrics=lambda step: {**healthy(step), "mine": 1.0, "yours": 2.0})
+    run = queries.run("run-1")
+    queries.traces(run, (0, 30))
+    assert counted.read == [("run-1", ("entropy", "grad_norm", "kl", "reward"))]
+    assert queries.traces(run, (0, 30), ["mine"])["mine"].level == 1.0
+    assert counted.read[-1] == ("run-1", ("mine",))
+
+
+def test_vitals_are_pace_reward_and_entropy(store_dir):
+    """From the newest rows' own times."""
+    write_run(store_dir, step_s=7.0)
+    vitals = queries.vitals(queries.run("run-1"))
+    assert vitals.step_s == pytest.approx(7.0)
+    assert (vitals.reward.value, vitals.reward.trend) == (pytest.approx(0.5), "↑")
+    assert vitals.entropy.value == pytest.approx(0.97)
+    assert vitals.reward.points[0] == (0.0, 0.0)
+    assert vitals.reward.points[-1] == (1.0, 1.0)
+
+
+def test_pace_is_per_step_however_rarely_rows_come(store_dir):
+    """Logged every ten steps: a tenth of the time between rows."""
+    store = open_store(str(store_dir))
+    writer = store.open_run(RunInfo("run-1"))
+    writer.write([StepRecord(10 * i, {"reward": 1.0}, ts=1000.0 + 50.0 * i) for i in range(1, 9)])
+    writer.close()
+    assert queries.vitals(queries.run("run-1")).step_s == pytest.approx(5.0)
+
+
+def test_pace_falls_back_on_what_the_trainer_measured(store_dir):
+    """An imported log has no times of its own."""
+    store = open_store(str(store_dir))
+    writer = store.open_run(RunInfo("run-1", source="trl/grpo"))
+    writer.write([StepRecord(i, {"step_time": NAN if i == 3 else 2.0}) for i in range(1, 9)])
+    writer.close()
+    assert queries.vitals(queries.run("run-1")).step_s == pytest.approx(2.0)
+
+
+def test_pace_is_unknown_after_one_step(store_dir):
+    """Nothing to compare with."""
+    write_run(store_dir, steps=1)
+    assert queries.vitals(queries.run("run-1")).step_s is None
+
+
+def test_a_restart_is_not_a_slow_step(store_dir):
+    """The hours between attempts are nobody's pace."""
+    write_run(store_dir, steps=10, age_s=9000.0)
+    write_run(store_dir, steps=10, age_s=1.0)
+    assert queries.vitals(queries.run("run-1")).step_s == pytest.approx(5.0)
+
+
+def test_the_newest_value_is_shown_even_if_it_is_nan(store_dir):
+    """Not the last good one."""
+    write_run(store_dir, metrics=lambda step: {"reward": NAN if step == 30 else 1.0})
+    glance = queries.vitals(queries.run("run-1")).reward
+    assert np.isnan(glance.value)
+    assert glance.bad == (1.0,)
+
+
+def test_the_fleet_has_every_readable_run_with_its_alerts(store_dir):
+    """And says of the others why not."""
+    write_run(store_dir, "a")
+    write_run(store_dir, "b")
+    put_alerts(store_dir, [alert("b")])
+    (store_dir / "junk").mkdir()
+    (store_dir / "junk" / "run.db").write_bytes(b"junk" * 1000)
+    fleet = queries.fleet()
+    assert {run.run_id for run in fleet.runs} == set(fleet.vitals) == {"a", "b"}
+    assert [one.kind for one in fleet.alerts["b"]] == ["entropy_collapse"]
+    assert list(fleet.unreadable) == ["junk"]
+
+
+def test_an_outline_covers_all_attempts(store_dir):
+    """The attempt before came further."""
+    write_run(store_dir, steps=30)
+    write_run(store_dir, steps=10)
+    outline = queries.outline(queries.run("run-1"))
+    assert (outline.first, outline.last, dict(outline.starts)) == (1, 30, {1: 1, 2: 1})
+
+
+def test_a_run_of_unknown_metrics_still_has_a_length(store_dir):
+    """From what the run says of itself."""
+    write_run(store_dir, metrics=lambda step: {"mine": float(step)})
+    assert queries.outline(queries.run("run-1")).last == 30
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "finite"),
+    [
+        ([1.0] * 5, 1.0, True),
+        ([1.0, 1.0], None, True),
+        ([1.0, 1.0, 2.0], None, True),
+        ([1.0, NAN, 1.0, 1.0], None, False),
+        ([np.inf] * 5, None, False),
+    ],
+)
+def test_a_level_is_one_finite_value_all_along(values, level, finite):
+    """NaN and infinity are never "unchanging"."""
+    ones = np.ones(len(values), dtype=np.int64)
+    series = Series("m", np.arange(len(values)), np.array(values), ones, ones)
+    found = trace(series, {1: 0}, (0, 99))
+    assert (found.level, found.finite) == (level, finite)
+
+
+def test_nobody_is_a_run(store_dir):
+    """Said with the error that names it."""
+    write_run(store_dir)
+    with pytest.raises(RunNotFoundError):
+        queries.run("nobody")
