@@ -177,7 +177,8 @@ TABLE: tuple[Metric, ...] = (
         _proxy("ppo_actor/update/behave_approx_kl/avg", "areal"))),
     _nats("mismatch/k3", E, "the same by the k3 estimator", low=0.0, estimator="k3", aliases=(
         _same("rollout_corr/k3_kl", "verl", "k3"), _same("mismatch_kl/all/mean", "prime-rl", "k3"),
-        _same("mismatch_k3"), _same("gen_kl_error", "nemo-rl", "k3"))),
+        _same("mismatch_k3"), _same("gen_kl_error", "nemo-rl", "k3"),
+        _proxy("kl", "trl/async", "k3", "current policy against the sampling one"))),
     _nats("mismatch/logp_absdiff", E, "mean |log trainer - log rollout|", low=0.0, aliases=(
         _same("sampling/sampling_logp_difference/mean"), _same("train/train_rollout_logprob_abs_diff", "slime"),
         _proxy("rollout_corr/log_ppl_abs_diff", "verl", aggregator="sequence mean"))),

@@ -237,7 +237,9 @@ def _alert(run: str, state: AlertState = AlertState.FIRING, severity: Severity =
 
 
 def _message(run: str) -> OutboxMessage:
-    return OutboxMessage(f"m-{run}", run, f"alert-{run}", "webhook", {"event": "firing", "text": "t"}, created_at=time.time())
+    return OutboxMessage(
+        f"m-{run}", run, f"alert-{run}", "webhook", {"event": "firing", "text": "t"}, created_at=time.time()
+    )
 
 
 def test_alerts_of_a_trainer_that_died_are_delivered_from_its_store(

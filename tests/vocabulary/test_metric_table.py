@@ -57,6 +57,7 @@ def test_the_same_name_means_different_things_in_different_trainers():
     """RLOO's kl is k1 measured at generation: a proxy, where GRPO's k3 is the quantity itself."""
     assert resolve("kl", "trl/grpo").alias.estimator == "k3"
     assert resolve("kl", "trl/rloo").alias.relation is Relation.PROXY
+    assert resolve("kl", "trl/async_grpo").metric.name == "mismatch/k3"
 
 
 def test_the_quantity_itself_wins_over_a_proxy_whatever_the_order():
