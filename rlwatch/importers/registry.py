@@ -33,6 +33,7 @@ IMPORTERS: tuple[Importer, ...] = (
 WINDOW = 1 << 18
 _OVERLAP = 1 << 14
 _LISTED = 20
+_STATES = ("trainer_state.json", "*/trainer_state.json")
 
 
 def formats() -> tuple[str, ...]:
@@ -103,11 +104,16 @@ def readable(path: str | os.PathLike[str]) -> Path:
     """``path`` if it is a file. Raises ``ImportFormatError`` with what to do otherwise."""
     log = Path(path)
     if log.is_dir():
-        states = sorted(log.glob("**/trainer_state.json"), key=lambda state: state.stat().st_mtime)
+        below = (state for pattern in _STATES for state in log.glob(pattern))
+        states = sorted(below, key=lambda state: state.stat().st_mtime)
         hint = f"the newest state of this directory is {states[-1]}" if states else "give the log file inside it"
         raise ImportFormatError(str(log), f"is a directory, not a log; {hint}")
     if not log.exists():
         raise ImportFormatError(str(log), "no such file")
+    if not log.is_file():
+        raise ImportFormatError(
+            str(log), "is not a regular file; save the output to one (`| tee train.log`) and give that"
+        )
     return log
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from rlwatch.importers.base import Skips
 
-NUMBER = r"[-+]?(?:(?:\d[\d_]*)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
+NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)
 _CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")
 _NULLS = frozenset({"null", "None"})

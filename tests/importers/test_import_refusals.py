@@ -41,6 +41,13 @@ def test_a_directory(tmp_path):
     assert refusal(tmp_path).endswith("checkpoint-500/trainer_state.json")
 
 
+def test_a_pipe(tmp_path):
+    """It could be read only once."""
+    os.mkfifo(tmp_path / "pipe")
+
+    assert "tee" in refusal(tmp_path / "pipe")
+
+
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\n", gzip.compress(b"")])
 def test_an_empty_file(tmp_path, content):
     """Also of blank lines, also packed."""
