@@ -105,7 +105,8 @@ def judge(run: RunInfo, alerts: Sequence[Alert], now: float, step_s: float | Non
     if worst is None:
         return Health(Word.HEALTHY)
     word = SEVERITY_WORD[worst.severity]
-    return Health(word, since_words(worst, run.last_step), worst.onset_step, word is not Word.HEALTHY)
+    why = since_words(worst, run.last_step) + _others(alerts, worst)
+    return Health(word, why, worst.onset_step, word is not Word.HEALTHY)
 
 
 def firing(alerts: Sequence[Alert]) -> Alert | None:
@@ -119,6 +120,11 @@ def since_words(alert: Alert, last_step: int | None) -> str:
     began = f"{fmt.words(alert.kind)} since step {fmt.step(alert.onset_step)}"
     lasted = (last_step or 0) - alert.onset_step
     return f"{began} ({fmt.plural(lasted, 'step')})" if lasted > 0 else began
+
+
+def _others(alerts: Sequence[Alert], worst: Alert) -> str:
+    kinds = {alert.kind for alert in alerts if alert.state is AlertState.FIRING} - {worst.kind}
+    return f", and {len(kinds)} more" if kinds else ""
 
 
 def silent_for(run: RunInfo, now: float, step_s: float | None) -> float | None:

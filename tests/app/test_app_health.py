@@ -44,6 +44,12 @@ def test_why_says_what_since_when_and_for_how_long():
     assert judge(LIVE, [alert()], NOW, 10.0).why == "entropy collapse since step 12 (18 steps)"
 
 
+def test_what_else_fires_is_counted():
+    """One line a run, and no false calm."""
+    alerts = [alert(), alert(kind="reward_drop", severity=Severity.WARNING), alert(kind="x", state=AlertState.RESOLVED)]
+    assert judge(LIVE, alerts, NOW, 10.0).why == "entropy collapse since step 12 (18 steps), and 1 more"
+
+
 def test_among_equals_the_first_to_begin_is_the_reason():
     """It is nearer to the cause."""
     early, late = alert(kind="mismatch_growth", onset_step=5), alert(onset_step=12)
