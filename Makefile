@@ -22,6 +22,7 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+	$(BIN)/mypy app
 
 unit: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)

@@ -11,7 +11,7 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
 LOW = 0.5
-"""Entropy over baseline below which a decline is dated (``onset_step``)."""
+"""Entropy over baseline below which a decline is dated (``onset_step``), where the reward does not pay for it."""
 WARN, WARN_BAD = 0.15, 0.4
 """Ratio that warns by itself, and beside a fallen reward or silent groups."""
 CRITICAL, CRITICAL_BAD = 0.02, 0.2
@@ -55,7 +55,7 @@ class EntropyCollapse(BaseDetector):
         if now is None or high is None or high <= 0.0:
             return []
         ratio = now / high
-        self._decline.update(step.step, entropy < LOW * high)
+        self._decline.update(step.step, entropy < LOW * high and not self._pays(step))
         bad = self._in_bad_company()
         paid = self._company.reward.risen() and not bad
         self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
@@ -72,6 +72,11 @@ class EntropyCollapse(BaseDetector):
     def _in_bad_company(self) -> bool:
         company = self._company
         return company.reward.fallen() or (company.mute() and not company.reward.risen())
+
+    def _pays(self, step: ClosedStep) -> bool:
+        """Whether this very row still earns more than the start: entropy spent so far was not lost."""
+        reward, value = self._company.reward, finite(step, "reward/mean")
+        return reward.risen() and not (value is not None and reward.low(value))
 
     def _critical(self, now: float, ratio: float, bad: bool) -> bool:
         if ratio < (CRITICAL_BAD if bad else CRITICAL):
