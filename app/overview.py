@@ -77,6 +77,11 @@ def why(entry: Entry) -> str:
     """Why the run is in its state, else what its last alarm was."""
     if entry.health.why:
         return entry.health.why
+    open_alerts = [alert for alert in entry.alerts if alert.state is AlertState.FIRING]
+    if open_alerts:  # the run ended in them
+        worst = max(open_alerts, key=lambda alert: (alert.severity.rank, -alert.onset_step))
+        more = f", and {len(open_alerts) - 1} more" if len(open_alerts) > 1 else ""
+        return f"unresolved: {since_words(worst, entry.run.last_step)}{more}"
     last = last_alarm(entry.alerts)
     return "" if last is None else f"resolved: {since_words(last, last.resolved_step)}"
 

@@ -64,6 +64,17 @@ def test_a_healthy_run_remembers_its_last_alarm():
     assert overview.row(entry, NOW).cells[6]["quiet"]
 
 
+def test_a_run_that_ended_in_a_collapse_says_so_rather_than_what_was_resolved():
+    """The worst, oldest first, before anything that is over."""
+    alerts = [
+        alert("r", kind="kl_drift", state=AlertState.RESOLVED, resolved_step=29),
+        alert("r", kind="reward_drop", onset_step=9),
+        alert("r", kind="grad_spike", severity=Severity.WARNING, onset_step=3),
+    ]
+    (entry,) = overview.entries(fleet(run("r", state=RunState.FINISHED), alerts={"r": alerts}), NOW)
+    assert overview.why(entry) == "unresolved: reward drop since step 9 (21 steps), and 1 more"
+
+
 def test_filters_combine_and_search_everything_one_remembers():
     """Project, state, and any word of name, host, tag or reason."""
     runs = [run("a", project="math", host="node-7"), run("b", project="code", tags=("ablation",))]
