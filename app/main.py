@@ -28,4 +28,4 @@ def load_package(directory: Path) -> None:
 
 if __name__ == "__main__":
     load_package(Path(__file__).resolve().parent)
-    import_module(f"{PACKAGE}.shell").run()
+    import_module(f"{PACKAGE}.navigation").show()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import streamlit as st
 
@@ -11,12 +12,12 @@ from .. import format as fmt
 from ..markup import el
 
 
-def page() -> None:
+def page(go_to_run: Callable[[str], None]) -> None:
     """Every alert of the store, refreshed while somebody looks."""
-    st.fragment(_body, run_every=shell.REFRESH_S)()
+    st.fragment(_body, run_every=shell.REFRESH_S)(go_to_run)
 
 
-def _body() -> None:
+def _body(go_to_run: Callable[[str], None]) -> None:
     with shell.readable():
         entries = alarms.entries(queries.alerts(), queries.runs_by_id(), queries.outbox())
         head, store = st.columns([3, 2], vertical_alignment="bottom")
@@ -29,7 +30,7 @@ def _body() -> None:
         shown = alarms.matching(entries, _choice())
         opened = table.show("alerts", alarms.COLUMNS, [alarms.row(entry, time.time()) for entry in shown])
         if opened is not None:
-            shell.go_to_run(opened)
+            go_to_run(opened)
 
 
 def _choice() -> str:

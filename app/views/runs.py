@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import streamlit as st
 
@@ -12,18 +13,21 @@ from ..health import Word
 from ..markup import el
 from . import empty
 
+GoToRun = Callable[[str], None]
+"""Leaves for the page of the run of this id."""
 
-def page() -> None:
+
+def page(go_to_run: GoToRun) -> None:
     """The list of runs, refreshed while somebody looks."""
     live = st.session_state.get("runs-live", True)
-    st.fragment(_body, run_every=shell.REFRESH_S if live else None)(live)
+    st.fragment(_body, run_every=shell.REFRESH_S if live else None)(live, go_to_run)
 
 
-def _body(live: bool) -> None:
+def _body(live: bool, go_to_run: GoToRun) -> None:
     with shell.readable():
         fleet, now = queries.fleet(), time.time()
         if fleet.runs:
-            _list(overview.entries(fleet, now), now)
+            _list(overview.entries(fleet, now), now, go_to_run)
             if st.session_state.get("runs-live", live) != live:
                 st.rerun()  # how often to look is decided outside the part that is looked at again
         elif not fleet.unreadable:
@@ -31,7 +35,7 @@ def _body(live: bool) -> None:
         _unreadable(fleet)
 
 
-def _list(entries: list[overview.Entry], now: float) -> None:
+def _list(entries: list[overview.Entry], now: float, go_to_run: GoToRun) -> None:
     head, store = st.columns([3, 2], vertical_alignment="bottom")
     head.html(el("div", overview.headline(entries), cls="rl-head"))
     with store:
@@ -43,7 +47,7 @@ def _list(entries: list[overview.Entry], now: float) -> None:
         return
     opened = table.show("runs", overview.COLUMNS, [overview.row(entry, now) for entry in shown])
     if opened is not None:
-        shell.go_to_run(opened)
+        go_to_run(opened)
 
 
 def _filtered(entries: list[overview.Entry]) -> list[overview.Entry]:

@@ -160,7 +160,7 @@ def alerts_page(**params):
     def script():
         from rlwatch_app.views import alerts
 
-        alerts.page()
+        alerts.page(lambda run_id: None)
 
     page = AppTest.from_function(script, default_timeout=30)
     page.query_params.update(params)

@@ -112,6 +112,8 @@ def test_a_paused_page_keeps_still(app, page, store_url):
     expect(page.locator(".rl-facts")).to_contain_text("step 30")
     page.get_by_text("Live", exact=True).click()
     expect(page).to_have_url(re.compile("live=false"))
+    page.wait_for_timeout(2_000)  # the address changes at once, what is drawn when the server has answered
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
     write(store_url, steps=range(31, 61))
     page.wait_for_timeout(7_000)  # longer than a live page would wait
     expect(page.locator(".rl-facts")).to_contain_text("step 30")
