@@ -66,7 +66,7 @@ def examine(facts: Facts, deliveries: Sequence[Delivered], exit_code: int | None
 
 def _learned(facts: Facts, recipe: Recipe) -> Check:
     first = facts.level(REWARD, 0, ENDS // 2)
-    best = facts.level(REWARD, recipe.restart_step - ENDS, recipe.restart_step)
+    best = facts.level(REWARD, recipe.range_test_step - ENDS, recipe.range_test_step)
     return Check("the policy learned", best - first > LEARNED, f"reward {first:.2f} -> {best:.2f}")
 
 
@@ -82,8 +82,8 @@ def _saturated(facts: Facts, reset: int | None) -> Check:
 
 
 def _no_early_alarm(facts: Facts, recipe: Recipe) -> Check:
-    early = [f for f in facts.findings if f.severity is Severity.CRITICAL and f.step < recipe.restart_step]
-    said = ", ".join(f"{f.kind} at step {f.step}" for f in early) or f"none before step {recipe.restart_step}"
+    early = [f for f in facts.findings if f.severity is Severity.CRITICAL and f.step < recipe.range_test_step]
+    said = ", ".join(f"{f.kind} at step {f.step}" for f in early) or f"none before step {recipe.range_test_step}"
     return Check("no critical finding while it was healthy", not early, said)
 
 
@@ -94,7 +94,7 @@ def _reset(facts: Facts, command: Command | None, reset: int | None, recipe: Rec
     if reset is None:
         return Check(promise, False, f"{command.status.value}: {command.result or 'no answer'}")
     recorded = any(event.kind == "reference_reset" and event.step == reset for event in facts.events)
-    in_time = reset < recipe.restart_step
+    in_time = reset < recipe.range_test_step
     return Check(promise, recorded and in_time, f"step {reset}: {command.result}")
 
 
@@ -127,7 +127,7 @@ def _collapsed(facts: Facts) -> Check:
 
 def _warned_first(facts: Facts, recipe: Recipe) -> Check:
     promise = "a collapse was warned of, then alarmed"
-    late = [f for f in facts.findings if f.kind in COLLAPSE_KINDS and f.step >= recipe.restart_step]
+    late = [f for f in facts.findings if f.kind in COLLAPSE_KINDS and f.step >= recipe.range_test_step]
     for alarm in (f for f in late if f.severity is Severity.CRITICAL):
         warning = next((f for f in late if _warns_of(f, alarm)), None)
         if warning is not None and any(a.kind == alarm.kind and a.fired_at for a in facts.alerts):

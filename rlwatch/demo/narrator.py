@@ -58,8 +58,8 @@ class Narrator:
             "below is read from its store."
         )
         self.say(
-            f"Its schedule holds a slip: at step {recipe.restart_step} a second warm-up begins, meant for 5e-4 and "
-            f"written {recipe.restart_learning_rate:g}. About two minutes."
+            f"Its learning-rate schedule holds a slip: a range test, forgotten at step {recipe.range_test_step}, lets "
+            f"the rate grow by {recipe.range_test_growth - 1:.0%} a step. About two minutes."
         )
         self.say(f"store {store_url}, run {run_id}", "dim")
         if dashboard is not None:
