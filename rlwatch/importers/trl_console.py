@@ -53,7 +53,6 @@ class TrlConsoleParser(LineParser):
                 self._directly = False
             else:
                 yield from self._dict(thing, beside, segment.line)
-                beside = None
         if not found:
             self._directly = False
 

@@ -82,6 +82,16 @@ def test_gzip_is_seen_through(tmp_path):
     assert [run.name for run in read_log(log)] == ["a", "b"]
 
 
+def test_the_same_cell_twice_is_two_records_of_one_step(tmp_path):
+    """Neither is lost; the later one counts when the step closes."""
+    [run] = read_log(write(tmp_path, "step,metric,value", "1,loss,0.5", "1,kl,0.1", "1,loss,0.25"))
+
+    assert [(r.attempt, r.step, r.metrics) for r in run.records] == [
+        (1, 1, {"loss": 0.5, "kl": 0.1}),
+        (1, 1, {"loss": 0.25}),
+    ]
+
+
 def test_a_table_sorted_by_metric_reads_as_one_sorted_by_step(tmp_path):
     """The order of lines of a table carries no meaning."""
     cells = [("loss", s, s * 0.5) for s in (1, 2, 3)] + [("kl", s, s * 0.1) for s in (1, 3)]
@@ -139,9 +149,10 @@ def test_names_tell_the_trainer_where_they_can(tmp_path):
     """Otherwise the source stays open."""
     verl = read_log(write(tmp_path, "step,actor/ppo_kl,loss", "1,0.1,0.5"))
     trl = read_log(write(tmp_path, "step,frac_reward_zero_std,loss", "1,0.1,0.5"))
+    tracked = read_log(write(tmp_path, "step,train/frac_reward_zero_std,train/loss", "1,0.1,0.5"))
     own = read_log(write(tmp_path, "step,policy/entropy", "1,0.1"))
 
-    assert [run.source for run in (*verl, *trl, *own)] == ["verl", "trl/grpo", ""]
+    assert [run.source for run in (*verl, *trl, *tracked, *own)] == ["verl", "trl/grpo", "trl/grpo", ""]
 
 
 def test_a_header_without_rows_is_a_clear_error(tmp_path):

@@ -86,6 +86,14 @@ def test_a_bad_step_is_an_error_that_names_the_line(tmp_path, shape, step):
     assert caught.value.line == 2
 
 
+def test_the_summary_row_of_a_flat_log_is_not_a_step(tmp_path):
+    """It holds averages over the run."""
+    run = read(tmp_path, '{"step": 1, "loss": 0.5}\n{"step": 1, "train_runtime": 3.5, "train_loss": 0.5}\n')
+
+    assert [record.metrics for record in run.records] == [{"loss": 0.5}]
+    assert [s.reason for s in run.skipped] == ["the trainer's summary row at the end"]
+
+
 def test_rows_without_a_step_name_what_was_looked_for(tmp_path):
     """So that the reader knows what to rename."""
     with pytest.raises(ImportFormatError, match="global_step/max_steps"):

@@ -63,6 +63,13 @@ def test_a_binary_file(tmp_path):
     assert "binary" in refusal(tmp_path / "run.bin")
 
 
+def test_nul_bytes_at_the_end_of_a_log_do_not_make_it_binary(tmp_path):
+    """A machine that lost power leaves them."""
+    (tmp_path / "a.log").write_bytes(verl_console(ROWS) + bytes(50))
+
+    assert len(read_log(tmp_path / "a.log")[0].records) == 5
+
+
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [

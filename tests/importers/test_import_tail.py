@@ -116,6 +116,18 @@ def test_a_nan_on_a_verl_console_is_given_with_its_own_line(tmp_path):
     assert math.isnan(tail.poll()[0].metrics["actor/grad_norm"])
 
 
+def test_the_trainers_summary_releases_what_waited_for_a_bar(tmp_path):
+    """Training is over: no bar will come."""
+    log = tmp_path / "run.log"
+    log.write_text(f"\r{native_logs.bar(20)}\n" + "{'loss': 0.5, 'kl': 0.1, 'epoch': 1}\n" * 2)
+    tail = LogTail(log)
+    waiting = tail.poll()
+    append(log, b"{'train_runtime': 1.5, 'train_loss': 0.5}\n")
+
+    assert waiting == []
+    assert [record.step for record in tail.poll()] == [10, 20]
+
+
 @pytest.mark.parametrize("longer", [False, True])
 def test_a_truncated_file_is_read_anew_as_the_next_attempt(tmp_path, longer):
     """verl's file logger truncates when it is started again, even where the new file is already longer."""

@@ -11,6 +11,7 @@ from native_logs import bar, cleared, trl_console
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import ImportedRun, read_log
+from rlwatch.importers.registry import WINDOW
 
 
 def read(tmp_path: Path, text: str) -> ImportedRun:
@@ -174,6 +175,25 @@ def test_a_batch_glued_behind_a_bar_is_still_a_batch(tmp_path):
     assert steps(read(tmp_path, text)) == [5 * i for i in range(1, 129)]
 
 
+@pytest.mark.parametrize(
+    "between", [bar(6, 6), bar(5, 8, "Generating: "), str({"eval_loss": 0.5, "eval_kl": 0.1}) + "\n" + bar(6, 6)]
+)
+def test_the_bar_of_something_else_right_behind_a_batch_is_not_the_trainers(tmp_path, between):
+    """Of an evaluation or a generation: it does not count as far as there are rows, or has a title."""
+    text = f"\r{bar(0)}\r{bar(70)}\n" + "".join(row() + "\n" for _ in range(7)) + f"{between}\n\r{bar(70)}"
+    trained = [record for record in read(tmp_path, text).records if "loss" in record.metrics]
+
+    assert [record.step for record in trained] == [10 * i for i in range(1, 8)]
+
+
+def test_a_resumed_run_may_print_in_batches(tmp_path):
+    """Its rows are counted from its own beginning."""
+    text = trl_console([(step, {"loss": 0.5, "reward": 1.0}) for step in (10, 20, 300)]).decode()
+    text += f"\nresuming\n\r{bar(0)}\r{bar(40)}\n" + "".join(row() + "\n" for _ in range(4)) + f"\r{bar(40)}"
+
+    assert [(r.attempt, r.step) for r in read(tmp_path, text).records][3:] == [(2, 10), (2, 20), (2, 30), (2, 40)]
+
+
 def test_an_evaluation_between_batches_belongs_to_the_last_row(tmp_path):
     """It was printed late too."""
     text = f"\r{bar(100)}\n{row()}\n{row()}\n\r{bar(100)}\r{bar(200)}" + str({"eval_loss": 0.5, "eval_kl": 0.1}) + "\n"
@@ -258,6 +278,16 @@ def test_a_log_that_is_all_preamble_but_for_its_end_is_recognised(tmp_path):
     preamble = "".join(f"Loading dataset shard {i}: {'.' * 80}\n" for i in range(8000))
 
     assert steps(read(tmp_path, preamble + trl_console([(10, {"loss": 0.5, "reward": 1.0})]).decode())) == [10]
+
+
+def test_a_row_on_the_seam_of_two_windows_is_recognised(tmp_path):
+    """The log is looked through piece by piece."""
+    line = trl_console([(10, {"loss": 0.5, "reward": 1.0})]).decode()
+    for early in (10, len(line.encode()) // 2):
+        preamble = "x" * 99 + "\n"
+        preamble = (preamble * (WINDOW // 100 + 1))[: WINDOW - early - 1] + "\n"
+
+        assert steps(read(tmp_path, preamble + line + "done\n")) == [10]
 
 
 def test_a_row_that_says_a_bad_step_is_counted_and_left_out(tmp_path):

@@ -103,6 +103,13 @@ def test_what_is_not_a_number_is_counted_with_its_lines(tmp_path):
     }
 
 
+def test_what_is_not_a_number_at_the_end_of_a_line_is_counted(tmp_path):
+    """Though it might have been cut off and go on in the next line."""
+    run = read(tmp_path, "step:1 - actor/lr:0.1 - stage:warmup\nstep:2 - actor/lr:0.1 - stage:done\n")
+
+    assert [(s.reason, s.count, s.lines) for s in run.skipped] == [("'stage' is cut off or not a number", 2, (1, 2))]
+
+
 @pytest.mark.parametrize(
     "wrapped",
     [
