@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.detectors.company import DETERMINISTIC, Company
-from rlwatch.metrics import Family
+from rlwatch.detectors.base import finite, number, rounded
+from rlwatch.detectors.company import DETERMINISTIC
+from rlwatch.detectors.entropy import EntropyDetector
 from rlwatch.records import ClosedStep, Finding, Severity
-from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.stats import Baseline, Window
 
 LOW = 0.5
 """Entropy over baseline below which a decline is dated (``onset_step``), where the reward does not pay for it."""
@@ -20,7 +20,7 @@ PAID = 0.05
 """Ratio that warns even while the reward rises: there is nothing left to spend."""
 
 
-class EntropyCollapse(BaseDetector):
+class EntropyCollapse(EntropyDetector):
     """Token entropy against how the run began, corroborated by reward, zero-variance share, gradient.
 
     Entropy spent on reward is the normal course of RLVR (R = -a exp(H) + b, arXiv 2505.22617), so a low
@@ -28,46 +28,23 @@ class EntropyCollapse(BaseDetector):
     """
 
     name: ClassVar[str] = "entropy_collapse"
-    family: ClassVar[str] = Family.EXPLORATION.value
     kinds: ClassVar[tuple[str, ...]] = ("entropy_collapse",)
-    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy",),)
-    reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
 
     def __init__(self) -> None:
-        super().__init__()
-        self._company = Company()
-        self._base = Baseline()
-        self._now = Window(rows=10, steps=10)
-        self._decline = Hold(forgive=3)
-        self._warned = Hold(forgive=1)
-        self._confirmed = Hold(forgive=1)
+        super().__init__(Baseline(), Window(rows=10, steps=10))
 
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the corroborating metrics."""
-        self._company.update(step)
+    def beginning(self, level: float, first: float) -> float:
+        """The higher: a run that falls inside its warm-up is judged by its first rows."""
+        return max(level, first)
 
-    def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the level of the last rows."""
-        entropy = abs(finite(step, *self.reads) or 0.0)
-        self._base.update(step.step, entropy)
-        self._now.update(step.step, entropy)
-        now, high = self._now.get(), self._high()
-        if now is None or high is None or high <= 0.0:
-            return []
-        ratio = now / high
-        self._decline.update(step.step, entropy < LOW * high and not self._pays(step))
+    def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
+        """A fall counts by its depth, less if the reward paid for it, more in bad company."""
+        ratio = now / start
+        self._moved.update(step.step, entropy < LOW * start and not self._pays(step))
         bad = self._in_bad_company()
         paid = self._company.reward.risen() and not bad
         self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
         self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
-        if not self._warned.lasted(3):
-            return []
-        severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else Severity.WARNING
-        return [self._finding(step, now, high, severity)]
-
-    def _high(self) -> float | None:
-        level, first = self._base.get(), self._base.first
-        return None if level is None or first is None else max(level, first)
 
     def _in_bad_company(self) -> bool:
         company = self._company
@@ -83,18 +60,19 @@ class EntropyCollapse(BaseDetector):
             return True
         return bad and self._company.log_vocab is not None and now < DETERMINISTIC * self._company.log_vocab
 
-    def _finding(self, step: ClosedStep, now: float, high: float, severity: Severity) -> Finding:
-        onset = self._decline.since if self._decline.since is not None else self._warned.since
-        span = step.step - (step.step if onset is None else onset)
+    def told(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
+        """How far it fell, over how many steps, and what the reward did."""
+        onset = self.onset
+        span = 0 if onset is None else step.step - onset
         reward = self._company.reward
-        message = f"entropy fell from {number(high)} to {number(now)} nats/token over {span} steps{reward.say()}"
+        message = f"entropy fell from {number(start)} to {number(now)} nats/token over {span} steps{reward.say()}"
         if self._company.mute():
             message += "; nearly all groups agree on one reward, so no gradient leads back"
         evidence = rounded(
             {
                 "entropy": now,
-                "entropy_baseline": high,
-                "ratio": now / high,
+                "entropy_baseline": start,
+                "ratio": now / start,
                 "reward": reward.now,
                 "reward_best": reward.best,
                 "silent_share": self._company.silent,
@@ -108,7 +86,7 @@ class EntropyCollapse(BaseDetector):
             message,
             onset=onset,
             metric="policy/entropy",
-            score=WARN_BAD * high / max(now, 1e-12),
-            baseline=high,
+            score=WARN_BAD * start / max(now, 1e-12),
+            baseline=start,
             evidence=evidence,
         )

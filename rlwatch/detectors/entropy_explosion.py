@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.detectors.company import Company
-from rlwatch.metrics import Family
+from rlwatch.detectors.base import number, rounded
+from rlwatch.detectors.entropy import EntropyDetector
 from rlwatch.records import ClosedStep, Finding, Severity
-from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.stats import Baseline, Window
 
 RISE = 1.3
 """Entropy over baseline above which a rise is dated."""
@@ -20,74 +19,51 @@ NOISE = 0.7
 """Share of log V beyond which output is close to uniform noise."""
 
 
-class EntropyExplosion(BaseDetector):
+class EntropyExplosion(EntropyDetector):
     """Token entropy above how the run began, with the reward falling or the ceiling log V in sight."""
 
     name: ClassVar[str] = "entropy_explosion"
-    family: ClassVar[str] = Family.EXPLORATION.value
     kinds: ClassVar[tuple[str, ...]] = ("entropy_explosion",)
-    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy",),)
-    reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
 
     def __init__(self) -> None:
-        super().__init__()
-        self._company = Company()
-        self._base = Baseline(floor=0.02)
-        self._now = Window(rows=8, steps=8)
-        self._rise = Hold(forgive=3)
-        self._warned = Hold(forgive=1)
-        self._confirmed = Hold(forgive=1)
+        super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))
 
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the corroborating metrics."""
-        self._company.update(step)
+    def beginning(self, level: float, first: float) -> float:
+        """The lower: a run that rises inside its warm-up is judged by its first rows."""
+        return min(level, first)
 
-    def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the level of the last rows."""
-        entropy = abs(finite(step, *self.reads) or 0.0)
-        self._base.update(step.step, entropy)
-        self._now.update(step.step, entropy)
-        now, low = self._now.get(), self._low()
-        if now is None or low is None or low <= 0.0:
-            return []
-        ratio = now / low
-        self._rise.update(step.step, entropy > RISE * low)
-        reward = self._company.reward
+    def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
+        """A rise counts beside a fallen reward, by itself if it is large, or close to noise."""
+        ratio = now / start
+        self._moved.update(step.step, entropy > RISE * start)
+        reward, log_vocab = self._company.reward, self._company.log_vocab
         fallen = reward.fallen()
-        noise = self._company.log_vocab is not None and now > NOISE * self._company.log_vocab and ratio > RISE
+        noise = log_vocab is not None and now > NOISE * log_vocab and ratio > RISE
         alone = ratio > ALONE and not reward.risen()
         self._warned.update(step.step, (fallen and ratio > WARN) or alone or noise)
         self._confirmed.update(step.step, fallen and (ratio > CRITICAL or noise))
-        if not self._warned.lasted(3):
-            return []
-        severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else Severity.WARNING
-        return [self._finding(step, now, low, severity)]
 
-    def _low(self) -> float | None:
-        level, first = self._base.get(), self._base.first
-        return None if level is None or first is None else min(level, first)
-
-    def _finding(self, step: ClosedStep, now: float, low: float, severity: Severity) -> Finding:
-        onset = self._rise.since if self._rise.since is not None else self._warned.since
+    def told(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
+        """How far it rose, how far it is from noise, and what the reward did."""
         reward = self._company.reward
         ceiling = (
             "" if self._company.log_vocab is None else f" (uniform noise would be {number(self._company.log_vocab)})"
         )
-        message = f"entropy rose from {number(low)} to {number(now)} nats/token{ceiling}{reward.say()}"
+        message = f"entropy rose from {number(start)} to {number(now)} nats/token{ceiling}{reward.say()}"
         return self.finding(
             step,
             "entropy_explosion",
             severity,
             message,
-            onset=onset,
+            onset=self.onset,
             metric="policy/entropy",
-            score=now / (WARN * low),
-            baseline=low,
+            score=now / (WARN * start),
+            baseline=start,
             evidence=rounded(
                 {
                     "entropy": now,
-                    "entropy_baseline": low,
-                    "ratio": now / low,
+                    "entropy_baseline": start,
+                    "ratio": now / start,
                     "log_vocab": self._company.log_vocab,
                     "reward": reward.now,
                     "reward_best": reward.best,
