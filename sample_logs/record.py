@@ -39,7 +39,7 @@ def recorder(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], N
 
 def steady(seed: int, steps: int, learning_rate: float, **changes: object) -> Recipe:
     """A constant learning rate after a good warm start."""
-    plain = {"learning_rate": learning_rate, "settle_steps": 0, "range_test_step": NEVER}
+    plain = {"learning_rate": learning_rate, "warm_up_steps": 0, "settled_step": 0, "range_test_step": NEVER}
     return Recipe(**{"seed": seed, "steps": steps, "warm_start_steps": 60, "beta": 0.0} | plain | changes)
 
 

@@ -75,8 +75,8 @@ def _saturated(facts: Facts, reset: int | None) -> Check:
     early = [f for f in facts.findings if f.kind == "kl_saturation" and (reset is None or f.step <= reset)]
     if early:
         return Check(promise, True, f"found at step {early[0].step}: {early[0].message}")
-    level = saturated_from(facts) if reset is None else facts.level(KL, reset - ENDS, reset)
-    if level is None or math.isnan(level) or reset is None:
+    level = None if reset is None else saturated_from(facts, reset)
+    if level is None:
         return Check(promise, False, "no finding, and the curve was not flat")
     return Check(promise, True, f"no finding, but a person saw it level at {level:.2f} nats/token")
 
@@ -128,12 +128,15 @@ def _collapsed(facts: Facts) -> Check:
 def _warned_first(facts: Facts, recipe: Recipe) -> Check:
     promise = "a collapse was warned of, then alarmed"
     late = [f for f in facts.findings if f.kind in COLLAPSE_KINDS and f.step >= recipe.range_test_step]
-    for alarm in (f for f in late if f.severity is Severity.CRITICAL):
-        warning = next((f for f in late if _warns_of(f, alarm)), None)
-        if warning is not None and any(a.kind == alarm.kind and a.fired_at for a in facts.alerts):
-            said = f"{alarm.kind}: warning at step {warning.step}, critical at step {alarm.step}"
-            return Check(promise, True, said)
-    return Check(promise, False, f"{len(late)} findings of a collapse, none a warning followed by an alert")
+    told = {alert.kind for alert in facts.alerts if alert.fired_at and alert.severity is Severity.CRITICAL}
+    pairs = [
+        f"{alarm.kind}: warning at step {warning.step}, critical at step {alarm.step}"
+        for alarm in late
+        if alarm.severity is Severity.CRITICAL and alarm.kind in told
+        for warning in [next((f for f in late if _warns_of(f, alarm)), None)]
+        if warning is not None
+    ]
+    return Check(promise, bool(pairs), "; ".join(pairs) or f"{len(late)} findings, no warning before an alarm")
 
 
 def _warns_of(finding: Finding, alarm: Finding) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,13 @@ ANSWERED = {CommandStatus.DONE: "green", CommandStatus.REJECTED: "magenta", Comm
 MILESTONE = 50
 """Steps between lines that say how the run is."""
 RECENT = 10
+PIPE_WIDTH = 160
+"""Columns where nobody watches: a log file needs no folded cells."""
+
+
+def console() -> Console:
+    """Where the demo speaks: stdout."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 class Narrator:
@@ -63,7 +71,7 @@ class Narrator:
         )
         self.say(f"store {store_url}, run {run_id}", "dim")
         if dashboard is not None:
-            self.say(f"dashboard {dashboard}", "dim")
+            self.say(f"dashboard {dashboard} (a few seconds from now)", "dim")
 
     def say(self, text: str, style: str = "") -> None:
         """One line above the progress bar."""
@@ -72,7 +80,7 @@ class Narrator:
     def tell(self, facts: Facts, deliveries: Sequence[Delivered]) -> None:
         """Whatever is new since the last look."""
         self._progress.update(self._bar, completed=facts.step, state=_state(facts))
-        for key, text, style in [*self._milestones(facts), *_news(facts), *_post(deliveries)]:
+        for key, text, style in [*_news(facts), *_post(deliveries), *self._milestones(facts)]:
             if key not in self._told:
                 self._told.add(key)
                 self.say(text, style)

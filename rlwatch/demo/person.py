@@ -50,16 +50,16 @@ def reason_to_reset(facts: Facts) -> str | None:
             return finding.message
     if facts.step < PATIENCE:
         return None
-    now, before = facts.level(KL, facts.step - WINDOW + 1), saturated_from(facts)
+    now, before = facts.level(KL, facts.step - WINDOW + 1), saturated_from(facts, facts.step)
     return None if before is None else f"the KL chart is flat: {before:.3f}, then {now:.3f} nats/token"
 
 
-def saturated_from(facts: Facts) -> float | None:
-    """The KL of the window before the last one, if KL has risen and stayed level since; None otherwise."""
-    now = facts.level(KL, facts.step - WINDOW + 1)
-    before = facts.level(KL, facts.step - 2 * WINDOW + 1, facts.step - WINDOW)
-    first = facts.level(KL, 2, 1 + FIRST)
-    flat = abs(now - before) < FLAT * now and before > RISEN * first
+def saturated_from(facts: Facts, step: int) -> float | None:
+    """The KL of the window before the last one up to ``step``, if KL had risen and stayed level since; else None."""
+    now = facts.level(KL, step - WINDOW + 1, step)
+    before = facts.level(KL, step - 2 * WINDOW + 1, step - WINDOW)
+    start = facts.level(KL, 2, 1 + FIRST)
+    flat = abs(now - before) < FLAT * now and before > RISEN * start
     return before if flat else None
 
 

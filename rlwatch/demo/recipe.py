@@ -6,6 +6,7 @@ schedule behind the real one. Nothing is injected: the optimizer does the rest.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -20,10 +21,11 @@ class Recipe:
     beta: float = 0.1
     """Weight of the KL term: it holds the policy back, and is why resetting the reference helps."""
     warm_start_steps: int = 25
-    first_learning_rate: float = 3e-3
+    warm_up_steps: int = 20
+    top_learning_rate: float = 3e-3
+    settled_step: int = 80
+    """The learning rate rises on a line to the top, and falls on another to the settled one, reached at this step."""
     learning_rate: float = 4e-4
-    settle_steps: int = 60
-    """The learning rate falls from the first to the second on a line over these steps."""
     range_test_step: int = 170
     """Where the forgotten range test begins: late enough for a person to have acted."""
     range_test_growth: float = 1.09
@@ -33,10 +35,17 @@ class Recipe:
         """Learning rate of the update that follows ``step`` updates.
 
         >>> recipe = Recipe()
-        >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 60, 170, 200, 299)]
-        ['0.003', '0.0004', '0.0004', '0.0053', '0.5']
+        >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 19, 80, 170, 200, 299)]
+        ['0.00015', '0.003', '0.0004', '0.0004', '0.0053', '0.5']
         """
-        if step < self.settle_steps:
-            return self.first_learning_rate + (self.learning_rate - self.first_learning_rate) * step / self.settle_steps
-        tested = max(0, step - self.range_test_step)
-        return min(self.learning_rate * self.range_test_growth**tested, self.range_test_end)
+        if step < self.warm_up_steps:
+            return self.top_learning_rate * (step + 1) / self.warm_up_steps
+        if step < self.settled_step:
+            fallen = (step - self.warm_up_steps) / (self.settled_step - self.warm_up_steps)
+            return self.top_learning_rate + (self.learning_rate - self.top_learning_rate) * fallen
+        return self._range_tested(max(0, step - self.range_test_step))
+
+    def _range_tested(self, steps: int) -> float:
+        """The settled learning rate after so many steps of growth."""
+        needed = math.log(self.range_test_end / self.learning_rate) / math.log(self.range_test_growth)
+        return self.range_test_end if steps >= needed else self.learning_rate * self.range_test_growth**steps

@@ -71,12 +71,10 @@ def main(
 
 def _demonstrate(store: Store, directory: Path, recipe: Recipe, dashboard: str | None) -> bool:
     """Train, watch, check. Whether all promises were kept."""
-    from rich.console import Console
-
-    from rlwatch.demo.narrator import Narrator
+    from rlwatch.demo.narrator import Narrator, console
     from rlwatch.testing.webhook_receiver import WebhookReceiver
 
-    narrator = Narrator(Console(), recipe)
+    narrator = Narrator(console(), recipe)
     run_id, secret = new_run_id("demo"), secrets.token_hex(16)
     narrator.introduce(store.url, run_id, dashboard)
     with WebhookReceiver(secret=secret) as receiver:
@@ -112,13 +110,14 @@ def _watch(
 
 def _stay(dashboard: Dashboard) -> None:
     """Leave the dashboard open until Ctrl-C."""
-    from rich.console import Console
+    from rlwatch.demo.narrator import console
 
-    Console().print(f"The dashboard stays open at {dashboard.url}; Ctrl-C ends it.", style="bold")
+    console().print(f"The dashboard stays open at {dashboard.url}; Ctrl-C ends it.", style="bold")
     try:
         dashboard.wait()
     except KeyboardInterrupt:
         return
+    console().print("The dashboard ended by itself; see: rlwatch ui --check", style="red")
 
 
 def _require() -> None:
