@@ -2,6 +2,7 @@
 
 A NaN outside the mask (padding) is harmless; a NaN inside makes the result NaN. Half-precision input is
 widened to float32, float64 stays float64. ``mask`` broadcasts against ``x`` and is bool, int or float (0 or 1).
+A batch of no elements at all is an empty mask.
 No function indexes by a mask, because that makes a GPU wait.
 """
 
@@ -24,8 +25,8 @@ def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
 
 
 def masked_count(mask: Tensor, like: Tensor) -> Tensor:
-    """Number of set elements, 0-d, in the floating dtype of ``like``."""
-    return mask.bool().sum(dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
+    """Number of elements of ``like`` inside the mask, 0-d, in the floating dtype of ``like``."""
+    return _spread(mask, like).sum(dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -44,12 +45,14 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 def masked_max(x: Tensor, mask: Tensor) -> Tensor:
     """Largest value inside the mask, 0-d; -inf where the mask is empty, NaN where one is inside."""
-    return keep(x, mask, -torch.inf).amax()
+    kept = keep(x, mask, -torch.inf)
+    return kept.amax() if kept.numel() else kept.new_full((), -torch.inf)
 
 
 def masked_min(x: Tensor, mask: Tensor) -> Tensor:
     """Smallest value inside the mask, 0-d; inf where the mask is empty, NaN where one is inside."""
-    return keep(x, mask, torch.inf).amin()
+    kept = keep(x, mask, torch.inf)
+    return kept.amin() if kept.numel() else kept.new_full((), torch.inf)
 
 
 def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
@@ -58,7 +61,9 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     Exact, by sorting: O(n log n) on the device, any size (``torch.quantile`` refuses more than 2**24).
     """
     ordered = keep(x, mask, torch.inf).flatten().sort().values
-    last = mask.bool().sum() - 1
+    if not ordered.numel():
+        return ordered.new_full((), torch.nan)
+    last = _spread(mask, x).sum() - 1
     place = q * last.clamp(min=0).to(ordered.dtype)
     low = place.floor()
     left = ordered.gather(0, low.long().view(1)).squeeze(0)
@@ -66,3 +71,8 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     value = torch.where(left == right, left, left + (right - left) * (place - low))
     spoilt = (last < 0) | keep(x, mask, 0.0).isnan().any()
     return torch.where(spoilt, torch.nan, value)
+
+
+def _spread(mask: Tensor, x: Tensor) -> Tensor:
+    """``mask`` as bool, in the shape it has beside ``x``."""
+    return mask.bool() if mask.shape == x.shape else mask.bool() & torch.ones_like(x, dtype=torch.bool)

@@ -34,31 +34,20 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Mean(Stat):
-    """Arithmetic mean."""
+class Single(Stat):
+    """Base of those that keep, beside the count, just the number they report."""
 
-    total: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of ``x`` inside ``mask``."""
-        return cls(masked_count(mask, x), masked_sum(x, mask))
-
-    @override
-    def merge(self, other: Self) -> Self:
-        return type(self)(self.count + other.count, self.total + other.total)
+    kept: Tensor
 
     @override
     def value(self) -> Tensor:
-        return self.total / self.count
+        return self.kept
 
 
 @dataclass(frozen=True, slots=True)
-class Total(Stat):
+class Total(Single):
     """Sum."""
 
-    total: Tensor
-
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
         """Of ``x`` inside ``mask``."""
@@ -66,18 +55,21 @@ class Total(Stat):
 
     @override
     def merge(self, other: Self) -> Self:
-        return type(self)(self.count + other.count, self.total + other.total)
-
-    @override
-    def value(self) -> Tensor:
-        return self.total
+        return type(self)(self.count + other.count, self.kept + other.kept)
 
 
 @dataclass(frozen=True, slots=True)
-class Max(Stat):
-    """Largest value; NaN if one was NaN."""
+class Mean(Total):
+    """Arithmetic mean: kept as a sum, which merges, and divided when it is reported."""
 
-    peak: Tensor
+    @override
+    def value(self) -> Tensor:
+        return self.kept / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Max(Single):
+    """Largest value; NaN if one was NaN."""
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
@@ -86,18 +78,12 @@ class Max(Stat):
 
     @override
     def merge(self, other: Self) -> Self:
-        return type(self)(self.count + other.count, torch.maximum(self.peak, other.peak))
-
-    @override
-    def value(self) -> Tensor:
-        return self.peak
+        return type(self)(self.count + other.count, torch.maximum(self.kept, other.kept))
 
 
 @dataclass(frozen=True, slots=True)
-class Min(Stat):
+class Min(Single):
     """Smallest value; NaN if one was NaN."""
-
-    low: Tensor
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
@@ -106,18 +92,12 @@ class Min(Stat):
 
     @override
     def merge(self, other: Self) -> Self:
-        return type(self)(self.count + other.count, torch.minimum(self.low, other.low))
-
-    @override
-    def value(self) -> Tensor:
-        return self.low
+        return type(self)(self.count + other.count, torch.minimum(self.kept, other.kept))
 
 
 @dataclass(frozen=True, slots=True)
-class Latest(Stat):
+class Latest(Single):
     """The last of several measurements: what is measured once a step."""
-
-    last: Tensor
 
     @classmethod
     def of(cls, x: Tensor, measured: Tensor) -> Self:
@@ -127,10 +107,6 @@ class Latest(Stat):
     @override
     def merge(self, other: Self) -> Self:
         return other
-
-    @override
-    def value(self) -> Tensor:
-        return self.last
 
 
 Stats = dict[str, Stat]

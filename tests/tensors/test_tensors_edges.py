@@ -1,0 +1,234 @@
+"""Tensors at the edges: nothing in the batch, nothing in the mask, half precision, masks that broadcast."""
+
+import math
+
+import pytest
+import torch
+
+from rlwatch.tensors.finite import nonfinite_stats
+from rlwatch.tensors.groups import zero_variance, zero_variance_fraction
+from rlwatch.tensors.masked import masked_count, masked_max, masked_mean, masked_min, masked_quantile, masked_sum
+from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, Total, merge
+from rlwatch.tensors.observe import observe
+from rlwatch.tensors.spikes import top_tokens
+from rlwatch.tensors.spread import Quantile, Std
+from rlwatch.tensors.text import id0_share, repetition
+from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.transfer import Transfer
+
+pytestmark = pytest.mark.torch
+LOG_PROBS = ("logp", "old_logp", "ref_logp", "rollout_logp")
+
+
+def batch(rows=3, width=5, *, seed=0, dtype=torch.float32, **change):
+    """A batch that measures everything, advantages per token; the last row is one token short."""
+    g = torch.Generator().manual_seed(seed)
+    uniform = lambda: torch.rand(rows, width, generator=g).to(dtype)  # noqa: E731
+    mask = torch.ones(rows, width)
+    if mask.numel():
+        mask[-1, -1] = 0
+    whole = {name: -3 * uniform() for name in LOG_PROBS} | {
+        "mask": mask,
+        "entropy": uniform(),
+        "ids": torch.randint(0, 4, (rows, width), generator=g),
+        "advantages": uniform() - 0.5,
+        "clip": (0.2, 0.28),
+        "cut": torch.arange(rows) % 2 == 0,
+    }
+    return TokenBatch(**(whole | change))
+
+
+def numbers(stats):
+    """name -> (count, value)."""
+    return {name: (stat.count.item(), stat.value().item()) for name, stat in stats.items()}
+
+
+def same(left, right):
+    """Equal numbers, where NaN equals NaN; values of nothing do not count."""
+    assert left.keys() == right.keys()
+    for name, (count, value) in left.items():
+        assert right[name][0] == count, name
+        assert count <= 0 or right[name][1] == pytest.approx(value, rel=1e-6, abs=1e-7, nan_ok=True), name
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 5), (3, 0), (0, 0)])
+def test_a_batch_without_tokens_measures_nothing_and_raises_nothing(rows, width):
+    """No responses, or none with a token: every token statistic has a count of nothing, and travels."""
+    stats = observe(batch(rows, width))
+    spikes = top_tokens(batch(rows, width))
+
+    measured = {name for name, (count, _) in numbers(stats).items() if count > 0}
+    assert {name for name in measured if not name.startswith("len/")} == set()
+    assert spikes.rows.shape == (0, 1 + len(spikes.names))
+    assert len(Transfer([stat.value() for stat in stats.values()] + [spikes.rows]).read()) == len(stats) + 1
+
+
+@pytest.mark.parametrize("nothing", [batch(0, 5), batch(2, 5, mask=torch.zeros(2, 5), cut=None)])
+def test_a_micro_batch_of_nothing_changes_no_statistic(nothing):
+    """Merged before or after, whether it holds no rows or only masked ones."""
+    whole = observe(batch(cut=None if nothing.cut is None else batch().cut))
+    nothing = observe(nothing)
+
+    same(numbers(merge(whole, nothing)), numbers(whole))
+    same(numbers(merge(nothing, whole)), numbers(whole))
+
+
+def test_a_wholly_masked_response_of_garbage_changes_no_token_statistic():
+    """NaN and infinities in every column of a row without a single token."""
+    clean = batch(cut=None)
+    junk = torch.tensor([[math.nan, math.inf, -math.inf, 1e30, -1e30]])
+    dirty = {name: torch.cat([getattr(clean, name), junk]) for name in (*LOG_PROBS, "entropy", "advantages")} | {
+        "mask": torch.cat([clean.mask, torch.zeros(1, 5)]),
+        "ids": torch.cat([clean.ids, torch.zeros(1, 5).long()]),
+    }
+
+    same(numbers(observe(TokenBatch(clip=clean.clip, **dirty))), numbers(observe(clean)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_input_gives_the_numbers_of_its_widened_values(dtype):
+    """No statistic is computed, summed or compared in half precision."""
+    half = batch(4, 300, dtype=dtype)
+    wide = TokenBatch(
+        **{
+            name: x.float() if isinstance(x, torch.Tensor) and x.dtype is dtype else x
+            for name in TokenBatch.__dataclass_fields__
+            for x in [getattr(half, name)]
+        }
+    )
+
+    left, right = observe(half), observe(wide)
+
+    assert {stat.value().dtype for stat in left.values()} == {torch.float32}
+    same(numbers(left), numbers(right))
+    torch.testing.assert_close(top_tokens(half, k=5).rows, top_tokens(wide, k=5).rows)
+
+
+def test_double_precision_stays_double():
+    """Also its counts: more than 2**24 tokens are counted exactly."""
+    x = torch.tensor([1.0, 3.0], dtype=torch.float64)
+
+    assert {s.value().dtype for s in (Mean.of(x, x), Std.of(x, x), Max.of(x, x))} == {torch.float64}
+    assert masked_count(torch.ones(1, dtype=torch.bool).expand(2**24 + 1), x[0].expand(2**24 + 1)) == 2**24 + 1
+
+
+def test_a_mask_may_broadcast():
+    """One flag a response stands for all its tokens, in the count as in the sum."""
+    x, mask = torch.tensor([[1.0, 2.0, 6.0], [9.0, 9.0, math.nan]]), torch.tensor([[1], [0]])
+
+    assert masked_mean(x, mask) == 3.0
+    assert masked_quantile(x, mask, 0.5) == 2.0
+    assert (masked_max(x, mask), masked_min(x, mask), masked_sum(x, mask)) == (6.0, 1.0, 9.0)
+    assert Std.of(x, mask).value().item() == pytest.approx(math.sqrt(7))
+    assert Quantile.of(x, mask, 0.5).value() == 2.0
+    assert Mean.of(torch.tensor([[1.0], [2.0]]), torch.ones(2, 3)).value() == 1.5
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
+def test_a_mask_may_be_of_any_type(kind):
+    """Loss masks come as all of these."""
+    mask = torch.tensor([1, 0, 1]).to(kind)
+
+    assert masked_mean(torch.tensor([1.0, math.nan, 4.0]), mask) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("reduce", "nothing"), [(masked_sum, 0.0), (masked_mean, math.nan), (masked_max, -math.inf), (masked_min, math.inf)]
+)
+@pytest.mark.parametrize("size", [0, 3])
+def test_reductions_of_nothing_are_their_neutral_elements(reduce, nothing, size):
+    """So that merging with them changes nothing; a mean of nothing is no number."""
+    x = torch.ones(size)
+
+    assert reduce(x, torch.zeros(size)).item() == pytest.approx(nothing, nan_ok=True)
+    assert masked_quantile(x, torch.zeros(size), 0.5).isnan()
+
+
+def test_infinities_inside_the_mask_show():
+    """-inf as the smallest, inf as the mean; the quantile of a run of infinities is one of them."""
+    x = torch.tensor([-math.inf, 1.0, math.inf, math.inf, math.inf])
+
+    assert (masked_min(x, x.isfinite() | (x < 0)), masked_max(x, torch.ones(5))) == (-math.inf, math.inf)
+    assert masked_mean(x[1:], torch.ones(4)) == math.inf
+    assert masked_quantile(x, torch.ones(5), 0.75) == math.inf
+    assert masked_quantile(x, torch.ones(5), 0.0) == -math.inf
+
+
+def test_one_value_has_no_spread_but_two_have():
+    """Degrees of freedom count."""
+    one, two = torch.tensor([5.0]), torch.tensor([1.0, 3.0])
+    every = torch.ones(2)
+
+    assert Std.of(one, every[:1]).count == 0
+    assert (Std.of(two, every).count, Std.of(two, every).value().item()) == (1, pytest.approx(math.sqrt(2)))
+    assert Std.of(one, every[:1]).merge(Std.of(two, every)).value().item() == pytest.approx(2.0)
+
+
+def test_totals_add_and_extremes_stay():
+    """Over two micro-batches."""
+    x, y, every = torch.tensor([1.0, -2.0]), torch.tensor([4.0, 0.5]), torch.ones(2)
+    merged = {kind: kind.of(x, every).merge(kind.of(y, every)) for kind in (Total, Mean, Max, Min)}
+
+    assert [s.value().item() for s in merged.values()] == [3.5, 0.875, 4.0, -2.0]
+    assert {s.count.item() for s in merged.values()} == {4}
+
+
+def test_the_latest_measurement_stands_for_the_step():
+    """Also where it says that nothing was measured."""
+    one, on, off = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
+    first, second = Latest.of(one, on), Latest.of(2 * one, on)
+
+    assert first.merge(second).value() == 2.0
+    assert first.merge(Latest.of(one, off)).count == 0
+
+
+@pytest.mark.parametrize(("gap", "equal"), [(0.9e-8, True), (1.1e-8, False)])
+def test_rewards_within_the_tolerance_are_equal(gap, equal):
+    """Floating point does not make a lesson."""
+    rewards = torch.tensor([0.0, gap], dtype=torch.float64)
+
+    assert zero_variance(rewards, 2).tolist() == [equal, equal]
+    assert zero_variance(rewards + torch.tensor([0.0, 1e-3]), 2, tolerance=1e-2).all()
+
+
+def test_groups_of_nothing_and_of_one():
+    """No rewards are no groups; a group of one always agrees; groups of none are refused."""
+    assert zero_variance(torch.zeros(0), 4).tolist() == []
+    assert zero_variance_fraction(torch.arange(3.0), 1) == 1.0
+    with pytest.raises(ValueError, match="3 rewards do not divide into groups of 0"):
+        zero_variance(torch.zeros(3), 0)
+
+
+def test_counts_of_non_finite_values_add_over_micro_batches():
+    """A count, not a share."""
+    x = torch.tensor([math.nan, 1.0, -math.inf])
+    one = nonfinite_stats("grad", x, torch.ones(3))
+
+    assert merge(one, one)["nonfinite/grad"].value() == 4.0
+    assert nonfinite_stats("grad", x, torch.tensor([0, 1, 0]))["nonfinite/grad"].value() == 0.0
+
+
+@pytest.mark.parametrize("width", [0, 1, 2])
+def test_responses_shorter_than_a_3_gram_repeat_nothing(width):
+    """They have no repetition, rather than none."""
+    ids = torch.ones(2, width, dtype=torch.int64)
+
+    value, measured = repetition(ids, torch.ones_like(ids))
+
+    assert value.isnan().all()
+    assert measured.tolist() == [False, False]
+
+
+def test_3_grams_never_reach_over_a_hole_in_the_mask():
+    """Tool output between two turns separates them."""
+    ids, mask = torch.tensor([[1, 2, 9, 1, 2, 3, 1, 2, 3]]), torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1, 1]])
+
+    value, measured = repetition(ids, mask)
+
+    assert measured.all()
+    assert value.item() == pytest.approx(1 - 3 / 4)
+
+
+def test_a_response_without_tokens_has_no_share_of_id_0():
+    """Not 0: nothing was sampled."""
+    assert id0_share(torch.zeros(1, 3), torch.zeros(1, 3)).isnan().all()
