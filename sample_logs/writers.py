@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,12 +22,19 @@ def trainer_state(trainer, path: Path) -> None:
 
 
 def console(build: Callable[[Path], object], path: Path) -> None:
-    """Train in a child process and keep what its terminal would have shown, the traceback of a crash too."""
+    """Train in a child process and keep what its terminal would have shown, the traceback of a crash too.
+
+    Paths in it are shortened to begin at the repository or at the installed package.
+    """
     with path.open("wb") as log:
         child = os.fork()
         if child == 0:
             _train_into(log.fileno(), build)
         os.waitpid(child, 0)
+    text = path.read_text()
+    for prefix in (sysconfig.get_path("purelib"), Path(__file__).resolve().parent.parent):
+        text = text.replace(f"{prefix}/", "")
+    path.write_text(text)
 
 
 def _train_into(descriptor: int, build: Callable[[Path], object]) -> None:
