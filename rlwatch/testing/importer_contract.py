@@ -1,4 +1,4 @@
-# ruff: noqa: S101  (tests assert)
+
 """What every importer must do; subclass :class:`ImporterContract` to test yours.
 
 ::
