@@ -39,6 +39,7 @@ class StepClock(Generic[T]):
         """Whether any row had to be numbered because no bar told its step."""
         self._waiting: list[_Waiting[T]] = []
         self._total: int | None = None
+        self._guessed: int | None = None
         self._n = 0
         self._bars_seen = False
         self._batches = False  # rows come late and together: where the bar stands now says nothing of a single one
@@ -54,14 +55,26 @@ class StepClock(Generic[T]):
     def bar(self, n: int, total: int, *, directly: bool) -> list[tuple[T, int]]:
         """Take a bar; ``directly`` says that nothing but line ends lies between it and the last row."""
         self._bars_seen = True
+        if self._total is None:
+            self._guess(n, total)
         if not self._is_own(n, total, directly=directly):
-            if self._total is None:  # perhaps the trainer's: all there is, if no row ever comes before a bar
-                self._n = n
             return []
         if n < self.last:  # the trainer was started again
             self.last = 0
         self._total, self._n = total, n
         return self._settle(n) if n > 0 else []
+
+    def _guess(self, n: int, total: int) -> None:
+        """Before any row has told which bar is the trainer's: the first that is not yet through.
+
+        An evaluation's bar begins later; one that loads data is through before the first row.
+        """
+        if self._guessed is None:
+            self._guessed = total
+        if self._guessed == total:
+            self._n = n
+            if n == total and not self._waiting:
+                self._guessed = None
 
     def _is_own(self, n: int, total: int, *, directly: bool) -> bool:
         """Whether a bar is the trainer's: the one that is redrawn after its rows, and counts at least as far."""
@@ -69,7 +82,7 @@ class StepClock(Generic[T]):
             return True
         if not self._waiting or n < max(1, self._trainings()):
             return False
-        return directly or total == self._waiting[0].beside[1] or (self._total is None and not self._beside())
+        return directly or total == self._waiting[0].beside[1] or (self._total is None and total == self._guessed)
 
     def _trainings(self) -> int:
         return sum(waiting.trains for waiting in self._waiting)

@@ -105,11 +105,12 @@ class TrlConsoleParser(LineParser):
         """Where the steps came from."""
         pace = self._clock.pace or 1
         if self._clock.counted:
-            every = "1, 2, 3..." if pace == 1 else f"{pace}, {2 * pace}, {3 * pace}..."
-            return (f"no progress bar tells the steps of some rows: they are numbered on ({every})",)
+            numbers = f"{pace}, {2 * pace}, {3 * pace}..."
+            return (f"no progress bar tells the steps of some rows: they are numbered on ({numbers})",)
         if self._stated:
             return ()
-        return (f"steps are read from the progress bars (one row every {pace} steps)",)
+        every = "step" if pace == 1 else f"{pace} steps"
+        return (f"steps are read from the progress bars (one row every {every})",)
 
 
 def _is_trainers(items: Mapping[str, str]) -> bool:

@@ -1,4 +1,3 @@
-
 """What every importer must do; subclass :class:`ImporterContract` to test yours.
 
 ::
