@@ -21,6 +21,8 @@ HUGE = 20.0
 TREND_ROWS = 60
 FLAT = 0.15
 """Relative change over the trend window that counts as flat."""
+JUMP = 0.5
+"""Relative distance of the last rows from the trend window that makes them a jump: a robust trend overlooks it."""
 HEAVY_SHARE = 0.5
 """Share of the loss from which the KL term rules the update."""
 
@@ -110,7 +112,8 @@ class KLReference(BaseDetector):
             return None
         at, values = rows.at[-TREND_ROWS::2], rows.values[-TREND_ROWS::2]
         change = theil_sen(at, values) * (at[-1] - at[0])
-        self._flat.update(step.step, abs(change) < FLAT * now)
+        jumped = abs(now - median(values)) > JUMP * now
+        self._flat.update(step.step, abs(change) < FLAT * now and not jumped)
         if not self._flat.lasted(10):
             return None
         share = self._share(step, now)

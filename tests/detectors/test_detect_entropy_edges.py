@@ -78,12 +78,18 @@ def test_two_odd_rows_do_not_undo_the_date_of_a_collapse():
 
 def test_the_numbers_of_a_collapse():
     """What a person is told, to the digit."""
-    finding = alarms(EntropyCollapse(), fall(0.1, FALLEN))["critical"]
+    finding = alarms(EntropyCollapse(), fall(0.09, FALLEN, of=0.5))["critical"]
 
-    assert finding.score == pytest.approx(0.4 / 0.1)
-    assert finding.baseline == 1.0
-    assert finding.evidence == {"entropy": 0.1, "entropy_baseline": 1, "ratio": 0.1, "reward": 0.1, "reward_best": 1}
-    assert finding.message == "entropy fell from 1 to 0.1 nats/token over 7 steps while reward fell from 1 to 0.1"
+    assert finding.score == pytest.approx(0.4 / 0.18)
+    assert finding.baseline == 0.5
+    assert finding.evidence == {
+        "entropy": 0.09,
+        "entropy_baseline": 0.5,
+        "ratio": 0.18,
+        "reward": 0.1,
+        "reward_best": 1,
+    }
+    assert finding.message == "entropy fell from 0.5 to 0.09 nats/token over 7 steps while reward fell from 1 to 0.1"
 
 
 def test_an_entropy_logged_with_the_sign_of_a_loss_is_the_same_entropy():
@@ -156,17 +162,17 @@ def test_an_explosion_is_said_at_the_third_row_of_a_high_median_and_dated_to_its
 
 def test_the_numbers_of_an_explosion():
     """What a person is told, to the digit."""
-    finding = alarms(EntropyExplosion(), fall(2.5, FALLEN, policy_vocab_size=math.e**3))["critical"]
+    finding = alarms(EntropyExplosion(), fall(1.25, FALLEN, of=0.5, policy_vocab_size=math.e**3))["critical"]
 
     assert finding.score == pytest.approx(2.5 / 1.5)
     assert finding.evidence == {
-        "entropy": 2.5,
-        "entropy_baseline": 1,
+        "entropy": 1.25,
+        "entropy_baseline": 0.5,
         "ratio": 2.5,
         "log_vocab": 3,
         "reward": 0.1,
         "reward_best": 1,
     }
     assert finding.message == (
-        "entropy rose from 1 to 2.5 nats/token (uniform noise would be 3) while reward fell from 1 to 0.1"
+        "entropy rose from 0.5 to 1.25 nats/token (uniform noise would be 3) while reward fell from 1 to 0.1"
     )

@@ -31,6 +31,7 @@ def test_a_count_is_remembered_for_fifty_clean_rows(clean, said):
     counted = GOOD | {"nonfinite/grad": 1.0}
 
     assert severities(counted, *[GOOD] * clean, counted)[-1] == said
+    assert severities(counted, *[GOOD | {"nonfinite/grad": 0.0}] * clean, counted)[-1] == said
 
 
 @pytest.mark.parametrize("count", [NAN, math.inf])
@@ -67,6 +68,7 @@ def test_a_nan_seen_before_a_resume_does_not_count_after_it():
         ({"loss/policy": 1e-9}, "warning"),
         ({"policy/entropy": 0.3}, "warning"),
         ({"optim/grad_norm": 0.4}, None),
+        ({"optim/grad_norm": 0.4, "reward/mean": NAN}, "warning"),
     ],
 )
 def test_the_hidden_crash_needs_all_three_signs(change, said):

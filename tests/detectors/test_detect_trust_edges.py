@@ -39,11 +39,11 @@ def test_a_norm_that_has_shrunk_is_still_measured_by_a_third_of_its_start(height
 
 def test_the_numbers_of_a_spike():
     """Factor over the usual, score over the threshold."""
-    finding = alarms(GradSpike(), norms(spike(30, 12.0)))["warning"]
+    finding = alarms(GradSpike(), norms(spike(30, 6.0, before=0.5)))["warning"]
 
-    assert (finding.score, finding.baseline, finding.onset_step) == (2.0, 1.0, 30)
-    assert finding.evidence == {"grad_norm": 12, "usual": 1, "factor": 12}
-    assert finding.message.startswith("gradient norm 12 is 12 times its recent upper range (1)")
+    assert (finding.score, finding.baseline, finding.onset_step) == (2.0, 0.5, 30)
+    assert finding.evidence == {"grad_norm": 6, "usual": 0.5, "factor": 12}
+    assert finding.message.startswith("gradient norm 6 is 12 times its recent upper range (0.5)")
 
 
 def test_spikes_that_become_the_rule_are_the_new_usual():
@@ -58,11 +58,11 @@ def test_spikes_that_become_the_rule_are_the_new_usual():
 @pytest.mark.parametrize(("every", "change", "critical"), [(1, 20, 28), (5, 200, 230), (10, 200, 260)])
 def test_ten_times_the_start_is_critical_once_the_median_has_it_for_five_rows(every, change, critical):
     """The fifth of eight rows turns the median, the third of five where rows are far apart."""
-    finding = alarms(GradSpike(), norms(then(1.0, 10.1, change), every=every))["critical"]
+    finding = alarms(GradSpike(), norms(then(0.5, 5.05, change), every=every))["critical"]
 
     assert (finding.step, finding.onset_step) == (critical, change)
     assert finding.score == pytest.approx(1.01)
-    assert finding.evidence == {"grad_norm": 10.1, "start": 1, "factor": 10.1, "rows": 5}
+    assert finding.evidence == {"grad_norm": 5.05, "start": 0.5, "factor": 10.1, "rows": 5}
 
 
 @pytest.mark.parametrize(("before", "onset"), [(4.9, 25), (5.1, 20)])
