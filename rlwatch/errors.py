@@ -38,6 +38,10 @@ class StoreBusyError(StoreError):
     """Another process holds the row or file right now; the caller may try again later."""
 
 
+class UnstorableError(StoreError):
+    """An item cannot be stored as it is, now or later; nothing of its batch was written."""
+
+
 class RunNotFoundError(StoreError):
     """No run of that id in this store."""
 

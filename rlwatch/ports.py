@@ -86,7 +86,8 @@ class RunWriter(Protocol):
     def write(self, items: Sequence[Item | Finding]) -> None:
         """Store all of ``items`` or none, durably against the death of this process.
 
-        Raises ``StoreFullError`` on a full disk and ``StoreError`` otherwise.
+        Raises ``StoreFullError`` on a full disk, ``UnstorableError`` naming an item that cannot be stored as
+        it is, and ``StoreError`` otherwise.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlwatch.clock import Clock
-from rlwatch.errors import StoreError
+from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Item, RunWriter
 from rlwatch.recorder.counters import Counters
 
@@ -16,7 +16,7 @@ class StoreSink:
     """Writes batches; keeps what could not be written (up to ``max_backlog`` items) and tries again.
 
     A batch is written whole or not at all. When the backlog is full the newest items are dropped and
-    counted as ``dropped``.
+    counted as ``dropped``; so is an item that no store can hold, whatever came with it.
     """
 
     def __init__(self, writer: RunWriter, counters: Counters, clock: Clock, max_backlog: int = 10_000) -> None:
@@ -53,9 +53,25 @@ class StoreSink:
             self._counters.warn("dropped", "the store could not be written at the end", len(self._backlog))
 
     def _drain(self) -> None:
-        waiting, self._backlog = self._backlog, []  # an item no store can take must not block those behind it
+        waiting, self._backlog = self._backlog, []  # whatever else is raised must not come back
         try:
             self._writer.write(waiting)
+        except UnstorableError:
+            self._sift(waiting)
         except StoreError as error:
-            self._backlog = waiting
-            self._counters.warn("errors", f"the store cannot be written, trying again: {error}")
+            self._keep(waiting, error)
+
+    def _sift(self, waiting: Sequence[Item]) -> None:
+        """One by one, to lose only what cannot be stored."""
+        for at, item in enumerate(waiting):
+            try:
+                self._writer.write([item])
+            except UnstorableError as error:
+                self._counters.warn("dropped", f"what no store can hold is dropped: {error}")
+            except StoreError as error:
+                return self._keep(waiting[at:], error)
+        return None
+
+    def _keep(self, waiting: Sequence[Item], error: StoreError) -> None:
+        self._backlog = list(waiting)
+        self._counters.warn("errors", f"the store cannot be written, trying again: {error}")

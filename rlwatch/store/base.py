@@ -16,13 +16,13 @@ than any before, ``writer.last_seq`` goes on from where the run stopped and the 
 are those of the newest that gave any.
 
 **Sequence numbers.** Records and events of a run share one ascending space of ``seq``. An item with ``seq`` 0
-gets the next number; one with a number not above ``last_seq`` is refused with ``StoreError``. A finding's
+gets the next number; one with a number not above ``last_seq`` is refused with ``UnstorableError``. A finding's
 ``seq`` is that of the step it judges and may repeat.
 
 **Writing.** ``write`` stores all of its items or none and, once it returns, they survive the death of the
 process (``SIGKILL``; not a power cut). ``StoreFullError``: the disk is full, nothing was written, and the same
-call may be made again once there is room. ``StoreError``: an item cannot be stored as it is; the message names
-it. After ``finish`` the writer only closes.
+call may be made again once there is room. ``UnstorableError``: an item cannot be stored as it is; the message
+names it. After ``finish`` the writer only closes.
 
 **Numbers.** Metric values are float64 and come back bit for bit: NaN, +Inf, -Inf and "absent" are four
 different things, in metrics, spike columns, evidence, configuration, event bodies, arguments and payloads.

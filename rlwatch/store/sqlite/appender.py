@@ -45,7 +45,7 @@ class Appender:
             self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
 
     def write(self, items: Sequence[Item | Finding]) -> None:
-        """Store all of ``items`` or none. Raises ``StoreFullError`` and ``StoreError``."""
+        """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
         db = self._usable()
         batch = Batch(self.last_seq, self._sets)
         for item in items:

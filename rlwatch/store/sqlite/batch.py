@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from operator import index
 
-from rlwatch.errors import StoreError
+from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Item
 from rlwatch.records import Event, Finding, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.codec import dumps, plain
@@ -39,7 +39,7 @@ class Batch:
         self._spikes: list[tuple[_Row, list[_Row]]] = []
 
     def add(self, item: Item | Finding) -> None:
-        """Take one item. Raises ``StoreError`` naming what cannot be stored."""
+        """Take one item. Raises ``UnstorableError`` naming what cannot be stored."""
         try:
             if isinstance(item, StepRecord):
                 self._add_record(item)
@@ -50,7 +50,7 @@ class Batch:
             else:
                 self._add_spikes(item)
         except (TypeError, ValueError, OverflowError, StoreError) as error:
-            raise StoreError(f"cannot store {_label(item)}: {error}") from error
+            raise UnstorableError(f"cannot store {_label(item)}: {error}") from error
 
     def insert(self, db: sqlite3.Connection) -> None:
         """Insert the rows; the caller holds the transaction."""

@@ -1,0 +1,103 @@
+"""What no store can hold is dropped by itself; what a store cannot hold now is kept."""
+
+from rlwatch.clock import ManualClock
+from rlwatch.errors import StoreError, StoreFullError, UnstorableError
+from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.store_sink import HEARTBEAT_S, StoreSink
+from rlwatch.records import RunInfo, StepRecord
+
+
+class PickyWriter:
+    """Refuses batches with a negative step; its disk has room for ``room`` more items."""
+
+    def __init__(self, room=1000):
+        self.run, self.last_seq, self.room, self.steps, self.beats, self.calls = RunInfo("r"), 0, room, [], [], 0
+
+    def write(self, items):
+        self.calls += 1
+        if any(item.step < 0 for item in items):
+            raise UnstorableError("cannot store StepRecord of step -1")
+        if len(items) > self.room:
+            raise StoreFullError("no room")
+        self.room -= len(items)
+        self.steps += [item.step for item in items]
+
+    def heartbeat(self, now):
+        self.beats.append(now)
+
+
+def made(room=1000):
+    writer, counters, clock = PickyWriter(room), Counters(), ManualClock(100.0)
+    return writer, counters, clock, StoreSink(writer, counters, clock)
+
+
+def records(*steps):
+    return [StepRecord(step, {"m": 1.0}) for step in steps]
+
+
+def test_only_the_unstorable_items_of_a_batch_are_lost():
+    """Each once, in whatever place; the order of the others stays."""
+    writer, counters, _, sink = made()
+    sink.write(records(-1, 1, 2, -2, 3))
+    sink.write(records(4))
+
+    assert writer.steps == [1, 2, 3, 4]
+    assert (counters["dropped"], counters["errors"]) == (2, 0)
+
+
+def test_a_disk_that_fills_up_while_sifting_keeps_the_rest():
+    """What was written is not written again, what was dropped does not come back."""
+    writer, counters, _, sink = made(room=1)
+    sink.write(records(1, -1, 2, 3))
+    kept = list(writer.steps)
+    writer.room = 10
+    sink.write(records(4))
+
+    assert kept == [1]
+    assert writer.steps == [1, 2, 3, 4]
+    assert (counters["dropped"], counters["errors"]) == (1, 1)
+
+
+def test_other_trouble_of_the_store_keeps_the_batch_whole():
+    """It is tried again as it was."""
+    writer, counters, _, sink = made()
+    whole = writer.write
+
+    def locked(items):
+        raise StoreError("held by a backup")
+
+    writer.write = locked
+    sink.write(records(1, 2))
+    writer.write = whole
+    sink.write(records(3))
+
+    assert (writer.steps, writer.calls) == ([1, 2, 3], 1)
+    assert (counters["dropped"], counters["errors"]) == (0, 1)
+
+
+def test_the_heartbeat_comes_at_the_first_tick_and_every_five_seconds():
+    """With the wall time, and the backlog is tried with it."""
+    writer, _, clock, sink = made(room=0)
+    sink.tick()
+    sink.write(records(1))
+    writer.room = 10
+    clock.advance(HEARTBEAT_S - 0.01)
+    sink.tick()
+    before = list(writer.steps)
+    clock.advance(0.01)
+    sink.tick()
+
+    assert (before, writer.steps) == ([], [1])
+    assert writer.beats == [100.0, 105.0]
+
+
+def test_closing_writes_what_waits_and_asks_nothing_when_nothing_does():
+    """One last try."""
+    writer, counters, _, sink = made(room=0)
+    sink.write(records(1, 2))
+    writer.room = 10
+    sink.close()
+    calls = writer.calls
+    sink.close()
+
+    assert (writer.steps, writer.calls, counters["dropped"]) == ([1, 2], calls, 0)
