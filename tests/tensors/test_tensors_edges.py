@@ -232,3 +232,12 @@ def test_3_grams_never_reach_over_a_hole_in_the_mask():
 def test_a_response_without_tokens_has_no_share_of_id_0():
     """Not 0: nothing was sampled."""
     assert id0_share(torch.zeros(1, 3), torch.zeros(1, 3)).isnan().all()
+
+
+def test_a_transfer_loses_no_digit_of_a_double_nor_of_a_large_integer():
+    """Both would not fit in float32; beside them float32 travels unharmed."""
+    sent = [torch.tensor(2**24 + 1), torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.1)]
+
+    assert [float(x) for x in Transfer(sent).read()] == [2**24 + 1, 0.1, float(sent[2])]
+    assert float(Transfer(sent[1:2]).read()[0]) == 0.1
+    assert float(Transfer(sent[:1]).read()[0]) == 2**24 + 1
