@@ -15,6 +15,7 @@ from rlwatch.store.memory import MemoryStore
 from rlwatch.store.url import open_store
 
 NEVER_S = 3600.0
+NOW = ManualClock().now()
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_stopping_delivers_what_is_due_first(store: MemoryStore):
     notifier = ScriptedNotifier()
     thread = background(store, notifier)
     thread.start()
-    put(store, message("m1", at=1.0))
+    put(store, message("m1", at=NOW))
 
     assert thread.stop()
     assert notifier.seen == ["m1"]
@@ -46,7 +47,7 @@ def test_it_looks_when_it_is_woken(store: MemoryStore):
     arrived = threading.Event()
     thread = background(store, ScriptedNotifier(then=arrived.set))
     thread.start()
-    put(store, message("m1", at=1.0))
+    put(store, message("m1", at=NOW))
     thread.wake()
 
     assert arrived.wait(10.0)
@@ -58,7 +59,7 @@ def test_it_looks_by_itself(store: MemoryStore):
     arrived = threading.Event()
     thread = background(store, ScriptedNotifier(then=arrived.set), poll_s=0.01)
     thread.start()
-    put(store, message("m1", at=1.0))
+    put(store, message("m1", at=NOW))
 
     assert arrived.wait(10.0)
     assert thread.stop()
@@ -72,7 +73,7 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_end(store: MemoryStore):
         begun.set()
         release.wait(10.0)
 
-    put(store, message("m1", at=1.0), message("m2", at=1.0, alert="a2"))
+    put(store, message("m1", at=NOW), message("m2", at=NOW, alert="a2"))
     thread = background(store, ScriptedNotifier(then=hang))
     thread.start()
     begun.wait(10.0)
@@ -86,7 +87,7 @@ def test_out_of_time_it_takes_up_no_more(store: MemoryStore):
     """A deadline of nothing delivers nothing more."""
     notifier = ScriptedNotifier()
     thread = background(store, notifier)
-    put(store, message("m1", at=1.0))
+    put(store, message("m1", at=NOW))
     thread.stop(deadline_s=0.0)
     thread.start()
 
@@ -105,7 +106,7 @@ def test_a_broken_store_is_counted_and_does_not_end_delivery(store: MemoryStore,
         return lease(*args, **kwargs)
 
     store.lease_messages = flaky
-    put(store, message("m1", at=1.0))
+    put(store, message("m1", at=NOW))
     thread = background(store, ScriptedNotifier(then=arrived.set), poll_s=0.01)
     thread.start()
 
@@ -141,6 +142,6 @@ def test_where_looking_is_slow_it_looks_less_often(store: MemoryStore):
     store.lease_messages = slow
     thread = background(store, ScriptedNotifier(), clock=clock, poll_s=2.0)
     idle = thread._round()
-    put(store, message("m1", at=1.0))
+    put(store, message("m1", at=NOW))
 
     assert (idle, thread._round()) == (25.0, 2.0)

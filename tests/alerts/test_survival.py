@@ -13,7 +13,7 @@ from rlwatch.store.url import open_store
 from rlwatch.testing.webhook_receiver import WebhookReceiver
 
 DIES_AFTER_THE_ROW = """
-import os, sys
+import os, sys, time
 from rlwatch.alerts.engine import AlertEngine
 from rlwatch.alerts.messages import messages_for
 from rlwatch.alerts.rules import default_rules
@@ -23,13 +23,13 @@ from rlwatch.store.url import open_store
 store = open_store(sys.argv[1])
 writer = store.open_run(RunInfo("run-1", project="math"))
 collapse = Finding("entropy", "entropy_collapse", Severity.CRITICAL, 7, 5, "entropy is gone")
-[fired] = AlertEngine("run-1", default_rules()).step(1, 7, [collapse], ts=1.0)
+[fired] = AlertEngine("run-1", default_rules()).step(1, 7, [collapse], ts=time.time())
 store.put_alerts([fired.alert], messages_for(fired, writer.run, channels=["webhook"]))
 os._exit(9)
 """
 
 DIES_AFTER_THE_DELIVERY = """
-import os, sys
+import os, sys, time
 from rlwatch.alerts.outbox import Deliverer
 from rlwatch.notify.webhook import WebhookNotifier
 from rlwatch.store.url import open_store
