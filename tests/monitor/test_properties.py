@@ -1,5 +1,7 @@
 """Live is replay, whatever the cut; resumed is uninterrupted; a prefix says a prefix."""
 
+from itertools import pairwise
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scripted import Threshold, told
@@ -7,7 +9,10 @@ from scripted import Threshold, told
 from rlwatch.alerts.rules import Rule
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.monitor import Monitor, Outcome
-from rlwatch.records import Event, StepRecord
+from rlwatch.monitor.sink import MonitorSink
+from rlwatch.records import Event, RunInfo, StepRecord
+from rlwatch.store.memory import forget
+from rlwatch.store.url import open_store
 
 VALUES = st.sampled_from([0.0, 0.5, 2.0, 20.0, float("nan"), float("inf")])
 METRICS = st.dictionaries(
@@ -88,3 +93,34 @@ def test_resumed_equals_uninterrupted(items, data):
     assert [(t.reason, t.alert.alert_id) for t in resumed.transitions] == [
         (t.reason, t.alert.alert_id) for t in uninterrupted.transitions
     ]
+
+
+def live(items, cuts):
+    """What a store holds after the items went through the sink in batches cut at ``cuts``."""
+    store = open_store("memory://chunks")
+    writer = store.open_run(RunInfo("run"))
+    monitor = Monitor(run_id="run", detectors=default_detectors, rules=RULES)
+    sink = MonitorSink(monitor, writer, store, compose=lambda transition: [])
+    for begin, end in pairwise([0, *sorted(cuts), len(items)]):
+        if items[begin:end]:
+            writer.write(items[begin:end])
+            sink.write(items[begin:end])
+    sink.close()
+    found = repr(store.findings("run")), repr(sorted(store.alerts("run"), key=lambda alert: alert.alert_id))
+    writer.close()
+    forget("chunks")
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(streams(), st.data())
+def test_live_is_replay_whatever_the_chunking(items, data):
+    """The writer thread cuts the stream wherever time happens to; a replay does not cut at all."""
+    cuts = data.draw(st.lists(st.integers(0, len(items)), max_size=6))
+    monitor, outcomes = watch(items, default_detectors)
+    replayed = total(outcomes) + monitor.close()
+
+    stored, alerts = live(items, cuts)
+
+    assert (stored, alerts) == live(items, [])
+    assert stored == repr(sorted(replayed.findings, key=lambda finding: finding.seq))
