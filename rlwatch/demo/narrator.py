@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from rlwatch.demo.checks import Check, Delivered
 from rlwatch.demo.facts import ENTROPY, KL, REWARD, Facts
@@ -75,7 +75,7 @@ class Narrator:
 
     def say(self, text: str, style: str = "") -> None:
         """One line above the progress bar."""
-        self._console.print(escape(text), style=style or None, highlight=False, soft_wrap=True)
+        self._console.print(Text(text, style), soft_wrap=True)
 
     def tell(self, facts: Facts, deliveries: Sequence[Delivered]) -> None:
         """Whatever is new since the last look."""
@@ -92,8 +92,8 @@ class Narrator:
         table.add_column("promise")
         table.add_column("evidence", overflow="fold")
         for check in checks:
-            mark = "[green]yes[/]" if check.kept else "[bold red]NO[/]"
-            table.add_row(mark, escape(check.promise), escape(check.evidence))
+            mark = Text("yes", "green") if check.kept else Text("NO", "bold red")
+            table.add_row(mark, Text(check.promise), Text(check.evidence))
         self._console.print(table)
 
     def _milestones(self, facts: Facts) -> Iterator[tuple[object, str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.control.request import request
 from rlwatch.demo.facts import KL, Facts
+from rlwatch.errors import StoreBusyError
 from rlwatch.ports import CommandStore
 from rlwatch.records import Command, CommandStatus, Severity
 
@@ -38,9 +39,11 @@ class Person:
         why = reason_to_reset(facts) if not facts.commands else reason_to_panic(facts)
         if why is None:
             return None
-        return request(
-            self._store, self._run_id, RESET, why=why, by=NAME, idempotency_key=f"demo-{len(facts.commands)}"
-        )
+        key = f"demo-{len(facts.commands)}"
+        try:
+            return request(self._store, self._run_id, RESET, why=why, by=NAME, idempotency_key=key)
+        except StoreBusyError:
+            return None  # the reason will still be there at the next look
 
 
 def reason_to_reset(facts: Facts) -> str | None:

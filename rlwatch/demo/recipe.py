@@ -21,9 +21,9 @@ class Recipe:
     beta: float = 0.1
     """Weight of the KL term: it holds the policy back, and is why resetting the reference helps."""
     warm_start_steps: int = 25
-    warm_up_steps: int = 20
+    warm_up_steps: int = 4
     top_learning_rate: float = 3e-3
-    settled_step: int = 80
+    settled_step: int = 60
     """The learning rate rises on a line to the top, and falls on another to the settled one, reached at this step."""
     learning_rate: float = 4e-4
     range_test_step: int = 170
@@ -35,8 +35,8 @@ class Recipe:
         """Learning rate of the update that follows ``step`` updates.
 
         >>> recipe = Recipe()
-        >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 19, 80, 170, 200, 299)]
-        ['0.00015', '0.003', '0.0004', '0.0004', '0.0053', '0.5']
+        >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 3, 60, 170, 200, 299)]
+        ['0.00075', '0.003', '0.0004', '0.0004', '0.0053', '0.5']
         """
         if step < self.warm_up_steps:
             return self.top_learning_rate * (step + 1) / self.warm_up_steps

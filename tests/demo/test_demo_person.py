@@ -5,6 +5,7 @@ from demo_world import RESET, World, alert, command, finding, healthy
 
 from rlwatch.demo.facts import look
 from rlwatch.demo.person import NAME, PATIENCE, Person
+from rlwatch.errors import StoreBusyError
 from rlwatch.records import AlertState, CommandStatus, Severity
 
 SATURATED = finding("kl_saturation", Severity.INFO, 80, "KL has been flat: a reference reset is due")
@@ -105,3 +106,28 @@ def test_looking_twice_before_the_store_shows_the_command_sends_it_once():
 
     assert first == second
     assert len(store.commands("demo-1")) == 1
+
+
+def test_a_store_that_is_busy_is_asked_again_at_the_next_look():
+    """Somebody else held the file: nothing is lost, nothing is raised."""
+    store = World(**(CALM | {"steps": 82, "findings": [SATURATED]})).store()
+    busy = BusyOnce(store)
+    person, seen = Person(busy, "demo-1"), look(store, "demo-1")
+
+    first, second = person.act(seen), person.act(seen)
+
+    assert first is None
+    assert store.commands("demo-1") == [second]
+
+
+class BusyOnce:
+    """A store whose first submission meets a lock."""
+
+    def __init__(self, store):
+        self.store, self.tries = store, 0
+
+    def submit(self, wish):
+        self.tries += 1
+        if self.tries == 1:
+            raise StoreBusyError("held by another process")
+        return self.store.submit(wish)

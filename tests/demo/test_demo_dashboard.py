@@ -1,0 +1,48 @@
+"""The dashboard's process: started for the store, away from the user's own channels, ended with the demo."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlwatch.demo.dashboard import Dashboard
+
+
+def stand_in(tmp_path, program):
+    """A dashboard whose command is replaced by ``program``."""
+    dashboard = Dashboard("sqlite:///runs", tmp_path)
+    dashboard._command = [sys.executable, "-c", program]
+    return dashboard
+
+
+def test_it_is_the_ordinary_command_on_a_loopback_port(tmp_path):
+    """What a user would type, with the store given."""
+    dashboard = Dashboard("sqlite:///runs", tmp_path)
+
+    assert dashboard._command[1:6] == ["-m", "rlwatch.cli", "ui", "--store", "sqlite:///runs"]
+    assert dashboard.url == f"http://127.0.0.1:{dashboard._command[-1]}"
+
+
+def test_the_webhook_of_the_user_does_not_reach_it(tmp_path, monkeypatch):
+    """Else it would deliver the demo's alarms to a real channel. It runs where no rlwatch.toml lies, too."""
+    monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "https://real.example/hook")
+    monkeypatch.setenv("RLWATCH_WEBHOOK_SECRET", "real")
+    program = "import os; print(os.getcwd(), sorted(n for n in os.environ if n.startswith('RLWATCH_WEBHOOK')))"
+
+    with stand_in(tmp_path, program) as dashboard:
+        dashboard.wait()
+
+    where, found = (tmp_path / "dashboard.log").read_text().split()
+    assert Path(where) == tmp_path.resolve()
+    assert found == "[]"
+
+
+def test_leaving_ends_it(tmp_path):
+    """It does not outlive the demo, whatever made us leave."""
+    with (
+        pytest.raises(KeyboardInterrupt),
+        stand_in(tmp_path, "import threading; threading.Event().wait()") as dashboard,
+    ):
+        raise KeyboardInterrupt
+
+    assert dashboard._process.returncode is not None
