@@ -21,9 +21,6 @@ def repetition(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     >>> round(repetition(ids, torch.ones_like(ids))[0].item(), 6)  # 4 distinct of 5
     0.2
     """
-    if ids.shape[-1] < 3:
-        nothing = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-        return torch.full_like(nothing, torch.nan, dtype=torch.float32), nothing
     ids, on = ids.detach().long(), mask.bool()
     grams = (ids[:, :-2] * _BASE + ids[:, 1:-1]) * _BASE + ids[:, 2:]
     whole = on[:, :-2] & on[:, 1:-1] & on[:, 2:]

@@ -1,0 +1,169 @@
+"""Asking and refusing: what a request is as a row, when a reset is vetoed, and in which words."""
+
+import getpass
+import socket
+
+import pytest
+
+from rlwatch.clock import ManualClock
+from rlwatch.control.mailbox import POLL_S, Answer, Mailbox, PendingCommand
+from rlwatch.control.policy import COLLAPSE_KINDS, Health, describe, veto_reset_reference
+from rlwatch.control.request import EXPIRES_S, KINDS, request, whoami
+from rlwatch.detectors.registry import REGISTRY
+from rlwatch.errors import ConfigError
+from rlwatch.records import Command, CommandStatus, Finding, RunInfo, Severity
+from rlwatch.store.url import open_store
+
+
+@pytest.fixture
+def store(request):
+    opened = open_store(f"memory://request-{request.node.name}")
+    opened.open_run(RunInfo("r"))
+    return opened
+
+
+def finding(kind, severity=Severity.CRITICAL, onset=7):
+    return Finding("d", kind, severity, onset + 5, onset, "m")
+
+
+def test_every_collapse_kind_is_one_a_detector_can_report():
+    """A renamed kind would be a veto lost."""
+    assert {kind for detector in REGISTRY for kind in detector.kinds} >= COLLAPSE_KINDS
+
+
+@pytest.mark.parametrize("kind", sorted(COLLAPSE_KINDS))
+def test_every_critical_collapse_vetoes_a_reset(kind):
+    """A warning does not, and force overrules it."""
+    critical, warning = Health((finding(kind),)), Health((finding(kind, Severity.WARNING),))
+
+    assert veto_reset_reference(critical) is not None
+    assert veto_reset_reference(critical, force=True) is None
+    assert veto_reset_reference(warning) is None
+    assert critical.collapsing == critical.findings
+
+
+def test_a_refusal_names_all_that_collapses_and_what_to_do():
+    """And nothing that does not."""
+    health = Health((finding("entropy_collapse", onset=120), finding("kl_drift"), finding("reward_drop", onset=130)))
+
+    assert veto_reset_reference(health) == (
+        "refused: entropy_collapse since step 120, reward_drop since step 130; a reset now would make the collapsing "
+        "policy the anchor. Roll back to a checkpoint before the onset instead, or send the command again with force."
+    )
+    assert describe(()) == ""
+
+
+def test_a_request_is_a_queued_command_that_expires_in_ten_minutes(store):
+    """With the defaults of its kind, who asked and why."""
+    clock = ManualClock(50.0)
+    made = request(store, "r", "reset-reference", why="KL is flat", clock=clock)
+
+    assert (made.status, made.args, made.force) == (CommandStatus.QUEUED, {"optimizer": "clear"}, False)
+    assert (made.created_at, made.expires_at, EXPIRES_S) == (50.0, 650.0, 600.0)
+    assert (made.requested_by, made.why) == (whoami(), "KL is flat")
+    assert store.commands("r") == [made]
+
+
+def test_what_was_asked_is_what_is_kept(store):
+    """The other value, force, another expiry."""
+    made = request(
+        store,
+        "r",
+        "reset-reference",
+        args={"optimizer": "keep"},
+        by="ada",
+        force=True,
+        expires_s=5.0,
+        clock=ManualClock(50.0),
+    )
+
+    assert (made.args, made.force, made.requested_by, made.expires_at) == ({"optimizer": "keep"}, True, "ada", 55.0)
+
+
+def test_two_requests_are_two_commands_unless_they_share_a_key(store):
+    """A key is made up where none is given."""
+    first, second = (request(store, "r", "reset-reference") for _ in range(2))
+    third, fourth = (request(store, "r", "reset-reference", idempotency_key="click 1") for _ in range(2))
+
+    assert first.command_id != second.command_id
+    assert first.idempotency_key != second.idempotency_key
+    assert third == fourth
+    assert len(store.commands("r")) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "message"),
+    [
+        ("reset", {}, "unknown command 'reset'; known: reset-reference"),
+        ("reset-reference", {"lr": "0"}, "reset-reference has no argument 'lr'; it takes: optimizer"),
+        ("reset-reference", {"optimizer": "drop"}, "reset-reference optimizer='drop' is not one of clear, keep"),
+    ],
+)
+def test_a_wrong_request_says_what_there_is_and_queues_nothing(store, kind, args, message):
+    """Before a row is written."""
+    with pytest.raises(ConfigError) as error:
+        request(store, "r", kind, args=args)
+
+    assert str(error.value) == message
+    assert store.commands("r") == []
+    assert list(KINDS) == ["reset-reference"]
+
+
+@pytest.mark.parametrize("error", [KeyError("uid"), OSError("no passwd")])
+def test_a_container_without_users_still_has_a_host(monkeypatch, error):
+    """Nobody is called unknown for want of a name."""
+
+    def nobody():
+        raise error
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+
+    assert whoami() == f"unknown@{socket.gethostname()}"
+
+
+def test_a_pending_command_shows_what_was_asked_and_is_answered_once():
+    """Its arguments are a copy: changing them changes no row."""
+    answers = []
+    pending = PendingCommand(Command("c", "r", "reset-reference", {"optimizer": "keep"}, force=True), answers.append)
+    pending.args["optimizer"] = "clear"
+    pending.done("KL 0.4 -> 0", step=12)
+    pending.reject("too late")
+
+    assert (pending.kind, pending.args, pending.force, pending.answered) == (
+        "reset-reference",
+        {"optimizer": "keep"},
+        True,
+        True,
+    )
+    assert answers == [Answer(pending.command, CommandStatus.DONE, 12, "KL 0.4 -> 0")]
+
+
+def test_the_next_poll_is_exactly_a_second_later(store):
+    """Not before; answers do not wait for it."""
+    clock = ManualClock(100.0)
+    mailbox = Mailbox(store, "r", clock)
+    mailbox.take()
+    mailbox.tick()
+    request(store, "r", "reset-reference", clock=clock)
+    clock.advance(POLL_S - 0.01)
+    mailbox.tick()
+    early = mailbox.take()
+    clock.advance(0.01)
+    mailbox.tick()
+    (pending,) = mailbox.take()
+    pending.done("ok")
+    mailbox.tick()
+
+    assert early == []
+    assert [c.status for c in store.commands("r")] == [CommandStatus.DONE]
+
+
+def test_a_closed_mailbox_claims_nothing_more(store):
+    """What is queued stays queued, for the next attempt or to expire."""
+    clock = ManualClock(100.0)
+    mailbox = Mailbox(store, "r", clock)
+    mailbox.take()
+    request(store, "r", "reset-reference", clock=clock)
+    mailbox.close()
+
+    assert [c.status for c in store.commands("r")] == [CommandStatus.QUEUED]
