@@ -13,7 +13,7 @@ from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.batch import TOP_ROWS
 from rlwatch.store.sqlite.migrations import Migration
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_hooks import command, fill, steps
+from rlwatch.testing.store_hooks import alert, command, fill, message, steps
 
 _names = count()
 
@@ -273,3 +273,48 @@ def test_a_batch_with_one_unstorable_item_names_it_and_leaves_no_metric_set(stor
         "b": [],
         "z": [3.0],
     }
+
+
+@pytest.mark.parametrize("other", ["old_logp", "rollout_logp"])
+def test_a_spike_is_far_by_the_difference_of_log_probs_not_by_their_size(store, other):
+    """Both unlikely is nothing; three nats apart is."""
+    fill(store, [SpikeBatch(1, {"logp": np.array([-9.0, -1.0, -1.0]), other: np.array([-9.0, -4.0, math.nan])})])
+
+    assert [row["logp"] for row in store.top_spikes("run")] == [-1.0, -1.0, -9.0]
+    assert [math.isnan(row[other]) for row in store.top_spikes("run")] == [True, False, False]
+
+
+def test_ten_messages_are_leased_at_a_time_and_only_once_they_are_due(store):
+    """Due at their very moment; a lease that ends now is over."""
+    fill(store)
+    store.put_alerts([alert()], [message(f"m{n:02}", due=50.0) for n in range(12)])
+
+    early = store.lease_messages(49.9, lease_s=5.0)
+    first = store.lease_messages(50.0, lease_s=5.0)
+    second = store.lease_messages(54.9, lease_s=5.0)
+    again = store.lease_messages(55.0, lease_s=5.0)
+
+    assert (early, len(first), len(second), len(again)) == ([], 10, 2, 10)
+    assert {m.message_id for m in first} == {m.message_id for m in again}
+    assert {m.lease_until for m in again} == {60.0}
+
+
+def test_a_lease_is_limited_over_all_runs_together(store):
+    """Ten of two runs, not ten of each; the first run is not served alone."""
+    for run_id in ("one", "two"):
+        fill(store, run_id=run_id)
+        store.put_alerts([alert(f"a-{run_id}", run_id)], [message(f"{run_id}-{n}", run_id) for n in range(6)])
+
+    first, rest = store.lease_messages(1.0, lease_s=5.0), store.lease_messages(1.0, lease_s=5.0)
+
+    assert (len(first), len(rest)) == (10, 2)
+    assert len({m.message_id for m in [*first, *rest]}) == 12
+
+
+@pytest.mark.parametrize(("given", "begun"), [(0, 1), (1, 1), (5, 5)])
+def test_the_first_attempt_is_at_least_one(store, given, begun):
+    """A copy of a run from elsewhere may begin later."""
+    writer = store.open_run(RunInfo("run", attempt=given))
+    writer.close()
+
+    assert (writer.run.attempt, store.run("run").attempt) == (begun, begun)
