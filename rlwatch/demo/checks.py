@@ -129,14 +129,14 @@ def _warned_first(facts: Facts, recipe: Recipe) -> Check:
     promise = "a collapse was warned of, then alarmed"
     late = [f for f in facts.findings if f.kind in COLLAPSE_KINDS and f.step >= recipe.range_test_step]
     told = {alert.kind for alert in facts.alerts if alert.fired_at and alert.severity is Severity.CRITICAL}
-    pairs = [
-        f"{alarm.kind}: warning at step {warning.step}, critical at step {alarm.step}"
-        for alarm in late
-        if alarm.severity is Severity.CRITICAL and alarm.kind in told
-        for warning in [next((f for f in late if _warns_of(f, alarm)), None)]
-        if warning is not None
-    ]
-    return Check(promise, bool(pairs), "; ".join(pairs) or f"{len(late)} findings, no warning before an alarm")
+    pairs: dict[str, str] = {}
+    for alarm in (f for f in late if f.severity is Severity.CRITICAL and f.kind in told):
+        warning = next((f for f in late if _warns_of(f, alarm)), None)
+        if warning is not None:
+            said = f"{alarm.kind}: warning at step {warning.step}, critical at step {alarm.step}"
+            pairs.setdefault(alarm.kind, said)
+    said = "; ".join(pairs.values()) or f"{len(late)} findings, no warning before an alarm"
+    return Check(promise, bool(pairs), said)
 
 
 def _warns_of(finding: Finding, alarm: Finding) -> bool:

@@ -67,7 +67,7 @@ class Narrator:
         )
         self.say(
             f"Its learning-rate schedule holds a slip: a range test, forgotten at step {recipe.range_test_step}, lets "
-            f"the rate grow by {recipe.range_test_growth - 1:.0%} a step. About two minutes."
+            f"the rate grow by {recipe.range_test_growth - 1:.0%} a step. One to three minutes."
         )
         self.say(f"store {store_url}, run {run_id}", "dim")
         if dashboard is not None:

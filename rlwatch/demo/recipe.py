@@ -15,7 +15,7 @@ class Recipe:
     """Hyper-parameters of the demo. Steps are optimizer steps, one rollout batch each."""
 
     seed: int = 0
-    steps: int = 300
+    steps: int = 320
     batch: int = 128
     generations: int = 8
     beta: float = 0.1
@@ -35,7 +35,7 @@ class Recipe:
         """Learning rate of the update that follows ``step`` updates.
 
         >>> recipe = Recipe()
-        >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 3, 60, 170, 200, 299)]
+        >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 3, 60, 170, 200, 319)]
         ['0.00075', '0.003', '0.0004', '0.0004', '0.0053', '0.5']
         """
         if step < self.warm_up_steps:

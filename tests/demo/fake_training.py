@@ -11,7 +11,7 @@ import rlwatch
 from rlwatch.control.policy import veto_reset_reference
 
 DEADLINE_S = 60.0
-RESET_AT, COLLAPSE_AT, STEPS = 100, 180, 300
+RESET_AT, COLLAPSE_AT, STEPS = 100, 180, 320
 
 
 def row(step, reset):
