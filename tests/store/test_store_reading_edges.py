@@ -318,3 +318,16 @@ def test_the_first_attempt_is_at_least_one(store, given, begun):
     writer.close()
 
     assert (writer.run.attempt, store.run("run").attempt) == (begun, begun)
+
+
+def test_steps_may_be_as_large_as_64_bits_hold(store):
+    """Of records, events and spikes; one more is refused."""
+    last = (1 << 63) - 1
+    fill(store, [StepRecord(last, {"kl": 1.0}), Event("note", step=last), SpikeBatch(last, {"logp": np.zeros(1)})])
+    writer = store.open_run(RunInfo("run"))
+    with pytest.raises(UnstorableError, match="does not fit in 64 bits"):
+        writer.write([Event("note", step=last + 1)])
+    writer.close()
+
+    assert (store.last_values("run"), store.run("run").last_step) == ({"kl": (last, 1.0)}, last)
+    assert (store.events("run")[0].step, store.spikes("run")[0].step) == (last, last)
