@@ -106,6 +106,14 @@ def test_kl_that_has_just_jumped_is_not_flat(every):
     assert 130 * every <= finding.onset_step <= 140 * every
 
 
+@pytest.mark.parametrize(("before", "onset"), [(0.26, 104), (0.24, 135), (0.05, 135)])
+def test_a_jump_is_half_of_the_level_it_leads_to(before, onset):
+    """To 0.5: less is a step on flat ground, more waits until the trend window has seen it."""
+    found = alarms(KLReference(), exact({"policy/kl_ref": then(before, 0.5, 100)}, length=170), "kl_saturation")
+
+    assert found["info"].onset_step == pytest.approx(onset, abs=2)
+
+
 def test_kl_on_its_way_down_is_not_flat():
     """A reset is no cure for what mends itself."""
     rows = exact({"policy/kl_ref": lambda s: 1.2 - 0.004 * s}, length=150)

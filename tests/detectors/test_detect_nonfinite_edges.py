@@ -122,6 +122,7 @@ def test_a_long_list_is_cut_at_four_and_the_rest_counted():
         ({"nonfinite/old_logp": 3.0}, [], ["nonfinite/rollout_logp", "nonfinite/old_logp"], "unknown"),
         ({"nonfinite/old_logp": 0.0}, ["reward/mean"], ["nonfinite/rollout_logp"], "rollout_engine"),
         ({"nonfinite/ref_logp": 0.0}, ["loss/policy"] * 3, ["nonfinite/old_logp"], "policy_weights"),
+        ({"nonfinite/ref_logp": 0.0, "nonfinite/old_logp": 0.0}, ["optim/grad_norm"], [], "backward"),
         ({}, ["adv/max", "policy/entropy"], [], "everything"),
         ({}, ["adv/mean"], ["nonfinite/logp"], "everything"),
         ({}, ["adv/mean", "loss/policy"], [], "reward"),

@@ -31,6 +31,15 @@ def test_a_quarter_of_the_best_level_is_a_fall(after, fallen):
     assert watched(then(1.0, after, 30)).fallen() is fallen
 
 
+@pytest.mark.parametrize(("value", "low"), [(0.76, False), (0.74, True)])
+def test_a_single_row_is_low_by_a_quarter_of_the_best_level(value, low):
+    """Or by two deviations, where there is noise: 4.4 of swings of 2."""
+    assert watched(always(1.0)).low(value) is low
+    assert watched(swinging(10.0, 10.0, at=0, by=2.0)).low(10.0 - 4.3) is False
+    assert watched(swinging(10.0, 10.0, at=0, by=2.0)).low(10.0 - 4.5) is True
+    assert RewardWatch().low(value) is False
+
+
 @pytest.mark.parametrize(("by", "fallen"), [(4.2, False), (4.6, True)])
 def test_a_fall_is_five_standard_errors_of_its_noise(by, fallen):
     """Swings of 2 around 10 are a deviation of 2.2 a row, 0.87 of a median of ten."""
