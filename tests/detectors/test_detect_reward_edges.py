@@ -127,6 +127,13 @@ def test_the_numbers_of_a_fall():
     assert finding.message == "reward fell from its best level 0.8 to 0.3 over 17 steps"
 
 
+def test_a_fall_of_negative_rewards_is_scored_by_the_size_of_the_best():
+    """From -1 to -3: eight quarters of it."""
+    finding = alarms(RewardDrop(), rewards(then(-1.0, -3.0, 30)))["critical"]
+
+    assert (finding.score, finding.baseline, finding.onset_step) == (8.0, -1.0, 30)
+
+
 @pytest.mark.parametrize(
     ("metrics", "share"),
     [
