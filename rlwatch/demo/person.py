@@ -22,6 +22,8 @@ FLAT = 0.15
 RISEN = 1.5
 """Times its first level that makes a curve one that has risen."""
 FIRST = 5
+ENOUGH = 2
+"""Kinds of collapse alarmed at the same time before the person does something rash."""
 OPEN = (CommandStatus.QUEUED, CommandStatus.CLAIMED)
 
 
@@ -67,8 +69,10 @@ def saturated_from(facts: Facts, step: int) -> float | None:
 
 
 def reason_to_panic(facts: Facts) -> str | None:
-    """The first critical alert of a collapse that fires, if the first command is behind us."""
+    """Critical alerts of ``ENOUGH`` kinds of collapse that fire, if the first command is behind us."""
     if len(facts.commands) > 1:
         return None
-    alarms = [alert for alert in facts.firing(Severity.CRITICAL) if alert.kind in COLLAPSE_KINDS]
-    return f"perhaps it helps against this: {alarms[0].message}" if alarms else None
+    alarms = {alert.kind: alert for alert in facts.firing(Severity.CRITICAL) if alert.kind in COLLAPSE_KINDS}
+    if len(alarms) < ENOUGH:
+        return None
+    return f"perhaps it helps against {' and '.join(sorted(alarms))}"

@@ -10,6 +10,7 @@ from rlwatch.records import AlertState, CommandStatus, Severity
 
 SATURATED = finding("kl_saturation", Severity.INFO, 80, "KL has been flat: a reference reset is due")
 DONE = command(1, CommandStatus.DONE, RESET, "done")
+COLLAPSE = alert("entropy_collapse", Severity.CRITICAL, 235)
 CALM = {"findings": [], "commands": [], "alerts": [], "death": None}
 
 
@@ -65,33 +66,34 @@ def test_a_saturation_is_acted_on_once():
     assert acts(steps=120, findings=[SATURATED], commands=[DONE])[0] is None
 
 
-def test_a_critical_alert_of_a_collapse_makes_the_person_rash():
-    """The alarm is the reason given."""
-    sent, stored = acts(steps=240, commands=[DONE], alerts=[alert("entropy_collapse", Severity.CRITICAL, 235)])
+def test_two_critical_alerts_of_a_collapse_make_the_person_rash():
+    """The alarms are the reason given."""
+    sent, stored = acts(steps=240, commands=[DONE], alerts=[COLLAPSE, alert("reward_drop", Severity.CRITICAL, 238)])
 
     assert len(stored) == 2
-    assert "entropy_collapse!" in sent.why
+    assert sent.why == "perhaps it helps against entropy_collapse and reward_drop"
 
 
 @pytest.mark.parametrize(
-    "warning",
+    "second",
     [
-        alert("entropy_collapse", Severity.WARNING, 220),
+        alert("reward_drop", Severity.WARNING, 220),
         alert("kl_drift", Severity.CRITICAL, 220),
-        alert("entropy_collapse", Severity.CRITICAL, 220, state=AlertState.PENDING),
-        alert("entropy_collapse", Severity.CRITICAL, 220, state=AlertState.RESOLVED),
+        alert("reward_drop", Severity.CRITICAL, 220, state=AlertState.PENDING),
+        alert("reward_drop", Severity.CRITICAL, 220, state=AlertState.RESOLVED),
+        alert("entropy_collapse", Severity.CRITICAL, 220, alert_id="another episode"),
     ],
-    ids=["a warning", "no collapse", "not firing yet", "over"],
+    ids=["a warning", "no collapse", "not firing yet", "over", "the same kind"],
 )
-def test_lesser_news_do_not(warning):
-    """Only what vetoes a reset is worth being refused for."""
-    assert acts(steps=240, commands=[DONE], alerts=[warning])[0] is None
+def test_lesser_news_do_not(second):
+    """One alarm may be a passing weakness; two kinds at once are a collapse."""
+    assert acts(steps=240, commands=[DONE], alerts=[COLLAPSE, second])[0] is None
 
 
 def test_the_person_does_not_insist():
     """After the refusal, silence."""
     refused = command(2, CommandStatus.REJECTED, 240, "refused")
-    alarms = [alert("no_signal", Severity.CRITICAL, 250)]
+    alarms = [COLLAPSE, alert("no_signal", Severity.CRITICAL, 250)]
 
     assert acts(steps=260, commands=[DONE, refused], alerts=alarms)[0] is None
 
