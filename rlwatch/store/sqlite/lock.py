@@ -35,14 +35,17 @@ class RunLock:
             raise
 
     def release(self) -> None:
-        """Let go; idempotent."""
+        """Let go; idempotent. A child forked a moment ago may still have a copy: closing ours would not do."""
         if self._fd is not None:
-            os.close(self._fd)
-        self._fd = None
+            with contextlib.suppress(OSError):  # a file system that cannot lock has nothing to let go
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.disown()
 
     def disown(self) -> None:
         """In a forked child: close our copy, so that the lock dies with the parent."""
-        self.release()
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
 
     def _take(self, fd: int, path: Path, *, optional: bool) -> None:
         try:
