@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlwatch.records import Finding, Severity
+from rlwatch.records import Alert, Finding, Severity
 
 COLLAPSE_KINDS = frozenset(
     {
@@ -27,14 +27,17 @@ COLLAPSE_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What holds for the run right now. ``collapsing`` is the part that vetoes a reference reset."""
+    """What holds for the run right now, and what fires: an alert outlives a finding that flickers."""
 
     findings: tuple[Finding, ...] = ()
+    alerts: tuple[Alert, ...] = ()
 
     @property
-    def collapsing(self) -> tuple[Finding, ...]:
-        """Critical findings of a collapse kind that hold now."""
-        return tuple(f for f in self.findings if f.severity is Severity.CRITICAL and f.kind in COLLAPSE_KINDS)
+    def collapsing(self) -> tuple[Finding | Alert, ...]:
+        """What vetoes a reset: critical findings that hold and critical alerts that fire, one of each kind."""
+        signs: tuple[Finding | Alert, ...] = (*self.findings, *self.alerts)
+        bad = [sign for sign in signs if sign.severity is Severity.CRITICAL and sign.kind in COLLAPSE_KINDS]
+        return tuple({sign.kind: sign for sign in reversed(bad)}.values())[::-1]
 
 
 def veto_reset_reference(health: Health, *, force: bool = False) -> str | None:
@@ -50,6 +53,6 @@ def veto_reset_reference(health: Health, *, force: bool = False) -> str | None:
     )
 
 
-def describe(findings: Sequence[Finding]) -> str:
-    """The findings in a few words: ``entropy_collapse since step 120``."""
-    return ", ".join(f"{f.kind} since step {f.onset_step}" for f in findings)
+def describe(signs: Sequence[Finding | Alert]) -> str:
+    """They in a few words: ``entropy_collapse since step 120``."""
+    return ", ".join(f"{f.kind} since step {f.onset_step}" for f in signs)

@@ -16,7 +16,7 @@ from rlwatch.detectors.registry import default_detectors
 from rlwatch.monitor.episodes import Episodes
 from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite
 from rlwatch.ports import Detector, History
-from rlwatch.records import ClosedStep, Event, Finding, StepRecord
+from rlwatch.records import Alert, AlertState, ClosedStep, Event, Finding, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,11 @@ class Monitor:
     def active(self) -> tuple[Finding, ...]:
         """The findings that hold now."""
         return self._holding
+
+    @property
+    def firing(self) -> tuple[Alert, ...]:
+        """The alerts that fire now."""
+        return tuple(alert for alert in self._alerts.active if alert.state is AlertState.FIRING)
 
     def open_alerts(self) -> frozenset[str]:
         """Ids of the alerts that are pending or firing now."""

@@ -69,7 +69,7 @@ class MonitorSink:
             self._abandoned_retired = True
             self._keep(Outcome(transitions=tuple(self._abandoned(batch[-1].ts))))
         if self._publish is not None:
-            self._publish(Health(self._monitor.active))
+            self._publish(Health(self._monitor.active, self._monitor.firing))
         self.tick()
 
     def tick(self) -> None:

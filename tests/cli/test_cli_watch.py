@@ -201,19 +201,13 @@ def test_a_trainer_that_starts_again_in_the_same_log_is_a_new_attempt(tmp_path: 
     assert [record.attempt for record in store.records(run.run_id)] == [1] * 40 + [2] * 20
 
 
-def _hear_ctrl_c() -> None:
-    """A shell's background jobs, tests among them, ignore SIGINT, and so would their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_watch_tidily(end: signal.Signals, tmp_path: Path) -> None:
     """Exit code 0, and the run is finished."""
     log = write_log(tmp_path / "train.log", _rows(1, 20))
     command = [sys.executable, "-u", "-m", "rlwatch.cli", "watch", str(log), "--store", str(tmp_path / "runs")]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=_hear_ctrl_c
-    )
+    command = ["env", "--default-signal=INT", *command]  # background jobs ignore it, and so would their children
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("run "):

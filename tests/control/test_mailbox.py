@@ -7,7 +7,7 @@ from rlwatch.control.mailbox import Mailbox
 from rlwatch.control.policy import Health, veto_reset_reference
 from rlwatch.control.request import request
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
-from rlwatch.records import CommandStatus, Finding, RunInfo, Severity
+from rlwatch.records import Alert, AlertState, CommandStatus, Finding, RunInfo, Severity
 from rlwatch.store.url import open_store
 
 
@@ -217,6 +217,14 @@ def test_a_reset_during_a_collapse_is_refused_with_the_finding_named():
 
     assert "entropy_collapse since step 120" in veto_reset_reference(health)
     assert veto_reset_reference(health, force=True) is None
+
+
+def test_a_finding_that_flickers_does_not_open_the_door():
+    """Its alert still fires: the collapse is not over because one step looked better."""
+    alert = Alert("a", "r", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 120, 130, "")
+
+    assert "entropy_collapse since step 120" in veto_reset_reference(Health((), (alert,)))
+    assert len(Health((finding("entropy_collapse", Severity.CRITICAL),), (alert,)).collapsing) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rlwatch.monitor.sink import MonitorSink
 from rlwatch.records import AlertState, OutboxStatus, RunInfo
 from rlwatch.store.url import open_store
 
-RULE = Rule("r", channels=("webhook",))
+RULE = Rule("r", channels=("webhook",), keep_firing_for=3)
 
 
 class Watched:
@@ -81,6 +81,14 @@ def test_health_is_published_after_every_batch(watched):
     assert [len(health.findings) for health in watched.health] == [0, 1]
 
 
+def test_health_knows_alerts_that_outlive_their_finding(watched):
+    """``keep_firing_for`` keeps the veto, too."""
+    watched.log(0, 20, 0, 0)
+
+    assert watched.health[-1].findings == ()
+    assert [alert.kind for alert in watched.health[-1].alerts] == ["high"]
+
+
 def test_the_last_step_is_judged_at_the_end(watched):
     """Nothing comes after it."""
     watched.log(0, 20)
@@ -117,6 +125,7 @@ def test_a_resumed_run_does_not_say_again_what_is_stored(watched):
     watched.begin().log(0, 0, start=4)
 
     assert watched.findings() == [("warning", 1), ("critical", 2)]
+    watched.log(0, 0, start=6)
     assert len(watched.outbox()) == 3  # the alert that fired before the resume resolves after it
     assert [t.alert.state for outcome in watched.said[said:] for t in outcome.transitions] == [AlertState.RESOLVED]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,9 +104,26 @@ def make_private(directory: Path) -> None:
 
 
 def touch_private(path: Path) -> None:
-    """Create the file if missing, 0600; SQLite gives its side files the same mode."""
+    """Create the file if missing, 0600; SQLite gives its side files the same mode.
+
+    A file that is there is not opened: closing any descriptor of a file drops every lock this process holds on
+    it, SQLite's in other threads too, and two writers would then corrupt it. For the same reason a new file
+    gets its name only after it was closed.
+    """
+    if path.exists():
+        return
+    born = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with writing_to(path):
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(os.open(born, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        try:
+            os.link(born, path)
+        except FileExistsError:
+            pass  # another thread or process was first
+        except OSError:  # no hard links here
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        finally:
+            born.unlink()
 
 
 @contextmanager
