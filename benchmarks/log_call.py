@@ -31,7 +31,8 @@ def measure(tool: str, steps: int, pace_ms: float) -> dict[str, float]:
 
 
 def cell(values: list[float]) -> str:
-    return f"{statistics.median(values):,.0f} [{min(values):,.0f}-{max(values):,.0f}]"
+    digits = 0 if statistics.median(values) >= 10 else 2
+    return f"{statistics.median(values):,.{digits}f} [{min(values):,.{digits}f}-{max(values):,.{digits}f}]"
 
 
 def main() -> None:
