@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 STYLE = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }
-[data-testid="stHeader"] { background: transparent; }
 .rl-store { text-align: right; font-size: .75rem; opacity: .6; overflow-wrap: anywhere; }
 .rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
 .rl-project { font-weight: 400; opacity: .6; }
