@@ -68,7 +68,7 @@ class Report:
 
 
 def scan(
-    log: str | os.PathLike[str] | Iterable[StepRecord],
+    log: str | os.PathLike[str] | Iterable[StepRecord | Event],
     *,
     run: str | None = None,
     format: str | None = None,  # noqa: A002  (the word users know)
@@ -82,7 +82,7 @@ def scan(
     Parameters
     ----------
     log
-        A path (format sniffed), or records in order of arrival.
+        A path (format sniffed), or records, and events if there are any, in order of arrival.
     run
         Which run of a log that holds several.
     format
@@ -103,11 +103,13 @@ def scan(
     >>> scan([StepRecord(s, {"entropy": 0.5, "grad_norm": 1.0}) for s in range(40)]).ok
     True
     """
+    events: list[Event] = []
     if isinstance(log, str | os.PathLike):
         imported = _only(read_log(log, run=run, format=format), os.fspath(log))
     else:
-        imported = ImportedRun(name="", source=source, format="records", path="records", records=_sequenced(log))
-    return replay(imported, source=source, rules=rules, detectors=detectors, progress=progress)
+        records, events = _sequenced(log)
+        imported = ImportedRun(name="", source=source, format="records", path="records", records=records)
+    return replay(imported, events=events, source=source, rules=rules, detectors=detectors, progress=progress)
 
 
 def scan_all(path: str | os.PathLike[str], **options: object) -> list[Report]:
@@ -118,12 +120,13 @@ def scan_all(path: str | os.PathLike[str], **options: object) -> list[Report]:
 def replay(
     imported: ImportedRun,
     *,
+    events: Sequence[Event] = (),
     source: str = "",
     rules: Sequence[Rule] | None = None,
     detectors: Callable[[], Sequence[Detector]] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Put an imported run through a Monitor."""
+    """Put an imported run through a Monitor, with the events that came between its records (by ``seq``)."""
     records = imported.records
     trainer = source or imported.source
     monitor = Monitor(
@@ -133,8 +136,10 @@ def replay(
         detectors=detectors,
         history=lambda attempt, before: branch(records, attempt, before),
     )
-    outcome = Outcome()
+    outcome, waiting = Outcome(), sorted(events, key=lambda event: -event.seq)
     for record in progress(records) if progress else records:
+        while waiting and waiting[-1].seq < record.seq:
+            outcome += monitor.observe(waiting.pop())
         outcome += monitor.observe(record)
     outcome += monitor.close()
     names = sorted({name for record in records for name in record.metrics})
@@ -178,11 +183,13 @@ def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple({(f.seq, f.detector, f.kind, f.severity): f for f in findings}.values())
 
 
-def _sequenced(records: Iterable[StepRecord]) -> list[StepRecord]:
-    given = list(records)
-    if any(record.seq for record in given):
-        return given
-    return [replace(record, seq=number) for number, record in enumerate(given, 1)]
+def _sequenced(log: Iterable[StepRecord | Event]) -> tuple[list[StepRecord], list[Event]]:
+    """Records and events apart, numbered in order of arrival unless they are numbered already."""
+    items = list(log)
+    if not any(item.seq for item in items):
+        items = [replace(item, seq=number) for number, item in enumerate(items, 1)]
+    records = [item for item in items if isinstance(item, StepRecord)]
+    return records, [item for item in items if isinstance(item, Event)]
 
 
 def _only(runs: Sequence[ImportedRun], path: str) -> ImportedRun:

@@ -7,7 +7,7 @@ import pytest
 
 import rlwatch
 from rlwatch.errors import ImportFormatError
-from rlwatch.records import StepRecord
+from rlwatch.records import Event, StepRecord
 from rlwatch.scanner import branch, scan_all
 from rlwatch.store.url import open_store
 
@@ -128,6 +128,43 @@ def test_a_live_run_and_the_scan_of_its_rows_say_the_same(tmp_path):
         (f.kind, f.severity, f.step, f.message) for f in store.findings("live")
     ]
     assert report.findings
+
+
+class Diary:
+    """A detector that finds nothing and writes down in which order it heard what."""
+
+    name, family, kinds, requires = "diary", "System", (), (("policy/entropy",),)
+
+    def __init__(self):
+        self.entries = []
+
+    def update(self, step):
+        self.entries.append(step.step)
+        return []
+
+    def arrival(self, step):
+        return []
+
+    def notice(self, event):
+        self.entries.append(event.kind)
+
+
+def test_events_are_heeded_where_they_came_between_the_records():
+    """A reset starts a baseline anew, in a replay as in the live run."""
+    diary = Diary()
+    records = [StepRecord(step, {"entropy": 0.5}) for step in range(4)]
+
+    report = rlwatch.scan([*records[:2], Event("reference_reset", 2), *records[2:]], detectors=lambda: [diary])
+
+    assert diary.entries == [0, "reference_reset", 1, 2, 3]  # step 1 closes when step 2 begins
+    assert report.steps == 4
+
+
+def test_events_after_the_last_record_change_nothing():
+    """They have nothing to be heeded by."""
+    records = [StepRecord(step, {"entropy": 0.5}) for step in range(30)]
+
+    assert rlwatch.scan([*records, Event("note", 30)]).findings == rlwatch.scan(records).findings
 
 
 def test_a_resumed_log_is_judged_along_its_last_branch(tmp_path):
