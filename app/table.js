@@ -56,8 +56,9 @@ function details({ key, text, lines, shape, colour }, opened) {
   if (!lines.length) return el("span", "", text);
   const node = el("details");
   node.open = opened.has(key);
-  node.addEventListener("toggle", () => (node.open ? opened.add(key) : opened.delete(key)));
   const summary = el("summary", "", text);
+  // Before it toggles, and at once: the "toggle" event may come after the next data have replaced this node.
+  summary.addEventListener("click", () => (node.open ? opened.delete(key) : opened.add(key)));
   if (shape) summary.prepend(tinted(shape, colour));
   node.append(summary);
   const list = el("dl");
@@ -91,15 +92,23 @@ function row(columns, data, context) {
   return tr;
 }
 
+// What stands open, by page and table: kept outside the table's own node, which the page may make anew.
+const OPENED = (globalThis.rlwatchOpened ??= new Map());
+
+function openedOf(name) {
+  const place = `${location.pathname}|${new URLSearchParams(location.search).get("run")}|${name}`;
+  if (!OPENED.has(place)) OPENED.set(place, new Set());
+  return OPENED.get(place);
+}
+
 export default function (component) {
   const { data, parentElement, setTriggerValue } = component;
   let host = parentElement.querySelector(".rlwatch-table");
   if (!host) {
     host = el("div", "rlwatch-table");
-    host.opened = new Set();
     parentElement.append(host);
   }
-  const context = { open: (id) => setTriggerValue("open", id), opened: host.opened };
+  const context = { open: (id) => setTriggerValue("open", id), opened: openedOf(data.name) };
   const table = el("table");
   const head = el("tr");
   for (const column of data.columns) head.append(el("th", column.style, column.label));

@@ -89,6 +89,7 @@ def marked(cell: Cell, shape: str, colour: str) -> Cell:
 def show(key: str, columns: Sequence[Column], rows: Sequence[Row]) -> str | None:
     """Draw the table; the run id a click asked for, if any."""
     data = {
+        "name": key,
         "columns": [{"label": column.label, "style": column.style} for column in columns],
         "rows": [{"id": row.opens, "quiet": row.quiet, "cells": list(row.cells)} for row in rows],
     }

@@ -98,6 +98,8 @@ def test_what_was_opened_stays_open_while_the_run_goes_on(app, page, store_url):
     finding = Finding("d", "entropy_collapse", Severity.WARNING, 20, 12, "entropy fell", {"ratio": 0.1})
     write(store_url, findings=[finding])
     page.goto(f"{app}/run?run=r")
+    expect(page.locator("summary").first).to_be_visible()
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
     page.locator("summary").first.click()
     expect(page.locator("dd").first).to_be_visible()
     write(store_url, steps=range(31, 61), findings=[Finding("d", "kl_drift", Severity.WARNING, 40, 35, "KL grew")])
