@@ -261,9 +261,16 @@ class Notifier(Protocol):
 
 
 class CommandHandler(Protocol):
-    """Executes one kind of command inside the trainer, at a boundary where that is safe."""
+    """Executes one kind of command inside the trainer, at a boundary where that is safe, on every rank."""
 
     kind: str
+
+    def check(self, command: Command) -> None:
+        """Raise ``RLWatchError`` with the reason if it cannot or must not be done; changes nothing.
+
+        Every rank checks before any rank acts, so that all do it or none.
+        """
+        ...
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Do it and return what to report; raise ``RLWatchError`` with the reason to reject."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from rlwatch.tensors.entropy import entropy_stats
@@ -14,19 +16,20 @@ from rlwatch.tensors.spread import Std
 from rlwatch.tensors.text import text_stats
 from rlwatch.tensors.tokens import TokenBatch
 
+Observer = Callable[[TokenBatch], Stats]
+"""Tells what a batch holds about one subject; absent where the batch does not hold it. Waits for nothing."""
 
-def observe(batch: TokenBatch) -> Stats:
-    """Everything ``batch`` can tell; what it does not hold is absent. Waits for nothing."""
+
+def observe(batch: TokenBatch, *, full: bool = True) -> Stats:
+    """What ``batch`` can tell; what it does not hold is absent. Waits for nothing.
+
+    Without ``full`` only what costs a pass or two over (B, T); with it also what sorts, groups or compares more.
+    """
     with torch.no_grad():
-        return {
-            **_policy(batch),
-            **_ratios(batch),
-            **_reference(batch),
-            **_mismatch(batch),
-            **_advantages(batch),
-            **_lengths(batch),
-            **({} if batch.ids is None else text_stats(batch.ids, batch.mask)),
-        }
+        stats: Stats = {}
+        for observer in (*CORE, *FULL) if full else CORE:
+            stats |= observer(batch)
+        return stats
 
 
 def _policy(batch: TokenBatch) -> Stats:
@@ -97,3 +100,11 @@ def _lengths(batch: TokenBatch) -> Stats:
         "len/min": Min.of(length, every),
         "len/clipped": Mean.of(batch.cut.float(), every),
     }
+
+
+def _text(batch: TokenBatch) -> Stats:
+    return {} if batch.ids is None else text_stats(batch.ids, batch.mask)
+
+
+CORE: tuple[Observer, ...] = (_policy, _ratios, _reference, _mismatch, _advantages, _lengths)
+FULL: tuple[Observer, ...] = (_text,)

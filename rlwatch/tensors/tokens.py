@@ -11,10 +11,34 @@ from torch import Tensor
 class TokenBatch:
     """Detached tensors of one micro-batch of B responses, right-padded to T tokens.
 
-    ``logp`` (B, T) log-probs of the sampled tokens under the policy being updated, nats; ``mask`` (B, T) the tokens
-    the loss counts. Optional, each ``None`` where it does not exist (never a stand-in): ``entropy`` (B, T) nats,
-    ``ids`` (B, T), ``advantages`` (B,), (B, 1) or (B, T), ``old_logp``, ``ref_logp``, ``rollout_logp`` (B, T), ``clip``
-    (low, high) of a token-level PPO clip, ``cut`` (B,) whether a response was cut at the length limit.
+    Every optional tensor is ``None`` where it does not exist, never a stand-in.
+
+    Parameters
+    ----------
+    logp
+        (B, T) log-probs of the sampled tokens under the policy being updated, nats.
+    mask
+        (B, T) the tokens the loss counts.
+    entropy
+        (B, T) full-softmax entropy, nats.
+    ids
+        (B, T) sampled token ids.
+    advantages
+        (B,), (B, 1) or (B, T).
+    old_logp, ref_logp, rollout_logp
+        (B, T) under the policy that the update began with, the reference, and as the rollout engine reported, nats.
+    clip, dual_clip
+        (low, high) of a token-level PPO clip [1 - low, 1 + high]; the cap on -r A of dual-clip PPO.
+    truncation
+        Largest weight of the loss's own truncated importance sampling between trainer and rollout engine.
+    cut
+        (B,) whether a response was cut at the length limit.
+    environment
+        (B, T) tokens the environment (a tool, a user) wrote, which no loss may count.
+    staleness
+        (B,) policy versions between the rollout and this update.
+    experts, rollout_experts
+        (B, T, layers, k) ids of the experts a token was routed to, in the trainer and in the rollout engine.
     """
 
     logp: Tensor
@@ -26,7 +50,13 @@ class TokenBatch:
     ref_logp: Tensor | None = None
     rollout_logp: Tensor | None = None
     clip: tuple[float, float] | None = None
+    dual_clip: float | None = None
+    truncation: float | None = None
     cut: Tensor | None = None
+    environment: Tensor | None = None
+    staleness: Tensor | None = None
+    experts: Tensor | None = None
+    rollout_experts: Tensor | None = None
 
     @property
     def token_advantages(self) -> Tensor | None:

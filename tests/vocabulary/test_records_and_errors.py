@@ -225,7 +225,7 @@ def test_the_system_clock_tells_wall_and_monotonic_time_apart():
     assert ticks <= clock.monotonic() <= time.monotonic()
 
 
-@pytest.mark.parametrize("module", ["records", "ports", "errors", "clock", "metrics"])
+@pytest.mark.parametrize("module", ["records", "ports", "errors", "clock", "metrics.rows", "metrics.reading"])
 def test_the_ground_floor_says_what_each_word_means(module):
     """Every public class has a docstring."""
     found = importlib.import_module(f"rlwatch.{module}")

@@ -1,0 +1,33 @@
+"""How closely a trainer is watched."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rlwatch.errors import ConfigError
+
+
+class Level(StrEnum):
+    """Each level adds to the one before; ``benchmarks/watching_cost.py`` measures what each costs."""
+
+    SCALARS = "scalars"
+    """What the trainer logs."""
+    TOKENS = "tokens"
+    """Statistics per token that cost a pass or two over (B, T)."""
+    GRADIENTS = "gradients"
+    """Gradient norms per layer."""
+    FULL = "full"
+    """Statistics that sort, group or compare: quantiles, covariances, repetition, groups."""
+
+    @classmethod
+    def of(cls, word: str) -> Level:
+        """The level called ``word``. Raises ``ConfigError`` naming the levels there are."""
+        try:
+            return cls(word)
+        except ValueError:
+            raise ConfigError(f"level must be one of {', '.join(cls)}, got {word!r}") from None
+
+    def includes(self, other: Level) -> bool:
+        """Whether what ``other`` adds is watched."""
+        order = list(Level)
+        return order.index(self) >= order.index(other)

@@ -1,0 +1,27 @@
+"""One table of metrics: canonical name, unit, range, meaning, and what each trainer calls it.
+
+A record keeps the names its source used. :func:`canonicalise` reads them: a canonical name wins over an
+alias that is the same quantity, which wins over a proxy. Nothing is ever rescaled. Sources of the names:
+TRL 1.16, verl 0.9.1, OpenRLHF 0.11.2, prime-rl, slime, AReaL and ROLL, read in their code.
+"""
+
+from __future__ import annotations
+
+from rlwatch.metrics.reading import BY_NAME, LAYER_PREFIX, Reading, canonicalise, family_of, known, resolve
+from rlwatch.metrics.rows import Alias, Family, Metric, Relation
+from rlwatch.metrics.table import TABLE
+
+__all__ = [
+    "BY_NAME",
+    "LAYER_PREFIX",
+    "TABLE",
+    "Alias",
+    "Family",
+    "Metric",
+    "Reading",
+    "Relation",
+    "canonicalise",
+    "family_of",
+    "known",
+    "resolve",
+]

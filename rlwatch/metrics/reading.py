@@ -1,0 +1,137 @@
+"""Reading a trainer's metric names: which canonical metric, and how closely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlwatch.metrics.rows import Alias, Family, Metric, Relation
+from rlwatch.metrics.table import TABLE
+
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in TABLE}
+LAYER_PREFIX = "grad_layer/"
+"""Per-layer gradient norms are ``grad_layer/<layer>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one source name reads: as which metric, and how closely."""
+
+    metric: Metric
+    alias: Alias | None
+
+    @property
+    def closeness(self) -> int:
+        """0: the canonical name; 1: the same quantity; 2: a proxy."""
+        if self.alias is None:
+            return 0
+        return 1 if self.alias.relation is Relation.SAME else 2
+
+
+def _index() -> dict[str, list[tuple[Metric, Alias]]]:
+    index: dict[str, list[tuple[Metric, Alias]]] = {}
+    for metric in TABLE:
+        for alias in metric.aliases:
+            index.setdefault(alias.name, []).append((metric, alias))
+    return index
+
+
+_ALIASES = _index()
+_TRACKER_PREFIXES = ("train/", "tap/")
+
+
+def _matches(alias: Alias, source: str) -> bool:
+    return not source or not alias.source or source.startswith(alias.source)
+
+
+@lru_cache(maxsize=4096)
+def resolve(name: str, source: str = "") -> Reading | None:
+    """How ``name`` reads in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
+
+    Dots read as slashes; the ``train/`` prefix trackers add is looked through. An alias of the very
+    source wins over one of any trainer.
+
+    >>> resolve("actor/grad_norm", "verl").metric.name
+    'optim/grad_norm'
+    >>> resolve("kl", "trl/rloo").closeness
+    2
+    """
+    slashed = name.replace(".", "/")
+    if slashed in BY_NAME:
+        return Reading(BY_NAME[slashed], None)
+    candidates = [(m, a) for m, a in (_ALIASES.get(name) or _ALIASES.get(slashed) or ()) if _matches(a, source)]
+    if candidates:
+        metric, alias = max(candidates, key=lambda pair: len(pair[1].source) if source else -len(pair[1].source))
+        return Reading(metric, alias)
+    for prefix in _TRACKER_PREFIXES:
+        if name.startswith(prefix):
+            return resolve(name.removeprefix(prefix), source)
+    return None
+
+
+def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
+    """Canonical name -> value, and canonical name -> the source name it was read from.
+
+    Where several names read as one metric the closest wins (canonical, same, proxy), then the first.
+    Names the table does not know are left out; per-layer norms pass through.
+    """
+    values: dict[str, float] = {}
+    origin: dict[str, str] = {}
+    best: dict[str, int] = {}
+    for name, value in metrics.items():
+        reading = resolve(name, source)
+        if reading is None:
+            if name.startswith(LAYER_PREFIX):
+                values[name], origin[name] = value, name
+            continue
+        canonical = reading.metric.name
+        if reading.closeness < best.get(canonical, 99):
+            best[canonical] = reading.closeness
+            values[canonical], origin[canonical] = value, name
+    return values, origin
+
+
+def known(names: Iterable[str], source: str = "") -> set[str]:
+    """The canonical metrics that ``names`` cover."""
+    return {reading.metric.name for name in names if (reading := resolve(name, source)) is not None}
+
+
+def family_of(name: str, source: str = "") -> Family:
+    """The family a metric belongs to; unknown ones are guessed by prefix, else ``System``."""
+    reading = resolve(name, source)
+    if reading is not None:
+        return reading.metric.family
+    if name.startswith(LAYER_PREFIX):
+        return Family.OPTIMISATION
+    for prefix, family in _FAMILY_PREFIXES:
+        if name.startswith(prefix):
+            return family
+    return Family.SYSTEM
+
+
+_FAMILY_PREFIXES: tuple[tuple[str, Family], ...] = (
+    ("reward", Family.REWARD),
+    ("critic/", Family.REWARD),
+    ("val", Family.REWARD),
+    ("eval", Family.REWARD),
+    ("adv", Family.REWARD),
+    ("policy/", Family.TRUST_REGION),
+    ("ratio/", Family.TRUST_REGION),
+    ("clip", Family.TRUST_REGION),
+    ("actor/", Family.OPTIMISATION),
+    ("optim/", Family.OPTIMISATION),
+    ("loss", Family.OPTIMISATION),
+    ("nonfinite/", Family.OPTIMISATION),
+    ("mismatch/", Family.MISMATCH),
+    ("rollout_corr/", Family.MISMATCH),
+    ("sampling/", Family.MISMATCH),
+    ("training/rollout", Family.MISMATCH),
+    ("completion", Family.ROLLOUTS),
+    ("response", Family.ROLLOUTS),
+    ("prompt", Family.ROLLOUTS),
+    ("len/", Family.ROLLOUTS),
+    ("text/", Family.ROLLOUTS),
+    ("tool", Family.ROLLOUTS),
+    ("num_turns", Family.ROLLOUTS),
+)

@@ -1,0 +1,84 @@
+"""What a row of the metric table is, and short words to write one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Family(StrEnum):
+    """Failure families, in the order every page and document keeps."""
+
+    REWARD = "Reward"
+    EXPLORATION = "Exploration"
+    TRUST_REGION = "Trust region"
+    OPTIMISATION = "Optimisation"
+    MISMATCH = "Engine mismatch"
+    ROLLOUTS = "Rollouts"
+    SYSTEM = "System"
+
+
+class Relation(StrEnum):
+    """How a trainer's number relates to the canonical one."""
+
+    SAME = "same"
+    PROXY = "proxy"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A trainer's name for a metric. ``source`` is a prefix of the run's source (``""``: any trainer)."""
+
+    name: str
+    source: str = ""
+    relation: Relation = Relation.SAME
+    estimator: str = ""
+    aggregator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One canonical metric. ``low``/``high`` bound its range (inclusive; None: unbounded)."""
+
+    name: str
+    family: Family
+    unit: str
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+    estimator: str = ""
+    aggregator: str = "token mean"
+    aliases: tuple[Alias, ...] = ()
+    title: str = ""
+
+
+def same(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
+    """An alias that is the same quantity."""
+    return Alias(name, source, Relation.SAME, estimator, aggregator)
+
+
+def proxy(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
+    """An alias that is a related one."""
+    return Alias(name, source, Relation.PROXY, estimator, aggregator)
+
+
+def fraction(
+    name: str, family: Family, meaning: str, *, aggregator: str = "token fraction", aliases: tuple[Alias, ...] = ()
+) -> Metric:
+    """A metric within [0, 1]."""
+    return Metric(name, family, "fraction", meaning, 0.0, 1.0, aggregator=aggregator, aliases=aliases)
+
+
+def nats(
+    name: str,
+    family: Family,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    estimator: str = "",
+    aggregator: str = "token mean",
+    aliases: tuple[Alias, ...] = (),
+) -> Metric:
+    """A metric in nats per token."""
+    return Metric(name, family, "nats/token", meaning, low, high, estimator, aggregator, aliases)

@@ -1,0 +1,24 @@
+# ruff: noqa: E501  (one row of the table is one line or two)
+"""How much the policy still explores."""
+
+from __future__ import annotations
+
+from rlwatch.metrics.rows import Family, Metric, nats, proxy, same
+
+# fmt: off
+
+ROWS: tuple[Metric, ...] = (
+    nats("policy/entropy", Family.EXPLORATION, "full-softmax entropy at rollout temperature", low=0.0, aliases=(
+        same("entropy"), same("actor/entropy", "verl", aggregator="loss_agg_mode, old policy"),
+        same("entropy/mean"), same("entropy/all/mean", "prime-rl"), same("ppo_actor/update/entropy/avg", "areal"),
+        same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
+        proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
+        proxy("train/entropy_loss", "slime"))),
+    nats("policy/entropy_p10", Family.EXPLORATION, "10th percentile of token entropy", low=0.0),
+    nats("policy/entropy_p90", Family.EXPLORATION, "90th percentile of token entropy", low=0.0),
+    Metric("policy/vocab_size", Family.EXPLORATION, "tokens", "vocabulary size: entropy cannot exceed its logarithm", 1.0),
+    nats("policy/logp_mean", Family.EXPLORATION, "mean log-prob of the sampled tokens", high=0.0,
+           aliases=(same("train/log_probs", "slime"),)),
+    nats("policy/logp_min", Family.EXPLORATION, "lowest log-prob of a sampled token", high=0.0, aggregator="minimum"),
+)
+# fmt: on

@@ -1,0 +1,30 @@
+# ruff: noqa: E501  (one row of the table is one line or two)
+"""The loss, the gradient, and what in them is not a number."""
+
+from __future__ import annotations
+
+from rlwatch.metrics.rows import Family, Metric, fraction, proxy, same
+
+# fmt: off
+
+ROWS: tuple[Metric, ...] = (
+    Metric("loss/policy", Family.OPTIMISATION, "", "policy loss (comparable only within one aggregation mode)", aliases=(
+        same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
+        proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"))),
+    Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
+    Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
+        same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"),
+        same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm"))),
+    Metric("optim/lr", Family.OPTIMISATION, "", "learning rate", 0.0, aliases=(
+        same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"),
+        same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr"))),
+    fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps a float16 loss scaler skipped", aggregator="step fraction"),
+    Metric("nonfinite/loss", Family.OPTIMISATION, "count", "micro-batches whose loss was NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/logp", Family.OPTIMISATION, "tokens", "response tokens whose policy log-prob was NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/old_logp", Family.OPTIMISATION, "tokens", "the same for the old policy", 0.0, aggregator="sum"),
+    Metric("nonfinite/ref_logp", Family.OPTIMISATION, "tokens", "the same for the reference", 0.0, aggregator="sum"),
+    Metric("nonfinite/rollout_logp", Family.OPTIMISATION, "tokens", "the same for the rollout engine", 0.0, aggregator="sum"),
+    Metric("nonfinite/advantage", Family.OPTIMISATION, "sequences", "advantages that were NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/grad", Family.OPTIMISATION, "parameters", "parameter tensors with a NaN or Inf gradient", 0.0, aggregator="sum"),
+)
+# fmt: on

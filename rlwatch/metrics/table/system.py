@@ -1,0 +1,18 @@
+# ruff: noqa: E501  (one row of the table is one line or two)
+"""Time, and rlwatch's own counters."""
+
+from __future__ import annotations
+
+from rlwatch.metrics.rows import Family, Metric, same
+
+# fmt: off
+
+ROWS: tuple[Metric, ...] = (
+    Metric("time/step", Family.SYSTEM, "s", "duration of a step", 0.0, aliases=(
+        same("step_time"), same("timing_s/step", "verl"), same("perf/time_per_step", "verl"),
+        same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime"))),
+    Metric("rlwatch/dropped", Family.SYSTEM, "records", "records rlwatch dropped so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/late", Family.SYSTEM, "records", "records that came after their step closed", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/errors", Family.SYSTEM, "errors", "errors rlwatch swallowed so far", 0.0, aggregator="cumulative"),
+)
+# fmt: on

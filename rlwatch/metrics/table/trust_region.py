@@ -1,0 +1,40 @@
+# ruff: noqa: E501  (one row of the table is one line or two)
+"""How far the policy moves: from the reference, and from the policy that sampled."""
+
+from __future__ import annotations
+
+from rlwatch.metrics.rows import Family, Metric, fraction, nats, proxy, same
+
+# fmt: off
+
+ROWS: tuple[Metric, ...] = (
+    nats("policy/kl_ref", Family.TRUST_REGION, "KL to the reference policy", estimator="k3", aliases=(
+        same("kl", "trl/grpo", "k3"), proxy("kl", "trl/rloo", "k1"), proxy("kl", "openrlhf", "k1|k2|k3"),
+        proxy("objective/kl", "trl", "k1", "sequence sum"), same("kl", "", "k3"),
+        same("actor/kl_loss", "verl", "kl_loss_type"), proxy("actor/reward_kl_penalty", "verl"),
+        proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss"))),
+    nats("policy/kl_ref_k1", Family.TRUST_REGION, "KL to the reference, k1 = x, x = log(pi/ref); may be negative"),
+    nats("policy/kl_ref_k2", Family.TRUST_REGION, "KL to the reference, k2 = x^2/2", low=0.0),
+    nats("policy/kl_ref_k3", Family.TRUST_REGION, "KL to the reference, k3 = exp(-x) - 1 + x", low=0.0),
+    nats("policy/kl_old", Family.TRUST_REGION, "k1 between the policy before and during the update", estimator="k1", aliases=(
+        same("actor/ppo_kl", "verl", "k1"), same("ppo_kl", "", "k1"), same("train/ppo_kl", "slime"),
+        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl"))),
+    Metric("policy/kl_coef", Family.TRUST_REGION, "", "weight of the KL term (beta)", 0.0, aliases=(same("actor/kl_coef"), same("beta"))),
+    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio"))),
+    Metric("ratio/max", Family.TRUST_REGION, "", "largest importance ratio", 0.0, aggregator="maximum"),
+    Metric("ratio/min", Family.TRUST_REGION, "", "smallest importance ratio", 0.0, aggregator="minimum"),
+    fraction("ratio/ess", Family.TRUST_REGION, "effective sample size of raw token ratios over their number"),
+    Metric("ratio/seq_mean", Family.TRUST_REGION, "", "mean ratio of whole responses, as a sequence-level loss takes it", 0.0, aggregator="sequence mean"),
+    Metric("ratio/seq_max", Family.TRUST_REGION, "", "largest ratio of a whole response", 0.0, aggregator="maximum"),
+    fraction("ratio/seq_ess", Family.TRUST_REGION, "effective sample size of the ratios of responses over their number", aggregator="sequences"),
+    fraction("ratio/clipfrac", Family.TRUST_REGION, "tokens whose ratio is clipped", aliases=(
+        same("clip_ratio/region_mean", "", aggregator="token fraction, sign-aware"), same("actor/pg_clipfrac", "verl"),
+        same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"),
+        same("actor/ppo_ratio_clipfrac", "roll"), same("clip_ratio"), same("policy/clipfrac_avg", "trl"),
+        proxy("cispo_clip_ratio", "trl"))),
+    fraction("ratio/clipfrac_low", Family.TRUST_REGION, "tokens clipped below (advantage < 0)", aliases=(
+        same("clip_ratio/low_mean"), same("actor/ppo_ratio_low_clipfrac", "roll"))),
+    fraction("ratio/clipfrac_high", Family.TRUST_REGION, "tokens clipped above (advantage > 0)", aliases=(
+        same("clip_ratio/high_mean"), same("actor/ppo_ratio_high_clipfrac", "roll"))),
+)
+# fmt: on
