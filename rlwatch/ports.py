@@ -15,6 +15,7 @@ from rlwatch.records import (
     ClosedStep,
     Command,
     CommandStatus,
+    CompletionBatch,
     Event,
     Finding,
     OutboxMessage,
@@ -27,7 +28,7 @@ from rlwatch.records import (
 if TYPE_CHECKING:
     import numpy as np
 
-Item = StepRecord | SpikeBatch | Event
+Item = StepRecord | SpikeBatch | CompletionBatch | Event
 """Anything the trainer side may enqueue."""
 
 History = Callable[[int, int], Iterable["StepRecord | Event"]]
@@ -148,6 +149,10 @@ class RunReader(Protocol):
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
         """The worst rows of all spike batches, worst first: their columns, ``step``, ``attempt`` and ``rank``."""
+        ...
+
+    def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
+        """Recorded completions by step, or the ``last`` newest batches."""
         ...
 
     def findings(self, run_id: str) -> list[Finding]:

@@ -153,6 +153,24 @@ class SpikeBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionBatch:
+    """Some completions of one step as text, chosen and cut by whoever records them, in columns of equal length N.
+
+    Usual columns: ``prompt``, ``completion`` (str); ``reward``, ``advantage`` (float64, NaN where it was NaN);
+    ``length`` (int64, tokens); ``group`` (int64, which prompt); ``task`` (str).
+    """
+
+    step: int
+    columns: Mapping[str, np.ndarray | Sequence[str]]
+    ts: float = 0.0
+    attempt: int = 1
+    rank: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to the run, not a measurement: ``reference_reset``, ``resume``,
     ``exception``, ``signal``, ``command``, ``note``... Detectors may restart a baseline on it.

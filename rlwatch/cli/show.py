@@ -7,21 +7,22 @@ from typing import Annotated
 
 import typer
 
+from rlwatch.cli.completion_rows import completion_rows, print_completions
 from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.findings_table import print_findings
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.runs import KEY_METRICS, describe
-from rlwatch.cli.spike_rows import spike_rows
+from rlwatch.cli.spike_rows import print_token_spikes, spike_rows
 from rlwatch.cli.stores import opened
-from rlwatch.cli.wording import STATUS_STYLES, age, number, one_line, step
+from rlwatch.cli.wording import STATUS_STYLES, age, number, step
 from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Store
 from rlwatch.records import JSON, Finding, RunInfo
 
 EPILOG = examples(
     "rlwatch show math-7b-s3",
-    "rlwatch show 4f2a --metrics --spikes",
+    "rlwatch show 4f2a --metrics --spikes --completions",
     "rlwatch show math-7b-s3 --findings --format json",
 )
 
@@ -33,11 +34,12 @@ def show(
     *,
     metrics: Annotated[bool, typer.Option("--metrics", help="Every metric: last value, step, family.")] = False,
     spikes: Annotated[bool, typer.Option("--spikes", help="The tokens of the newest spikes, worst first.")] = False,
+    completions: Annotated[bool, typer.Option("--completions", help="The newest completions recorded.")] = False,
     findings: Annotated[bool, typer.Option("--findings", help="Every finding, not only the newest ones.")] = False,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show one run: its state, its last values, what was found, and on demand metrics and token spikes."""
+    """Show one run: its state, its last values, what was found, and on demand metrics, token spikes and completions."""
     now = time.time()
     with opened(store) as source:
         info = find_run(source, run)
@@ -45,8 +47,9 @@ def show(
         found = source.findings(info.run_id)
         every = last_metrics(source, info) if metrics else None
         tokens = spike_rows(source.spikes(info.run_id, last=MOST_SPIKES)) if spikes else None
+        texts = completion_rows(source.completions(info.run_id, last=MOST_SPIKES)) if completions else None
     if output is Format.JSON:
-        extra = {"metrics": every, "spikes": tokens}
+        extra = {"metrics": every, "spikes": tokens, "completions": texts}
         print_json(
             row
             | {"config": info.config, "tags": info.tags, "host": info.host, "pid": info.pid, "findings": found}
@@ -58,7 +61,9 @@ def show(
     if every is not None:
         _print_metrics(every)
     if tokens is not None:
-        _print_spikes(tokens)
+        print_token_spikes(tokens)
+    if texts is not None:
+        print_completions(texts)
 
 
 def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
@@ -111,21 +116,3 @@ def _print_metrics(rows: list[dict[str, JSON]]) -> None:
         [(r["metric"], r["canonical"] or "-", r["unit"] or "-", step(r["step"]), number(r["value"])) for r in rows],
         title="Metrics",
     )
-
-
-def _print_spikes(rows: list[dict[str, JSON]]) -> None:
-    if not rows:
-        say("no token spikes recorded")
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    print_table(
-        [name if name in {"text", "reason"} else f">{name}" for name in names],
-        [[_spike_cell(row.get(name)) for name in names] for row in rows],
-        title="Token spikes",
-    )
-
-
-def _spike_cell(value: JSON) -> str:
-    if isinstance(value, float) or value is None:
-        return number(value)
-    return one_line(value, 40)

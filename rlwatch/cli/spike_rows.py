@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rlwatch.cli.console import print_table, say
+from rlwatch.cli.wording import number, one_line
 from rlwatch.records import JSON, SpikeBatch
 
 MOST_ROWS = 50
@@ -22,8 +24,27 @@ def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dic
     return rows[:most]
 
 
+def print_token_spikes(rows: list[dict[str, JSON]]) -> None:
+    """As a table, or a word that there are none."""
+    if not rows:
+        say("no token spikes recorded")
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    print_table(
+        [name if name in {"text", "reason"} else f">{name}" for name in names],
+        [[_cell(row.get(name)) for name in names] for row in rows],
+        title="Token spikes",
+    )
+
+
+def _cell(value: JSON) -> str:
+    if isinstance(value, float) or value is None:
+        return number(value)
+    return one_line(value, 40)
+
+
 def _rows_of(batch: SpikeBatch) -> list[dict[str, JSON]]:
-    columns = {name: _values(column) for name, column in batch.columns.items()}
+    columns = {name: values(column) for name, column in batch.columns.items()}
     rows = [
         {"step": batch.step, "rank": batch.rank, "reason": batch.reason}
         | {name: column[index] for name, column in columns.items()}
@@ -33,7 +54,8 @@ def _rows_of(batch: SpikeBatch) -> list[dict[str, JSON]]:
     return rows if decisive is None else sorted(rows, key=lambda row: -_badness(row[decisive], decisive))
 
 
-def _values(column: object) -> list[JSON]:
+def values(column: object) -> list[JSON]:
+    """A column's values as plain Python."""
     tolist = getattr(column, "tolist", None)
     return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]
 

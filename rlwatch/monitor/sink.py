@@ -11,7 +11,7 @@ from rlwatch.errors import StoreBusyError
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.news import Told
 from rlwatch.ports import Item, RunWriter, Store
-from rlwatch.records import Alert, AlertState, OutboxMessage, SpikeBatch
+from rlwatch.records import Alert, AlertState, CompletionBatch, OutboxMessage, SpikeBatch
 
 Compose = Callable[[Transition], Sequence[OutboxMessage]]
 """Makes the messages a transition calls for."""
@@ -62,7 +62,7 @@ class MonitorSink:
         """Judge the batch, item by item."""
         outcome = Outcome()
         for item in batch:
-            if not isinstance(item, SpikeBatch):
+            if not isinstance(item, SpikeBatch | CompletionBatch):
                 outcome += self._monitor.observe(item)
         self._keep(outcome)
         if not self._abandoned_retired:

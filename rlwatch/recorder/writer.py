@@ -18,9 +18,9 @@ from rlwatch.ports import Item, Sink
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Entry, numbers
 from rlwatch.recorder.queue import BoundedQueue
-from rlwatch.records import Event, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
 
-Queued = Entry | SpikeBatch | Event
+Queued = Entry | SpikeBatch | CompletionBatch | Event
 BATCH_LIMIT = 1000
 _REPORTED = ("dropped", "errors")  # counters that travel as metrics of the run
 
@@ -121,7 +121,7 @@ class Writer:
 
     def _take(self, queued: Queued, batch: list[Item]) -> None:
         """Turn what was queued into a stamped record at the end of ``batch``."""
-        if isinstance(queued, SpikeBatch):
+        if isinstance(queued, SpikeBatch | CompletionBatch):
             batch.append(replace(queued, attempt=self._attempt, rank=self._rank))
         elif isinstance(queued, Event):
             self._seq += 1

@@ -13,7 +13,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import admit, step_index
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.recorder.writer import Queued, Writer
-from rlwatch.records import Event, RunInfo, RunState, SpikeBatch
+from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 
 DEADLINE_S = 10.0
 
@@ -91,6 +91,11 @@ class Run:
         """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
         if self._engine is not None and not self._ended:
             self._offer(self._engine, spikes)
+
+    def log_completions(self, completions: CompletionBatch) -> None:
+        """Record some completions of one step as text; see :class:`rlwatch.records.CompletionBatch`."""
+        if self._engine is not None and not self._ended:
+            self._offer(self._engine, completions)
 
     def event(self, kind: str, step: int | None = None, **body: Any) -> None:
         """Record something that happened: ``reference_reset``, ``note``..."""

@@ -1,8 +1,8 @@
 """The contract of a store, in prose. :mod:`rlwatch.testing.store_contract` is the same contract as tests.
 
 **What a store is.** A place for runs, addressed by a URL (:func:`rlwatch.store.url.open_store`). A run is a
-stream of records and events in order of ``seq``, its spike batches, findings, commands, alerts and outbox.
-Opening a store touches nothing; the first run creates what is needed. Runs are named by ``run_id``: letters,
+stream of records and events in order of ``seq``, its spike and completion batches, findings, commands, alerts and
+outbox. Opening a store touches nothing; the first run creates what is needed. Runs are named by ``run_id``: letters,
 digits, ``.``, ``_`` and ``-``, at most 120 characters, not starting with a dot (:func:`check_run_id`).
 
 **Ownership.** One writer per run at a time, whichever process or thread it lives in. ``open_run`` takes the
@@ -25,7 +25,7 @@ call may be made again once there is room. ``UnstorableError``: an item cannot b
 names it. After ``finish`` the writer only closes.
 
 **Numbers.** Metric values are float64 and come back bit for bit: NaN, +Inf, -Inf and "absent" are four
-different things, in metrics, spike columns, evidence, configuration, event bodies, arguments and payloads.
+different things, in metrics, batch columns, evidence, configuration, event bodies, arguments and payloads.
 Mappings come back in the order given. Values ``json`` does not know come back as the nearest it does: tuples
 as lists, numpy scalars and arrays as numbers and lists, anything else as its text.
 

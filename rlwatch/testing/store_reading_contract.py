@@ -10,7 +10,7 @@ import pytest
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Item, Store
-from rlwatch.records import Event, Finding, RunInfo, Severity, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Event, Finding, RunInfo, Severity, SpikeBatch, StepRecord
 from rlwatch.testing.store_hooks import StoreHooks, fill, steps
 
 
@@ -200,6 +200,26 @@ class ReadingContract(StoreHooks):
         assert math.isnan(top[0]["contribution"])
         assert top[1] == {"step": 1, "attempt": 1, "rank": 0, "contribution": -8.0, "token_id": 2, "text": "b"}
         assert len(store.top_spikes("run", limit=2)) == 2
+
+    def test_completions_come_back_by_step(self, store: Store) -> None:
+        """Text as it was sampled, a NaN reward as NaN; ``last`` means the newest written."""
+        columns: dict[str, Any] = {
+            "prompt": ["2+2=", "1+1="],
+            "completion": ["4 <eos>\x00", "zwei 日本 <b>"],
+            "reward": np.array([1.0, math.nan]),
+            "length": np.array([3, 4], dtype=np.int64),
+        }
+        fill(store, [CompletionBatch(9, columns, ts=2.0, attempt=2, rank=1), CompletionBatch(3, {"completion": ["a"]})])
+
+        first, second = self.reopen(store).completions("run")
+
+        assert (first.step, len(first), second.step, len(second)) == (3, 1, 9, 2)
+        assert (second.ts, second.attempt, second.rank) == (2.0, 2, 1)
+        assert {name: list(column) for name, column in second.columns.items() if name != "reward"} == {
+            name: list(column) for name, column in columns.items() if name != "reward"
+        }
+        np.testing.assert_array_equal(second.columns["reward"], columns["reward"])
+        assert [batch.step for batch in store.completions("run", last=1)] == [3]
 
     def test_answers_are_snapshots(self, store: Store) -> None:
         """Neither what was handed in nor what was handed out is shared with the store."""

@@ -189,7 +189,7 @@ def test_fifty_rows_of_a_batch_stay_searchable(store):
 def test_columns_that_are_none_are_refused_by_name(store, columns):
     """The writer goes on."""
     writer = store.open_run(RunInfo("run"))
-    with pytest.raises(UnstorableError, match=r"SpikeBatch of step 4.*spike column '(text|logp)'"):
+    with pytest.raises(UnstorableError, match=r"SpikeBatch of step 4.*column '(text|logp)'"):
         writer.write([SpikeBatch(4, columns)])
     writer.write(steps(5))
     writer.close()

@@ -20,6 +20,7 @@ from rlwatch.records import (
     ClosedStep,
     Command,
     CommandStatus,
+    CompletionBatch,
     Event,
     Finding,
     OutboxMessage,
@@ -36,6 +37,7 @@ RECORDS = [
     StepRecord(1, {"kl": 0.5}),
     ClosedStep(1, {"kl": 0.5}),
     SpikeBatch(1, {"logp": np.zeros(2)}),
+    CompletionBatch(1, {"completion": ["a"]}),
     Event("note"),
     Finding("d", "k", Severity.INFO, 2, 1, "m"),
     Alert("a", "r", "rule", "k", Severity.INFO, AlertState.PENDING, 1, 2, "m"),
@@ -69,7 +71,7 @@ def test_every_record_of_the_module_is_among_those_tested():
 
 
 @pytest.mark.parametrize(
-    "record", [r for r in RECORDS if not isinstance(r, SpikeBatch)], ids=lambda r: type(r).__name__
+    "record", [r for r in RECORDS if not isinstance(r, SpikeBatch | CompletionBatch)], ids=lambda r: type(r).__name__
 )
 def test_a_record_survives_pickling_and_replacing(record):
     """Other processes and later rows get an equal one."""
@@ -141,6 +143,7 @@ def test_the_first_measured_of_several_names_is_read():
 def test_a_spike_batch_is_as_long_as_its_columns(columns, length):
     """Also where there are none."""
     assert len(SpikeBatch(1, columns)) == length
+    assert len(CompletionBatch(1, columns)) == length
 
 
 def test_every_error_is_one_of_ours_and_says_what_it_means():

@@ -9,7 +9,7 @@ from operator import index
 
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Item
-from rlwatch.records import Event, Finding, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Event, Finding, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.codec import dumps, plain
 from rlwatch.store.sqlite.columns import pack, worst
 
@@ -37,6 +37,7 @@ class Batch:
         self._events: list[_Row] = []
         self._findings: list[_Row] = []
         self._spikes: list[tuple[_Row, list[_Row]]] = []
+        self._completions: list[_Row] = []
 
     def add(self, item: Item | Finding) -> None:
         """Take one item. Raises ``UnstorableError`` naming what cannot be stored."""
@@ -47,6 +48,8 @@ class Batch:
                 self._add_event(item)
             elif isinstance(item, Finding):
                 self._add_finding(item)
+            elif isinstance(item, CompletionBatch):
+                self._add_completions(item)
             else:
                 self._add_spikes(item)
         except (TypeError, ValueError, OverflowError, StoreError) as error:
@@ -66,6 +69,9 @@ class Batch:
         for row, tops in self._spikes:
             batch = db.execute("INSERT INTO spike_batch VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row).lastrowid
             db.executemany("INSERT INTO spike_top VALUES (NULL, ?, ?, ?, ?, ?, ?)", [(batch, *top) for top in tops])
+
+        if self._completions:
+            db.executemany("INSERT INTO completion_batch VALUES (NULL, ?, ?, ?, ?, ?, ?)", self._completions)
 
     def _add_record(self, record: StepRecord) -> None:
         metrics = record.metrics
@@ -104,6 +110,10 @@ class Batch:
         rows, blob = pack(spikes.columns)
         tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst(spikes.columns, TOP_ROWS)]
         self._spikes.append(((step, attempt, rank, float(spikes.ts), plain(spikes.reason), rows, blob), tops))
+
+    def _add_completions(self, batch: CompletionBatch) -> None:
+        step, attempt, rank = _whole(batch.step), _whole(batch.attempt), _whole(batch.rank)
+        self._completions.append((step, attempt, rank, float(batch.ts), *pack(batch.columns)))
 
     def _set_of(self, names: tuple[str, ...]) -> tuple[int, struct.Struct]:
         known = self._sets.get(names) or self.new_sets.get(names)

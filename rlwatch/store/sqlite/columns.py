@@ -1,4 +1,4 @@
-"""A spike batch's columns as one compressed blob, and its worst rows. No pickle anywhere.
+"""A batch's columns (spikes, completions) as one compressed blob, and its worst rows. No pickle anywhere.
 
 Blob: zlib(level 1) of  u32 length of head | head | column bytes one after the other.  Head: JSON list of
 ``[name, dtype, bytes]``; dtype is numpy's little-endian code, or ``"text"`` for a JSON list of strings.
@@ -27,7 +27,7 @@ def pack(columns: Columns) -> tuple[int, bytes]:
     for name, column in columns.items():
         kind, length, raw = _encode(name, column)
         if rows not in (None, length):
-            raise ValueError(f"spike column {name!r} has {length} rows where the others have {rows}")
+            raise ValueError(f"column {name!r} has {length} rows where the others have {rows}")
         rows = length
         head.append((name, kind, len(raw)))
         parts.append(raw)
@@ -41,9 +41,9 @@ def unpack(blob: bytes) -> dict[str, np.ndarray | Sequence[str]]:
         unfolding = zlib.decompressobj()
         data = unfolding.decompress(blob, _MOST)
     except zlib.error as error:
-        raise ValueError(f"spike batch: {error}") from error
+        raise ValueError(f"batch: {error}") from error
     if not unfolding.eof:
-        raise ValueError("spike batch is cut short or too large")
+        raise ValueError("batch is cut short or too large")
     at = 4 + int.from_bytes(data[:4], "little")
     columns: dict[str, np.ndarray | Sequence[str]] = {}
     for name, kind, size in json.loads(data[4:at]):
@@ -86,7 +86,7 @@ def _encode(name: str, column: np.ndarray | Sequence[str]) -> tuple[str, int, by
         return "text", len(texts), json.dumps(texts).encode()
     if values.ndim != 1 or values.dtype.kind not in _NUMBERS:
         raise ValueError(
-            f"spike column {name!r} must be a 1-d array of numbers or a list of str; "
+            f"column {name!r} must be a 1-d array of numbers or a list of str; "
             f"got dtype {values.dtype}, shape {values.shape}"
         )
     little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
@@ -99,5 +99,5 @@ def _decode(kind: str, raw: bytes) -> np.ndarray | Sequence[str]:
         return texts
     dtype = np.dtype(kind)
     if dtype.kind not in _NUMBERS:
-        raise ValueError(f"spike column of dtype {kind!r}")
+        raise ValueError(f"column of dtype {kind!r}")
     return np.frombuffer(raw, dtype=dtype).copy()

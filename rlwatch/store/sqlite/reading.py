@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from rlwatch.records import JSON, Event, Finding, Severity, SpikeBatch, StepRecord
+from rlwatch.records import JSON, CompletionBatch, Event, Finding, Severity, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.batch import FINDING_BODY, packing
 from rlwatch.store.sqlite.codec import loads
 from rlwatch.store.sqlite.columns import unpack
@@ -89,6 +89,18 @@ def spikes(db: sqlite3.Connection, last: int | None) -> list[SpikeBatch]:
         SpikeBatch(step, unpack(blob), reason, _moment(ts), attempt, rank)
         for step, blob, reason, ts, attempt, rank in found
     ]
+
+
+def completions(db: sqlite3.Connection, last: int | None) -> list[CompletionBatch]:
+    """The ``last`` batches written (None: all), by step; none in a file from before there were any."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'completion_batch'").fetchone():
+        return []
+    found = db.execute(
+        "SELECT step, v, ts, attempt, rank FROM "
+        "(SELECT * FROM completion_batch ORDER BY id DESC LIMIT ?) ORDER BY step, id",
+        (-1 if last is None else last,),
+    )
+    return [CompletionBatch(step, unpack(blob), _moment(ts), attempt, rank) for step, blob, ts, attempt, rank in found]
 
 
 def top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:

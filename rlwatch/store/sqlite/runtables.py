@@ -10,6 +10,7 @@ from rlwatch.errors import StoreError
 from rlwatch.ports import Series
 from rlwatch.records import (
     JSON,
+    CompletionBatch,
     Event,
     Finding,
     RunInfo,
@@ -80,6 +81,11 @@ class RunTables:
         """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
         with self._reading(run_id) as db:
             return reading.top_spikes(db, limit)
+
+    def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
+        """Recorded completions by step, or the ``last`` newest batches."""
+        with self._reading(run_id) as db:
+            return reading.completions(db, last)
 
     def findings(self, run_id: str) -> list[Finding]:
         """Findings in order of ``seq``."""

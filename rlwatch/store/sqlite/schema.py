@@ -46,6 +46,11 @@ _RUN_1 = (
     "CREATE INDEX spike_top_by_score ON spike_top (score)",
 )
 
+# v: all N rows of the batch, by column, as in spike_batch.
+_RUN_2 = """CREATE TABLE completion_batch (
+    id INTEGER PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, ts REAL,
+    n INTEGER NOT NULL, v BLOB NOT NULL)"""
+
 _CONTROL_1 = (
     """CREATE TABLE command (
         id INTEGER PRIMARY KEY, command_id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, args TEXT NOT NULL,
@@ -72,10 +77,14 @@ def _run_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _completion_table(db: sqlite3.Connection) -> None:
+    db.execute(_RUN_2)
+
+
 def _control_tables(db: sqlite3.Connection) -> None:
     for statement in _CONTROL_1:
         db.execute(statement)
 
 
-RUN = (Migration("run tables", _run_tables),)
+RUN = (Migration("run tables", _run_tables), Migration("completions", _completion_table))
 CONTROL = (Migration("control tables", _control_tables),)
