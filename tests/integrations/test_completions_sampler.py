@@ -1,0 +1,121 @@
+"""Which completions are kept: the telling ones, without chance, cut, within a budget."""
+
+import logging
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlwatch.errors import ConfigError
+from rlwatch.integrations.completions import CUT, CompletionSampler, KeepCompletions, choose
+
+
+def _texts(n):
+    return [f"p{i}" for i in range(n)], [f"c{i}" for i in range(n)]
+
+
+@given(
+    rewards=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40),
+    most=st.integers(1, 12),
+)
+def test_the_best_the_worst_and_what_is_no_number_are_among_the_chosen(rewards, most):
+    """As long as there is room; and as many as there may be are kept, each once."""
+    chosen = choose(rewards, len(rewards), most)
+
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(most, len(rewards))
+    broken = [i for i, r in enumerate(rewards) if math.isnan(r)]
+    whole = [r for r in rewards if not math.isnan(r)]
+    if len(broken) + 2 <= most and whole:
+        assert set(broken) <= set(chosen)
+        assert {max(whole), min(whole)} <= {rewards[i] for i in chosen}
+
+
+def test_without_rewards_the_sample_is_spread_over_the_batch():
+    """Not the first ones, which all belong to one prompt."""
+    assert choose(None, 64, 4) == [0, 16, 32, 48]
+    assert choose(None, 0, 4) == []
+
+
+def test_a_sample_is_due_every_so_many_steps_and_again_after_a_rollback():
+    """A resumed run goes back to earlier steps."""
+    sampler = CompletionSampler(KeepCompletions(every=10))
+    assert sampler.due(7)
+    assert sampler.sample(7, *_texts(2), {}) is not None
+
+    assert [sampler.due(step) for step in (8, 16, 17, 18, 3)] == [False, False, True, True, True]
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end():
+    """The answer stands at the end, the prompt's task at the beginning."""
+    sampler = CompletionSampler(KeepCompletions(max_chars=25))
+
+    batch = sampler.sample(1, ["short"], ["b" * 500 + "the end"], {"reward": [1.0]})
+
+    [text] = batch.columns["completion"]
+    assert len(text) <= 25
+    assert text.startswith("bbb")
+    assert CUT in text
+    assert text.endswith("the end")
+    assert list(batch.columns["prompt"]) == ["short"]
+
+
+def test_columns_go_along_with_their_completions():
+    """Whole numbers stay whole, NaN stays NaN, words stay words."""
+    columns = {"reward": [0.0, math.nan, 1.0], "length": [3, 4, 5], "task": ["a", "b", "a"]}
+
+    batch = CompletionSampler(KeepCompletions(rows=2)).sample(4, *_texts(3), columns)
+
+    assert batch.columns["completion"] == ["c1", "c2"]
+    assert math.isnan(batch.columns["reward"][0])
+    assert batch.columns["length"].tolist() == [4, 5]
+    assert batch.columns["length"].dtype == "int64"
+    assert batch.columns["task"] == ["b", "a"]
+
+
+def test_a_column_of_another_length_is_left_out():
+    """Nothing tells which completion its values belong to."""
+    batch = CompletionSampler(KeepCompletions()).sample(1, *_texts(3), {"reward": [1.0, 2.0]})
+
+    assert list(batch.columns) == ["prompt", "completion"]
+
+
+def test_an_empty_generation_gives_nothing():
+    """And is not counted as a sample."""
+    sampler = CompletionSampler(KeepCompletions())
+
+    assert sampler.sample(1, [], [], {}) is None
+    assert sampler.due(1)
+
+
+def test_a_spent_budget_ends_it_with_one_warning(caplog):
+    """A week of text must not fill a disk."""
+    sampler = CompletionSampler(KeepCompletions(every=1, budget_mb=0.00001))
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        sampler.sample(1, ["prompt"], ["completion"], {})
+
+    assert not sampler.due(2)
+    assert "0.00001 MB" in caplog.text or "1e-05 MB" in caplog.text
+
+
+def test_a_lone_surrogate_does_not_raise():
+    """Byte-level tokenizers decode broken text."""
+    assert CompletionSampler(KeepCompletions()).sample(1, ["\ud800"], ["\udfff"], {}) is not None
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"rows": True}, {"max_chars": 3}, {"budget_mb": math.nan}])
+def test_a_wrong_setting_is_refused_with_its_name_and_value(wrong):
+    """Before training begins."""
+    [(name, value)] = wrong.items()
+    with pytest.raises(ConfigError, match=f"{name} must be a number.*{value!r}"):
+        KeepCompletions(**wrong)
+
+
+def test_text_is_kept_only_on_request():
+    """True means the defaults."""
+    assert KeepCompletions.of(False) is None
+    assert KeepCompletions.of(True) == KeepCompletions()
+    assert KeepCompletions.of(KeepCompletions(rows=1)).rows == 1
+    with pytest.raises(ConfigError, match="completions must be True, False"):
+        KeepCompletions.of(8)
