@@ -8,6 +8,7 @@ from torch import Tensor
 from rlwatch.tensors.masked import widen
 from rlwatch.tensors.mergeable import Mean, Stats
 from rlwatch.tensors.spread import Quantile
+from rlwatch.tensors.tokens import TokenBatch
 
 
 def token_entropy(logits: Tensor, *, chunk: int = 2048) -> Tensor:
@@ -34,3 +35,8 @@ def entropy_stats(entropy: Tensor, mask: Tensor) -> Stats:
         "policy/entropy_p10": Quantile.of(entropy, mask, 0.1),
         "policy/entropy_p90": Quantile.of(entropy, mask, 0.9),
     }
+
+
+def core(batch: TokenBatch) -> Stats:
+    """Entropy of the sampled tokens, where it was computed."""
+    return {} if batch.entropy is None else entropy_stats(batch.entropy, batch.mask)

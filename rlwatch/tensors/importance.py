@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlwatch.tensors.finite import nonfinite_stats
 from rlwatch.tensors.masked import keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats
 from rlwatch.tensors.spread import Ess
+from rlwatch.tensors.tokens import TokenBatch
 
 
 def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
@@ -62,3 +64,18 @@ def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
         "ratio/seq_max": Max.of(ratio, measured),
         "ratio/seq_ess": Ess.of(log_ratio, measured),
     }
+
+
+def core(batch: TokenBatch) -> Stats:
+    """Without a measured old policy the ratio is 1 by definition: nothing to report."""
+    if batch.old_logp is None:
+        return {}
+    stats = {
+        **ratio_stats(batch.logp, batch.old_logp, batch.mask),
+        **nonfinite_stats("old_logp", batch.old_logp, batch.mask),
+    }
+    advantages = batch.token_advantages
+    if batch.clip is not None and advantages is not None:
+        low, high = batch.clip
+        stats |= clip_stats(batch.logp, batch.old_logp, advantages, batch.mask, low=low, high=high)
+    return stats

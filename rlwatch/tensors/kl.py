@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlwatch.tensors.finite import nonfinite_stats
 from rlwatch.tensors.masked import widen
 from rlwatch.tensors.mergeable import Mean, Stats
+from rlwatch.tensors.tokens import TokenBatch
 
 
 def k1(x: Tensor) -> Tensor:
@@ -35,4 +37,14 @@ def kl_ref_stats(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Stats:
         "policy/kl_ref_k1": Mean.of(k1(x), mask),
         "policy/kl_ref_k2": Mean.of(k2(x), mask),
         "policy/kl_ref_k3": Mean.of(k3(x), mask),
+    }
+
+
+def core(batch: TokenBatch) -> Stats:
+    """KL to the reference, where there is one."""
+    if batch.ref_logp is None:
+        return {}
+    return {
+        **kl_ref_stats(batch.logp, batch.ref_logp, batch.mask),
+        **nonfinite_stats("ref_logp", batch.ref_logp, batch.mask),
     }

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rlwatch.tensors.finite import nonfinite_stats
 from rlwatch.tensors.kl import k3
 from rlwatch.tensors.masked import widen
 from rlwatch.tensors.mergeable import Max, Mean, Stats
 from rlwatch.tensors.spread import Ess
+from rlwatch.tensors.tokens import TokenBatch
 
 
 def mismatch_stats(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Stats:
@@ -29,4 +31,14 @@ def mismatch_stats(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Stat
         "mismatch/logp_absdiff": Mean.of(d.abs(), scored),
         "mismatch/logp_absdiff_max": Max.of(d.abs(), scored),
         "mismatch/ess": Ess.of(d, scored),
+    }
+
+
+def core(batch: TokenBatch) -> Stats:
+    """Trainer against rollout engine, where the engine reported log-probs."""
+    if batch.rollout_logp is None:
+        return {}
+    return {
+        **mismatch_stats(batch.trainer_logp, batch.rollout_logp, batch.mask),
+        **nonfinite_stats("rollout_logp", batch.rollout_logp, batch.mask),
     }

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.mergeable import Mean, Stats
+from rlwatch.tensors.tokens import TokenBatch
 
 _BASE = 2**21
 """Larger than any vocabulary; three digits of it fit an int64."""
@@ -46,3 +47,8 @@ def text_stats(ids: Tensor, mask: Tensor) -> Stats:
         "text/repetition": Mean.of(value, measured),
         "text/id0_frac": Mean.of((id0_share(ids, mask) >= 0.9).float(), mask.bool().any(-1)),
     }
+
+
+def full(batch: TokenBatch) -> Stats:
+    """Repetition and id-0 runs, where the token ids are known."""
+    return {} if batch.ids is None else text_stats(batch.ids, batch.mask)
