@@ -259,7 +259,7 @@ def test_several_ranks_and_sharded_weights_are_refused_with_the_reason(tmp_path,
     setattr(Accelerator, *change)
     trainer.accelerator = Accelerator()
     with pytest.raises(RLWatchError, match=reason):
-        ResetReference(trainer, Seam(FakeRun()))(Command("c", "r", "reset-reference"))
+        ResetReference(trainer, Seam(FakeRun())).check(Command("c", "r", "reset-reference"))
 
 
 def test_unknown_commands_and_arguments_are_refused(tmp_path):
@@ -267,7 +267,7 @@ def test_unknown_commands_and_arguments_are_refused(tmp_path):
     _, unknown, _ = train(tmp_path / "a", kind_of_command="explode")
     _, odd, _ = train(tmp_path / "b", args={"optimizer": "half"})
 
-    assert refusal(unknown) == "this trainer cannot do 'explode' yet"
+    assert refusal(unknown).startswith("this trainer cannot do 'explode'")
     assert refusal(odd) == "optimizer must be 'clear' or 'keep', got 'half'"
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlwatch.control.mailbox import PendingCommand
-from rlwatch.errors import RLWatchError
+from rlwatch.integrations.controller import Controller
+from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl.reset import ResetReference
-from rlwatch.ports import CommandHandler
-
-FAILED = "it failed inside the trainer; see the training log"
 
 
 class Control:
@@ -21,53 +18,19 @@ class Control:
     mix two references or throw the rollouts away.
     """
 
-    def __init__(self, trainer: Any, seam: Seam, latest: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(
+        self, trainer: Any, seam: Seam, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
+    ) -> None:
         self._trainer = trainer
-        self._seam = seam
-        self._latest = latest
-        self._handlers: dict[str, CommandHandler] = {ResetReference.kind: ResetReference(trainer, seam)}
+        self._controller = Controller(seam, [ResetReference(trainer, seam)], ranks, latest)
 
     def obey(self, step: int) -> None:
-        """Carry out what waits, if ``step`` ended at a boundary. Costs the pop of a deque."""
-        run = self._seam.run
-        if run is None or not self.at_boundary():
-            return
-        for command in run.commands():
-            self._seam.attempt("commands", self._carry_out, command, step)
-            if not command.answered:
-                command.reject(FAILED, step=step)
+        """Carry out what waits, if ``step`` ended at a boundary."""
+        if self.at_boundary():
+            self._controller.obey(step)
 
     def at_boundary(self) -> bool:
         """Whether the next micro-batch will generate new rollouts."""
         trainer = self._trainer
         every = trainer.args.steps_per_generation * trainer.num_iterations
         return bool(trainer._step % every == 0)  # noqa: SLF001
-
-    def _carry_out(self, pending: PendingCommand, step: int) -> None:
-        handler = self._handlers.get(pending.kind)
-        if handler is None:
-            pending.reject(f"this trainer cannot do {pending.kind!r} yet", step=step)
-            return
-        try:
-            report = handler(pending.command)
-        except RLWatchError as refusal:
-            pending.reject(str(refusal), step=step)
-            return
-        pending.done(self._words(report), step=step)
-        run = self._seam.run
-        if run is not None:
-            who = {"by": pending.command.requested_by, "why": pending.command.why}
-            run.event("reference_reset", step, **who, kl_before=self._kl(), **report)
-
-    def _words(self, report: Mapping[str, Any]) -> str:
-        kl = self._kl()
-        before = "" if kl is None else f"KL {kl:.4g} -> 0, "
-        return f"{before}reference = policy ({report['tensors']} tensors, {report['fingerprint']}), " + (
-            f"optimizer state of {report['cleared']} parameters cleared"
-            if report["optimizer"] == "clear"
-            else "optimizer state kept"
-        )
-
-    def _kl(self) -> float | None:
-        """k3 to the reference as last measured, nats per token."""
-        return self._latest().get("policy/kl_ref_k3")

@@ -31,17 +31,23 @@ class ResetReference:
         self._trainer = trainer
         self._seam = seam
 
-    def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Reset; returns what was done. Raises ``RLWatchError`` with the reason to refuse."""
+    def check(self, command: Command) -> None:
+        """Raise ``RLWatchError`` with the reason to refuse."""
         optimizer = command.args.get("optimizer", CLEAR)
         if optimizer not in (CLEAR, KEEP):
             raise RLWatchError(f"optimizer must be 'clear' or 'keep', got {optimizer!r}")
         self._refuse_if_impossible()
         self._refuse_if_collapsing(force=command.force)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Reset; returns what was done. Raises ``RLWatchError`` with the reason to refuse."""
+        optimizer = command.args.get("optimizer", CLEAR)
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        tensors = self._copy(policy)
+        done = self._copy(policy)
         cleared = self._clear_optimizer() if optimizer == CLEAR else 0
-        return {**tensors, "optimizer": optimizer, "cleared": cleared, "forced": command.force}
+        kept = f"optimizer state of {cleared} parameters cleared" if optimizer == CLEAR else "optimizer state kept"
+        summary = f"reference = policy ({done['tensors']} tensors, {done['fingerprint']}), {kept}"
+        return {**done, "optimizer": optimizer, "cleared": cleared, "forced": command.force, "summary": summary}
 
     def _refuse_if_impossible(self) -> None:
         trainer = self._trainer

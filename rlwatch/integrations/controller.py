@@ -1,0 +1,162 @@
+"""Commands, carried out in the training thread of every rank, where that is safe. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlwatch.control.mailbox import PendingCommand
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.handlers.hold import Hold, Pause, Resume, time_is_up
+from rlwatch.integrations.ranks import OneRank, Ranks
+from rlwatch.integrations.seam import Seam
+from rlwatch.ports import CommandHandler
+from rlwatch.records import JSON, Command
+
+FAILED = "it failed inside the trainer; see the training log"
+UNSHARED = "it could not be passed to all ranks: one of them does not answer"
+STOPPED = "training was interrupted before it could be carried out"
+RESET = "reset-reference"
+KL = "policy/kl_ref_k3"
+"""To the reference, nats per token; what a reset makes 0."""
+ENDS_A_PAUSE = ("resume", "stop")
+Work = Callable[[Command], Mapping[str, JSON] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a command on this rank: a report, or the reason for a refusal."""
+
+    report: Mapping[str, JSON] | None = None
+    refusal: str | None = None
+
+
+class Controller:
+    """Takes the run's commands at safe boundaries and answers every one of them, once.
+
+    Every rank makes one at set-up and calls :meth:`obey` at the same boundaries. Pause and resume work in every
+    trainer and need no handler.
+
+    Parameters
+    ----------
+    seam
+        What the run is reached through, and what our failures end at.
+    handlers
+        One for each kind of command this trainer can carry out.
+    ranks
+        The other ranks: all carry a command out, or none.
+    latest
+        The metrics measured last, by canonical name; ``policy/kl_ref_k3`` is told of a reset.
+    hold
+        Who waits while training is paused.
+    """
+
+    def __init__(
+        self,
+        seam: Seam,
+        handlers: Sequence[CommandHandler],
+        ranks: Ranks | None = None,
+        latest: Callable[[], Mapping[str, float]] = dict,
+        *,
+        hold: Hold | None = None,
+    ) -> None:
+        self._seam = seam
+        self._ranks = ranks or OneRank()
+        self._latest = latest
+        self._hold = hold or Hold()
+        always: list[CommandHandler] = [Pause(self._hold), Resume(self._hold)]
+        self._handlers = {handler.kind: handler for handler in (*always, *handlers)}
+
+    def obey(self, step: int) -> None:
+        """Carry out what waits, at ``step``, which has ended; while training is paused, wait for more.
+
+        With nothing to do it costs the pop of a deque and, with several ranks, one tiny collective.
+        """
+        self._round(step)
+        while self._held():
+            self._hold.wait()
+            self._round(step)
+
+    def _round(self, step: int) -> None:
+        run = self._seam.run
+        waiting = [] if run is None else run.commands()
+        pending = {waiter.command.command_id: waiter for waiter in waiting}
+        asked = [waiter.command for waiter in waiting]
+        if self._ranks.rank == 0 and self._hold.on and (self._hold.expired or run is None or not run.active):
+            asked.append(time_is_up())
+        try:
+            for command in self._ranks.share(asked):
+                self._carry_out(command, step, pending.get(command.command_id))
+            _reject_the_unanswered(waiting, UNSHARED, step)
+        finally:
+            _reject_the_unanswered(waiting, STOPPED, step)
+
+    def _held(self) -> bool:
+        """Whether training still waits: every rank was told so, and none waits for one that is gone."""
+        if self._hold.forsaken:
+            self._hold.end()
+        return self._hold.on
+
+    def _carry_out(self, command: Command, step: int, pending: PendingCommand | None) -> None:
+        """Check on every rank, then act on every rank; rank 0 records and answers."""
+        before = dict(self._latest())
+        result = self._result(command)
+        if result.report is not None:
+            self._record(command, step, result.report, before)
+        if pending is None:
+            return
+        if result.report is None:
+            pending.reject(result.refusal or FAILED, step=step)
+        else:
+            pending.done(_words(command, result.report, before), step=step)
+
+    def _result(self, command: Command) -> Result:
+        handler = self._handlers.get(command.kind)
+        if handler is None:
+            return Result(refusal=self._unknown(command.kind))
+        refusal = self._ranks.agree(self._tried(command, handler.check).refusal)
+        if refusal is not None:
+            return Result(refusal=refusal)
+        result = self._tried(command, handler)
+        refusal = self._ranks.agree(result.refusal)
+        return result if refusal is None else Result(refusal=refusal)
+
+    def _tried(self, command: Command, work: Work) -> Result:
+        """What ``work`` made of the command. Its own failures end at the seam."""
+        result = self._seam.attempt(f"command {command.kind}", _result_of, work, command)
+        return result or Result(refusal=FAILED)
+
+    def _unknown(self, kind: str) -> str:
+        known = ", ".join(sorted(self._handlers))
+        return f"this trainer cannot do {kind!r}: nothing here carries it out; it can: {known}"
+
+    def _record(self, command: Command, step: int, report: Mapping[str, JSON], before: Mapping[str, float]) -> None:
+        if command.kind in ENDS_A_PAUSE:
+            self._hold.end()
+        run = self._seam.run
+        if run is None:
+            return
+        who = {"by": command.requested_by, "why": command.why, "id": command.command_id}
+        if command.kind == RESET:
+            run.event("reference_reset", step, **{**report, **who, "kl_before": before.get(KL)})
+        else:
+            run.event("command", step, command=command.kind, args=dict(command.args), report=dict(report), **who)
+
+
+def _result_of(work: Work, command: Command) -> Result:
+    try:
+        return Result(report=work(command) or {})
+    except RLWatchError as refusal:
+        return Result(refusal=str(refusal))
+
+
+def _reject_the_unanswered(waiting: Sequence[PendingCommand], reason: str, step: int) -> None:
+    for waiter in waiting:
+        waiter.reject(reason, step=step)
+
+
+def _words(command: Command, report: Mapping[str, JSON], before: Mapping[str, float]) -> str:
+    """The answer for people: the handler's ``summary``, or else what it reported."""
+    summary = str(report.get("summary", "")) or ", ".join(f"{name}: {value}" for name, value in report.items())
+    kl = before.get(KL)
+    return f"KL {kl:.4g} -> 0, {summary}" if command.kind == RESET and kl is not None else summary
