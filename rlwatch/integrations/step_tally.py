@@ -39,9 +39,9 @@ class StepTally:
         """Whether nothing was collected."""
         return not (self.stats or self.numbers)
 
-    def add_batch(self, batch: TokenBatch) -> None:
-        """One micro-batch."""
-        self.add_stats(observe(batch))
+    def add_batch(self, batch: TokenBatch, *, full: bool = True) -> None:
+        """One micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`."""
+        self.add_stats(observe(batch, full=full))
         table = top_tokens(batch, first_row=self.rows)
         self.spikes = table if self.spikes is None else self.spikes.merge(table)
         self.rows += batch.logp.shape[0]

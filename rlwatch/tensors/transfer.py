@@ -45,8 +45,13 @@ class Transfer:
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.empty(0)
-    device = tensors[0].device
+    device = _meeting_place(tensors)
     double = device.type != "mps" and any(tensor.dtype in (torch.float64, torch.int64) for tensor in tensors)
     dtype = torch.float64 if double else torch.float32
     with torch.no_grad():
         return torch.cat([t.to(device, dtype, non_blocking=True).reshape(-1) for t in tensors])
+
+
+def _meeting_place(tensors: Sequence[Tensor]) -> torch.device:
+    """The first device that is not the CPU: a copy to the CPU that nobody waits for would be read half-written."""
+    return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)

@@ -233,3 +233,11 @@ def test_a_transfer_gives_back_shapes_values_and_oddities():
     np.testing.assert_array_equal(got[0], sent[0].numpy())
     assert (float(got[1]), float(got[2])) == (3.0, 0.5)
     assert Transfer([]).read() == []
+
+
+def test_tensors_of_several_devices_meet_on_the_first_that_is_not_the_cpu():
+    """A copy to the CPU that nobody waits for would be read half-written."""
+    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+
+    assert Transfer([here, there, here])._flat.device.type == "meta"
+    assert Transfer([here, here])._flat.device.type == "cpu"
