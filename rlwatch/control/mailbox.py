@@ -19,8 +19,8 @@ POLL_S = 1.0
 DIED = "the process that claimed it ended before carrying it out; send it again if it is still wanted"
 ENDED = "the run ended before it could be carried out"
 SEVERAL_RANKS = (
-    "this run has {world_size} ranks and a command must act on all of them at the same step, which needs a "
-    "collective this version does not have"
+    "this run has {world_size} ranks and a command must act on all of them at the same step; its training loop "
+    "does not pass commands on to the other ranks"
 )
 
 
@@ -75,7 +75,8 @@ class Mailbox:
     """A sink that takes no records: it lives on the writer thread's ticks.
 
     Nothing is claimed before the training loop asked for commands once, so a loop that never does leaves
-    commands queued, to expire visibly. With ``world_size > 1`` every command is rejected with the reason.
+    commands queued, to expire visibly. With ``world_size > 1`` a command is rejected with the reason, unless
+    the loop says that it passes them on to all ranks.
     """
 
     def __init__(self, store: CommandStore, run_id: str, clock: Clock, *, world_size: int = 1) -> None:
@@ -87,12 +88,17 @@ class Mailbox:
         self._answers: deque[Answer] = deque()
         self._unsettled: list[Answer] = []
         self._listening = False
+        self._reaches_all = world_size == 1
         self._available = True
         self._swept = False
         self._poll_due = 0.0
 
-    def take(self) -> list[PendingCommand]:
-        """Commands claimed since the last call; called on the training thread, never waits."""
+    def take(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
+        """Commands claimed since the last call; called on the training thread, never waits.
+
+        ``for_all_ranks``: the caller passes them on to the other ranks.
+        """
+        self._reaches_all = for_all_ranks or self._world_size == 1
         self._listening = True
         taken = []
         while self._inbox:
@@ -128,12 +134,12 @@ class Mailbox:
         self._poll_due = now + POLL_S
         if not self._swept:
             self._sweep()
-        if self._listening or self._world_size > 1:
+        if self._listening:
             for command in self._store.claim(self._run_id, self._clock.now()):
                 self._receive(command)
 
     def _receive(self, command: Command) -> None:
-        if self._world_size > 1:
+        if not self._reaches_all:
             reason = SEVERAL_RANKS.format(world_size=self._world_size)
             self._answers.append(Answer(command, CommandStatus.REJECTED, None, reason))
         else:

@@ -53,6 +53,27 @@ def veto_reset_reference(health: Health, *, force: bool = False) -> str | None:
     )
 
 
+def veto_save_checkpoint(health: Health, *, kept: int | None, force: bool = False) -> str | None:
+    """Why no checkpoint should be saved now: the trainer keeps only ``kept`` and would delete an older, good one.
+
+    None if one may be saved; always, where all are kept (``kept`` None).
+    """
+    if force or kept is None or not health.collapsing:
+        return None
+    return f"refused: {describe(health.collapsing)}; only {kept} checkpoints are kept, so that a save now could " + (
+        "delete the last good one. Copy that first, or send the command again with force."
+    )
+
+
+def veto_set_kl_coef(health: Health, *, old: float, new: float, force: bool = False) -> str | None:
+    """Why the KL coefficient must not be lowered now; None if it may be. Raising it is never vetoed."""
+    if force or new >= old or not health.collapsing:
+        return None
+    return f"refused: {describe(health.collapsing)}; a lower KL coefficient ({old:g} -> {new:g}) would free the " + (
+        "collapsing policy from its anchor. Send the command again with force if that is meant."
+    )
+
+
 def describe(signs: Sequence[Finding | Alert]) -> str:
     """They in a few words: ``entropy_collapse since step 120``."""
     return ", ".join(f"{f.kind} since step {f.onset_step}" for f in signs)

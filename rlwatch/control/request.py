@@ -8,12 +8,10 @@ import uuid
 from collections.abc import Mapping
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.errors import ConfigError
+from rlwatch.control.kinds import kind_of
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Command
 
-KINDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"reset-reference": {"optimizer": ("clear", "keep")}}
-"""Every command kind with its arguments and their values; the first value is the default."""
 EXPIRES_S = 600.0
 
 
@@ -38,7 +36,7 @@ def request(
     Raises
     ------
     ConfigError
-        For an unknown kind or argument, naming what exists.
+        For an unknown kind or argument, or a value that is not allowed, naming what is.
     ControlUnavailableError
         Where the store cannot carry commands (a network file system).
     """
@@ -47,7 +45,7 @@ def request(
         command_id=uuid.uuid4().hex[:16],
         run_id=run_id,
         kind=kind,
-        args=_checked(kind, args or {}),
+        args=kind_of(kind).read(args or {}),
         force=force,
         requested_by=by or whoami(),
         why=why,
@@ -65,15 +63,3 @@ def whoami() -> str:
     except (KeyError, OSError):  # a container without a passwd entry
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
-
-
-def _checked(kind: str, args: Mapping[str, JSON]) -> dict[str, JSON]:
-    if kind not in KINDS:
-        raise ConfigError(f"unknown command {kind!r}; known: {', '.join(sorted(KINDS))}")
-    allowed = KINDS[kind]
-    for name, value in args.items():
-        if name not in allowed:
-            raise ConfigError(f"{kind} has no argument {name!r}; it takes: {', '.join(sorted(allowed))}")
-        if value not in allowed[name]:
-            raise ConfigError(f"{kind} {name}={value!r} is not one of {', '.join(allowed[name])}")
-    return {name: args.get(name, values[0]) for name, values in allowed.items()}

@@ -79,13 +79,13 @@ class Controller:
 
     def _round(self, step: int) -> None:
         run = self._seam.run
-        waiting = [] if run is None else run.commands()
+        waiting = [] if run is None else run.commands(for_all_ranks=self._ranks.world_size > 1)
         pending = {waiter.command.command_id: waiter for waiter in waiting}
         asked = [waiter.command for waiter in waiting]
         if self._ranks.rank == 0 and self._hold.on and (self._hold.expired or run is None or not run.active):
             asked.append(time_is_up())
         try:
-            for command in self._ranks.share(asked):
+            for command in self._ranks.share(asked, step):
                 self._carry_out(command, step, pending.get(command.command_id))
             _reject_the_unanswered(waiting, UNSHARED, step)
         finally:

@@ -102,14 +102,15 @@ class Run:
         if self._engine is not None and not self._ended:
             self._offer(self._engine, Event(kind, step, body, time.time()))
 
-    def commands(self) -> list[PendingCommand]:
+    def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
         """Commands for this run since the last call; call it where they can be carried out safely.
 
         Each must be answered with ``done()`` or ``reject(reason)``. Pops a queue in memory, nothing more.
+        In a run of several ranks they come only if ``for_all_ranks`` promises to pass them on to all ranks.
         """
         if self._engine is None or self._ended:
             return []
-        return self._engine.mailbox.take()
+        return self._engine.mailbox.take(for_all_ranks=for_all_ranks)
 
     def health(self) -> Health:
         """What holds for the run, as of the last step judged (a step is judged when the next begins)."""

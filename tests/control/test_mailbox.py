@@ -97,16 +97,30 @@ def test_an_overdue_command_is_not_obeyed(store, clock):
 
 
 def test_with_several_ranks_a_command_is_rejected_with_the_reason(store, clock):
-    """Without a collective one rank alone would act, and the others hang."""
-    mailbox = Mailbox(store, "r", clock, world_size=4)
+    """One rank alone would act, and the others hang."""
+    mailbox = listening(store, clock, world_size=4)
     ask(store, clock)
     mailbox.tick()
-    clock.advance(1.0)
+    assert mailbox.take() == []
     mailbox.tick()
 
     ((state, _, reason),) = status(store)
     assert state is CommandStatus.REJECTED
     assert "4 ranks" in reason
+
+
+def test_a_loop_that_passes_commands_on_to_all_ranks_gets_them(store, clock):
+    """And one that has not asked yet has refused nothing."""
+    mailbox = Mailbox(store, "r", clock, world_size=4)
+    ask(store, clock)
+    mailbox.tick()
+    assert status(store)[0][0] is CommandStatus.QUEUED
+
+    assert mailbox.take(for_all_ranks=True) == []
+    clock.advance(1.0)
+    mailbox.tick()
+    (command,) = mailbox.take(for_all_ranks=True)
+    assert command.kind == "reset-reference"
 
 
 def test_what_a_dead_process_had_claimed_is_answered(store, clock):

@@ -23,7 +23,7 @@ class FakeRun:
         self.queue, self.answers, self.events = list(commands), [], []
         self.counters, self.active = Counters(), True
 
-    def commands(self):
+    def commands(self, *, for_all_ranks=False):
         taken, self.queue = self.queue, []
         return [PendingCommand(command, self.answers.append) for command in taken]
 
@@ -61,7 +61,7 @@ class Several:
     def __init__(self, refusal=None, dead=False):
         self.refusal, self.dead = refusal, dead
 
-    def share(self, commands):
+    def share(self, commands, step):
         return [] if self.dead else list(commands)
 
     def agree(self, refusal):
@@ -202,7 +202,7 @@ def test_another_rank_acts_on_what_rank_0_shares_and_answers_nothing():
     class Other(Several):
         rank = 1
 
-        def share(self, commands):
+        def share(self, commands, step):
             return [asked]
 
     run, handler = FakeRun(), Handler()
@@ -290,7 +290,7 @@ def test_a_held_rank_that_hears_nothing_any_more_goes_on_by_itself():
         rank = 1
         heard = 0
 
-        def share(self, commands):
+        def share(self, commands, step):
             self.heard += 1
             return [command("pause", minutes=1)] if self.heard == 1 else []
 

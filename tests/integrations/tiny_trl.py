@@ -107,7 +107,7 @@ class FakeRun:
     def event(self, kind, step=None, **body):
         self.events.append(Event(kind, step, body))
 
-    def commands(self):
+    def commands(self, *, for_all_ranks=False):
         taken, self.queue = self.queue, []
         return [PendingCommand(command, self.answers.append) for command in taken]
 
