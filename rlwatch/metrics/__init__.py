@@ -7,13 +7,14 @@ TRL 1.16, verl 0.9.1, OpenRLHF 0.11.2, prime-rl, slime, AReaL and ROLL, read in 
 
 from __future__ import annotations
 
-from rlwatch.metrics.reading import BY_NAME, LAYER_PREFIX, Reading, canonicalise, family_of, known, resolve
+from rlwatch.metrics.reading import BY_NAME, LAYER_PREFIX, Reading, canonicalise, family_of, known, metric_of, resolve
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
-from rlwatch.metrics.table import TABLE
+from rlwatch.metrics.table import OPEN, TABLE
 
 __all__ = [
     "BY_NAME",
     "LAYER_PREFIX",
+    "OPEN",
     "TABLE",
     "Alias",
     "Family",
@@ -23,5 +24,6 @@ __all__ = [
     "canonicalise",
     "family_of",
     "known",
+    "metric_of",
     "resolve",
 ]

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
-from rlwatch.metrics.table import TABLE
+from rlwatch.metrics.table import OPEN, TABLE
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in TABLE}
 LAYER_PREFIX = "grad_layer/"
 """Per-layer gradient norms are ``grad_layer/<layer>``."""
+
+
+def metric_of(name: str) -> Metric | None:
+    """The row of a canonical name, also of a member of an open family; None for any other name.
+
+    >>> metric_of("reward/by_task/gsm8k").name
+    'reward/by_task/gsm8k'
+    """
+    row = BY_NAME.get(name)
+    if row is not None:
+        return row
+    family = next((row for row in OPEN if name.startswith(row.name) and name != row.name), None)
+    return None if family is None else replace(family, name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
     """Canonical name -> value, and canonical name -> the source name it was read from.
 
     Where several names read as one metric the closest wins (canonical, same, proxy), then the first.
-    Names the table does not know are left out; per-layer norms pass through.
+    Names the table does not know are left out; members of its open families (layers, tasks) pass through.
     """
     values: dict[str, float] = {}
     origin: dict[str, str] = {}
@@ -82,7 +95,7 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
     for name, value in metrics.items():
         reading = resolve(name, source)
         if reading is None:
-            if name.startswith(LAYER_PREFIX):
+            if metric_of(name) is not None:
                 values[name], origin[name] = value, name
             continue
         canonical = reading.metric.name
@@ -102,8 +115,9 @@ def family_of(name: str, source: str = "") -> Family:
     reading = resolve(name, source)
     if reading is not None:
         return reading.metric.family
-    if name.startswith(LAYER_PREFIX):
-        return Family.OPTIMISATION
+    row = metric_of(name)
+    if row is not None:
+        return row.family
     for prefix, family in _FAMILY_PREFIXES:
         if name.startswith(prefix):
             return family

@@ -2,7 +2,18 @@
 
 import pytest
 
-from rlwatch.metrics import BY_NAME, TABLE, Family, Relation, canonicalise, family_of, known, resolve
+from rlwatch.metrics import (
+    BY_NAME,
+    OPEN,
+    TABLE,
+    Family,
+    Relation,
+    canonicalise,
+    family_of,
+    known,
+    metric_of,
+    resolve,
+)
 
 
 def test_canonical_names_are_unique_and_slashed():
@@ -98,3 +109,52 @@ def test_unknown_names_are_left_out_and_layers_pass():
 def test_every_name_has_a_family(name, family):
     """Unknown metrics still find a panel."""
     assert family_of(name) is family
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("grad_layer/model.layers.3", Family.OPTIMISATION),
+        ("reward/by_task/openai/gsm8k", Family.REWARD),
+        ("len/by_task/other", Family.ROLLOUTS),
+        ("policy/entropy_by_task/math.algebra", Family.EXPLORATION),
+    ],
+)
+def test_members_of_open_families_have_a_row_without_standing_in_the_table(name, family):
+    """A run names its own layers and tasks; they read as what they are and pass through."""
+    row = metric_of(name)
+
+    assert (row.name, row.family, family_of(name)) == (name, family, family)
+    assert canonicalise({name: 1.0}) == ({name: 1.0}, {name: name})
+    assert name not in BY_NAME
+
+
+@pytest.mark.parametrize("name", ["reward/by_task/", "by_task/gsm8k", "my/own"])
+def test_what_only_looks_like_an_open_family_has_no_row(name):
+    """A prefix alone names nothing."""
+    assert metric_of(name) is None
+    assert canonicalise({name: 1.0}) == ({}, {})
+
+
+def test_open_families_hold_no_name_of_the_table():
+    """Else a metric would have two rows."""
+    assert [m.name for m in TABLE if any(m.name.startswith(row.name) for row in OPEN)] == []
+    assert all(row.name.endswith("/") for row in OPEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("group_reward_std", "openrlhf", "reward/group_std"),
+        ("rollout/zero_std/count_1.0", "slime", "reward/groups_right"),
+        ("rollout/zero_std/count_0", "slime", "reward/groups_wrong"),
+        ("passrate/pass@8", "slime", "reward/pass_at_8"),
+        ("rollout/response_len/median", "slime", "len/p50"),
+        ("rollout/repetition_frac", "slime", "text/repetition_frac"),
+        ("response/aborted_ratio", "verl", "len/empty"),
+        ("fully_async/partial/partial_ratio", "verl", "partial/frac"),
+    ],
+)
+def test_what_trainers_say_of_groups_and_lengths_reads_canonically(name, source, expected):
+    """The same quantities, computed by the trainer itself."""
+    assert (resolve(name, source).metric.name, resolve(name, source).closeness) == (expected, 1)

@@ -21,4 +21,8 @@ ROWS: tuple[Metric, ...] = (
            aliases=(same("train/log_probs", "slime"),)),
     nats("policy/logp_min", Family.EXPLORATION, "lowest log-prob of a sampled token", high=0.0, aggregator="minimum"),
 )
+OPEN: tuple[Metric, ...] = (
+    nats("policy/entropy_by_task/", Family.EXPLORATION, "mean entropy of the responses to one task or data source", low=0.0,
+           aggregator="sequence mean"),
+)
 # fmt: on

@@ -25,6 +25,10 @@ ROWS: tuple[Metric, ...] = (
     Metric("nonfinite/ref_logp", Family.OPTIMISATION, "tokens", "the same for the reference", 0.0, aggregator="sum"),
     Metric("nonfinite/rollout_logp", Family.OPTIMISATION, "tokens", "the same for the rollout engine", 0.0, aggregator="sum"),
     Metric("nonfinite/advantage", Family.OPTIMISATION, "sequences", "advantages that were NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/reward", Family.OPTIMISATION, "sequences", "rewards that were NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/grad", Family.OPTIMISATION, "parameters", "parameter tensors with a NaN or Inf gradient", 0.0, aggregator="sum"),
+)
+OPEN: tuple[Metric, ...] = (
+    Metric("grad_layer/", Family.OPTIMISATION, "", "gradient norm of one layer before clipping", 0.0, aggregator="last optimizer step"),
 )
 # fmt: on
