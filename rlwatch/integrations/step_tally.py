@@ -58,7 +58,7 @@ class StepTally:
         """End the collection: everything starts its way to the CPU in one copy."""
         with torch.no_grad():
             values = [stat.value() for stat in self.stats.values()]
-            counts = [stat.count for stat in self.stats.values()]
+            counts = [stat.measured() for stat in self.stats.values()]
             table = [] if self.spikes is None else [self.spikes.rows]
             columns = () if self.spikes is None else self.spikes.names
             return SealedStep(step, list(self.stats), dict(self.numbers), columns, Transfer([*values, *counts, *table]))
