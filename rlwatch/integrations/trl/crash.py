@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
 from functools import wraps
 from typing import Any
 
+from rlwatch.integrations.cause import cause_of, reason_of
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl.stepper import StepCallback
 from rlwatch.records import RunState
 
 DEADLINE_S = 10.0
 """Longest we hold up an exception on its way out."""
-_LINES = 30
 
 
 def report_crashes(trainer: Any, seam: Seam, steps: StepCallback | None, *, ours: bool) -> None:
@@ -40,15 +39,6 @@ def _report(trainer: Any, seam: Seam, steps: StepCallback | None, error: BaseExc
     if steps is not None:  # a dead device may refuse either; the event must be written all the same
         seam.attempt("unfinished step", steps.seal_unfinished, step + 1)
         seam.attempt("last steps", steps.deliver)
-    reason = f"{type(error).__name__}: {error}"[:500]
-    seam.attempt("exception", run.event, "exception", step, **_cause(error, reason))
+    seam.attempt("exception", run.event, "exception", step, **cause_of(error))
     if ours:
-        seam.attempt("finish", run.finish, RunState.CRASHED, reason, DEADLINE_S)
-
-
-def _cause(error: BaseException, reason: str) -> dict[str, str]:
-    """The error, where it was raised and the end of its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-    lines = "".join(traceback.format_exception(error)).splitlines()[-_LINES:]
-    return {"error": reason, "type": type(error).__name__, "where": where, "traceback": "\n".join(lines)}
+        seam.attempt("finish", run.finish, RunState.CRASHED, reason_of(error), DEADLINE_S)

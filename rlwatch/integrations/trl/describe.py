@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from rlwatch.integrations.vocabulary import vocab_size_of
+
 
 def source_of(args: Any) -> str:
     """``"trl/grpo"``, ``"trl/rloo"``, ``"trl/online_dpo"``... from the type of the training arguments.
@@ -27,16 +29,6 @@ def config_of(args: Any, model: Any = None) -> dict[str, Any]:
         config["model_name_or_path"] = getattr(described, "_name_or_path", "")
         config["vocab_size"] = vocab_size_of(model)
     return config
-
-
-def vocab_size_of(model: Any) -> int | None:
-    """Entries of the softmax: entropy cannot exceed its logarithm. None if the model does not say."""
-    described = getattr(model, "config", None)
-    if described is None:
-        return None
-    text = described.get_text_config() if hasattr(described, "get_text_config") else described
-    size = getattr(text, "vocab_size", None)
-    return int(size) if size else None
 
 
 def init_arguments(args: Any, model: Any, given: dict[str, Any]) -> dict[str, Any]:

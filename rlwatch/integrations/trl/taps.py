@@ -16,8 +16,8 @@ from torch import Tensor
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.trl.compat import sharding_engine
-from rlwatch.integrations.trl.describe import vocab_size_of
 from rlwatch.integrations.trl.inputs import sequence_stats, token_batch
+from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
 from rlwatch.tensors.mergeable import Latest, Mean, Total
