@@ -26,19 +26,18 @@ def test_a_model_that_does_not_say_has_none(model):
 def test_an_error_is_told_with_its_place_and_its_last_lines():
     """The innermost frame; not more than thirty lines."""
 
-    def fall(depth):
-        if depth:
-            fall(depth - 1)
-        raise ValueError("no such token")
+    def fall():
+        raise ValueError("\n".join(f"line {i}" for i in range(50)))
 
     with pytest.raises(ValueError) as caught:
-        fall(40)
+        fall()
     told = cause_of(caught.value)
 
-    assert told["error"] == reason_of(caught.value) == "ValueError: no such token"
+    assert told["error"] == reason_of(caught.value)
+    assert told["error"].startswith("ValueError: line 0")
     assert told["type"] == "ValueError"
     assert told["where"].endswith("in fall")
-    assert len(told["traceback"].splitlines()) == 30
+    assert told["traceback"].splitlines() == [f"line {i}" for i in range(20, 50)]
 
 
 def test_an_error_never_raised_has_no_place():
