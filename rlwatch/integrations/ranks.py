@@ -9,20 +9,23 @@ from rlwatch.records import Command
 
 
 class Ranks(Protocol):
-    """The ranks of one run, all of which call :meth:`share` and :meth:`agree` at the same boundaries."""
+    """The ranks of one run, all of which call :meth:`share` and :meth:`agree` at the same boundaries.
+
+    Nothing here waits for a rank that is gone: a command is then refused, and training goes on.
+    """
 
     rank: int
     world_size: int
 
-    def share(self, commands: Sequence[Command]) -> list[Command]:
-        """What rank 0 passed, on every rank. One tiny collective when there is nothing to do.
+    def share(self, commands: Sequence[Command], step: int) -> list[Command]:
+        """What rank 0 passed at ``step``, on every rank. A few bytes when there is nothing to do.
 
-        After a failure (a rank died) it returns an empty list at once, for ever.
+        On a rank that cannot hear rank 0 an empty list; the others then get a refusal from :meth:`agree`.
         """
         ...
 
     def agree(self, refusal: str | None) -> str | None:
-        """None if every rank passed None; else a refusal, the same on every rank."""
+        """None if every rank passed None; else a refusal, on every rank. For a command of the last :meth:`share`."""
         ...
 
 
@@ -32,7 +35,7 @@ class OneRank:
     rank = 0
     world_size = 1
 
-    def share(self, commands: Sequence[Command]) -> list[Command]:
+    def share(self, commands: Sequence[Command], step: int) -> list[Command]:  # noqa: ARG002  (the port's signature)
         """As passed."""
         return list(commands)
 
