@@ -57,8 +57,9 @@ class StepTally:
     def seal(self, step: int) -> SealedStep:
         """End the collection: everything starts its way to the CPU in one copy."""
         with torch.no_grad():
-            values = [stat.value() for stat in self.stats.values()]
-            counts = [stat.measured() for stat in self.stats.values()]
+            settled = [stat.settle() for stat in self.stats.values()]
+            values = [stat.value() for stat in settled]
+            counts = [stat.count for stat in settled]
             table = [] if self.spikes is None else [self.spikes.rows]
             columns = () if self.spikes is None else self.spikes.names
             return SealedStep(step, list(self.stats), dict(self.numbers), columns, Transfer([*values, *counts, *table]))

@@ -24,12 +24,9 @@ class Stat:
 
     count: Tensor
 
-    def measured(self) -> Tensor:
-        """How many things :meth:`value` is of, 0-d: where it is not above 0 there is no value to report.
-
-        ``count``, but for statistics of which only all that was merged tells whether they exist.
-        """
-        return self.count
+    def settle(self) -> Stat:
+        """What is read once nothing more will be merged: this, unless only the whole tells whether it exists."""
+        return self
 
     def merge(self, other: Self) -> Self:
         """The statistic of both batches together."""
