@@ -9,10 +9,11 @@ from tiny_trl import FakeRun, digits, fresh_model, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations.handlers.reference import ResetReference
+from rlwatch.integrations.handlers.weights import adapter_pairs, fingerprint, model_pairs
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl import watch
-from rlwatch.integrations.trl.reference import adapter_pairs, fingerprint, model_pairs
-from rlwatch.integrations.trl.reset import ResetReference
+from rlwatch.integrations.trl.control import anchored
 from rlwatch.records import Command, CommandStatus, Finding, Severity
 
 pytestmark = pytest.mark.torch
@@ -199,7 +200,7 @@ def test_a_policy_of_nans_never_becomes_the_reference(tmp_path):
         trainer.model.model.norm.weight[0] = math.nan
 
     with pytest.raises(RLWatchError, match="roll back to a checkpoint"):
-        ResetReference(trainer, Seam(FakeRun()))(Command("c", "r", "reset-reference", force=True))
+        ResetReference(lambda: anchored(trainer), Seam(FakeRun()))(Command("c", "r", "reset-reference", force=True))
     assert fingerprint(trainer.ref_model.parameters()) == before
 
 
@@ -242,12 +243,11 @@ def test_fingerprints_tell_weights_apart():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("num_processes", 4), "4 ranks must reset together; it needs the collective"),
         (("distributed_type", "DEEPSPEED"), "sharded by DEEPSPEED"),
         (("distributed_type", "FSDP"), "sharded by FSDP"),
     ],
 )
-def test_several_ranks_and_sharded_weights_are_refused_with_the_reason(tmp_path, change, reason):
+def test_sharded_weights_are_refused_with_the_reason(tmp_path, change, reason):
     """What is not supported yet says so."""
 
     trainer = make_trainer(tmp_path, beta=0.1)
@@ -259,7 +259,7 @@ def test_several_ranks_and_sharded_weights_are_refused_with_the_reason(tmp_path,
     setattr(Accelerator, *change)
     trainer.accelerator = Accelerator()
     with pytest.raises(RLWatchError, match=reason):
-        ResetReference(trainer, Seam(FakeRun())).check(Command("c", "r", "reset-reference"))
+        ResetReference(lambda: anchored(trainer), Seam(FakeRun())).check(Command("c", "r", "reset-reference"))
 
 
 def test_unknown_commands_and_arguments_are_refused(tmp_path):
@@ -268,7 +268,7 @@ def test_unknown_commands_and_arguments_are_refused(tmp_path):
     _, odd, _ = train(tmp_path / "b", args={"optimizer": "half"})
 
     assert refusal(unknown).startswith("this trainer cannot do 'explode'")
-    assert refusal(odd) == "optimizer must be 'clear' or 'keep', got 'half'"
+    assert refusal(odd) == "reset-reference optimizer='half' is not one of clear, keep"
 
 
 def test_a_handler_that_fails_answers_and_training_goes_on(tmp_path, monkeypatch):
@@ -277,7 +277,7 @@ def test_a_handler_that_fails_answers_and_training_goes_on(tmp_path, monkeypatch
     def explode(*args):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("rlwatch.integrations.trl.reset.copy_all", explode)
+    monkeypatch.setattr("rlwatch.integrations.handlers.reference.copy_all", explode)
     trainer, run, _ = train(tmp_path)
 
     assert refusal(run) == "it failed inside the trainer; see the training log"
@@ -312,7 +312,7 @@ def test_making_the_adapter_draws_nothing_from_trainings_random_stream(tmp_path)
 
     assert torch.equal(state, torch.get_rng_state())
     assert len(pairs) == 12
-    assert all(ours.requires_grad and not theirs.requires_grad for ours, theirs in pairs)
+    assert all(ours.requires_grad and not theirs.requires_grad for _, ours, theirs in pairs)
     assert len(adapter_pairs(model)) == 12
 
 

@@ -1,14 +1,16 @@
-"""Commands, obeyed in the training thread where nothing in flight depends on the old state."""
+"""What a TRL trainer can be told to do, and when: where nothing in flight depends on the old state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlwatch.errors import RLWatchError
 from rlwatch.integrations.controller import Controller
+from rlwatch.integrations.handlers.reference import Anchored, ResetReference
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.seam import Seam
-from rlwatch.integrations.trl.reset import ResetReference
+from rlwatch.integrations.trl.compat import sharding_engine
 
 
 class Control:
@@ -22,7 +24,8 @@ class Control:
         self, trainer: Any, seam: Seam, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
     ) -> None:
         self._trainer = trainer
-        self._controller = Controller(seam, [ResetReference(trainer, seam)], ranks, latest)
+        handlers = [ResetReference(lambda: anchored(trainer), seam)]
+        self._controller = Controller(seam, handlers, ranks, latest)
 
     def obey(self, step: int) -> None:
         """Carry out what waits, if ``step`` ended at a boundary."""
@@ -34,3 +37,13 @@ class Control:
         trainer = self._trainer
         every = trainer.args.steps_per_generation * trainer.num_iterations
         return bool(trainer._step % every == 0)  # noqa: SLF001
+
+
+def anchored(trainer: Any) -> Anchored:
+    """The trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if it has no reference."""
+    engine = sharding_engine(trainer)
+    if engine is not None:
+        raise RLWatchError(f"weights are sharded by {engine}, and a reset there is not supported yet")
+    if trainer.ref_model is None and not getattr(trainer, "beta", 0.0):
+        raise RLWatchError("there is no reference: beta is 0, so the loss has no KL term")
+    return Anchored(trainer.model, trainer.ref_model, [trainer.optimizer])
