@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
+from rlwatch.monitor.engine import Outcome
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import admit, step_index
 from rlwatch.recorder.queue import BoundedQueue
@@ -60,6 +61,7 @@ class Run:
         self._engine: Engine | None = None
         self._health = Health()
         self._ended = False
+        self._listeners: list[Callable[[Outcome], None]] = []
 
     def attach(self, engine: Engine) -> None:
         """Begin to record; a run nothing is attached to does nothing."""
@@ -150,6 +152,18 @@ class Run:
     def forked(self) -> None:
         """In a forked child: the parent's run is not ours to write."""
         self._engine = None
+
+    def listen(self, listener: Callable[[Outcome], None]) -> None:
+        """Tell ``listener`` of every finding published and alert that changed, on the writer thread.
+
+        It must be quick and not raise: everything recorded waits behind it.
+        """
+        self._listeners.append(listener)
+
+    def announce(self, outcome: Outcome) -> None:
+        """Called on the writer thread when something was found."""
+        for listener in self._listeners:
+            listener(outcome)
 
     def publish_health(self, health: Health) -> None:
         """Called on the writer thread whenever a step was judged."""

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlwatch.alerts.engine import Transition
@@ -94,8 +95,8 @@ def init(
     world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
     if rank != 0:
         return Run(RunInfo(run_id=run_id or "", project=project, name=name or "", source=source), counters)
-    opened = _opened(store)
-    alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=opened)
+    place = opened(store)
+    alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place)
     info = RunInfo(
         run_id=choose_run_id(run_id, output_dir, project, resume),
         project=project,
@@ -107,12 +108,12 @@ def init(
         host=socket.gethostname(),
         pid=os.getpid(),
     )
-    writer = opened.open_run(info)
+    writer = place.open_run(info)
     if output_dir is not None:
         remember_run_id(writer.run.run_id, output_dir)
     run = _assemble(
         writer,
-        opened,
+        place,
         counters,
         alerting=alerting,
         detectors=detectors,
@@ -123,7 +124,8 @@ def init(
     return run
 
 
-def _opened(store: str | os.PathLike[str] | Store | None) -> Store:
+def opened(store: str | os.PathLike[str] | Store | None) -> Store:
+    """The store that :func:`init` would write to. Raises ``StoreError`` if it cannot be opened."""
     if store is None or isinstance(store, str | os.PathLike):
         return open_store(store, control_timeout_s=CONTROL_TIMEOUT_S)
     return store
@@ -158,7 +160,7 @@ def _assemble(
         store,
         compose=lambda transition: alerting.compose(transition, info, clock.now()),
         publish=run.publish_health,
-        announce=_announce,
+        announce=partial(_announce, run),
         wake=delivery.wake if delivery is not None else None,
     )
     sinks: list[Sink] = [StoreSink(run_writer, counters, clock), monitor_sink, mailbox]
@@ -173,11 +175,12 @@ def _assemble(
     return run
 
 
-def _announce(outcome: Outcome) -> None:
-    """Alerts also go to this process's own log."""
+def _announce(run: Run, outcome: Outcome) -> None:
+    """Alerts also go to this process's own log, and to whoever listens."""
     for transition in outcome.transitions:
         if transition.notify:
             logger.log(_level(transition), "%s", _words(transition))
+    run.announce(outcome)
 
 
 def _level(transition: Transition) -> int:
