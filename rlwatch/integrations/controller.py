@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import RLWatchError
@@ -29,6 +30,15 @@ class Result:
 
     report: Mapping[str, JSON] | None = None
     refusal: str | None = None
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A handler whose commands may have a time limit."""
+
+    def due(self, step: int) -> Command | None:
+        """The command to carry out now because a limit was reached; asked at every boundary, on rank 0."""
+        ...
 
 
 class Controller:
@@ -66,6 +76,7 @@ class Controller:
         self._hold = hold or Hold()
         always: list[CommandHandler] = [Pause(self._hold), Resume(self._hold)]
         self._handlers = {handler.kind: handler for handler in (*always, *handlers)}
+        self._timed = [handler for handler in self._handlers.values() if isinstance(handler, Timed)]
 
     def obey(self, step: int) -> None:
         """Carry out what waits, at ``step``, which has ended; while training is paused, wait for more.
@@ -82,14 +93,22 @@ class Controller:
         waiting = [] if run is None else run.commands(for_all_ranks=self._ranks.world_size > 1)
         pending = {waiter.command.command_id: waiter for waiter in waiting}
         asked = [waiter.command for waiter in waiting]
-        if self._ranks.rank == 0 and self._hold.on and (self._hold.expired or run is None or not run.active):
-            asked.append(time_is_up())
+        if self._ranks.rank == 0:
+            asked += self._due(step, ended=run is None or not run.active)
         try:
             for command in self._ranks.share(asked, step):
                 self._carry_out(command, step, pending.get(command.command_id))
             _reject_the_unanswered(waiting, UNSHARED, step)
         finally:
             _reject_the_unanswered(waiting, STOPPED, step)
+
+    def _due(self, step: int, *, ended: bool) -> list[Command]:
+        """Commands nobody sent: what an earlier one set a time limit to. A pause ends with the run at the latest."""
+        due = [time_is_up()] if self._hold.on and (ended or self._hold.expired) else []
+        for handler in self._timed:
+            command = self._seam.attempt("commands that are due", handler.due, step)
+            due += [] if command is None else [command]
+        return due
 
     def _held(self) -> bool:
         """Whether training still waits: every rank was told so, and none waits for one that is gone."""

@@ -7,10 +7,16 @@ from typing import Any
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.controller import Controller
+from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.handlers.reference import Anchored, ResetReference
+from rlwatch.integrations.handlers.trainer_loop import TrainerLoop
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl.compat import sharding_engine
+from rlwatch.ports import CommandHandler
+
+NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
+NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded and there is no KL to weigh"
 
 
 class Control:
@@ -23,8 +29,13 @@ class Control:
     def __init__(
         self, trainer: Any, seam: Seam, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
     ) -> None:
+        self.loop = TrainerLoop()
         self._trainer = trainer
-        handlers = [ResetReference(lambda: anchored(trainer), seam)]
+        handlers: list[CommandHandler] = [
+            ResetReference(lambda: anchored(trainer), seam),
+            SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), seam),
+            *self.loop.handlers(seam),
+        ]
         self._controller = Controller(seam, handlers, ranks, latest)
 
     def obey(self, step: int) -> None:
@@ -45,5 +56,20 @@ def anchored(trainer: Any) -> Anchored:
     if engine is not None:
         raise RLWatchError(f"weights are sharded by {engine}, and a reset there is not supported yet")
     if trainer.ref_model is None and not getattr(trainer, "beta", 0.0):
-        raise RLWatchError("there is no reference: beta is 0, so the loss has no KL term")
+        raise RLWatchError(NO_KL_TERM)
     return Anchored(trainer.model, trainer.ref_model, [trainer.optimizer])
+
+
+def kl_coef(trainer: Any) -> float:
+    """The coefficient now. Raises ``RLWatchError`` with the reason if it cannot be changed."""
+    if not trainer.args.beta:
+        raise RLWatchError(NO_REFERENCE)
+    return float(trainer.beta)
+
+
+def set_kl_coef(trainer: Any, value: float) -> None:
+    """TRL reads it for every batch; older versions keep a copy in the fused loss."""
+    trainer.beta = value
+    fused = getattr(trainer, "liger_grpo_loss", None)
+    if fused is not None:
+        fused.beta = value

@@ -54,6 +54,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.seal(state.global_step)
         self.deliver(wait=False)
         self._notice_sync(args, state.global_step)
+        self._control.loop.look(args, state, control, kwargs)
         self._control.obey(state.global_step)
 
     @override
