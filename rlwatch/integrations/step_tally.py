@@ -43,7 +43,7 @@ class StepTally:
         """One micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`."""
         self.add_stats(observe(batch, full=full))
         table = top_tokens(batch, first_row=self.rows)
-        self.spikes = table if self.spikes is None else self.spikes.merge(table)
+        self.spikes = table if self.spikes is None else self.spikes.join(table)
         self.rows += batch.logp.shape[0]
 
     def add_stats(self, stats: Stats) -> None:

@@ -38,6 +38,17 @@ class SpikeTable:
         rows = torch.cat([self.rows, other.rows])
         return SpikeTable(self.names, rows[rows[:, 0].topk(min(k, rows.shape[0])).indices])
 
+    def join(self, other: SpikeTable, k: int = 64) -> SpikeTable:
+        """As :meth:`merge`, over the columns both have: micro-batches need not measure the same."""
+        both = tuple(name for name in self.names if name in other.names)
+        return self._only(both).merge(other._only(both), k)
+
+    def _only(self, names: tuple[str, ...]) -> SpikeTable:
+        if names == self.names:
+            return self
+        columns = [self.rows[:, :1], *(self.rows[:, 1 + self.names.index(name), None] for name in names)]
+        return SpikeTable(names, torch.cat(columns, 1))
+
 
 def spike_score(batch: TokenBatch) -> Tensor:
     """How far out each token is, (B, T): 1 at the limits above, inf if non-finite, -inf outside the mask."""

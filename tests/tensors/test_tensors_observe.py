@@ -48,6 +48,8 @@ def full_batch(seed=0, rows=3, width=6):
         ref_logp=shift(0.2),
         rollout_logp=shift(0.05),
         clip=(0.2, 0.28),
+        dual_clip=3.0,
+        staleness=torch.arange(rows),
     )
 
 
@@ -78,7 +80,8 @@ def test_padding_of_any_value_changes_no_statistic():
     clean, other = observe(batch), observe(dirty)
 
     for name, stat in clean.items():
-        assert torch.equal(stat.value(), other[name].value()), name
+        assert stat.settle().count == other[name].settle().count, name
+        assert torch.equal(stat.value().nan_to_num(-7e7), other[name].value().nan_to_num(-7e7)), name
 
 
 def test_observing_never_waits_for_the_device_nor_draws_a_random_number():
@@ -142,6 +145,19 @@ def test_spike_tables_of_different_columns_do_not_mix():
     bare = top_tokens(TokenBatch(logp=-torch.rand(2, 3), mask=torch.ones(2, 3)))
     with pytest.raises(ValueError, match="columns differ"):
         bare.merge(top_tokens(full_batch()))
+
+
+def test_micro_batches_that_measure_different_things_keep_the_columns_both_have():
+    """In the first one's order, with the rows of both."""
+    bare = top_tokens(TokenBatch(logp=torch.full((1, 2), -40.0), mask=torch.ones(1, 2)))
+    whole = top_tokens(full_batch())
+
+    for first, second in ((bare, whole), (whole, bare)):
+        joined = first.join(second, k=3)
+        assert joined.names == ("sequence", "position", "logp")
+        assert joined.rows.shape == (3, 4)
+        assert (joined.rows[:, 3] == -40.0).sum() == 2
+    assert whole.join(whole).names == whole.names
 
 
 @pytest.mark.parametrize(
