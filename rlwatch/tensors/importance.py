@@ -1,4 +1,4 @@
-"""Importance ratios r = pi / pi_old of the sampled tokens: raw, before anything is clipped or masked."""
+"""Importance ratios r = pi / pi_old of tokens and of whole responses: raw, before anything is clipped or masked."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.finite import nonfinite_stats
+from rlwatch.tensors.growth import Growth
 from rlwatch.tensors.masked import keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats
-from rlwatch.tensors.spread import Ess
+from rlwatch.tensors.spread import Ess, Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
 
 def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
-    """Token ratios between ``logp`` and ``old_logp`` (B, T), over ``mask`` (B, T).
+    """Token ratios r between ``logp`` and ``old_logp`` (B, T), over ``mask`` (B, T); x = log r.
 
     ``ratio/mean``, ``max``, ``min`` are unitless and >= 0 (inf where exp overflows); ``ratio/ess`` is the
-    effective sample size over the number of tokens; ``policy/kl_old`` is E[log old - log new], nats per token.
+    effective sample size over the number of tokens; ``ratio/chi2`` is <r^2> - 1, which may be negative on a sample;
+    ``ratio/m2`` is <x^2> (M2PO, arXiv 2510.01161) and ``ratio/log_absmax`` the largest |x|, in nats;
+    ``policy/kl_old`` is <-x>, nats per token.
     """
     x = widen(logp) - widen(old_logp)
     ratio = x.exp()
@@ -25,22 +28,16 @@ def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
         "ratio/max": Max.of(ratio, mask),
         "ratio/min": Min.of(ratio, mask),
         "ratio/ess": Ess.of(x, mask),
+        "ratio/chi2": Mean.of(chi2(x), mask),
+        "ratio/m2": Mean.of(x.square(), mask),
+        "ratio/log_absmax": Max.of(x.abs(), mask),
         "policy/kl_old": Mean.of(-x, mask),
     }
 
 
-def clip_stats(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, low: float, high: float) -> Stats:
-    """Fraction of tokens the PPO clip binds, by the sign of the advantage.
-
-    Below ``1 - low`` only where the advantage is negative, above ``1 + high`` only where it is positive.
-    ``logp``, ``old_logp``, ``mask`` (B, T); ``advantages`` (B, T) or (B, 1). A token whose ratio is NaN makes the
-    fraction NaN: comparisons with NaN are false, and would report a reassuring 0.
-    """
-    ratio = (widen(logp) - widen(old_logp)).exp()
-    unknown = ratio.isnan() | advantages.isnan()
-    below = ((ratio < 1 - low) & (advantages < 0)).to(ratio.dtype).masked_fill(unknown, torch.nan)
-    above = ((ratio > 1 + high) & (advantages > 0)).to(ratio.dtype).masked_fill(unknown, torch.nan)
-    return {"ratio/clipfrac_low": Mean.of(below, mask), "ratio/clipfrac_high": Mean.of(above, mask)}
+def chi2(log_weight: Tensor) -> Tensor:
+    """w^2 - 1 of the weight w = exp(``log_weight``): its mean is chi^2(pi || pi_old) if <w> = 1. Any shape."""
+    return torch.expm1(2 * widen(log_weight))
 
 
 def sequence_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, *, per_token: bool = False) -> Tensor:
@@ -51,6 +48,20 @@ def sequence_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, *, per_toke
     """
     total = keep(widen(logp) - widen(old_logp), mask, 0.0).sum(-1)
     return total / mask.bool().sum(-1) if per_token else total
+
+
+def gmpo_log_ratio(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, low: float, high: float
+) -> Tensor:
+    """Log of GMPO's ratio of each response (arXiv 2507.20673; verl's ``geo_mean``), shape (B,), nats per token.
+
+    Each token's log-ratio is clipped to [-low, high], but only where that makes the objective smaller (above for
+    ``advantages`` (B, T) or (B, 1) > 0, below for < 0), and then averaged. NaN for a response without tokens.
+    """
+    x, side = widen(logp) - widen(old_logp), widen(advantages).sign()
+    cautious = side * torch.minimum(side * x, side * x.clamp(-low, high))
+    known = cautious.masked_fill(advantages.isnan(), torch.nan)
+    return keep(known, mask, 0.0).sum(-1) / mask.bool().sum(-1)
 
 
 def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
@@ -66,16 +77,37 @@ def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
     }
 
 
+def response_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
+    """Both ratios a response can have, whatever the loss: the geometric mean of its tokens' and their product.
+
+    ``ratio/geo_mean``, ``geo_max``, ``geo_min``; ``ratio/product_ess``, the effective sample size of products over
+    their number; ``ratio/log_var_growth`` (nats^2 per token), by which it falls with length. All of raw ratios.
+    """
+    total = sequence_log_ratio(logp, old_logp, mask)
+    length, measured = mask.bool().sum(-1), mask.bool().any(-1)
+    geometric = (total / length).exp()
+    return {
+        "ratio/geo_mean": Mean.of(geometric, measured),
+        "ratio/geo_max": Max.of(geometric, measured),
+        "ratio/geo_min": Min.of(geometric, measured),
+        "ratio/product_ess": Ess.of(total, measured),
+        "ratio/log_var_growth": Growth.of(widen(logp) - widen(old_logp), mask),
+    }
+
+
 def core(batch: TokenBatch) -> Stats:
     """Without a measured old policy the ratio is 1 by definition: nothing to report."""
     if batch.old_logp is None:
         return {}
-    stats = {
+    return {
         **ratio_stats(batch.logp, batch.old_logp, batch.mask),
+        **response_stats(batch.logp, batch.old_logp, batch.mask),
         **nonfinite_stats("old_logp", batch.old_logp, batch.mask),
     }
-    advantages = batch.token_advantages
-    if batch.clip is not None and advantages is not None:
-        low, high = batch.clip
-        stats |= clip_stats(batch.logp, batch.old_logp, advantages, batch.mask, low=low, high=high)
-    return stats
+
+
+def full(batch: TokenBatch) -> Stats:
+    """``ratio/p99``: 99th percentile of token ratios."""
+    if batch.old_logp is None:
+        return {}
+    return {"ratio/p99": Quantile.of((widen(batch.logp) - widen(batch.old_logp)).exp(), batch.mask, 0.99)}

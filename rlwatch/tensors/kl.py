@@ -6,13 +6,26 @@ but low in variance. k1 may be negative; k2 and k3 never are.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from rlwatch.tensors.finite import nonfinite_stats
-from rlwatch.tensors.masked import widen
-from rlwatch.tensors.mergeable import Mean, Stats
+from rlwatch.tensors.masked import indicator, widen
+from rlwatch.tensors.mergeable import Max, Mean, Share, Stats
+from rlwatch.tensors.spread import Quantile
 from rlwatch.tensors.tokens import TokenBatch
+
+FAR = math.log(2)
+"""|x| above this (nats): the reference finds a token more than twice, or less than half, as likely."""
+UNLIKELY = math.log(0.1)
+"""Log-prob of a token below which the policy that sampled it hardly expected it."""
+
+SATURATED = 10.0
+"""verl clamps k3 here (and |x| at 20, which is further out): beyond it the penalty has no gradient."""
+_FINITE = -1e30
+"""Added to the infinity of exp(-x), where -inf would make NaN of it."""
 
 
 def k1(x: Tensor) -> Tensor:
@@ -26,25 +39,65 @@ def k2(x: Tensor) -> Tensor:
 
 
 def k3(x: Tensor) -> Tensor:
-    """exp(-x) - 1 + x, accurate near 0; inf where exp(-x) overflows (nothing is clamped)."""
-    return torch.expm1(-x) + x
+    """exp(-x) - 1 + x, accurate near 0; inf where exp(-x) overflows (nothing is clamped that could be told)."""
+    return torch.expm1(-x) + x.clamp(min=_FINITE)
+
+
+def weighted_k3(estimate: Tensor, log_ratio: Tensor) -> Tensor:
+    """``estimate`` (k3) times the importance ratio exp(``log_ratio``) = pi / pi_old, any shape.
+
+    Unbiased for KL(pi || ref) on samples of the old policy (DeepSeek-V3.2, arXiv 2512.02556); what TRL logs as ``kl``
+    with ``use_bias_correction_kl``.
+    """
+    return widen(log_ratio).exp() * estimate
 
 
 def kl_ref_stats(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Stats:
-    """Token means of k1, k2, k3 between ``logp`` and ``ref_logp`` (B, T), nats per token, over ``mask`` (B, T)."""
+    """Of ``logp`` and ``ref_logp`` (B, T) over ``mask`` (B, T): token means of k1, k2, k3 and the largest k3, nats.
+
+    And the fractions of tokens with |x| > ln 2 (``policy/kl_ref_far``) and k3 > 10 (``policy/kl_ref_saturated``).
+    """
     x = widen(logp) - widen(ref_logp)
+    return _estimates(x, k3(x), mask)
+
+
+def _estimates(x: Tensor, estimate: Tensor, mask: Tensor) -> Stats:
     return {
         "policy/kl_ref_k1": Mean.of(k1(x), mask),
         "policy/kl_ref_k2": Mean.of(k2(x), mask),
-        "policy/kl_ref_k3": Mean.of(k3(x), mask),
+        "policy/kl_ref_k3": Mean.of(estimate, mask),
+        "policy/kl_ref_max": Max.of(estimate, mask),
+        "policy/kl_ref_far": Mean.of(indicator(x.abs() > FAR, x), mask),
+        "policy/kl_ref_saturated": Mean.of(indicator(estimate > SATURATED, x), mask),
     }
 
 
 def core(batch: TokenBatch) -> Stats:
-    """KL to the reference, where there is one."""
+    """KL to the reference, where there is one, and which tokens carry it."""
     if batch.ref_logp is None:
         return {}
-    return {
-        **kl_ref_stats(batch.logp, batch.ref_logp, batch.mask),
-        **nonfinite_stats("ref_logp", batch.ref_logp, batch.mask),
-    }
+    x = widen(batch.logp) - widen(batch.ref_logp)
+    estimate = k3(x)
+    stats = _estimates(x, estimate, batch.mask) | nonfinite_stats("ref_logp", batch.ref_logp, batch.mask)
+    if batch.old_logp is not None:
+        weighted = weighted_k3(estimate, widen(batch.logp) - widen(batch.old_logp))
+        stats["policy/kl_ref_weighted"] = Mean.of(weighted, batch.mask)
+    return stats | _shares(batch, estimate)
+
+
+def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
+    """Shares of the k3 sum that tokens of negative advantage hold, and tokens of old probability below 0.1."""
+    old = batch.trainer_logp
+    part = indicator(old < UNLIKELY, old) * estimate
+    stats: Stats = {"policy/kl_ref_unlikely_share": Share.of(part, estimate, batch.mask)}
+    if batch.token_advantages is not None:
+        a = batch.token_advantages
+        stats["policy/kl_ref_neg_share"] = Share.of(indicator(a < 0, a) * estimate, estimate, batch.mask)
+    return stats
+
+
+def full(batch: TokenBatch) -> Stats:
+    """``policy/kl_ref_p99``: 99th percentile of k3 over tokens, nats."""
+    if batch.ref_logp is None:
+        return {}
+    return {"policy/kl_ref_p99": Quantile.of(k3(widen(batch.logp) - widen(batch.ref_logp)), batch.mask, 0.99)}

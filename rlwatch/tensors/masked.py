@@ -8,6 +8,8 @@ No function indexes by a mask, because that makes a GPU wait.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,20 @@ def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
     return torch.where(mask.bool(), widen(x), otherwise)
 
 
+def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
+    """1.0 where ``holds``, else 0.0, but NaN where one of the values it ``compared`` is: NaN compares false.
+
+    >>> ratio = torch.tensor([0.5, 2.0, float("nan")])
+    >>> indicator(ratio > 1, ratio)
+    tensor([0., 1., nan])
+    """
+    broken = reduce(torch.logical_or, [values.isnan() for values in compared])
+    return torch.where(broken, torch.nan, holds)
+
+
 def masked_count(mask: Tensor, like: Tensor) -> Tensor:
     """Number of elements of ``like`` inside the mask, 0-d, in the floating dtype of ``like``."""
-    return _spread(mask, like).sum(dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
+    return _spread(mask, like).sum().to(torch.float64 if like.dtype == torch.float64 else torch.float32)
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:

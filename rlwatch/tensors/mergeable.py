@@ -8,7 +8,7 @@ is how many things were measured: 0 means "not measured", which is not the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -69,6 +69,31 @@ class Mean(Total):
     @override
     def value(self) -> Tensor:
         return self.kept / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Stat):
+    """How much of a sum of numbers >= 0 a part of them holds, in [0, 1]; once settled, absent where the sum is 0."""
+
+    part: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, part: Tensor, whole: Tensor, mask: Tensor) -> Self:
+        """Of the sum of ``part`` in that of ``whole`` (>= ``part`` >= 0), both inside ``mask``."""
+        return cls(masked_count(mask, whole), masked_sum(part, mask), masked_sum(whole, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.part + other.part, self.whole + other.whole)
+
+    @override
+    def settle(self) -> Self:
+        return replace(self, count=torch.where(self.whole <= 0, 0.0, self.count))
+
+    @override
+    def value(self) -> Tensor:
+        return self.part / self.whole
 
 
 @dataclass(frozen=True, slots=True)

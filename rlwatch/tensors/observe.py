@@ -11,7 +11,19 @@ from collections.abc import Callable
 
 import torch
 
-from rlwatch.tensors import advantages, entropy, importance, kl, lengths, logprobs, mismatch, text
+from rlwatch.tensors import (
+    advantages,
+    clipping,
+    covariance,
+    entropy,
+    importance,
+    kl,
+    lengths,
+    logprobs,
+    mismatch,
+    offpolicy,
+    text,
+)
 from rlwatch.tensors.mergeable import Stats
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -21,7 +33,10 @@ Observer = Callable[[TokenBatch], Stats]
 CORE: tuple[Observer, ...] = (
     logprobs.core,
     entropy.core,
+    covariance.core,
     importance.core,
+    clipping.core,
+    offpolicy.core,
     kl.core,
     mismatch.core,
     advantages.core,
@@ -29,7 +44,7 @@ CORE: tuple[Observer, ...] = (
 )
 """Each costs a pass or two over (B, T)."""
 
-FULL: tuple[Observer, ...] = (text.full,)
+FULL: tuple[Observer, ...] = (entropy.full, covariance.full, importance.full, kl.full, text.full)
 """Each sorts, groups or compares."""
 
 

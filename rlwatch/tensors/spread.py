@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlwatch.tensors.masked import keep, masked_count, masked_quantile, masked_sum, widen
+from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_quantile, masked_sum, widen
 from rlwatch.tensors.mergeable import Stat
 
 
@@ -58,7 +58,11 @@ class Ess(Stat):
     def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
         """Of the *raw* weights ``exp(log_weight)`` inside ``mask``."""
         x = keep(log_weight, mask, -torch.inf).flatten()
-        return cls(masked_count(mask, log_weight), x.logsumexp(0), (2 * x).logsumexp(0))
+        top = masked_max(log_weight, mask)
+        largest = torch.where(top == -torch.inf, 0.0, top)
+        weight = (x - largest).exp()
+        log_sum, log_squares = weight.sum().log() + largest, weight.square().sum().log() + 2 * largest
+        return cls(masked_count(mask, log_weight), log_sum, log_squares)
 
     @override
     def merge(self, other: Self) -> Self:

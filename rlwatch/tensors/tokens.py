@@ -29,6 +29,8 @@ class TokenBatch:
         (B, T) under the policy that the update began with, the reference, and as the rollout engine reported, nats.
     clip, dual_clip
         (low, high) of a token-level PPO clip [1 - low, 1 + high]; the cap on -r A of dual-clip PPO.
+    off_policy_delta
+        Threshold of the loss's own off-policy sequence mask, nats per token.
     truncation
         Largest weight of the loss's own truncated importance sampling between trainer and rollout engine.
     cut
@@ -51,6 +53,7 @@ class TokenBatch:
     rollout_logp: Tensor | None = None
     clip: tuple[float, float] | None = None
     dual_clip: float | None = None
+    off_policy_delta: float | None = None
     truncation: float | None = None
     cut: Tensor | None = None
     environment: Tensor | None = None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from rlwatch.metrics.rows import Family, Metric, nats, proxy, same
+from rlwatch.metrics.rows import Family, Metric, fraction, nats, proxy, same
 
 # fmt: off
 
@@ -14,12 +14,18 @@ ROWS: tuple[Metric, ...] = (
         same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
         proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
         proxy("train/entropy_loss", "slime"))),
+    nats("policy/entropy_pos", Family.EXPLORATION, "entropy of the tokens of positive advantage", low=0.0),
+    nats("policy/entropy_neg", Family.EXPLORATION, "entropy of the tokens of negative advantage: it is these that explode", low=0.0),
     nats("policy/entropy_p10", Family.EXPLORATION, "10th percentile of token entropy", low=0.0),
     nats("policy/entropy_p90", Family.EXPLORATION, "90th percentile of token entropy", low=0.0),
     Metric("policy/vocab_size", Family.EXPLORATION, "tokens", "vocabulary size: entropy cannot exceed its logarithm", 1.0),
     nats("policy/logp_mean", Family.EXPLORATION, "mean log-prob of the sampled tokens", high=0.0,
            aliases=(same("train/log_probs", "slime"),)),
     nats("policy/logp_min", Family.EXPLORATION, "lowest log-prob of a sampled token", high=0.0, aggregator="minimum"),
+    Metric("policy/cov", Family.EXPLORATION, "nats", "covariance c of log-prob and advantage over tokens: a step lowers entropy in proportion to it"),
+    Metric("policy/cov_top", Family.EXPLORATION, "nats", "mean c of the 0.2 % of tokens where it is largest", aggregator="mean of the top 0.2 %"),
+    fraction("policy/cov_positive", Family.EXPLORATION, "tokens with c > 0, whose update lowers entropy"),
+    fraction("policy/cov_candidates", Family.EXPLORATION, "tokens with c within (1, 5) that PPO does not clip: candidates of Clip-Cov"),
 )
 OPEN: tuple[Metric, ...] = (
     nats("policy/entropy_by_task/", Family.EXPLORATION, "mean entropy of the responses to one task or data source", low=0.0,

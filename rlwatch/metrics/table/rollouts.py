@@ -78,6 +78,8 @@ ROWS: tuple[Metric, ...] = (
         same("num_tokens"), proxy("perf/total_num_tokens", "verl", aggregator="per step"))),
     Metric("staleness/mean", Family.ROLLOUTS, "versions", "policy versions between rollout and update", aliases=(
         same("sample/staleness_mean", "trl"), same("training/off_policy/trajectory_staleness/mean", "verl"), same("staleness"))),
+    Metric("staleness/max", Family.ROLLOUTS, "versions", "the same, of the oldest response", aggregator="maximum", aliases=(
+        same("training/off_policy/trajectory_staleness/max", "verl"),)),
 )
 OPEN: tuple[Metric, ...] = (
     Metric("len/by_task/", Family.ROLLOUTS, "tokens", "mean length of the responses to one task or data source", 0.0, aggregator="sequence mean"),

@@ -1,0 +1,144 @@
+"""Covariance of log-prob and advantage: exact over micro-batches, and which tokens carry it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlwatch.tensors.covariance import clip_cov_candidates, kl_cov_tokens, token_covariance
+from rlwatch.tensors.mergeable import merge
+from rlwatch.tensors.observe import observe
+from rlwatch.tensors.tokens import TokenBatch
+
+pytestmark = pytest.mark.torch
+D = torch.float64
+
+
+def numbers(stats):
+    return {name: stat.value().item() for name, stat in stats.items() if name.startswith("policy/cov")}
+
+
+def drawn(rows=4, width=500, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    logp = -3 * torch.rand(rows, width, dtype=D, generator=g)
+    advantages = 2 * torch.randn(rows, 1, dtype=D, generator=g)
+    return logp, advantages, torch.rand(rows, width, generator=g) > 0.3
+
+
+def test_the_covariance_by_hand():
+    """log p (-1, -3), A (2, 0): deviations (1, -1) and (1, -1), so c = (1, 1); the padding does not exist."""
+    batch = TokenBatch(
+        logp=torch.tensor([[-1.0, -3.0, math.nan]], dtype=D),
+        mask=torch.tensor([[1, 1, 0]]),
+        advantages=torch.tensor([[2.0, 0.0, math.nan]], dtype=D),
+    )
+
+    got = numbers(observe(batch))
+
+    assert got == {"policy/cov": 1.0, "policy/cov_top": 1.0, "policy/cov_positive": 1.0, "policy/cov_candidates": 0.0}
+
+
+def test_all_of_it_is_what_numpy_would_say():
+    """Mean, mean of the top 0.2 %, and share of positive ones, of all counted tokens together."""
+    logp, a, mask = drawn()
+    x, y = logp[mask], a.expand_as(logp)[mask]
+    c = (x - x.mean()) * (y - y.mean())
+
+    got = numbers(observe(TokenBatch(logp=logp, mask=mask, advantages=a)))
+
+    assert got["policy/cov"] == pytest.approx(c.mean().item())
+    assert got["policy/cov_top"] == pytest.approx(c.sort(descending=True).values[: int(0.002 * len(c))].mean().item())
+    assert got["policy/cov_positive"] == pytest.approx((c > 0).double().mean().item())
+    assert got["policy/cov_candidates"] == pytest.approx(((c > 1) & (c < 5)).double().mean().item())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 99))
+def test_cutting_the_batch_changes_nothing(widths, seed):
+    """c_t is centred over the whole step, not over a micro-batch, whatever their shapes."""
+    g = torch.Generator().manual_seed(seed)
+    pieces = [
+        TokenBatch(
+            logp=-3 * torch.rand(2, width, dtype=D, generator=g),
+            mask=torch.rand(2, width, generator=g) > 0.2,
+            advantages=torch.randn(2, dtype=D, generator=g),
+            old_logp=-3 * torch.rand(2, width, dtype=D, generator=g),
+            clip=(0.2, 0.2),
+        )
+        for width in widths
+    ]
+    flat = lambda name: torch.cat([getattr(p, name).flatten() for p in pieces])[None]  # noqa: E731
+    whole = TokenBatch(
+        logp=flat("logp"),
+        mask=flat("mask"),
+        advantages=torch.cat([p.token_advantages.expand_as(p.logp).flatten() for p in pieces])[None],
+        old_logp=flat("old_logp"),
+        clip=(0.2, 0.2),
+    )
+    merged = observe(pieces[0])
+    for piece in pieces[1:]:
+        merged = merge(merged, observe(piece))
+
+    for name, stat in observe(whole).items():
+        if name.startswith("policy/cov"):
+            assert merged[name].count == stat.count
+            expected, got = stat.value().item(), merged[name].value().item()
+            assert got == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True), name
+
+
+def test_clipped_tokens_are_no_candidates():
+    """PPO holds them already: c = 1.5 twice, once with a ratio beyond the clip."""
+    logp = torch.tensor([[-1.0, -1.0, -3.0, -3.0]], dtype=D)
+    a = torch.tensor([[1.5, 1.5, -1.5, -1.5]], dtype=D)
+    old = torch.tensor([[-2.0, -1.0, -3.0, -3.0]], dtype=D)
+    batch = TokenBatch(logp=logp, mask=torch.ones(1, 4), advantages=a, old_logp=old, clip=(0.2, 0.2))
+
+    assert token_covariance(logp, a, batch.mask).tolist() == [[1.5] * 4]
+    assert numbers(observe(batch))["policy/cov_candidates"] == 0.75
+    clipped = torch.tensor([[True, False, False, False]])
+    assert clip_cov_candidates(logp, a, batch.mask, clipped).tolist() == [[False, True, True, True]]
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(1e-9, 1), (0.05, None), (1.0, None)])
+def test_kl_cov_takes_the_largest_and_never_none(fraction, count):
+    """floor(fraction N) counted tokens, at least one, all above the rest."""
+    logp, a, mask = drawn()
+    c, n = token_covariance(logp, a, mask), int(mask.sum())
+    count = count or int(fraction * n)
+
+    picked = kl_cov_tokens(logp, a, mask, fraction)
+
+    assert picked.sum() == count
+    assert not (picked & ~mask).any()
+    assert count == n or c[picked].min() > c[mask & ~picked].max()
+
+
+def test_kl_cov_of_nothing_is_nothing():
+    """No counted token, or no token."""
+    assert not kl_cov_tokens(torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 3)).any()
+    assert kl_cov_tokens(torch.zeros(0, 3), torch.zeros(0, 1), torch.zeros(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("broken", ["logp", "advantages"])
+def test_a_nan_inside_the_mask_reaches_all_of_it(broken):
+    """The means it is centred by are unknown then."""
+    columns = {"logp": torch.tensor([[-1.0, -2.0]]), "advantages": torch.tensor([[1.0, -1.0]])}
+    columns[broken][0, 1] = math.nan
+
+    assert all(math.isnan(v) for v in numbers(observe(TokenBatch(mask=torch.ones(1, 2), **columns))).values())
+
+
+def test_equal_advantages_have_no_covariance():
+    """Nothing to learn: 0 everywhere, no candidate."""
+    got = numbers(observe(TokenBatch(logp=-torch.rand(2, 3), mask=torch.ones(2, 3), advantages=torch.ones(2))))
+
+    assert set(got.values()) == {0.0}
+
+
+def test_without_advantages_it_is_absent_and_without_tokens_not_measured():
+    """Neither is 0."""
+    assert numbers(observe(TokenBatch(logp=-torch.rand(2, 3), mask=torch.ones(2, 3)))) == {}
+    empty = observe(TokenBatch(logp=torch.zeros(0, 3), mask=torch.zeros(0, 3), advantages=torch.zeros(0)))
+    assert {stat.count.item() for name, stat in empty.items() if name.startswith("policy/cov")} == {0}
