@@ -1,0 +1,112 @@
+"""Rows of unequal length as one right-padded tensor: nested tensors, lists of tensors, lists of numbers.
+
+Nothing waits for a device. Of a jagged tensor on a device the longest row must be known, because asking for it
+would be a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Detached ``values`` (B, T, ...).
+
+    ``valid`` (B, T) bool says which of them a row really has; None where a whole tensor was given. ``lengths`` are
+    those of the rows, where the CPU knows them.
+    """
+
+    values: Tensor
+    valid: Tensor | None = None
+    lengths: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, x: Any, *, longest: int | None = None) -> Self:
+        """Of a tensor, a nested tensor (strided or jagged in its second dimension), or a list of rows.
+
+        Padding is NaN where the type has one, else 0: a row that is too short inside a mask shows. ``longest`` is
+        the length of the longest row of a jagged tensor that does not know it itself.
+        Raises ``ValueError`` saying why it cannot be read.
+        """
+        with torch.no_grad():
+            if isinstance(x, Tensor):
+                return cls._of_tensor(x.detach(), longest)
+            if isinstance(x, Sequence) and not isinstance(x, str | bytes):
+                return cls._of_rows(x)
+            return cls(torch.as_tensor(x))
+
+    @classmethod
+    def _of_tensor(cls, x: Tensor, longest: int | None) -> Self:
+        if not x.is_nested:
+            return cls(x)
+        return cls._of_jagged(x, longest) if x.layout == torch.jagged else cls._of_rows(x.unbind())
+
+    @classmethod
+    def _of_rows(cls, rows: Sequence[Any]) -> Self:
+        """Rows are tensors or sequences (T_i, ...); a list of numbers is a whole tensor (B,)."""
+        tensors = [row.detach() if isinstance(row, Tensor) else torch.as_tensor(row) for row in rows]
+        if all(row.dim() == 0 for row in tensors):
+            return cls(torch.stack(tensors) if tensors else torch.zeros(0))
+        if any(row.dim() == 0 for row in tensors):
+            raise ValueError("some of its rows are single numbers and some are not")
+        lengths = tuple(row.shape[0] for row in tensors)
+        dtype = reduce(torch.promote_types, [row.dtype for row in tensors if row.numel()] or [tensors[0].dtype])
+        same = [row.to(dtype) for row in tensors]
+        values = pad_sequence(same, batch_first=True, padding_value=_fill(same[0]))
+        ends = torch.tensor(lengths).to(values.device, non_blocking=True)
+        return cls(values, _within(ends, values.shape[1]), lengths)
+
+    @classmethod
+    def _of_jagged(cls, x: Any, longest: int | None) -> Self:
+        """Gathered by position, so that rows may lie anywhere in the values (``torch.nested.narrow``)."""
+        if x._ragged_idx != 1:  # noqa: SLF001
+            raise ValueError("it is jagged in another dimension than the second")
+        values, starts = x.values().detach(), x.offsets()[:-1]
+        lengths = x.offsets().diff() if x.lengths() is None else x.lengths()
+        known = longest_row(x)
+        width = _asked(lengths, longest) if known is None else known
+        if not values.shape[0] or not width:
+            empty = values.new_zeros((lengths.shape[0], width, *values.shape[1:]))
+            return cls(empty, _within(lengths, width), _known(lengths))
+        valid = _within(lengths, width)
+        place = starts.unsqueeze(1) + torch.arange(width, device=values.device)
+        taken = values[place.clamp(max=values.shape[0] - 1)]
+        apart = valid.reshape(*valid.shape, *[1] * (taken.dim() - 2))
+        return cls(torch.where(apart, taken, _fill(values)), valid, _known(lengths))
+
+
+def _fill(x: Tensor) -> float:
+    return torch.nan if x.is_floating_point() else 0
+
+
+def _within(lengths: Tensor, width: int) -> Tensor:
+    return torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def _known(lengths: Tensor) -> tuple[int, ...] | None:
+    return None if lengths.is_cuda else tuple(lengths.tolist())
+
+
+def longest_row(x: Any) -> int | None:
+    """The longest row of a jagged tensor, if the CPU knows it; None too for what is not jagged."""
+    known = getattr(x, "_maybe_max_seqlen", None)
+    return None if known is None else int(known)
+
+
+def _asked(lengths: Tensor, longest: int | None) -> int:
+    if longest is not None:
+        return longest
+    if lengths.is_cuda:
+        raise ValueError(
+            "it is jagged and does not know its longest row; make it with max_seqlen= "
+            "(torch.nested.nested_tensor_from_jagged), or pass it padded"
+        )
+    return max(lengths.tolist(), default=0)
