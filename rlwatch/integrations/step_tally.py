@@ -42,6 +42,10 @@ class StepTally:
     def add_batch(self, batch: TokenBatch, *, full: bool = True) -> None:
         """One micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`."""
         self.add_stats(observe(batch, full=full))
+        self.add_spikes(batch)
+
+    def add_spikes(self, batch: TokenBatch) -> None:
+        """The most extreme tokens of a micro-batch, without its statistics."""
         table = top_tokens(batch, first_row=self.rows)
         self.spikes = table if self.spikes is None else self.spikes.join(table)
         self.rows += batch.logp.shape[0]
