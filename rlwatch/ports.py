@@ -78,6 +78,36 @@ class Sink(Protocol):
         ...
 
 
+class Parcel(Protocol):
+    """What one rank measured of one step; made on the training thread and opened on another."""
+
+    step: int
+
+    def ready(self) -> bool:
+        """Whether it can be read without waiting for a device."""
+        ...
+
+    def encode(self) -> bytes:
+        """For rank 0, where :meth:`merged` of its own parcel takes it."""
+        ...
+
+    def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
+        """The metrics and extreme tokens of the whole step: of this rank and of ``others`` (rank -> its parcel)."""
+        ...
+
+
+class Meeting(Protocol):
+    """Where the ranks of one run find each other when training is set up."""
+
+    def tell(self, text: str) -> None:
+        """Rank 0 says where it is; ``""``: it will not be there. Called once."""
+        ...
+
+    def ask(self, timeout_s: float) -> str:
+        """What rank 0 said. Raises ``RLWatchError`` if it says nothing for ``timeout_s`` seconds."""
+        ...
+
+
 class RunWriter(Protocol):
     """The one writer of a run. Used from one thread at a time."""
 

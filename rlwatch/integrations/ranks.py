@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from rlwatch.integrations.seam import Seam
 from rlwatch.records import Command
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+    from rlwatch.run.link import Link
+
+APART = "the ranks of this run are not linked, and a command must act on all of them at the same step"
 
 
 class Ranks(Protocol):
@@ -42,3 +49,36 @@ class OneRank:
     def agree(self, refusal: str | None) -> str | None:
         """As passed."""
         return refusal
+
+
+class RunRanks:
+    """The ranks of a seam's run, whichever run that is: a trainer that trains again makes a new one."""
+
+    def __init__(self, seam: Seam) -> None:
+        self._seam = seam
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return 0 if self._seam.run is None else self._seam.run.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return 1 if self._seam.run is None else self._seam.run.world_size
+
+    def share(self, commands: Sequence[Command], step: int) -> list[Command]:
+        """Through the link; as passed where there is none."""
+        link = _link_of(self._seam.run)
+        return list(commands) if link is None else link.share(commands, step)
+
+    def agree(self, refusal: str | None) -> str | None:
+        """Through the link; several ranks without one never agree."""
+        link = _link_of(self._seam.run)
+        if link is not None:
+            return link.agree(refusal)
+        return refusal if self.world_size == 1 else refusal or APART
+
+
+def _link_of(run: Run | None) -> Link | None:
+    return None if run is None else run.ranks

@@ -1,6 +1,7 @@
 """The writer thread: drains the queue in small intervals and hands batches to the sinks.
 
 * Order of arrival is kept; every record and event gets the next ``seq``.
+* A step that awaits the shares of other ranks holds back what was queued after it; the sinks go on ticking.
 * A sink that raises is counted and warned of once; the others still get the batch.
 * ``flush`` and ``stop`` wait until a deadline, never longer; the thread is a daemon.
 
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rlwatch.ports import Item, Sink
+from rlwatch.recorder.awaited import Awaited
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Entry, numbers
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
 
-Queued = Entry | SpikeBatch | CompletionBatch | Event
+Queued = Entry | SpikeBatch | CompletionBatch | Event | Awaited
 BATCH_LIMIT = 1000
 _REPORTED = ("dropped", "errors")  # counters that travel as metrics of the run
 
@@ -59,7 +62,9 @@ class Writer:
         self._seq = last_seq
         self._interval = interval
         self._reported: dict[str, int] = {}
+        self._held: deque[Queued] = deque()
         self._stopping = False
+        self._hurry_at = float("inf")
         self._wake = threading.Event()
         self._rounds = 0
         self._thread = threading.Thread(target=self._loop, name="rlwatch-writer", daemon=True)
@@ -72,7 +77,7 @@ class Writer:
     def flush(self, deadline_s: float) -> bool:
         """Wait until what is queued now has been through the sinks; False when the deadline passed."""
         target, end = self._rounds + 2, time.monotonic() + deadline_s
-        while self._thread.is_alive() and self._rounds < target:
+        while self._thread.is_alive() and (self._rounds < target or self._held):
             self._wake.set()
             if time.monotonic() >= end:
                 return False
@@ -82,8 +87,10 @@ class Writer:
     def stop(self, deadline_s: float) -> bool:
         """Drain, close the sinks and end the thread; False when the deadline passed first.
 
-        Safe in a signal handler: it takes no lock that an interrupted thread could hold.
+        For half of it other ranks may still be waited for. Safe in a signal handler: it takes no lock that an
+        interrupted thread could hold.
         """
+        self._hurry_at = time.monotonic() + deadline_s / 2
         self._stopping = True
         if self._thread.is_alive():
             self._thread.join(deadline_s)
@@ -93,9 +100,9 @@ class Writer:
         while True:
             stopping = self._stopping
             self._round()
-            if stopping and not len(self._queue):
+            if stopping and not self._held and not len(self._queue):
                 break
-            if len(self._queue) < BATCH_LIMIT:
+            if self._held or len(self._queue) < BATCH_LIMIT:
                 self._wake.wait(self._interval)
                 self._wake.clear()
         for sink in self._sinks:
@@ -103,8 +110,9 @@ class Writer:
 
     def _round(self) -> None:
         batch: list[Item] = []
-        for queued in self._queue.drain(BATCH_LIMIT):
-            self._guard(self._take, queued, batch)
+        self._held.extend(self._queue.drain(BATCH_LIMIT - len(self._held)))
+        while self._held and self._due(self._held[0]):
+            self._guard(self._take, self._held.popleft(), batch)
         for sink in self._sinks:
             if batch:
                 self._guard(sink.write, batch)
@@ -119,9 +127,15 @@ class Writer:
         except Exception as error:  # noqa: BLE001
             self._counters.warn("errors", f"rlwatch could not record: {type(error).__name__}: {error}")
 
+    def _due(self, queued: Queued) -> bool:
+        """Whether it can be recorded now."""
+        return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._hurry_at)
+
     def _take(self, queued: Queued, batch: list[Item]) -> None:
         """Turn what was queued into a stamped record at the end of ``batch``."""
-        if isinstance(queued, SpikeBatch | CompletionBatch):
+        if isinstance(queued, Awaited):
+            self._open(queued, batch)
+        elif isinstance(queued, SpikeBatch | CompletionBatch):
             batch.append(replace(queued, attempt=self._attempt, rank=self._rank))
         elif isinstance(queued, Event):
             self._seq += 1
@@ -130,6 +144,12 @@ class Writer:
             self._report(metrics)
             self._seq += 1
             batch.append(StepRecord(queued.step, metrics, queued.ts, self._attempt, self._rank, self._seq))
+
+    def _open(self, step: Awaited, batch: list[Item]) -> None:
+        """A step of several ranks: its metrics are the run's, its extreme tokens know their rank."""
+        entry, spikes = step.opened()
+        self._take(entry, batch)
+        batch.extend(replace(spike, attempt=self._attempt) for spike in spikes)
 
     def _report(self, metrics: dict[str, float]) -> None:
         """Let a counter that moved travel with the next record."""

@@ -10,11 +10,13 @@ from typing import Any, Protocol, Self
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
 from rlwatch.monitor.engine import Outcome
+from rlwatch.ports import Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import admit, step_index
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.recorder.writer import Queued, Writer
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
+from rlwatch.run.link import Link
 
 DEADLINE_S = 10.0
 
@@ -55,10 +57,13 @@ class Run:
     ...     run.log({"policy/entropy": 0.7}, step=1)
     """
 
-    def __init__(self, info: RunInfo, counters: Counters) -> None:
+    def __init__(self, info: RunInfo, counters: Counters, *, rank: int = 0, world_size: int = 1) -> None:
         self.info = info
         self.counters = counters
+        self.rank = rank
+        self.world_size = world_size
         self._engine: Engine | None = None
+        self._link: Link | None = None
         self._health = Health()
         self._ended = False
         self._listeners: list[Callable[[Outcome], None]] = []
@@ -71,6 +76,35 @@ class Run:
     def active(self) -> bool:
         """False on ranks other than 0, in forked children and after the end: every call does nothing."""
         return self._engine is not None and not self._ended
+
+    def link(self, link: Link) -> None:
+        """Hold on to the other ranks; see :func:`rlwatch.run.joining.join`."""
+        self._link = link
+
+    @property
+    def linked(self) -> bool:
+        """Whether steps are put together of what several ranks measure: each must :meth:`send` its share."""
+        return self._link is not None and not self._ended
+
+    @property
+    def measures(self) -> bool:
+        """Whether what this process measures is wanted: it records, or sends to rank 0, which does."""
+        return self.active or self.linked
+
+    @property
+    def ranks(self) -> Link | None:
+        """The other ranks, while they are linked."""
+        return None if self._ended else self._link
+
+    def send(self, parcel: Parcel) -> None:
+        """Give this rank's share of a step, while :attr:`linked`; every rank does for each step, even an empty one."""
+        if self._link is not None and not self._ended:
+            self._link.send(parcel)
+
+    def offer(self, item: Queued) -> None:
+        """Queue ``item`` for the writer thread, if this run records."""
+        if self._engine is not None and not self._ended:
+            self._offer(self._engine, item)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record ``metrics`` at the global step ``step`` (an integer >= 0).
@@ -91,18 +125,15 @@ class Run:
 
     def log_spikes(self, spikes: SpikeBatch) -> None:
         """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
-        if self._engine is not None and not self._ended:
-            self._offer(self._engine, spikes)
+        self.offer(spikes)
 
     def log_completions(self, completions: CompletionBatch) -> None:
         """Record some completions of one step as text; see :class:`rlwatch.records.CompletionBatch`."""
-        if self._engine is not None and not self._ended:
-            self._offer(self._engine, completions)
+        self.offer(completions)
 
     def event(self, kind: str, step: int | None = None, **body: Any) -> None:
         """Record something that happened: ``reference_reset``, ``note``..."""
-        if self._engine is not None and not self._ended:
-            self._offer(self._engine, Event(kind, step, body, time.time()))
+        self.offer(Event(kind, step, body, time.time()))
 
     def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
         """Commands for this run since the last call; call it where they can be carried out safely.
@@ -131,14 +162,20 @@ class Run:
 
         Takes at most about ``deadline_s`` seconds; False when that was not enough. Idempotent.
         """
-        engine = self._engine
-        if engine is None or self._ended:
+        if self._ended:
             return True
         self._ended = True
         end = time.monotonic() + deadline_s
+        stopped = True if self._engine is None else self._finish(self._engine, RunState(state), reason, deadline_s)
+        if self._link is not None:
+            stopped &= self._link.close(max(0.1, end - time.monotonic()))
+        return stopped
+
+    def _finish(self, engine: Engine, state: RunState, reason: str, deadline_s: float) -> bool:
+        end = time.monotonic() + deadline_s
         stopped = engine.writer.stop(deadline_s)
         if stopped:
-            engine.finish(RunState(state), reason)
+            engine.finish(state, reason)
         else:
             self.counters.warn("errors", f"the run's last records were not stored within {deadline_s:g} s")
         if engine.delivery is not None:
@@ -152,6 +189,9 @@ class Run:
     def forked(self) -> None:
         """In a forked child: the parent's run is not ours to write."""
         self._engine = None
+        if self._link is not None:
+            self._link.forked()
+            self._link = None
 
     def listen(self, listener: Callable[[Outcome], None]) -> None:
         """Tell ``listener`` of every finding published and alert that changed, on the writer thread.

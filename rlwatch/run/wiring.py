@@ -75,7 +75,8 @@ def init(
     detectors
         Makes the detectors; the default set if None.
     rank, world_size
-        Of this process (default: ``RANK``, ``WORLD_SIZE``). Ranks other than 0 are inert.
+        Of this process (default: ``RANK``, ``WORLD_SIZE``). Ranks other than 0 are inert until they are linked to
+        rank 0 (:func:`rlwatch.run.joining.join`), and then send it what they measure.
     queue_size
         Records that may wait; beyond it they are dropped and counted.
     sigterm
@@ -94,7 +95,8 @@ def init(
     rank = _from_environment("RANK", 0) if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
     if rank != 0:
-        return Run(RunInfo(run_id=run_id or "", project=project, name=name or "", source=source), counters)
+        info = RunInfo(run_id=run_id or "", project=project, name=name or "", source=source)
+        return Run(info, counters, rank=rank, world_size=world_size)
     place = opened(store)
     alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place)
     info = RunInfo(
@@ -152,7 +154,7 @@ def _assemble(
         rules=alerting.rules,
         history=lambda attempt, before: store.branch(info.run_id, attempt, before),
     )
-    run = Run(info, counters)
+    run = Run(info, counters, world_size=world_size)
     delivery = alerting.start(store)
     monitor_sink = MonitorSink(
         monitor,

@@ -1,0 +1,69 @@
+"""The ranks of ``torch.distributed``: how those of one run find each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from rlwatch.errors import RLWatchError
+from rlwatch.run.joining import join
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+_meetings = itertools.count()
+
+
+class StoreMeeting:
+    """Over the key-value store by which the process group itself came together. Needs no collective.
+
+    Every rank makes its meetings in the same order. Rank 0 waits for nobody.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._key = f"rlwatch/{next(_meetings)}"
+
+    def tell(self, text: str) -> None:
+        """Leave ``text`` for the others."""
+        self._store.set(self._key, text)
+
+    def ask(self, timeout_s: float) -> str:
+        """What rank 0 left. Raises ``RLWatchError`` if it leaves nothing for ``timeout_s`` seconds."""
+        try:
+            self._store.wait([self._key], timedelta(seconds=timeout_s))
+            return str(self._store.get(self._key).decode())
+        except RuntimeError as error:  # DistStoreError, DistNetworkError
+            raise RLWatchError(
+                f"rank 0 said nothing for {timeout_s:g} s; rlwatch must be set up on every rank ({error})"
+            ) from None
+
+
+def meeting() -> StoreMeeting | None:
+    """A meeting of this process group's ranks; None where there is one rank, or no store."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return None
+    store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
+    return None if store is None else StoreMeeting(store)
+
+
+def begin_together(begin: Callable[[], Run]) -> Run:
+    """``begin()``, which makes this rank's run, and the link to the other ranks. Every rank calls it at set-up.
+
+    Raises what ``begin`` raises; the other ranks then go on unwatched.
+    """
+    place = meeting()
+    if place is None:
+        return begin()
+    try:
+        run = begin()
+    except BaseException:
+        if dist.get_rank() == 0:
+            place.tell("")
+        raise
+    join(run, place)
+    return run
