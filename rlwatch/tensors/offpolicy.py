@@ -37,12 +37,13 @@ def off_policy_masked(kl: Tensor, advantages: Tensor, delta: float) -> Tensor:
 def off_policy_stats(
     logp: Tensor, sampling_logp: Tensor, advantages: Tensor, mask: Tensor, *, delta: float = DELTA
 ) -> Stats:
-    """Over responses with tokens: the fraction the mask drops (``offpolicy/masked``), and of those with A < 0 the
+    """Over responses with a scored token: the fraction the mask drops (``offpolicy/masked``), and of those with A < 0 the
     fraction (``offpolicy/masked_neg``) and the largest :func:`sampling_kl` (``offpolicy/kl_neg_max``, nats per token).
 
     ``logp``, ``sampling_logp``, ``mask`` (B, T); ``advantages`` (B,), (B, 1) or (B, T).
     """
-    kl, a, measured = sampling_kl(logp, sampling_logp, mask), response_advantages(advantages, mask), mask.bool().any(-1)
+    kl, a = sampling_kl(logp, sampling_logp, mask), response_advantages(advantages, mask)
+    measured = (mask.bool() & ~sampling_logp.isnan()).any(-1)
     dropped = off_policy_masked(kl, a, delta)
     negative = measured & ((a < 0) | a.isnan())
     return {
@@ -58,8 +59,11 @@ def core(batch: TokenBatch) -> Stats:
     if batch.staleness is not None:
         age, measured = widen(batch.staleness), batch.mask.bool().any(-1)
         stats = {"staleness/mean": Mean.of(age, measured), "staleness/max": Max.of(age, measured)}
-    sampling = batch.old_logp if batch.rollout_logp is None else batch.rollout_logp
+    logp, sampling = batch.logp, batch.rollout_logp
+    if sampling is None and batch.old_logp is not None:
+        broken = batch.old_logp.isnan()  # a NaN of the trainer's own is no unscored token
+        logp, sampling = widen(logp).masked_fill(broken, torch.nan), batch.old_logp.masked_fill(broken, 0.0)
     if sampling is None or batch.advantages is None:
         return stats
     delta = DELTA if batch.off_policy_delta is None else batch.off_policy_delta
-    return stats | off_policy_stats(batch.logp, sampling, batch.advantages, batch.mask, delta=delta)
+    return stats | off_policy_stats(logp, sampling, batch.advantages, batch.mask, delta=delta)

@@ -87,6 +87,23 @@ def test_a_token_the_engine_could_not_score_adds_nothing():
     assert sampling_kl(unscored, OLD, ONES).isnan().all()
 
 
+def test_a_response_of_which_nothing_was_scored_is_not_measured():
+    """Rather than as close as can be."""
+    unscored = torch.full((1, 3), math.nan, dtype=D)
+    stats = observe(TokenBatch(logp=NEW, rollout_logp=unscored, mask=ONES, advantages=torch.tensor([-1.0])))
+
+    assert {stat.count.item() for name, stat in stats.items() if name.startswith("offpolicy/")} == {0}
+
+
+def test_a_nan_of_the_trainers_own_old_policy_is_not_an_unscored_token():
+    """Only an engine may have left a token out."""
+    old = torch.tensor([[-0.5, math.nan, -1.0]], dtype=D)
+    got = numbers(observe(TokenBatch(logp=NEW, old_logp=old, mask=ONES, advantages=torch.tensor([-1.0]))))
+
+    assert math.isnan(got["offpolicy/masked"])
+    assert math.isnan(got["offpolicy/kl_neg_max"])
+
+
 @pytest.mark.parametrize("broken", ["logp", "advantages"])
 def test_a_broken_response_does_not_pass_for_kept(broken):
     """NaN compares false: the rates are NaN, not low."""
