@@ -21,8 +21,15 @@ class Ranks(Protocol):
     Nothing here waits for a rank that is gone: a command is then refused, and training goes on.
     """
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """How many there are."""
+        ...
 
     def share(self, commands: Sequence[Command], step: int) -> list[Command]:
         """What rank 0 passed at ``step``, on every rank. A few bytes when there is nothing to do.
