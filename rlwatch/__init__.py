@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlwatch.errors import RLWatchError
+    from rlwatch.integrations.tensorboard import tee_tensorboard
+    from rlwatch.integrations.wandb import tee_wandb
     from rlwatch.run import Run, init
     from rlwatch.scanner import Report, scan
     from rlwatch.store.url import open_store
@@ -27,9 +29,21 @@ _HOMES = {
     "init": "rlwatch.run",
     "open_store": "rlwatch.store.url",
     "scan": "rlwatch.scanner",
+    "tee_tensorboard": "rlwatch.integrations.tensorboard",
+    "tee_wandb": "rlwatch.integrations.wandb",
 }
 
-__all__ = ["RLWatchError", "Report", "Run", "__version__", "init", "open_store", "scan"]
+__all__ = [
+    "RLWatchError",
+    "Report",
+    "Run",
+    "__version__",
+    "init",
+    "open_store",
+    "scan",
+    "tee_tensorboard",
+    "tee_wandb",
+]
 
 
 def __getattr__(name: str) -> Any:
