@@ -71,23 +71,35 @@ def top_tokens(batch: TokenBatch, *, k: int = 64, first_row: int = 0) -> SpikeTa
     with torch.no_grad():
         score = spike_score(batch)
         top = score.flatten().topk(min(k, score.numel()))
-        columns = {name: column.flatten()[top.indices] for name, column in _columns(batch, first_row).items()}
+        columns = _columns(batch, top.indices, first_row)
         dtype = score.dtype
         return SpikeTable(tuple(columns), torch.stack([top.values, *(c.to(dtype) for c in columns.values())], 1))
 
 
-def _columns(batch: TokenBatch, first_row: int) -> Mapping[str, Tensor]:
-    shape, device = batch.logp.shape, batch.logp.device
-    measured: dict[str, Tensor | None] = {
-        "sequence": torch.arange(first_row, first_row + shape[0], device=device).unsqueeze(1),
-        "position": torch.arange(shape[1], device=device).unsqueeze(0),
+def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, Tensor]:
+    """What is known of the tokens at the flat positions ``chosen`` (K,), each column (K,)."""
+    shape = batch.logp.shape
+    row = torch.div(chosen, max(shape[1], 1), rounding_mode="floor")
+    at = (row, chosen - row * shape[1])
+    measured = {
         "token_id": batch.ids,
         "logp": batch.logp,
         "old_logp": batch.old_logp,
         "rollout_logp": batch.rollout_logp,
         "ref_logp": batch.ref_logp,
-        "ratio": None if batch.old_logp is None else (widen(batch.logp) - widen(batch.old_logp)).exp(),
         "advantage": batch.token_advantages,
         "entropy": batch.entropy,
     }
-    return {name: x.detach().expand(shape) for name, x in measured.items() if x is not None}
+    columns = {"sequence": row + first_row, "position": at[1]}
+    columns |= {name: x.detach().expand(shape)[at] for name, x in measured.items() if x is not None}
+    if "old_logp" in columns:
+        columns["ratio"] = (widen(columns["logp"]) - widen(columns["old_logp"])).exp()
+    if "advantage" in columns:
+        columns["contribution"] = contribution(columns["logp"], columns["advantage"], columns.get("ratio"))
+    return columns
+
+
+def contribution(logp: Tensor, advantages: Tensor, ratio: Tensor | None) -> Tensor:
+    """|A| r (1 - p): how hard a token pushes its own logit, >= 0; r = 1 on-policy, where it is None. Any shape."""
+    push = widen(advantages).abs() * -torch.expm1(widen(logp))
+    return push if ratio is None else push * ratio
