@@ -77,11 +77,11 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     if not ordered.numel():
         return ordered.new_full((), torch.nan)
     last = _spread(mask, x).sum() - 1
-    place = q * last.clamp(min=0).to(ordered.dtype)
+    place = q * last.clamp(min=0).to(torch.float32 if x.device.type == "mps" else torch.float64)
     low = place.floor()
     left = ordered.gather(0, low.long().view(1)).squeeze(0)
     right = ordered.gather(0, place.ceil().long().view(1)).squeeze(0)
-    value = torch.where(left == right, left, left + (right - left) * (place - low))
+    value = torch.where(left == right, left, left + (right - left) * (place - low).to(ordered.dtype))
     spoilt = (last < 0) | keep(x, mask, 0.0).isnan().any()
     return torch.where(spoilt, torch.nan, value)
 
