@@ -44,7 +44,7 @@ CORE: tuple[Observer, ...] = (
 )
 """Each costs a pass or two over (B, T)."""
 
-FULL: tuple[Observer, ...] = (entropy.full, covariance.full, importance.full, kl.full, text.full)
+FULL: tuple[Observer, ...] = (entropy.full, covariance.full, importance.full, kl.full, mismatch.full, text.full)
 """Each sorts, groups or compares."""
 
 

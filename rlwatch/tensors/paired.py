@@ -18,6 +18,7 @@ class Paired(Stat):
     """Base: means and centred second moments of pairs (x, y), merged by the update of Chan, Golub and LeVeque (1979).
 
     ``count`` is the number of pairs; once settled, 0 where a quantity that is divided by does not vary beyond rounding.
+    All is float64 where the device has it: products of deviations cancel.
     """
 
     mean_x: Tensor
@@ -30,7 +31,8 @@ class Paired(Stat):
     def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:
         """Of the pairs inside ``mask``; ``x`` and ``y`` broadcast against each other and the mask."""
         shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
-        x, y = widen(x).expand(shape), widen(y).expand(shape)
+        dtype = torch.float32 if x.device.type == "mps" else torch.float64
+        x, y = (widen(z).to(dtype).expand(shape) for z in (x, y))
         n = masked_count(mask, x)
         mean_x, mean_y = (masked_sum(z, mask) / n.clamp(min=1) for z in (x, y))
         dx, dy = keep(x - mean_x, mask, 0.0), keep(y - mean_y, mask, 0.0)
@@ -80,6 +82,6 @@ class Slope(Paired):
 
 
 def _constant(squares: Tensor, mean: Tensor, n: Tensor) -> Tensor:
-    """Whether what varies is rounding error only: equal floats need not equal their own rounded mean."""
-    rounding = 16 * torch.finfo(squares.dtype).eps * mean
+    """Whether what varies is no more than float32 rounds: equal floats need not equal their own rounded mean."""
+    rounding = 16 * torch.finfo(torch.float32).eps * mean
     return squares <= n * rounding.square()

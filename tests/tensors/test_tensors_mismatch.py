@@ -1,4 +1,4 @@
-"""Mismatch, counting of non-finite values, text and groups."""
+"""Counting of non-finite values, text and groups."""
 
 import math
 
@@ -9,51 +9,13 @@ from hypothesis import strategies as st
 
 from rlwatch.tensors.finite import nonfinite_stats
 from rlwatch.tensors.groups import zero_variance, zero_variance_fraction
-from rlwatch.tensors.mismatch import mismatch_stats
 from rlwatch.tensors.text import id0_share, repetition, text_stats
 
 pytestmark = pytest.mark.torch
-D = torch.float64
-OLD = torch.tensor([[-0.1, -0.7, -2.0, -0.3], [-1.2, -0.4, -9, -9]], dtype=D)
-ROLL = torch.tensor([[-0.1, -0.5, -1.0, -0.35], [-3.0, -0.5, -9, -9]], dtype=D)
-MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 
 def _values(stats):
     return {name: stat.value().item() for name, stat in stats.items()}
-
-
-def test_mismatch_of_the_worked_example():
-    """verl's formulas on two responses; k1 is negative where k3 cannot be."""
-    got = _values(mismatch_stats(OLD, ROLL, MASK))
-    w = (OLD - ROLL).exp()[MASK.bool()]
-
-    assert got["mismatch/kl"] == pytest.approx(-0.125, abs=1e-12)
-    assert got["mismatch/k3"] == pytest.approx(0.6071166112, abs=1e-9)
-    assert got["mismatch/logp_absdiff"] == pytest.approx(0.525)
-    assert got["mismatch/logp_absdiff_max"] == pytest.approx(1.8)
-    assert got["mismatch/ess"] == pytest.approx((w.sum() ** 2 / (6 * (w**2).sum())).item())
-
-
-def test_equal_engines_have_no_mismatch():
-    """All differences 0, every weight effective."""
-    got = _values(mismatch_stats(OLD, OLD, MASK))
-
-    assert got.pop("mismatch/ess") == pytest.approx(1.0)
-    assert set(got.values()) == {0.0}
-
-
-def test_tokens_the_engine_could_not_score_are_counted_not_compared():
-    """NaN from the sampler leaves the mean of the others; NaN of the trainer is not hidden."""
-    roll = ROLL.clone()
-    roll[0, 0] = math.nan
-    mask = MASK.expand_as(roll)
-
-    got = _values(mismatch_stats(OLD, roll, mask) | nonfinite_stats("rollout_logp", roll, mask))
-
-    assert got["mismatch/logp_absdiff"] == pytest.approx(3.15 / 5)
-    assert got["nonfinite/rollout_logp"] == 1
-    assert math.isnan(_values(mismatch_stats(roll, OLD, mask))["mismatch/kl"])
 
 
 def test_only_what_the_mask_shows_is_counted_as_non_finite():
