@@ -14,15 +14,22 @@ from rlwatch.metrics import BY_NAME, LAYER_PREFIX
 pytestmark = pytest.mark.torch
 
 ALWAYS = {
-    "policy/entropy", "policy/entropy_p10", "policy/entropy_p90", "policy/logp_mean", "policy/logp_min",
-    "policy/vocab_size", "policy/kl_coef", "loss/raw", "nonfinite/loss", "nonfinite/logp", "nonfinite/advantage",
+    "policy/entropy", "policy/entropy_pos", "policy/entropy_neg", "policy/entropy_p10", "policy/entropy_p90",
+    "policy/cov", "policy/cov_top", "policy/cov_positive", "policy/cov_candidates",
+    "policy/logp_mean", "policy/logp_min", "policy/vocab_size", "policy/kl_coef", "loss/raw", "nonfinite/loss", "nonfinite/logp", "nonfinite/advantage",
     "nonfinite/grad", "optim/grad_norm", "adv/mean", "adv/std", "adv/max", "adv/min", "len/mean", "len/max", "len/min",
     "len/clipped", "text/repetition", "text/id0_frac",
 }  # fmt: skip
-REFERENCE = {"policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "nonfinite/ref_logp"}
+REFERENCE = {
+    "policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "policy/kl_ref_max", "policy/kl_ref_p99",
+    "policy/kl_ref_far", "policy/kl_ref_saturated", "policy/kl_ref_weighted", "nonfinite/ref_logp",
+}  # fmt: skip
+SHARES = {"policy/kl_ref_neg_share", "policy/kl_ref_unlikely_share"}
 RATIO = {
-    "ratio/mean", "ratio/max", "ratio/min", "ratio/ess", "ratio/clipfrac_low", "ratio/clipfrac_high", "policy/kl_old",
-    "nonfinite/old_logp",
+    "ratio/mean", "ratio/max", "ratio/min", "ratio/p99", "ratio/log_absmax", "ratio/m2", "ratio/ess", "ratio/chi2",
+    "ratio/geo_mean", "ratio/geo_max", "ratio/geo_min", "ratio/product_ess", "ratio/log_var_growth",
+    "ratio/clipfrac", "ratio/clipfrac_low", "ratio/clipfrac_high", "ratio/ess_clipped", "policy/kl_old",
+    "offpolicy/masked", "offpolicy/masked_neg", "offpolicy/kl_neg_max", "nonfinite/old_logp",
 }  # fmt: skip
 MISMATCH = {
     "mismatch/kl", "mismatch/k3", "mismatch/logp_absdiff", "mismatch/logp_absdiff_max", "mismatch/ess",
@@ -74,8 +81,9 @@ def test_reuse_steps_report_ratios_and_no_second_rollout(watched):
     _, run = watched(max_steps=4, num_iterations=2, beta=0.1)
     taps = run.taps()
 
-    assert [names(taps[s]) for s in (1, 3)] == [ALWAYS | REFERENCE | RATIO | GENERATION] * 2
-    assert [names(taps[s]) for s in (2, 4)] == [ALWAYS | REFERENCE | RATIO] * 2
+    assert [names(taps[s]) - SHARES for s in (1, 3)] == [ALWAYS | REFERENCE | RATIO | GENERATION] * 2
+    assert [names(taps[s]) for s in (2, 4)] == [ALWAYS | REFERENCE | SHARES | RATIO] * 2
+    assert not names(taps[1]) & SHARES, "a policy that is still its reference has no KL to share out"
     assert (taps[1]["ratio/max"], taps[2]["ratio/max"] > 1.0) == (1.0, True)
 
 

@@ -32,6 +32,8 @@ def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: 
         ref_logp=inputs.get("ref_per_token_logps"),
         rollout_logp=inputs.get("sampling_per_token_logps"),
         clip=_clip(trainer),
+        dual_clip=_dual_clip(trainer),
+        off_policy_delta=getattr(trainer, "off_policy_mask_threshold", None),
         cut=_cut(trainer, inputs),
     )
 
@@ -68,6 +70,12 @@ def _clip(trainer: Any) -> tuple[float, float] | None:
     if getattr(trainer, "loss_type", "") not in CLIPPED_LOSSES:
         return None
     return float(trainer.epsilon_low), float(trainer.epsilon_high)
+
+
+def _dual_clip(trainer: Any) -> float | None:
+    """The cap of two-sided clipping (``delta``), where the clip is on token ratios."""
+    delta = getattr(trainer.args, "delta", None)
+    return None if delta is None or _clip(trainer) is None else float(delta)
 
 
 def _cut(trainer: Any, inputs: Mapping[str, Any]) -> Tensor | None:
