@@ -37,7 +37,7 @@ class Timed(Protocol):
     """A handler whose commands may have a time limit."""
 
     def due(self, step: int) -> Command | None:
-        """The command to carry out now because a limit was reached; asked at every boundary, on rank 0."""
+        """The command to carry out now because a limit was reached; asked at every boundary. Rank 0's counts."""
         ...
 
 
@@ -88,13 +88,23 @@ class Controller:
             self._hold.wait()
             self._round(step)
 
+    def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:
+        """Let every rank carry out with ``handler`` what rank 0 decided by itself; None if it decided nothing.
+
+        Every rank calls it at the same place; the ``command`` of rank 0 counts.
+        """
+        result = None
+        for shared in self._ranks.share([] if command is None or self._ranks.rank else [command], step):
+            result = self._result(shared, handler)
+        return result
+
     def _round(self, step: int) -> None:
         run = self._seam.run
         waiting = [] if run is None else run.commands(for_all_ranks=self._ranks.world_size > 1)
         pending = {waiter.command.command_id: waiter for waiter in waiting}
         asked = [waiter.command for waiter in waiting]
-        if self._ranks.rank == 0:
-            asked += self._due(step, ended=run is None or not run.active)
+        due = self._due(step, ended=run is None or not run.active)
+        asked += [] if self._ranks.rank else due
         try:
             for command in self._ranks.share(asked, step):
                 self._carry_out(command, step, pending.get(command.command_id))
@@ -119,7 +129,7 @@ class Controller:
     def _carry_out(self, command: Command, step: int, pending: PendingCommand | None) -> None:
         """Check on every rank, then act on every rank; rank 0 records and answers."""
         before = dict(self._latest())
-        result = self._result(command)
+        result = self._result(command, self._handlers.get(command.kind))
         if result.report is not None:
             self._record(command, step, result.report, before)
         if pending is None:
@@ -129,8 +139,7 @@ class Controller:
         else:
             pending.done(_words(command, result.report, before), step=step)
 
-    def _result(self, command: Command) -> Result:
-        handler = self._handlers.get(command.kind)
+    def _result(self, command: Command, handler: CommandHandler | None) -> Result:
         if handler is None:
             return Result(refusal=self._unknown(command.kind))
         refusal = self._ranks.agree(self._tried(command, handler.check).refusal)

@@ -22,6 +22,8 @@ class SetKLCoef:
         Sets it; what the trainer computes from then on uses it.
     seam
         Where the run's health is asked, for the veto during a collapse.
+
+    ``value`` is what was set last; None while the trainer's own configuration holds.
     """
 
     kind: str = "set-kl-coef"
@@ -30,6 +32,7 @@ class SetKLCoef:
         self._read = read
         self._write = write
         self._seam = seam
+        self.value: float | None = None
 
     def check(self, command: Command) -> None:
         """Refuse where there is no coefficient, or where lowering it would loosen the anchor of a collapse."""
@@ -42,4 +45,5 @@ class SetKLCoef:
         """Set it; returns the value before and after."""
         new, old = float(KINDS[self.kind].read(command.args)["value"]), self._read()
         self._write(new)
+        self.value = new
         return {"before": old, "after": new, "summary": f"KL coefficient {old:g} -> {new:g}"}

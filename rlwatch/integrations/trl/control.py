@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.controller import Controller
+from rlwatch.integrations.handlers.kept_reference import KeptReference
+from rlwatch.integrations.handlers.kept_settings import KeptSettings
 from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.handlers.reference import Anchored, ResetReference
 from rlwatch.integrations.handlers.trainer_loop import TrainerLoop
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl.compat import sharding_engine
+from rlwatch.integrations.trl.resume import ResumedFrom
 from rlwatch.ports import CommandHandler
+from rlwatch.records import JSON, Command
 
 NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
 NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded and there is no KL to weigh"
@@ -30,10 +35,14 @@ class Control:
         self, trainer: Any, seam: Seam, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
     ) -> None:
         self.loop = TrainerLoop()
+        self.kept = KeptReference(lambda: anchored(trainer), seam, self._writes)
         self._trainer = trainer
+        coefficient = SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), seam)
+        self._settings = KeptSettings(coefficient, seam, self._writes)
+        self._resumed = ResumedFrom(trainer, seam)
         handlers: list[CommandHandler] = [
-            ResetReference(lambda: anchored(trainer), seam),
-            SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), seam),
+            ResetReference(lambda: anchored(trainer), seam, self._reset_done),
+            coefficient,
             *self.loop.handlers(seam),
         ]
         self._controller = Controller(seam, handlers, ranks, latest)
@@ -42,6 +51,25 @@ class Control:
         """Carry out what waits, if ``step`` ended at a boundary."""
         if self.at_boundary():
             self._controller.obey(step)
+
+    def begin(self, step: int) -> None:
+        """Training begins at ``step``; if it resumes from a checkpoint, take up what is kept there."""
+        checkpoint = self._resumed.checkpoint
+        if checkpoint is not None:
+            self.kept.restore(checkpoint, self._controller, step)
+            self._settings.restore(checkpoint, self._controller, step)
+
+    def saved(self, step: int) -> None:
+        """The trainer has written the checkpoint of ``step``: keep with it what it leaves out."""
+        checkpoint = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
+        self.kept.save(checkpoint, self._controller, step)
+        self._settings.save(checkpoint)
+
+    def _writes(self) -> bool:
+        return bool(self._trainer.args.should_save)
+
+    def _reset_done(self, command: Command, report: Mapping[str, JSON]) -> None:
+        self.kept.reset_done(command, report, int(self._trainer.state.global_step))
 
     def at_boundary(self) -> bool:
         """Whether the next micro-batch will generate new rollouts."""

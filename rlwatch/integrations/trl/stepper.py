@@ -32,8 +32,9 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget what an earlier attempt left half-measured."""
+        """Forget what an earlier attempt left half-measured; take up what a checkpoint kept."""
         self._taps.discard()
+        self._control.begin(state.global_step)
 
     @override
     @guarded
@@ -56,6 +57,12 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self._notice_sync(args, state.global_step)
         self._control.loop.look(args, state, control, kwargs)
         self._control.obey(state.global_step)
+
+    @override
+    @guarded
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep with the checkpoint what it leaves out."""
+        self._control.saved(state.global_step)
 
     @override
     @guarded
@@ -93,3 +100,4 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         if run is not None and getattr(args, "sync_ref_model", False) and step % args.ref_model_sync_steps == 0:
             mixup = args.ref_model_mixup_alpha
             run.event("reference_reset", step, by="SyncRefModelCallback", optimizer="keep", mixup=mixup)
+            self._control.kept.moved()
