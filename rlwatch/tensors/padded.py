@@ -41,7 +41,7 @@ class Padded:
                 return cls._of_tensor(x.detach(), longest)
             if isinstance(x, Sequence) and not isinstance(x, str | bytes):
                 return cls._of_rows(x)
-            return cls(torch.as_tensor(x))
+            return cls(_as_tensor(x))
 
     @classmethod
     def _of_tensor(cls, x: Tensor, longest: int | None) -> Self:
@@ -52,7 +52,7 @@ class Padded:
     @classmethod
     def _of_rows(cls, rows: Sequence[Any]) -> Self:
         """Rows are tensors or sequences (T_i, ...); a list of numbers is a whole tensor (B,)."""
-        tensors = [row.detach() if isinstance(row, Tensor) else torch.as_tensor(row) for row in rows]
+        tensors = [row.detach() if isinstance(row, Tensor) else _as_tensor(row) for row in rows]
         if all(row.dim() == 0 for row in tensors):
             return cls(torch.stack(tensors) if tensors else torch.zeros(0))
         if any(row.dim() == 0 for row in tensors):
@@ -81,6 +81,13 @@ class Padded:
         taken = values[place.clamp(max=values.shape[0] - 1)]
         apart = valid.reshape(*valid.shape, *[1] * (taken.dim() - 2))
         return cls(torch.where(apart, taken, _fill(values)), valid, _known(lengths))
+
+
+def _as_tensor(x: Any) -> Tensor:
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"it is no tensor and holds no rows of numbers: got {x!r:.60}") from None
 
 
 def _fill(x: Tensor) -> float:
