@@ -66,3 +66,14 @@ def test_what_others_replaced_after_us_stays(kind):
     patches.undo()
 
     assert kind().add(1) == 20
+
+
+def test_what_a_function_returns_can_be_seen(kind):
+    """And is returned as it is."""
+    seen, patches = [], Patches()
+    patches.passing(kind, "add", seen.append)
+    results = [kind().add(1), kind().add(2)]
+    patches.undo()
+    kind().add(3)
+
+    assert results == seen == [2, 3]

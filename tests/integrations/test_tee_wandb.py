@@ -375,8 +375,34 @@ def test_wrong_settings_are_raised_at_once_and_change_nothing(tmp_path, kwargs, 
 def test_a_wandb_without_the_functions_we_know_is_refused(monkeypatch):
     """One clear error with its version."""
     monkeypatch.delattr(wandb.Run, "log")
-    with pytest.raises(ConfigError, match=r"does not know this wandb \(.*\): no wandb.Run.log"):
+    with pytest.raises(ConfigError, match=r"does not know this wandb \(.*\): no Run.log"):
         rlwatch.tee_wandb()
+
+
+def test_a_disabled_run_of_an_older_wandb_is_mirrored(tee, recorded):
+    """Its functions are put on the instance, before or after the mirror begins."""
+
+    def old():
+        theirs, rows = begin(mode="disabled", id=f"old{len(made)}"), []
+        theirs.log = lambda data, *_, **__: rows.append(data)
+        theirs.finish = lambda *_, **__: None
+        wandb.log = theirs.log
+        made.append((theirs, rows))
+        return theirs
+
+    made, begin = [], wandb.init
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wandb, "init", old)
+        wandb.init()
+        mirror = tee()
+        wandb.log({"x": 1})
+        wandb.init().log({"x": 2})
+        wandb.log({"x": 3}, step=7)
+        made[0][0].finish()
+        mirror.untee()
+
+    assert [rows for _, rows in made] == [[{"x": 1}], [{"x": 2}, {"x": 3}]]
+    assert [recorded(run) for run in mirror.runs] == [{0: {"x": 1}}, {0: {"x": 2}, 7: {"x": 3}}]
 
 
 def test_without_wandb_the_message_says_what_to_install(monkeypatch):

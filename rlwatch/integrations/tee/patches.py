@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 Look = Callable[..., Any]
-"""``before(*args, **kwargs)``: what a function is given; ``after(seen, *args, **kwargs)``: also what ``before`` returned."""
+"""``before(*args, **kwargs)`` sees what a function is given; ``after(seen, *args, **kwargs)`` also what ``before`` said."""
 
 
 class Patches:
@@ -29,6 +29,19 @@ class Patches:
             result = original(*args, **kwargs)
             if after is not None:
                 after(seen, *args, **kwargs)
+            return result
+
+        self.replace(owner, name, watched)
+
+    def passing(self, owner: Any, name: str, see: Look) -> None:
+        """Let ``see`` see what ``owner.name`` returns."""
+        original = getattr(owner, name)
+
+        @wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self.on:
+                see(result)
             return result
 
         self.replace(owner, name, watched)

@@ -66,12 +66,12 @@ def tee_wandb(
         raise MissingExtraError("wandb", "wandb", CALL) from error
     if _newest is not None and _newest.patches.on:
         raise ConfigError("wandb is mirrored already; call untee() on what the first rlwatch.tee_wandb() returned")
-    if not callable(getattr(getattr(wandb, "Run", None), "log", None)):
-        raise ConfigError(
-            f"{CALL} does not know this wandb ({getattr(wandb, '__version__', 'no version')}): no wandb.Run.log"
-        )
-    from rlwatch.integrations.wandb.hooks import Hooks
+    from rlwatch.integrations.wandb.hooks import Hooks, run_class
 
+    if run_class(wandb) is None:
+        raise ConfigError(
+            f"{CALL} does not know this wandb ({getattr(wandb, '__version__', 'no version')}): no Run.log"
+        )
     tee: Tee[Any] = Tee("wandb", settings(init_kwargs, run, CALL), run)
     Hooks(tee, wandb, step_metric=step_metric, send_back=send_back)
     _newest = tee

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -31,11 +32,14 @@ class Hooks:
         self._step_metric = step_metric
         self._send_back = send_back
         self._steps: dict[str, Steps] = {}
-        self._log = wandb.Run.log
-        for kind in _run_classes(wandb.Run):
+        self._wandb = wandb
+        self._log = run_class(wandb).log
+        for kind in _run_classes(run_class(wandb)):
             self._look_at(kind)
         for name in (LOG, DEFINE):
-            self._rebind(wandb, name)
+            self._rebind(name)
+        self._adopt(wandb.run)
+        tee.patches.passing(wandb, "init", self._adopt)
 
     def _look_at(self, kind: type) -> None:
         patches = self._tee.patches
@@ -49,12 +53,27 @@ class Hooks:
         if EXIT in own:
             patches.around(kind, EXIT, before=self._will_exit)
 
-    def _rebind(self, wandb: Any, name: str) -> None:
+    def _rebind(self, name: str) -> None:
         """``wandb.log`` was bound to the current run's method when that run began."""
-        bound = getattr(wandb, name, None)
-        theirs = getattr(bound, "__self__", None)
-        if isinstance(theirs, wandb.Run):
-            self._tee.patches.replace(wandb, name, getattr(theirs, name))
+        theirs = getattr(getattr(self._wandb, name, None), "__self__", None)
+        if theirs is not None:
+            self._tee.patches.replace(self._wandb, name, getattr(theirs, name))
+
+    @guarded
+    def _adopt(self, theirs: Any) -> None:
+        """Before 0.23 a disabled run had functions of its own, put on the instance."""
+        patches, own = self._tee.patches, vars(theirs) if theirs is not None else {}
+        if LOG in own and getattr(own[LOG], "__wrapped__", None) is None:
+            bound = self._wandb.log is own[LOG]
+            patches.around(
+                theirs,
+                LOG,
+                before=partial(self._will_log, theirs),
+                after=lambda seen, *args, **kwargs: self._logged(seen, theirs, *args, **kwargs),
+            )
+            patches.around(theirs, FINISH, before=partial(self._will_finish, theirs))
+            if bound:
+                patches.replace(self._wandb, LOG, theirs.log)
 
     @guarded
     def _will_log(self, theirs: Any, data: Any, step: Any = None, *_args: Any, **_kwargs: Any) -> int:  # noqa: ARG002
@@ -84,9 +103,7 @@ class Hooks:
         self._end(theirs, state, f"wandb finished with exit code {exit_code}" if exit_code else "")
 
     @guarded
-    def _will_exit(
-        self, theirs: Any, kind: Any = None, error: Any = None, *_args: Any, **_kwargs: Any
-    ) -> None:
+    def _will_exit(self, theirs: Any, kind: Any = None, error: Any = None, *_args: Any, **_kwargs: Any) -> None:
         if kind is None:
             self._end(theirs, RunState.FINISHED, "")
         else:
@@ -118,6 +135,12 @@ class Hooks:
             "config": config,
         }
         return {name: value for name, value in known.items() if value}
+
+
+def run_class(wandb: Any) -> Any:
+    """The class of wandb's runs; None where this wandb has none that we know."""
+    kind = getattr(wandb, "Run", None) or getattr(getattr(wandb, "wandb_sdk", None), "wandb_run", wandb).Run
+    return kind if callable(getattr(kind, LOG, None)) else None
 
 
 def run_id(project: str | None, theirs: str) -> str:
