@@ -11,8 +11,8 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from rlwatch.integrations.trl import RLWatchCallback, watch
-from rlwatch.integrations.trl.callback import scalars
-from rlwatch.integrations.trl.describe import source_of
+from rlwatch.integrations.transformers.callback import scalars
+from rlwatch.integrations.transformers.describe import source_of
 
 pytestmark = pytest.mark.torch
 

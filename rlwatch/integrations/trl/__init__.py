@@ -17,7 +17,7 @@ except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "trl", "the TRL integration") from error
 
 from rlwatch.integrations.trl.attach import watch
-from rlwatch.integrations.trl.callback import RLWatchCallback
+from rlwatch.integrations.transformers.callback import RLWatchCallback
 
 __all__ = ["RLWatchCallback", "watch"]
 del _torch, _transformers

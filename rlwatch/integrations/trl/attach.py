@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.seam import Seam
-from rlwatch.integrations.trl.callback import RLWatchCallback
+from rlwatch.integrations.transformers.callback import RLWatchCallback
 from rlwatch.integrations.trl.compat import obstacle
-from rlwatch.integrations.trl.crash import report_crashes
+from rlwatch.integrations.transformers.crash import report_crashes
 from rlwatch.integrations.trl.stepper import StepCallback
 from rlwatch.integrations.trl.taps import Taps
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 from rlwatch.integrations.cause import cause_of, reason_of
 from rlwatch.integrations.seam import Seam
-from rlwatch.integrations.trl.stepper import StepCallback
 from rlwatch.records import RunState
 
 DEADLINE_S = 10.0
 """Longest we hold up an exception on its way out."""
 
 
-def report_crashes(trainer: Any, seam: Seam, steps: StepCallback | None, *, ours: bool) -> None:
+class Steps(Protocol):
+    """What holds the steps that were measured and not recorded yet."""
+
+    def seal_unfinished(self, step: int) -> None:
+        """End the step that training died within."""
+        ...
+
+    def deliver(self) -> None:
+        """Record every sealed step."""
+        ...
+
+
+def report_crashes(trainer: Any, seam: Seam, steps: Steps | None, *, ours: bool) -> None:
     """Make ``trainer.train`` record what ends it before raising it on, unchanged.
 
     An exception or interrupt becomes an ``exception`` event with its cause; a run of ours (``ours``) ends as crashed.
@@ -32,7 +43,7 @@ def report_crashes(trainer: Any, seam: Seam, steps: StepCallback | None, *, ours
     trainer.train = train
 
 
-def _report(trainer: Any, seam: Seam, steps: StepCallback | None, error: BaseException, *, ours: bool) -> None:
+def _report(trainer: Any, seam: Seam, steps: Steps | None, error: BaseException, *, ours: bool) -> None:
     run, step = seam.run, int(trainer.state.global_step)
     if run is None or not run.active:
         return

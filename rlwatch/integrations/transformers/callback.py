@@ -12,7 +12,7 @@ from typing_extensions import override
 
 import rlwatch
 from rlwatch.integrations.seam import Seam, guarded
-from rlwatch.integrations.trl.describe import init_arguments
+from rlwatch.integrations.transformers.describe import init_arguments
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -21,7 +21,7 @@ logger = logging.getLogger("rlwatch")
 
 FILTERED = (
     "logging_nan_inf_filter is on: the logged loss hides NaN and Inf; pass logging_nan_inf_filter=False, or use "
-    "rlwatch.integrations.trl.watch(trainer), which reads the raw loss"
+    "watch(trainer), which reads the raw loss"
 )
 
 
