@@ -81,7 +81,10 @@ class Sink(Protocol):
 class Parcel(Protocol):
     """What one rank measured of one step; made on the training thread and opened on another."""
 
-    step: int
+    @property
+    def step(self) -> int:
+        """The trainer's global step."""
+        ...
 
     def ready(self) -> bool:
         """Whether it can be read without waiting for a device."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
+from rlwatch.integrations.shared_step import SharedStep
+from rlwatch.integrations.spike_rows import Decode, spike_batch, texts_of
 from rlwatch.records import SpikeBatch
 from rlwatch.tensors.mergeable import Stats, merge
 from rlwatch.tensors.observe import observe
@@ -19,10 +21,7 @@ from rlwatch.tensors.transfer import Transfer
 if TYPE_CHECKING:
     from rlwatch.run import Run
 
-Decode = Callable[[int], str]
-"""Token id -> its text."""
-
-_WHOLE = ("sequence", "position", "token_id")
+__all__ = ["Decode", "SealedStep", "StepTally"]
 
 
 @dataclass(slots=True)
@@ -58,24 +57,51 @@ class StepTally:
         """A number the CPU already knows; several of one step are averaged."""
         self.numbers.setdefault(name, []).append(float(value))
 
-    def seal(self, step: int) -> SealedStep:
-        """End the collection: everything starts its way to the CPU in one copy."""
+    def seal(self, step: int, *, shared: bool = False) -> SealedStep:
+        """End the collection: everything starts its way to the CPU in one copy.
+
+        ``shared``: this is one rank's share of the step (:attr:`rlwatch.run.Run.linked`).
+        """
         with torch.no_grad():
+            if shared:
+                return SharedStep.of(step, self.stats, self.spikes, _averages(self.numbers))
             settled = [stat.settle() for stat in self.stats.values()]
             values = [stat.value() for stat in settled]
             counts = [stat.count for stat in settled]
             table = [] if self.spikes is None else [self.spikes.rows]
             columns = () if self.spikes is None else self.spikes.names
-            return SealedStep(step, list(self.stats), dict(self.numbers), columns, Transfer([*values, *counts, *table]))
+            return WholeStep(
+                step, list(self.stats), _averages(self.numbers), columns, Transfer([*values, *counts, *table])
+            )
+
+
+class SealedStep(Protocol):
+    """A step on its way to the CPU, whether this rank measured all of it or a share."""
+
+    @property
+    def step(self) -> int:
+        """The trainer's global step."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether :meth:`deliver` would not wait."""
+        ...
+
+    def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
+        """Record the step, or send the share; returns its metrics, which of a share are known later.
+
+        ``decode`` turns the ids of the extreme tokens into text, which is kept beside them.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class SealedStep:
-    """A step on its way to the CPU."""
+class WholeStep:
+    """A step of which this rank measured all."""
 
     step: int
     names: list[str]
-    numbers: Mapping[str, list[float]]
+    numbers: Mapping[str, float]
     columns: tuple[str, ...]
     transfer: Transfer
 
@@ -90,7 +116,7 @@ class SealedStep:
         values, rest = arrays[:n], arrays[n:]
         table = rest.pop() if self.columns else None
         measured = {name: float(v) for name, v, count in zip(self.names, values, rest, strict=True) if count > 0}
-        measured |= {name: sum(numbers) / len(numbers) for name, numbers in self.numbers.items()}
+        measured |= self.numbers
         run.log(measured, step=self.step)
         spikes = None if table is None else self._spikes(table, decode)
         if spikes is not None:
@@ -98,15 +124,8 @@ class SealedStep:
         return measured
 
     def _spikes(self, table: np.ndarray, decode: Decode | None) -> SpikeBatch | None:
-        """The tokens at or beyond a limit, worst first; None in an ordinary step."""
-        far = table[table[:, 0] >= 1]
-        if not len(far):
-            return None
-        far = far[np.argsort(-far[:, 0], kind="stable")]
-        columns: dict[str, np.ndarray | list[str]] = {
-            name: far[:, i].astype(np.int64) if name in _WHOLE else far[:, i] for i, name in enumerate(self.columns, 1)
-        }
-        if decode is not None and "token_id" in columns:
-            columns["text"] = [decode(int(token)) for token in columns["token_id"]]
-        reason = "non-finite tokens" if np.isinf(far[0, 0]) else "far-out tokens"
-        return SpikeBatch(self.step, columns, reason=reason)
+        return spike_batch(self.step, table, self.columns, texts_of(table, self.columns, decode))
+
+
+def _averages(numbers: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: sum(values) / len(values) for name, values in numbers.items()}

@@ -1,4 +1,8 @@
-"""Gradient norms per layer, before anything clips them."""
+"""Gradient norms per layer, before anything clips them, whole or in shards.
+
+No rank asks another one: each keeps the squares of the elements it holds, and these add up where the ranks' statistics
+meet. An element that is copied on several ranks counts on one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +18,7 @@ from torch.nn import Parameter
 
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.tensors.mergeable import Latest, Stats
+from rlwatch.tensors.sharded import Marked, Norm
 
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers?|h|blocks?)\.\d+)\.")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -35,62 +41,127 @@ def layer_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GradNorms:
-    """L2 norms of one step's gradients: ``layers`` name the entries of ``norms`` (L,), both in model order.
+    """One step's gradients on this rank.
 
-    ``total`` is the norm of all together, ``nonfinite`` the number of parameter tensors with a NaN or Inf
-    (or a norm beyond float32); both 0-d.
+    ``layers`` name the entries of ``squares`` (L,), the sum of squares of the elements that count here, of ``held``,
+    how many those are, and of ``sizes``, how many the layer has; in model order. ``broken`` (P,) is 1 for each
+    parameter tensor with a NaN or Inf here (or a norm beyond float32).
     """
 
     layers: tuple[str, ...]
-    norms: Tensor
-    total: Tensor
-    nonfinite: Tensor
+    squares: Tensor
+    held: tuple[int, ...]
+    sizes: tuple[int, ...]
+    broken: Tensor
+
+    @property
+    def whole(self) -> bool:
+        """Whether all elements are here, so that the norms below are those of the layers."""
+        return self.held == self.sizes
+
+    @property
+    def norms(self) -> Tensor:
+        """L2 norm of each layer, (L,), as far as it is here."""
+        return self.squares.sqrt()
+
+    @property
+    def total(self) -> Tensor:
+        """L2 norm of all together, 0-d, as far as it is here."""
+        return self.squares.sum().sqrt()
+
+    @property
+    def nonfinite(self) -> Tensor:
+        """Number of broken parameter tensors, 0-d."""
+        return self.broken.sum()
 
     def stats(self) -> Stats:
-        """``grad_layer/<layer>``, ``optim/grad_norm``, ``nonfinite/grad``."""
-        one = torch.ones_like(self.total, dtype=torch.bool)
-        layers = {
-            LAYER_PREFIX + layer: Latest.of(norm, one) for layer, norm in zip(self.layers, self.norms, strict=True)
+        """``grad_layer/<layer>``, ``optim/grad_norm``, ``nonfinite/grad``: of shards, once all ranks are together."""
+        held, size = sum(self.held), sum(self.sizes)
+        rows = zip(self.layers, self.squares.unbind(), self.held, self.sizes, strict=True)
+        return {
+            **{LAYER_PREFIX + layer: Norm.of(squares, held, size) for layer, squares, held, size in rows},
+            "optim/grad_norm": Norm.of(self.squares.sum(), held, size),
+            "nonfinite/grad": Marked.of(self.broken, held, size),
         }
-        whole = {"optim/grad_norm": self.total, "nonfinite/grad": self.nonfinite}
-        return {**layers, **{name: Latest.of(value, one) for name, value in whole.items()}}
 
     def unscaled_stats(self, total: Tensor) -> Stats:
         """The same of gradients that still carry a loss scale; ``total`` is their norm without it, 0-d.
 
         An overflow is how a scaler finds its scale (the step is skipped): then nothing was measured, and
-        ``optim/step_skipped`` is 1.
+        ``optim/step_skipped`` is 1. Layers only where all elements are here.
         """
         finite = total.detach().isfinite()
-        factor = total.detach().to(self.total) / self.total
-        norms = zip(self.layers, self.norms * factor, strict=True)
+        norms = self.norms * (total.detach().to(self.squares) / self.total)
+        rows = zip(self.layers, norms, strict=True) if self.whole else ()
         return {
-            **{LAYER_PREFIX + layer: Latest.of(norm, finite) for layer, norm in norms},
+            **{LAYER_PREFIX + layer: Latest.of(norm, finite) for layer, norm in rows},
             "optim/grad_norm": Latest.of(total, finite),
             "optim/step_skipped": Latest.of((~finite).float(), torch.ones_like(finite)),
         }
 
 
-def grad_norms(parameters: Iterable[tuple[str, Parameter]]) -> GradNorms | None:
-    """Norms of the gradients that ``parameters`` (name, parameter) hold now; None if none of them has one.
+def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) -> GradNorms | None:
+    """Of the gradients that ``parameters`` (name, parameter) hold now; None if there is nothing to count here.
 
-    Accumulated in float32 whatever the gradients' type. Gradients are read, never changed. Sharded gradients
-    (DTensor) are left out: a norm of a shard is not the norm of the layer.
+    Accumulated in float32 whatever the gradients' type. Gradients are read, never changed. Of a DTensor this rank's
+    shard counts, on the lowest of the ranks that hold the same one; a whole gradient counts on ``rank`` 0, because
+    data-parallel ranks all have the same. What FSDP1 flattens and what still waits to be reduced is not measured.
     """
-    named = [(n, p.grad) for n, p in parameters if p.grad is not None and not hasattr(p.grad, "full_tensor")]
-    if not named:
+    pieces = [Piece.of(name, p, rank) for name, p in parameters if p.grad is not None]
+    counted = {piece.name: piece.counted for piece in pieces if piece.counted is not None}
+    if not counted:
         return None
-    first = named[0][1].device
-    pieces = [norm.to(first, non_blocking=True) for norm in _norms([grad.detach() for _, grad in named])]
-    squares = torch.stack(pieces).square()
-    layers = tuple(dict.fromkeys(layer_of(name) for name, _ in named))
-    rows: dict[str, list[Tensor]] = {layer: [] for layer in layers}
-    for (name, _), square in zip(named, squares.unbind(), strict=True):
-        rows[layer_of(name)].append(square)
-    per_layer = torch.stack([torch.stack(row).sum() for row in rows.values()])
-    return GradNorms(layers, per_layer.sqrt(), per_layer.sum().sqrt(), (~squares.isfinite()).sum().float())
+    squares = dict(zip(counted, _squares(list(counted.values())), strict=True))
+    zero = torch.zeros_like(next(iter(squares.values())))
+    every = [squares.get(piece.name, zero) for piece in pieces]
+    layers: dict[str, list[int]] = {}
+    for i, piece in enumerate(pieces):
+        layers.setdefault(layer_of(piece.name), []).append(i)
+    return GradNorms(
+        tuple(layers),
+        torch.stack([torch.stack([every[i] for i in row]).sum() for row in layers.values()]),
+        tuple(sum(pieces[i].held for i in row) for row in layers.values()),
+        tuple(sum(pieces[i].size for i in row) for row in layers.values()),
+        (~torch.stack(every).isfinite()).float(),
+    )
 
 
-def _norms(grads: list[Tensor]) -> list[Tensor]:
-    norms: list[Tensor] = list(torch._foreach_norm(grads, 2, dtype=torch.float32))  # noqa: SLF001  (as clip_grad_norm_ does)
-    return norms
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One gradient: ``counted`` is what of it counts on this rank, if anything, out of ``size`` elements."""
+
+    name: str
+    counted: Tensor | None
+    size: int
+
+    @classmethod
+    def of(cls, name: str, parameter: Parameter, rank: int) -> Piece:
+        """Of the gradient of ``parameter``."""
+        grad = cast("Tensor", parameter.grad)
+        if hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_is_flat_param"):
+            return cls(name, None, max(1, grad.numel()))
+        if hasattr(grad, "to_local"):
+            return cls(name, _shard(grad), grad.numel())
+        return cls(name, grad.detach() if rank == 0 else None, grad.numel())
+
+    @property
+    def held(self) -> int:
+        """Elements that count here."""
+        return 0 if self.counted is None else self.counted.numel()
+
+
+def _shard(grad: Any) -> Tensor | None:
+    """The part of a DTensor on this rank, if it counts here: the first of its copies, and nothing left to reduce."""
+    place = grad.device_mesh.get_coordinate()
+    if place is None or any(placement.is_partial() for placement in grad.placements):
+        return None
+    if any(placement.is_replicate() and at > 0 for placement, at in zip(grad.placements, place, strict=True)):
+        return None
+    local: Tensor = grad.detach().to_local()
+    return local
+
+
+def _squares(grads: list[Tensor]) -> list[Tensor]:
+    """The sum of squares of each, on the device of the first."""
+    norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # noqa: SLF001  (as clip_grad_norm_ does)
+    return list(torch.stack([norm.to(grads[0].device, non_blocking=True) for norm in norms]).square().unbind())

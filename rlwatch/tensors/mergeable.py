@@ -32,6 +32,16 @@ class Stat:
         """The statistic of both batches together."""
         raise NotImplementedError
 
+    def across(self, other: Self) -> Self:
+        """The statistic of two ranks together, this being the lower one: as of two batches, unless all ranks measure
+        the same thing.
+        """
+        return self.merge(other)
+
+    def compact(self, most: int) -> Self:  # noqa: ARG002  (for those that keep values)
+        """What is sent to another rank: this, or at most about ``most`` of the values it keeps."""
+        return self
+
     def value(self) -> Tensor:
         """The number to report, 0-d; meaningless where ``count`` is 0."""
         raise NotImplementedError
@@ -137,6 +147,38 @@ class Latest(Single):
     def merge(self, other: Self) -> Self:
         return other
 
+    @override
+    def across(self, other: Self) -> Self:
+        """Every rank measured the same: the lowest that did."""
+        mine = self.count > 0
+        return type(self)(torch.where(mine, self.count, other.count), torch.where(mine, self.kept, other.kept))
+
+
+@dataclass(frozen=True, slots=True)
+class RankMean(Total):
+    """A sum within a rank, and the mean over the ranks: a loss that every rank scales as if it was alone."""
+
+    ranks: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Of ``x`` inside ``mask``, on this rank."""
+        count = masked_count(mask, x)
+        return cls(count, masked_sum(x, mask), torch.ones_like(count))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return replace(self, count=self.count + other.count, kept=self.kept + other.kept)
+
+    @override
+    def across(self, other: Self) -> Self:
+        both = self.merge(other)
+        return replace(both, ranks=self.ranks + other.ranks)
+
+    @override
+    def value(self) -> Tensor:
+        return self.kept / self.ranks
+
 
 Stats = dict[str, Stat]
 """Canonical metric name -> its statistic."""
@@ -147,4 +189,15 @@ def merge(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
     both = dict(first)
     for name, stat in second.items():
         both[name] = both[name].merge(stat) if name in both else stat
+    return both
+
+
+def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
+    """Two ranks together, ``first`` being the lower one. A metric they measure in different ways is the first's."""
+    both = dict(first)
+    for name, stat in second.items():
+        if name not in both:
+            both[name] = stat
+        elif type(stat) is type(both[name]):
+            both[name] = both[name].across(stat)
     return both

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -79,11 +79,16 @@ class Ess(Stat):
 
 @dataclass(frozen=True, slots=True)
 class Quantile(Stat):
-    """An exact quantile; keeps the values (4 bytes a token) until the step ends."""
+    """An exact quantile; keeps the values (4 bytes a token) until the step ends.
+
+    A value of the i-th piece stands for ``every[i]`` values: 1, unless it was made compact. Of n values, a compact
+    one is exact for some q' within ``every / n`` of ``q``.
+    """
 
     q: float
     values: tuple[Tensor, ...]
     masks: tuple[Tensor, ...]
+    every: tuple[int, ...] = (1,)
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
@@ -92,8 +97,36 @@ class Quantile(Stat):
 
     @override
     def merge(self, other: Self) -> Self:
-        return type(self)(self.count + other.count, self.q, self.values + other.values, self.masks + other.masks)
+        return replace(
+            self,
+            count=self.count + other.count,
+            values=self.values + other.values,
+            masks=self.masks + other.masks,
+            every=self.every + other.every,
+        )
+
+    @override
+    def compact(self, most: int) -> Self:
+        """Evenly spaced order statistics where there are more than ``most`` values; all NaN if one was."""
+        x, mask = self._spread()
+        every = -(-len(x) // most)
+        if every <= 1:
+            return self
+        ordered, n = keep(x, mask, torch.inf).sort().values, mask.sum()
+        first = torch.arange(0, len(x), every, device=x.device)
+        middle = (first + (every - 1) // 2).minimum((n - 1).clamp(min=0))
+        spoilt = keep(x, mask, 0.0).isnan().any()
+        values = torch.where(spoilt, torch.nan, ordered[middle])
+        return replace(self, values=(values,), masks=(first < n,), every=(every,))
 
     @override
     def value(self) -> Tensor:
-        return masked_quantile(torch.cat(self.values), torch.cat(self.masks), self.q)
+        return masked_quantile(*self._spread(), self.q)
+
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        """Values and mask, each value as often as it stands."""
+        x, mask = (
+            torch.cat([z if n == 1 else z.repeat_interleave(n) for z, n in zip(pieces, self.every, strict=True)])
+            for pieces in (self.values, self.masks)
+        )
+        return x, mask
