@@ -1,26 +1,107 @@
-"""Groups of responses to one prompt: those whose rewards are all equal teach nothing."""
+"""Groups of responses to one prompt, whole or spread over micro-batches and ranks.
+
+A group's statistic exists only once all its responses are together, so these statistics keep one value a response
+until the step ends. Groups are known by int64 ids; an id below 0 is known within its own batch only, so that the
+groups of two batches stay apart (:func:`consecutive`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
 from torch import Tensor
+from typing_extensions import override
 
-from rlwatch.tensors.masked import widen
+from rlwatch.tensors.masked import masked_count
+from rlwatch.tensors.mergeable import Stat
 
 
-def zero_variance(rewards: Tensor, group_size: int, *, tolerance: float = 1e-8) -> Tensor:
-    """Whether the group of each response has zero reward variance, shape (B,), bool.
+def consecutive(n: int, size: int, device: torch.device | None = None) -> Tensor:
+    """Ids (n,) of groups that lie one after the other, ``size`` responses each, whole within this batch.
 
-    ``rewards`` (B,), the ``group_size`` responses of a prompt next to each other. Equal means within
-    ``tolerance`` of each other. A NaN reward is unlike anything, so its group has variance.
-    Raises ``ValueError`` if the groups do not divide the batch.
+    Raises ``ValueError`` if groups of ``size`` do not divide ``n`` responses.
+
+    >>> consecutive(4, 2).tolist()
+    [-1, -1, -2, -2]
     """
-    if group_size < 1 or rewards.shape[0] % group_size:
-        raise ValueError(f"{rewards.shape[0]} rewards do not divide into groups of {group_size}")
-    groups = widen(rewards).view(-1, group_size)
-    flat = (groups.amax(-1) - groups.amin(-1)) <= tolerance
-    return flat.repeat_interleave(group_size)
+    if size < 1 or n % size:
+        raise ValueError(f"{n} responses do not divide into groups of {size}")
+    return -1 - torch.arange(n, device=device) // size
 
 
-def zero_variance_fraction(rewards: Tensor, group_size: int) -> Tensor:
-    """Fraction of responses in zero-variance groups, 0-d, in [0, 1]; arguments as :func:`zero_variance`."""
-    return zero_variance(rewards, group_size).float().mean()
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Which of N responses belong together: ``labels`` (N,) in [0, N), equal within a group."""
+
+    labels: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor) -> Self:
+        """By the ``ids`` (N,) of their groups."""
+        ordered, order = ids.sort()
+        fresh = torch.ones_like(ordered, dtype=torch.bool)
+        fresh[1:] = ordered[1:] != ordered[:-1]
+        return cls(torch.empty_like(order).scatter_(0, order, fresh.cumsum(0) - 1))
+
+    def total(self, x: Tensor) -> Tensor:
+        """Sums of ``x`` (N, ...) within each group, (N, ...); 0 for a label that no response has."""
+        return torch.zeros_like(x).index_add_(0, self.labels, x)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Maxima of the floats ``x`` (N,) within each group, (N,); -inf for a label that no response has."""
+        return torch.full_like(x, -torch.inf).scatter_reduce_(0, self.labels, x, "amax")
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(Stat):
+    """Base: keeps ``values`` (B, ...), ``groups`` (B,) and ``masks`` of every batch until they are read.
+
+    ``count`` is the number of values kept; what could be measured of groups, :meth:`settle` tells.
+    """
+
+    values: tuple[Tensor, ...]
+    groups: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, values: Tensor, groups: Tensor, mask: Tensor) -> Self:
+        """Of what lies inside ``mask``: (B,), or the shape of ``values``."""
+        return cls(masked_count(mask, mask.float()), (values.detach(),), (groups,), (mask.bool(),))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return replace(
+            self,
+            count=self.count + other.count,
+            values=self.values + other.values,
+            groups=self.groups + other.groups,
+            masks=self.masks + other.masks,
+        )
+
+    def reduce(self) -> Stat:
+        """The statistic without the values: all that is needed where no group lies in another batch too."""
+        grouping = Grouping.of(_distinct(self.groups))
+        return self.over(torch.cat(self.values), torch.cat(self.masks), grouping)
+
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Stat:
+        """The statistic of all values together."""
+        raise NotImplementedError
+
+    @override
+    def settle(self) -> Stat:
+        return self.reduce().settle()
+
+    @override
+    def value(self) -> Tensor:
+        return self.settle().value()
+
+
+def _distinct(pieces: tuple[Tensor, ...]) -> Tensor:
+    """Ids of all batches in one (N,), where those below 0 of different batches differ."""
+    apart, seen = [], 0
+    for ids in pieces:
+        apart.append(torch.where(ids < 0, ids - seen, ids))
+        seen += ids.shape[0]
+    return torch.cat(apart)

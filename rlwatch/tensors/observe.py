@@ -16,9 +16,11 @@ from rlwatch.tensors import (
     clipping,
     covariance,
     entropy,
+    environment,
     importance,
     kl,
     lengths,
+    likelihood,
     logprobs,
     mismatch,
     offpolicy,
@@ -41,10 +43,20 @@ CORE: tuple[Observer, ...] = (
     mismatch.core,
     advantages.core,
     lengths.core,
+    environment.core,
 )
 """Each costs a pass or two over (B, T)."""
 
-FULL: tuple[Observer, ...] = (entropy.full, covariance.full, importance.full, kl.full, mismatch.full, text.full)
+FULL: tuple[Observer, ...] = (
+    entropy.full,
+    covariance.full,
+    importance.full,
+    kl.full,
+    mismatch.full,
+    likelihood.full,
+    lengths.full,
+    text.full,
+)
 """Each sorts, groups or compares."""
 
 

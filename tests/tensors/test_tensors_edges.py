@@ -5,14 +5,11 @@ import math
 import pytest
 import torch
 
-from rlwatch.tensors.finite import nonfinite_stats
-from rlwatch.tensors.groups import zero_variance, zero_variance_fraction
 from rlwatch.tensors.masked import masked_count, masked_max, masked_mean, masked_min, masked_quantile, masked_sum
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, Total, merge
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import top_tokens
 from rlwatch.tensors.spread import Quantile, Std
-from rlwatch.tensors.text import id0_share, repetition
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import Transfer
 
@@ -180,58 +177,6 @@ def test_the_latest_measurement_stands_for_the_step():
 
     assert first.merge(second).value() == 2.0
     assert first.merge(Latest.of(one, off)).count == 0
-
-
-@pytest.mark.parametrize(("gap", "equal"), [(0.9e-8, True), (1.1e-8, False)])
-def test_rewards_within_the_tolerance_are_equal(gap, equal):
-    """Floating point does not make a lesson."""
-    rewards = torch.tensor([0.0, gap], dtype=torch.float64)
-
-    assert zero_variance(rewards, 2).tolist() == [equal, equal]
-    assert zero_variance(rewards + torch.tensor([0.0, 1e-3]), 2, tolerance=1e-2).all()
-
-
-def test_groups_of_nothing_and_of_one():
-    """No rewards are no groups; a group of one always agrees; groups of none are refused."""
-    assert zero_variance(torch.zeros(0), 4).tolist() == []
-    assert zero_variance_fraction(torch.arange(3.0), 1) == 1.0
-    with pytest.raises(ValueError, match="3 rewards do not divide into groups of 0"):
-        zero_variance(torch.zeros(3), 0)
-
-
-def test_counts_of_non_finite_values_add_over_micro_batches():
-    """A count, not a share."""
-    x = torch.tensor([math.nan, 1.0, -math.inf])
-    one = nonfinite_stats("grad", x, torch.ones(3))
-
-    assert merge(one, one)["nonfinite/grad"].value() == 4.0
-    assert nonfinite_stats("grad", x, torch.tensor([0, 1, 0]))["nonfinite/grad"].value() == 0.0
-
-
-@pytest.mark.parametrize("width", [0, 1, 2])
-def test_responses_shorter_than_a_3_gram_repeat_nothing(width):
-    """They have no repetition, rather than none."""
-    ids = torch.ones(2, width, dtype=torch.int64)
-
-    value, measured = repetition(ids, torch.ones_like(ids))
-
-    assert value.isnan().all()
-    assert measured.tolist() == [False, False]
-
-
-def test_3_grams_never_reach_over_a_hole_in_the_mask():
-    """Tool output between two turns separates them."""
-    ids, mask = torch.tensor([[1, 2, 9, 1, 2, 3, 1, 2, 3]]), torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1, 1]])
-
-    value, measured = repetition(ids, mask)
-
-    assert measured.all()
-    assert value.item() == pytest.approx(1 - 3 / 4)
-
-
-def test_a_response_without_tokens_has_no_share_of_id_0():
-    """Not 0: nothing was sampled."""
-    assert id0_share(torch.zeros(1, 3), torch.zeros(1, 3)).isnan().all()
 
 
 def test_a_transfer_loses_no_digit_of_a_double_nor_of_a_large_integer():
