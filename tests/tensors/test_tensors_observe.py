@@ -1,6 +1,7 @@
 """One micro-batch in, canonical statistics, spikes and one transfer out."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlwatch.metrics import BY_NAME
+from rlwatch.tensors.entropy import token_logp_entropy
 from rlwatch.tensors.gradnorm import grad_norms, layer_of
+from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import top_tokens
 from rlwatch.tensors.tokens import TokenBatch
@@ -85,18 +88,41 @@ def test_padding_of_any_value_changes_no_statistic():
 
 
 def test_observing_never_waits_for_the_device_nor_draws_a_random_number():
-    """No scalar read, no data-dependent shape, no generator touched."""
-    batch, layer = full_batch(), torch.nn.Linear(3, 2)
+    """No scalar read, no data-dependent shape, no generator touched; also while micro-batches merge and are read."""
+    batch, other, layer = full_batch(), full_batch(1, width=4), torch.nn.Linear(3, 2)
     layer.weight.grad = torch.ones(2, 3)
     state = torch.get_rng_state()
     with CountWaits() as count:
-        stats = observe(batch)
+        stats = [stat.settle() for stat in merge(observe(batch), observe(other)).values()]
         spikes = top_tokens(batch)
         norms = grad_norms(layer.named_parameters())
-        Transfer([s.value() for s in stats.values()] + [spikes.rows, norms.norms])
+        Transfer([s.value() for s in stats] + [s.count for s in stats] + [spikes.rows, norms.norms])
 
     assert count.seen == []
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("missing", ["old_logp", "ref_logp", "rollout_logp", "advantages", "entropy", "ids", "clip"])
+def test_nothing_waits_where_something_was_not_measured(missing):
+    """Every way a batch may be incomplete, in every micro-batch or in one of two."""
+    whole = full_batch()
+    partial = replace(whole, **{missing: None})
+    with CountWaits() as count:
+        for batches in ((partial, partial), (whole, partial)):
+            for stat in merge(*map(observe, batches)).values():
+                stat.settle().value()
+        top_tokens(partial)
+
+    assert count.seen == []
+
+
+def test_log_probs_and_entropy_of_logits_wait_for_nothing():
+    """Tile by tile, with ids that are none, at a temperature."""
+    logits, ids = torch.zeros(2, 3, 50, dtype=torch.bfloat16), torch.tensor([[0, 49, -100], [1, 50, 7]])
+    with CountWaits() as count:
+        token_logp_entropy(logits, ids, temperature=0.5, tile=16)
+
+    assert count.seen == []
 
 
 def test_the_counting_of_waits_can_fail():
