@@ -65,7 +65,7 @@ def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
         try:
             out[str(name)] = value if type(value) is float else _number(value)
         except (TypeError, ValueError, OverflowError):
-            counters.warn("bad_values", f"metric {name!r} is not a number: got {value!r:.80}; it was left out")
+            counters.warn("bad_values", f"metric {name!r} is not a number: got {_shown(value)}; it was left out")
     for names, transfer in entry.deferred:
         out.update(zip(names, map(float, transfer.read()), strict=True))
     return out
@@ -74,14 +74,25 @@ def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
 def _number(value: Any) -> float:
     if isinstance(value, str | bytes):
         raise TypeError("text is not a number")
+    if _in_parts(value):  # reading it is a collective, which this rank alone must not begin
+        raise TypeError("parts are not a number")
     return float(value)
+
+
+def _in_parts(value: Any) -> bool:
+    """Whether it is a DTensor, of which other ranks hold other parts."""
+    return hasattr(value, "full_tensor")
+
+
+def _shown(value: Any) -> str:
+    return "a DTensor (pass its full_tensor(), on every rank)" if _in_parts(value) else f"{value!r:.80}"
 
 
 def _defer(entry: Entry, names: list[str]) -> None:
     """Move the one-element tensors among ``names`` out of the entry's metrics, one transfer a device."""
     by_device: dict[object, list[str]] = {}
     for name in names:
-        if entry.metrics[name].numel() == 1:
+        if entry.metrics[name].numel() == 1 and not _in_parts(entry.metrics[name]):
             by_device.setdefault(entry.metrics[name].device, []).append(name)
     for group in by_device.values():
         from rlwatch.tensors.transfer import Transfer

@@ -123,3 +123,25 @@ def test_a_step_that_is_none_says_what_it_got(step):
     """Negative, fractional, text."""
     with pytest.raises(ValueError, match="step must be an integer >= 0, got"):
         step_index(step)
+
+
+class Part(torch.Tensor):
+    """Looks like a DTensor, of which another rank holds the other part."""
+
+    def full_tensor(self):
+        raise AssertionError("a collective on one rank alone hangs training")
+
+    def item(self):
+        raise AssertionError("so does this")
+
+    __float__ = item
+
+
+def test_a_tensor_in_parts_is_refused_without_touching_it(caplog):
+    """Reading it is a collective; the message says what to pass instead."""
+    counters = Counters()
+    part = torch.tensor(1.0).as_subclass(Part)
+
+    assert numbers(admit({"grad_norm": part, "loss": 2.0}, 1, 0.0), counters) == {"loss": 2.0}
+    assert counters["bad_values"] == 1
+    assert "pass its full_tensor()" in caplog.text
