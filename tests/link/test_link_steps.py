@@ -1,0 +1,168 @@
+"""Steps on their way to rank 0, over real connections."""
+
+import json
+import logging
+import socket
+from contextlib import suppress
+
+import pytest
+from linked_ranks import Other, at, ranks, until
+
+from rlwatch.link.frames import Frame, Kind
+from rlwatch.link.hub import Hub
+from rlwatch.link.sockets import LinkError, connect, send_all
+from rlwatch.link.spoke import Spoke
+
+
+def taken(world, step):
+    """What rank 0 gets of ``step`` once nobody is waited for."""
+    assert until(lambda: not world.hub.inbox.awaited(at(step)))
+    return world.hub.inbox.take(at(step))
+
+
+def test_what_every_rank_sends_arrives_whole_and_in_order():
+    """Also payloads larger than any buffer of the system."""
+    big = bytes(range(256)) * 40_000
+    with ranks(4) as world:
+        for other in world.others:
+            other.send(1, b"small")
+            other.send(2, big + bytes([other.rank]))
+
+        assert taken(world, 1) == {1: b"small", 2: b"small", 3: b"small"}
+        assert taken(world, 2) == {rank: big + bytes([rank]) for rank in (1, 2, 3)}
+
+
+def test_what_still_waits_is_sent_before_a_rank_leaves(caplog):
+    """Leaving in good order is no loss, and said by nobody."""
+    with ranks(2) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
+        other = world.others[0]
+        for step in range(25):
+            other.send(step)
+        assert other.spoke.close(10.0)
+
+        assert taken(world, 24) == {1: b"x"}
+        assert other.lost == []
+    assert caplog.messages == []
+
+
+def test_a_rank_that_dies_is_no_longer_awaited_and_is_named_once(caplog):
+    """Its connections close with it."""
+    with ranks(3) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
+        assert world.hub.inbox.awaited(at(1)) == {1, 2}
+        world.others[0].die()
+
+        assert until(lambda: world.hub.inbox.awaited(at(1)) == {2})
+        assert until(lambda: any("rank 1 is gone" in message for message in caplog.messages))
+    assert sum("is gone" in message for message in caplog.messages) == 1
+
+
+def test_a_rank_goes_on_when_rank_0_is_gone(caplog):
+    """What it measured is dropped and counted, with one warning."""
+    with ranks(2) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
+        other = world.others[0]
+        for peer in world.hub.linked().values():
+            peer.lose()  # as if the process had died: no farewell
+        for step in range(20):
+            other.send(step)
+
+        assert until(lambda: sum(other.lost) >= 19)
+    assert sum("takes no more" in message for message in caplog.messages) == 1
+
+
+def test_the_end_of_rank_0_in_good_order_is_no_warning(caplog):
+    """The run is over: what comes after is not missed."""
+    with ranks(2) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
+        other = world.others[0]
+        world.hub.close()
+        for step in range(20):
+            other.send(step)
+
+        assert until(lambda: sum(other.lost) >= 19)
+    assert caplog.messages == []
+
+
+def test_a_step_that_cannot_be_read_does_not_end_the_sending(caplog):
+    """An error of ours is counted, and the next step goes out."""
+
+    def explode():
+        raise RuntimeError("device lost")
+
+    with ranks(2) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
+        other = world.others[0]
+        other.queue.offer((at(1), explode))
+        other.send(2)
+
+        assert taken(world, 2) == {1: b"x"}
+        assert other.lost == [1]
+    assert "device lost" in caplog.text
+
+
+GREETINGS = [
+    {"rank": 1, "role": "steps", "token": "guessed"},
+    {"rank": 2, "role": "steps"},
+    {"rank": 7, "role": "steps", "token": None},
+    {"rank": 0, "role": "steps", "token": None},
+    [],
+]
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+def test_nobody_without_the_secret_or_with_a_wrong_rank_gets_in(greeting):
+    """The door closes; the run's own ranks notice nothing."""
+    with ranks(2) as world:
+        if isinstance(greeting, dict) and greeting.get("token", "") is None:
+            greeting = {**greeting, "token": world.hub.address.token}
+        stranger = connect(world.hub.address)
+        send_all(stranger, Frame(Kind.HELLO, body=json.dumps(greeting).encode()).packed(), 5.0)
+        stranger.settimeout(10.0)
+
+        assert stranger.recv(100) == b""
+        world.others[0].send(1)
+        assert taken(world, 1) == {1: b"x"}
+        stranger.close()
+
+
+def test_a_scan_of_the_port_gets_nothing_and_does_no_harm():
+    """Bytes that are no message close the connection, and no more than a few are stored."""
+    with ranks(2) as world:
+        stranger = connect(world.hub.address)
+        stranger.sendall(b"\x00" * 4096)
+        stranger.settimeout(10.0)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+        stranger.close()
+
+        assert set(world.hub.linked()) == {1}
+
+
+def test_a_rank_that_cannot_connect_says_what_it_tried():
+    """The host and port of rank 0."""
+    hub = Hub(2, alone=True)
+    address = hub.address
+    hub._listener.close()
+
+    with pytest.raises(LinkError, match=rf"port {address.port} \(127.0.0.1: "):
+        Spoke(1, address, list, lambda n: None)
+
+
+def test_a_rank_that_restarts_is_taken_in_again():
+    """An elastic trainer starts a dead rank anew."""
+    with ranks(2) as world:
+        world.others[0].die()
+        assert until(lambda: 1 not in world.hub.linked())
+        again = Other(1, world.hub.address)
+        again.send(1)
+
+        assert taken(world, 1) == {1: b"x"}
+        assert set(world.hub.linked()) == {1}
+        again.spoke.close(5.0)
+
+
+def test_a_forked_child_lets_go_without_ending_the_parents_connections():
+    """Closing a copy is not shutting the connection down."""
+    with ranks(2) as world:
+        ours = world.others[0].spoke._connection
+        socket.fromfd(ours.fileno(), ours.family, ours.type).close()
+        world.others[0].send(1)
+
+        assert taken(world, 1) == {1: b"x"}
