@@ -262,6 +262,18 @@ def test_sharded_weights_are_refused_with_the_reason(tmp_path, change, reason):
         ResetReference(lambda: anchored(trainer), Seam(FakeRun())).check(Command("c", "r", "reset-reference"))
 
 
+def test_fsdp2_is_not_refused(tmp_path):
+    """Its shards can be copied one by one."""
+    trainer = make_trainer(tmp_path, beta=0.1)
+
+    class Accelerator:
+        distributed_type = "FSDP"
+        state = type("State", (), {"fsdp_plugin": type("Plugin", (), {"fsdp_version": 2})})
+
+    trainer.accelerator = Accelerator()
+    assert anchored(trainer).reference is trainer.ref_model
+
+
 def test_unknown_commands_and_arguments_are_refused(tmp_path):
     """By name."""
     _, unknown, _ = train(tmp_path / "a", kind_of_command="explode")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from rlwatch.errors import RLWatchError
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """What torch.compile, activation checkpointing and FSDP put into the names of parameters."""
@@ -32,9 +35,12 @@ def resharded(model: nn.Module) -> nn.Module:
     """``model``, with every FSDP2 module showing its shards.
 
     After a forward without backward FSDP2's root keeps whole copies of its parameters, which the next forward
-    throws away: a reset of those would be lost.
+    throws away: a reset of those would be lost. Raises ``RLWatchError`` for FSDP1, whose flat parameters hide
+    whether they are shards.
     """
     for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            raise RLWatchError("the model is wrapped by FSDP1, whose weights cannot be copied in place; use FSDP2")
         if callable(getattr(module, "reshard", None)) and hasattr(module, "set_reshard_after_forward"):
             module.reshard()  # type: ignore[operator]
     return model

@@ -81,11 +81,16 @@ class Control:
 def anchored(trainer: Any) -> Anchored:
     """The trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if it has no reference."""
     engine = sharding_engine(trainer)
-    if engine is not None:
-        raise RLWatchError(f"weights are sharded by {engine}, and a reset there is not supported yet")
+    if engine is not None and not _fsdp2(trainer):
+        raise RLWatchError(f"weights are sharded by {engine}, where a reset is not supported (it is with FSDP2)")
     if trainer.ref_model is None and not getattr(trainer, "beta", 0.0):
         raise RLWatchError(NO_KL_TERM)
     return Anchored(trainer.model, trainer.ref_model, [trainer.optimizer])
+
+
+def _fsdp2(trainer: Any) -> bool:
+    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
+    return getattr(plugin, "fsdp_version", None) == 2
 
 
 def kl_coef(trainer: Any) -> float:
