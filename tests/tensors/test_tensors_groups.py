@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.tensors.group_agreement import agreement
@@ -77,6 +77,7 @@ def test_a_deviation_of_equal_rewards_is_not_always_zero():
     assert read(of(rewards.flatten().tolist(), 7))["reward/zero_std_frac"] == 1.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-5, 5, width=32), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_the_deviation_within_groups_is_trls(groups):
     """Sample deviation of each group; mean over samples."""
@@ -121,6 +122,7 @@ def test_a_broken_group_leaves_the_others_measured():
 ragged = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1.0, -1.0])), min_size=1, max_size=16)
 
 
+@settings(deadline=None)
 @given(ragged, st.sampled_from(DRAWS))
 def test_pass_at_k_is_the_chance_over_all_draws(pairs, k):
     """Against drawing every combination of k responses of every group that has k."""
@@ -163,6 +165,7 @@ def test_of_a_trainer_that_judges_apart_from_the_reward_its_judgement_counts():
     assert got["reward/zero_std_right_frac"] == 0.5
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 3)), min_size=1, max_size=20))
 def test_answers_are_counted_within_their_group(pairs):
     """Against sets and counts of Python; a negative code is no answer."""
@@ -183,6 +186,7 @@ def test_answers_are_counted_within_their_group(pairs):
         assert value == pytest.approx(statistics.fmean(expected[name]), abs=1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=5)), min_size=1, max_size=8))
 def test_agreement_is_that_of_all_pairs(rows):
     """Against comparing each pair at each position both have."""
@@ -210,6 +214,7 @@ def test_agreement_is_of_the_beginning():
 cut = st.lists(st.integers(0, 12), max_size=3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1.0, 0.5, NAN])), min_size=1, max_size=12), cut)
 def test_a_group_may_be_spread_over_batches_and_ranks(pairs, cuts):
     """However responses are dealt out, merging says the same as one batch."""
@@ -251,6 +256,7 @@ def test_groups_must_divide_the_batch(n, size):
         consecutive(n, size)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**52), 2**52), max_size=20))
 def test_labels_are_equal_within_a_group_only(ids):
     """Whatever the ids are."""

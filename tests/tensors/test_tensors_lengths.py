@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.tensors.lengths import Gini, core, extent, full, tail
@@ -38,6 +38,7 @@ def test_the_tail_of_the_worked_example():
 lengths = st.lists(st.integers(0, 5000), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(lengths)
 def test_the_tail_is_numpys(values):
     """Percentiles, and Gini by its definition: the mean absolute difference over twice the mean."""
@@ -51,6 +52,7 @@ def test_the_tail_is_numpys(values):
         assert got["len/bubble"] == pytest.approx(1 - x.mean() / x.max(), abs=1e-5)
 
 
+@settings(deadline=None)
 @given(lengths, st.lists(st.integers(0, 30), max_size=3))
 def test_lengths_of_several_batches_are_those_of_one(values, cuts):
     """A percentile of percentiles would be none."""

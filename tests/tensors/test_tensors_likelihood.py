@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.tensors import environment
@@ -70,6 +70,7 @@ def by_hand(loss, mask):
     return lost
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-8, 8), st.booleans()), min_size=1, max_size=12))
 def test_actions_are_the_runs_of_the_mask(tokens):
     """Against walking through the tokens."""
@@ -145,6 +146,7 @@ def test_nan_counts_inside_the_mask_only():
     assert all(math.isnan(value) for value in read(of(logp, OLD)).values())
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(0, 1000))
 def test_micro_batches_say_the_same_as_the_whole(place, seed):
     """Ratios of sums, not means of ratios."""

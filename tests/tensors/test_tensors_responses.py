@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from waits import CountWaits
 
@@ -15,10 +15,12 @@ from rlwatch.integrations.step_tally import StepTally
 from rlwatch.metrics import BY_NAME, metric_of
 from rlwatch.tensors.coding import BITS, codes
 from rlwatch.tensors.groups import Grouped
-from rlwatch.tensors.mergeable import merge
+from rlwatch.tensors.mergeable import merge, merge_ranks
 from rlwatch.tensors.response_stats import observe_responses
 from rlwatch.tensors.responses import ResponseBatch
+from rlwatch.tensors.shipping import pack, unpack
 from rlwatch.tensors.tasks import LONGEST, OTHER, UNNAMED, TaskNames, by_task
+from rlwatch.tensors.transfer import Transfer
 
 pytestmark = pytest.mark.torch
 
@@ -126,6 +128,7 @@ rows = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=40)
 @given(rows, st.lists(st.integers(0, 12), max_size=3))
 def test_however_responses_are_dealt_out_the_step_says_the_same(responses, cuts):
     """Micro-batches and ranks of any size, also empty ones."""
@@ -333,3 +336,36 @@ def test_carried_over_responses_and_the_budget_of_an_iteration():
 
     assert (got["partial/frac"], got["partial/retention_mean"], got["partial/retention_max"]) == (0.5, 1.5, 3)
     assert got["len/budget_used"] == pytest.approx(0.8)
+
+
+def sent(stats):
+    """What arrives at rank 0 of another rank's statistics."""
+    layout, tensors = pack(stats)
+    return unpack(layout, Transfer(tensors).read())
+
+
+def test_ranks_say_together_what_one_process_would():
+    """Groups that lie on two ranks, tasks that only one has, answers neither knows of the other."""
+    given_ = everything(12)
+    names = TaskNames()
+
+    def rank(places):
+        columns = {name: [x[i] for i in places] if isinstance(x, list) else x for name, x in given_.items()}
+        return observe_responses(ResponseBatch.of(**columns, task_names=names))
+
+    whole = read(rank(range(12)))
+
+    together = merge_ranks(merge_ranks(sent(rank([0, 3, 4])), sent(rank([1, 2, 5, 6, 7, 8]))), sent(rank([9, 10, 11])))
+
+    assert read(together) == pytest.approx(whole, rel=1e-5, abs=1e-6)
+
+
+def test_a_value_that_ranks_share_is_sent_once():
+    """Twenty statistics of the rewards of groups are of the same tensors."""
+    stats = observe_responses(ResponseBatch.of(rewards=[1.0, 0.0] * 8, groups=list("aabbccdd" * 2)))
+    kept = {name: stat for name, stat in stats.items() if isinstance(stat, Grouped)}
+
+    _layout, tensors = pack(kept)
+
+    assert len(kept) > 20
+    assert len(tensors) == 4  # a count, scores, groups, a mask

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.tensors.loops import WINDOW, Loops
@@ -48,6 +48,7 @@ def test_distinct_ids_of_the_worked_example():
     assert read(text_stats(ids, mask))["text/repetition"] == pytest.approx(0.2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=5), st.sampled_from([1, 2, 3]))
 def test_distinct_equals_counting_in_python(rows, n):
     """Against the definition, on padded batches."""
@@ -120,6 +121,7 @@ def test_what_comes_back_but_not_in_a_row_is_no_loop(row):
     assert loops(row) == ([0.0], [0.0])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(2, 5), st.integers(0, 40), st.integers(0, 40), st.integers(0, 30))
 def test_the_cover_of_a_planted_loop_is_exact(period, times, before, after, seed):
     """Whatever stands around it, if the repeated part is at least a window long."""
@@ -173,6 +175,7 @@ def test_a_nan_sampler_is_recognised_by_its_zeros():
     assert got["text/id0_run"] == 10
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), max_size=12), min_size=1, max_size=4))
 def test_the_longest_run_of_zeros_is_that_of_python(rows):
     """Padding is no run."""
@@ -201,6 +204,7 @@ def test_a_response_has_ended_if_its_last_token_ends_a_sequence(rows, eos, expec
     assert unended(*padded(rows, fill=2), eos).tolist() == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=2, max_size=6), st.integers(1, 5))
 def test_responses_of_two_batches_are_those_of_one(rows, place):
     """Also where the batches are padded to different widths."""
