@@ -44,6 +44,11 @@ class Seam:
         """Whether ``tap`` is still switched on."""
         return self._failures[tap] < LIMIT
 
+    @property
+    def errors(self) -> int:
+        """Failures of all taps so far: what a process without a run tells the one that has it."""
+        return self._failures.total()
+
     def _failed(self, tap: str, error: Exception) -> None:
         self._failures[tap] += 1
         if self.run is not None:

@@ -15,10 +15,11 @@ ROWS: tuple[Metric, ...] = (
     Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
         same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"),
         same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm"))),
+    Metric("optim/grad_norm_max", Family.OPTIMISATION, "", "largest global gradient norm of several optimizer steps in one step", 0.0, aggregator="maximum"),
     Metric("optim/lr", Family.OPTIMISATION, "", "learning rate", 0.0, aliases=(
         same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"),
         same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr"))),
-    fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps a float16 loss scaler skipped", aggregator="step fraction"),
+    fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps skipped because a gradient was not finite (float16 loss scaler, verl)", aggregator="step fraction"),
     Metric("nonfinite/loss", Family.OPTIMISATION, "count", "micro-batches whose loss was NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/logp", Family.OPTIMISATION, "tokens", "response tokens whose policy log-prob was NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/old_logp", Family.OPTIMISATION, "tokens", "the same for the old policy", 0.0, aggregator="sum"),

@@ -1,0 +1,158 @@
+"""What the driver can be told: each command is checked and carried out on every worker, or here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlwatch.control.policy import veto_reset_reference
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
+from rlwatch.integrations.handlers.kl_coef import SetKLCoef
+from rlwatch.integrations.handlers.stop import Stop
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.verl.checkpoints import Checkpoints
+from rlwatch.integrations.verl.replies import Reply, accepted
+from rlwatch.integrations.verl.workers import Workers
+from rlwatch.ports import CommandHandler
+from rlwatch.records import JSON, Command
+
+
+class OnWorkers:
+    """A command all workers carry out, or none: every rank checks before any rank acts."""
+
+    def __init__(self, kind: str, workers: Workers) -> None:
+        self.kind = kind
+        self._workers = workers
+
+    def check(self, command: Command) -> None:
+        """Refuse with the reason of any rank that does."""
+        accepted(self._workers.call("check", self.kind, dict(command.args)))
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Carry it out; returns the report of rank 0."""
+        replies = accepted(self._workers.call("do", self.kind, dict(command.args)))
+        return dict(replies[0]["report"])
+
+
+class ResetOnWorkers(OnWorkers):
+    """``reset-reference``, at a boundary where no log-probs of the reference are waiting to be used."""
+
+    def __init__(self, trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: Seam) -> None:
+        super().__init__("reset-reference", workers)
+        self._trainer = trainer
+        self._checkpoints = checkpoints
+        self._seam = seam
+
+    def check(self, command: Command) -> None:
+        """Refuse where there is no reference, during a collapse, or for the reason of any rank."""
+        trainer, run = self._trainer, self._seam.run
+        if not trainer.use_reference_policy:
+            raise RLWatchError("there is no reference: neither actor.use_kl_loss nor algorithm.use_kl_in_reward is set")
+        if trainer.ref_policy_wg is not trainer.actor_rollout_wg:
+            raise RLWatchError(
+                "the reference is a worker group of its own (hybrid_engine=False), which the actor's weights do not "
+                "reach; save a checkpoint and start again from it"
+            )
+        veto = None if run is None else veto_reset_reference(run.health(), force=command.force)
+        if veto is not None:
+            raise RLWatchError(veto)
+        super().check(command)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Reset on every rank, and keep the new reference with the checkpoint of this step, if there is one."""
+        replies = accepted(self._workers.call("do", self.kind, dict(command.args)))
+        report = merged(replies)
+        self._checkpoints.changed()
+        cleared = f"optimizer state of {report['cleared']} parameters cleared"
+        kept = cleared if report["optimizer"] == "clear" else "optimizer state kept"
+        summary = f"reference = policy ({report['tensors']} tensors on {len(replies)} ranks), {kept}"
+        return {**report, "forced": command.force, "summary": summary}
+
+
+class LowerLROnWorkers(OnWorkers):
+    """``lower-lr``; the worker of rank 0 knows when the rate goes back to its schedule."""
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__("lower-lr", workers)
+        self._until: int | None = None
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Lower it on every rank."""
+        report = super().__call__(command)
+        self._until = int(report.get("until") or 0)
+        return report
+
+    def due(self, step: int) -> Command | None:
+        """The command that gives the rate back, if it is time to; a checkpoint may have brought a limit along."""
+        if self._until is None:
+            self._until = int(accepted(self._workers.call("lowered"))[0]["until"])
+        if not 0 < self._until <= step:
+            return None
+        why = f"lowered until step {self._until}"
+        return Command("", "", self.kind, {"scale": 1.0}, requested_by="rlwatch", why=why)
+
+
+def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: Seam) -> list[CommandHandler]:
+    """Everything verl's ``trainer`` can be told beside pause and resume."""
+    coefficient = Coefficient(trainer, workers)
+    return [
+        ResetOnWorkers(trainer, workers, checkpoints, seam),
+        LowerLROnWorkers(workers),
+        SetKLCoef(coefficient.read, coefficient.write, seam),
+        SaveCheckpoint(checkpoints.save, checkpoints.kept, seam),
+        Stop(stopper(trainer, checkpoints)),
+    ]
+
+
+class Coefficient:
+    """The weight of the KL term: in the loss (on the workers), or in the reward (here)."""
+
+    def __init__(self, trainer: Any, workers: Workers) -> None:
+        self._trainer = trainer
+        self._workers = workers
+
+    def read(self) -> float:
+        """Now. Raises ``RLWatchError`` if there is no KL term."""
+        if self._in_loss:
+            return float(accepted(self._workers.call("kl_coef"))[0]["value"])
+        return float(self._controller.value)
+
+    def write(self, value: float) -> None:
+        """Until training starts again: verl does not save it."""
+        if self._in_loss:
+            accepted(self._workers.call("kl_coef", value))
+        else:
+            self._controller.value = value
+
+    @property
+    def _in_loss(self) -> bool:
+        return bool(self._trainer.config.actor_rollout_ref.actor.use_kl_loss)
+
+    @property
+    def _controller(self) -> Any:
+        controller = getattr(self._trainer, "kl_ctrl_in_reward", None)
+        if controller is None:
+            raise RLWatchError("there is no KL term, in the loss or in the reward")
+        return controller
+
+
+def stopper(trainer: Any, checkpoints: Checkpoints) -> Callable[[bool], str]:
+    """Ends training with this step: verl's loop runs while steps are left."""
+
+    def stop(save: bool) -> str:
+        if save:
+            checkpoints.save()
+        trainer.total_training_steps = trainer.global_steps
+        return f"training ends with step {trainer.global_steps}" + (", after saving a checkpoint" if save else "")
+
+    return stop
+
+
+def merged(replies: Sequence[Reply]) -> dict[str, JSON]:
+    """One report of what every rank did to its own shards."""
+    reports = [reply["report"] for reply in replies]
+    prints = [str(report["fingerprint"]) for report in reports]
+    whole = prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:12]
+    return {**reports[0], "fingerprint": whole, "exact": all(r["exact"] for r in reports), "ranks": len(reports)}

@@ -1,0 +1,101 @@
+"""What the driver of a watched run does: reads each step's batch, gathers from the workers, obeys commands."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlwatch.integrations.controller import Controller
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch
+from rlwatch.integrations.verl.checkpoints import Checkpoints
+from rlwatch.integrations.verl.commands import handlers
+from rlwatch.integrations.verl.replies import Reply, accepted
+from rlwatch.integrations.verl.settings import Settings
+from rlwatch.integrations.verl.statistics import Statistics
+from rlwatch.integrations.verl.workers import Workers
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+logger = logging.getLogger("rlwatch")
+
+
+class Driver:
+    """Watches one ``PPOTrainer`` of verl. All its methods are called in the training thread and raise nothing."""
+
+    def __init__(self, trainer: Any, run: Run, settings: Settings) -> None:
+        self.run = run
+        self.seam = Seam(run)
+        self.statistics = Statistics(self.seam, settings)
+        self._trainer = trainer
+        self._settings = settings
+        self._workers: Workers | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._controller: Controller | None = None
+
+    def attach(self) -> None:
+        """The workers are there: put their taps in place."""
+        self.seam.attempt("set-up of the workers", self._attach)
+
+    def loaded(self) -> None:
+        """A checkpoint was loaded, or none was found."""
+        if self._checkpoints is not None:
+            self._checkpoints.loaded(self.run)
+
+    def saved(self) -> None:
+        """A checkpoint was saved."""
+        if self._checkpoints is not None:
+            self._checkpoints.saved()
+
+    def obey(self) -> None:
+        """The policy of this step is final and the rollout engine still sleeps: carry out commands."""
+        if self._controller is not None:
+            self._controller.obey(int(self._trainer.global_steps))
+
+    def measure(self, meta: Any) -> None:
+        """Read the step's batch ``meta`` (a ``KVBatchMeta``) before verl drops it; compute on another thread."""
+        step = int(self._trainer.global_steps)
+        if not self._settings.level.includes(Level.TOKENS) or not self.statistics.room():
+            return
+        answers = None
+        if self._workers is not None:
+            answers = self.seam.attempt("workers", self._workers.ask, "collect", step)
+        batch = self.seam.attempt("batch", self._read, meta, step)
+        self.statistics.submit(step, batch, answers)
+
+    def settle(self) -> None:
+        """Training has ended: wait for the statistics of the last steps."""
+        self.seam.attempt("last steps", self.statistics.close)
+
+    def _attach(self) -> None:
+        trainer = self._trainer
+        reading = Reading.of(trainer.config, trainer.tokenizer)
+        workers = Workers(trainer.actor_rollout_wg)
+        given = {"level": str(self._settings.level), "bypass": reading.bypass}
+        self._attached(accepted(workers.call("attach", given)))
+        self.statistics.reading = reading
+        if self._settings.text:
+            tokenizer = copy.deepcopy(trainer.tokenizer)  # one of two threads must not share it with the other
+            self.statistics.decode = lambda token: str(tokenizer.decode([token]))
+        self._workers = workers
+        self._checkpoints = Checkpoints(trainer, workers, self.seam)
+        commands = handlers(trainer, workers, self._checkpoints, self.seam)
+        self._controller = Controller(self.seam, commands, latest=lambda: self.statistics.latest)
+
+    def _attached(self, replies: Sequence[Reply]) -> None:
+        obstacle = next((str(reply["obstacle"]) for reply in replies if reply["obstacle"]), None)
+        if obstacle is not None:
+            logger.warning("rlwatch sees nothing of the update itself: %s", obstacle)
+        if replies[0]["vocab_size"] is not None:
+            self.statistics.numbers["policy/vocab_size"] = float(replies[0]["vocab_size"])
+
+    @staticmethod
+    def _read(meta: Any, step: int) -> StepBatch:
+        import transfer_queue as tq
+
+        data = tq.kv_batch_get(meta.keys, meta.partition_id, select_fields=[*TOKEN_FIELDS, *RESPONSE_FIELDS])
+        return StepBatch.of(meta, data, step)

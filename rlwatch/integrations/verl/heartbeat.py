@@ -1,0 +1,96 @@
+"""A small file per process that says: the plugin was loaded here, and this is how far it got.
+
+verl swallows what a plugin raises (at DEBUG), so that silence means nothing; ``rlwatch doctor`` reads these files.
+They lie in ``$RLWATCH_STATE_DIR``, else ``$XDG_STATE_HOME/rlwatch``, else ``~/.local/state/rlwatch``, under ``verl/``.
+Writing never raises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+IN_PLACE, WAITING = "in place", "waiting"
+"""How a hook can be, beside what went wrong."""
+KEPT = 64
+"""Files kept; older ones are removed."""
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """What the plugin did in one process."""
+
+    pid: int
+    host: str
+    python: str
+    rlwatch: str
+    verl: str
+    loaded_at: float
+    hooks: dict[str, str] = field(default_factory=dict)
+    role: str = ""
+    error: str = ""
+
+    def note(self, hook: str, how: str) -> None:
+        """Remember how ``hook`` is: in place, waiting for its module, or what went wrong."""
+        self.hooks[hook] = how
+        self.write()
+
+    def act(self, role: str) -> None:
+        """Remember that this process is watched now, as ``driver`` or ``worker``."""
+        self.role = role
+        self.write()
+
+    def fail(self, error: str) -> None:
+        """Remember the last error."""
+        self.error = error
+        self.write()
+
+    def write(self) -> None:
+        """Write it down, whole or not at all."""
+        with suppress(OSError):
+            place = directory()
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = place / f"{self.host}-{self.pid}.json"
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(asdict(self)) + "\n")
+            temporary.replace(path)
+
+
+def begin(rlwatch: str, verl: str) -> Heartbeat:
+    """The first beat of this process; removes the oldest files beyond :data:`KEPT`."""
+    beat = Heartbeat(os.getpid(), socket.gethostname(), sys.executable, rlwatch, verl, time.time())
+    beat.write()
+    with suppress(OSError):
+        for path in sorted(directory().glob("*.json"), key=lambda p: p.stat().st_mtime)[:-KEPT]:
+            path.unlink(missing_ok=True)
+    return beat
+
+
+def directory() -> Path:
+    """Where the files lie."""
+    chosen = os.environ.get("RLWATCH_STATE_DIR")
+    if chosen:
+        return Path(chosen) / "verl"
+    base = os.environ.get("XDG_STATE_HOME")
+    try:
+        home = Path(base) if base else Path.home() / ".local" / "state"
+    except RuntimeError:  # no home directory
+        home = Path(tempfile.gettempdir())
+    return home / "rlwatch" / "verl"
+
+
+def latest(limit: int = KEPT) -> list[Heartbeat]:
+    """The newest beats, newest first; files that cannot be read are left out."""
+    beats = []
+    with suppress(OSError):
+        for path in directory().glob("*.json"):
+            with suppress(OSError, ValueError, TypeError):
+                beats.append(Heartbeat(**json.loads(path.read_text())))
+    return sorted(beats, key=lambda beat: -beat.loaded_at)[:limit]

@@ -1,0 +1,115 @@
+"""What a watched worker holds: its taps, and what it can be told to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.handlers.learning_rate import LowerLR, Paced
+from rlwatch.integrations.handlers.unwrapping import unwrapped
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.verl.anchor import Anchor
+from rlwatch.integrations.verl.keeper import Keeper
+from rlwatch.integrations.verl.taps import WorkerTaps
+from rlwatch.integrations.verl.versions import obstacle
+from rlwatch.integrations.verl.whole import encoded
+from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.ports import CommandHandler
+from rlwatch.records import JSON, Command
+
+NEEDS = ("optimizer_step", "is_mp_src_rank_with_outputs")
+"""Methods of the actor's engine that the taps rely on."""
+
+
+class Inside:
+    """One rank's end. Nothing raises through the taps; everything else is called by the driver, and may refuse."""
+
+    def __init__(self, worker: Any, seam: Seam, taps: WorkerTaps | None, reason: str | None) -> None:
+        self.obstacle = reason
+        self.anchor = Anchor(worker)
+        self.keeper = Keeper(self.anchor, rank=int(worker.rank), world_size=int(worker.world_size))
+        self._worker = worker
+        self._seam = seam
+        self._taps = taps
+        lower: CommandHandler = LowerLR(self._paced)
+        self._handlers = {handler.kind: handler for handler in (lower, self.anchor)}
+
+    @classmethod
+    def of(cls, worker: Any, settings: Mapping[str, Any]) -> Inside:
+        """The end of verl's ``worker``, its taps in place unless something is in their way."""
+        seam, level = Seam(), Level.of(str(settings.get("level", Level.FULL)))
+        reason = cls._obstacle(worker)
+        taps = None
+        if reason is None:
+            from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+            taps = WorkerTaps(
+                worker.actor,
+                POLICY_LOSS_REGISTRY,
+                seam,
+                level,
+                bypass=bool(settings.get("bypass")),
+                rank=int(worker.rank),
+            )
+            taps.attach()
+        return cls(worker, seam, taps, reason)
+
+    @staticmethod
+    def _obstacle(worker: Any) -> str | None:
+        actor = getattr(worker, "actor", None)
+        if actor is None:
+            return "this worker holds no actor"
+        return obstacle(actor.engine, NEEDS)
+
+    def collect(self, step: int) -> Mapping[str, Any]:
+        """What was measured since the last call, packed for rank 0 of the run; nothing on a rank that only repeats.
+
+        Waits for the device: the actor has updated and is idle.
+        """
+        if self._taps is None:
+            return {}
+        tally = self._taps.take()
+        if tally.empty or not self._worker.actor.engine.is_mp_src_rank_with_outputs():
+            return {"errors": self._seam.errors}
+        return {"parcel": encoded(tally, step), "errors": self._seam.errors}
+
+    def check(self, kind: str, args: Mapping[str, Any]) -> None:
+        """Raise ``RLWatchError`` if this rank cannot carry out ``kind``."""
+        self._handler(kind).check(Command("", "", kind, args))
+
+    def do(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, JSON]:
+        """Carry it out."""
+        return self._handler(kind)(Command("", "", kind, args))
+
+    def kl_coef(self, value: float | None) -> float:
+        """The coefficient of the KL term of the actor's loss, set to ``value`` if that is not None."""
+        config = getattr(inspect.unwrap(self._worker.actor.loss_fn), "keywords", {}).get("config")
+        if config is None or not getattr(config, "use_kl_loss", False):
+            raise RLWatchError("the loss has no KL term (actor.use_kl_loss is false)")
+        if value is not None:
+            object.__setattr__(config, "kl_loss_coef", float(value))  # verl's configurations are frozen after set-up
+        return float(config.kl_loss_coef)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens the policy chooses from."""
+        actor = getattr(self._worker, "actor", None)
+        return None if actor is None else vocab_size_of(unwrapped(actor.engine.module))
+
+    @property
+    def lowered_until(self) -> int:
+        """The step until which the learning rate is lowered; 0 for none, or for good."""
+        return self._paced().until
+
+    def _handler(self, kind: str) -> CommandHandler:
+        try:
+            return self._handlers[kind]
+        except KeyError:
+            raise RLWatchError(f"a worker cannot do {kind!r}") from None
+
+    def _paced(self) -> Paced:
+        engine = self._worker.actor.engine
+        return Paced([engine.optimizer], [engine.lr_scheduler])

@@ -1,0 +1,43 @@
+"""What a worker answers the driver, as plain data: refusals travel as words, never as exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+from rlwatch.errors import RLWatchError
+
+REFUSED = "refused"
+Reply = Mapping[str, Any]
+"""Of one rank: ``{"rank": r, ...}``, or ``{"rank": r, "refused": why}``."""
+
+
+def answering(method: Callable[..., Mapping[str, Any] | None]) -> Callable[..., dict[str, Any]]:
+    """A method of a worker that returns a :data:`Reply` whatever happens in it."""
+
+    @wraps(method)
+    def answered(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        rank = int(getattr(self, "rank", 0))
+        try:
+            return {"rank": rank, **(method(self, *args, **kwargs) or {})}
+        except RLWatchError as refusal:
+            return {"rank": rank, REFUSED: str(refusal)}
+        except Exception as error:  # noqa: BLE001  (a seam: a worker's training must not end by us)
+            return {"rank": rank, REFUSED: f"it failed on rank {rank}: {type(error).__name__}: {error}"}
+
+    return answered
+
+
+def refusal_of(replies: Sequence[Reply]) -> str | None:
+    """Why some rank refuses, or None."""
+    reasons = dict.fromkeys(str(reply[REFUSED]) for reply in replies if REFUSED in reply)
+    return "; ".join(reasons) or None
+
+
+def accepted(replies: Sequence[Reply]) -> Sequence[Reply]:
+    """``replies``, by rank. Raises ``RLWatchError`` with the reason if some rank refuses, or none answered."""
+    refusal = refusal_of(replies) if replies else "no worker answered"
+    if refusal is not None:
+        raise RLWatchError(refusal)
+    return sorted(replies, key=lambda reply: int(reply["rank"]))

@@ -1,0 +1,101 @@
+"""The statistics of one global step, put together of the batch and of all workers on a thread of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.step_tally import Decode, StepTally
+from rlwatch.integrations.verl.batch import Reading, StepBatch
+from rlwatch.integrations.verl.replies import Reply, accepted
+from rlwatch.integrations.verl.settings import Settings
+from rlwatch.integrations.verl.whole import together
+from rlwatch.integrations.verl.workers import Answers
+from rlwatch.tensors.response_stats import observe_responses
+
+WAITING = 2
+"""Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
+DEADLINE_S = 30.0
+"""Longest the end of training waits for those of the last steps, in seconds."""
+SLOW = "statistics take longer than training steps; a step goes without them"
+BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
+"""The batch's log-probs are those of the policy before the update; here is what to call its statistics."""
+
+
+class Statistics:
+    """Computes and records, in the order of steps. ``latest`` are the metrics of the step recorded last."""
+
+    def __init__(self, seam: Seam, settings: Settings) -> None:
+        self.reading = Reading()
+        self.numbers: dict[str, float] = {}
+        self.decode: Decode | None = None
+        self.latest: Mapping[str, float] = {}
+        self._seam = seam
+        self._full = settings.level.includes(Level.FULL)
+        self._errors: dict[int, int] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-verl")
+        self._waiting: list[Future[None]] = []
+
+    def room(self) -> bool:
+        """Whether one more step may be submitted."""
+        self._waiting = [future for future in self._waiting if not future.done()]
+        run = self._seam.run
+        if len(self._waiting) < WAITING or run is None:
+            return run is not None and run.active
+        run.counters.warn("dropped", SLOW)
+        return False
+
+    def submit(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
+        """Compute and record ``step`` of its batch and of what the workers will answer."""
+        self._waiting.append(self._thread.submit(self._guarded, step, batch, answers))
+
+    def close(self) -> None:
+        """Wait for what was submitted, but not for ever. What is logged afterwards is lost."""
+        self._thread.shutdown(wait=False)
+        for future in self._waiting:
+            future.result(DEADLINE_S)
+
+    def _guarded(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
+        self._seam.attempt("statistics", self._record, step, batch, answers)
+
+    def _record(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
+        run = self._seam.run
+        if run is None:
+            return
+        replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
+        self._count_errors(replies)
+        tally = StepTally()
+        if batch is not None:
+            self._seam.attempt("batch statistics", self._add_batch, tally, batch)
+        for name, value in self.numbers.items():
+            tally.add_number(name, value)
+        parcels = {int(reply["rank"]): reply["parcel"] for reply in replies if "parcel" in reply}
+        whole = together(step, tally, parcels, self.decode)
+        self.latest = whole.metrics
+        run.log(whole.metrics, step=step)
+        for found in whole.spikes:
+            run.log_spikes(found)
+
+    def _add_batch(self, tally: StepTally, batch: StepBatch) -> None:
+        tokens = batch.token_batch(self.reading)
+        if tokens is not None:
+            tally.add_batch(tokens, full=self._full)
+            for theirs, ours in BEFORE_THE_UPDATE.items():
+                if theirs in tally.stats:
+                    tally.stats[ours] = tally.stats.pop(theirs)
+        tally.add_stats(observe_responses(batch.response_batch(self.reading)))
+
+    def _count_errors(self, replies: Sequence[Reply]) -> None:
+        """What the workers' seams swallowed is counted on the run, which they do not have."""
+        for reply in replies:
+            rank, total = int(reply["rank"]), int(reply.get("errors", 0))
+            new = total - self._errors.get(rank, 0)
+            self._errors[rank] = total
+            if new > 0 and self._seam.run is not None:
+                self._seam.run.counters.warn("errors", f"the taps of worker {rank} failed; see its log", new)
+
+
+def _gathered(answers: Answers) -> Sequence[Reply]:
+    return accepted(answers())

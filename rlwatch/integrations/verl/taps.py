@@ -1,0 +1,159 @@
+"""Taps in one worker: on the registry of policy losses, on the actor's loss function, on its optimizer step.
+
+Every wrapper calls what it replaces exactly once, with what it was given, and returns what that returned; only
+then (for gradients: only just before) does it look. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, MutableMapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.verl.losses import Clipping
+from rlwatch.integrations.verl.microbatch import beside, loss_batch
+from rlwatch.integrations.verl.steps import gradient_stats, step_stats
+from rlwatch.tensors.finite import nonfinite
+from rlwatch.tensors.gradnorm import GradNorms, grad_norms
+from rlwatch.tensors.mergeable import Total
+from rlwatch.tensors.observe import observe
+
+TAPPED = "rlwatch_tapped"
+"""Marks a wrapped policy loss."""
+
+Loss = Callable[..., Any]
+
+
+class WorkerTaps:
+    """Reads one worker's actor while it updates, into the tally of the current step.
+
+    Parameters
+    ----------
+    actor
+        verl's ``TrainingWorker`` of the actor: its ``loss_fn`` and ``engine`` are wrapped on the instance.
+    registry
+        verl's registry of policy losses, by name; all entries are wrapped, new ones at the next :meth:`take`.
+    bypass
+        Whether the old log-probs are the rollout engine's: then only the update knows the trainer's own.
+    """
+
+    def __init__(
+        self,
+        actor: Any,
+        registry: MutableMapping[str, Loss],
+        seam: Seam,
+        level: Level,
+        *,
+        bypass: bool = False,
+        rank: int = 0,
+    ) -> None:
+        self.tally = StepTally()
+        self._actor = actor
+        self._registry = registry
+        self._seam = seam
+        self._level = level
+        self._bypass = bypass
+        self._rank = rank
+        self._data: Any = None
+        self._inside = False
+
+    def attach(self) -> None:
+        """Put the wrappers in place."""
+        if self._level.includes(Level.TOKENS):
+            self._wrap_loss_fn()
+            self._wrap_registry()
+        if self._level.includes(Level.GRADIENTS):
+            self._wrap_optimizer_step()
+
+    def take(self) -> StepTally:
+        """What was measured since the last call."""
+        tally, self.tally = self.tally, StepTally()
+        if self._level.includes(Level.TOKENS):
+            self._seam.attempt("policy losses", self._wrap_registry)
+        return tally
+
+    def _wrap_loss_fn(self) -> None:
+        """The loss function is given the whole micro-batch; the policy losses, which it calls, only a part."""
+        original = self._actor.loss_fn
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            self._data = kwargs.get("data")
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._data = None
+            if torch.is_grad_enabled():
+                self._seam.attempt("loss", self._after_loss, result)
+            return result
+
+        self._actor.loss_fn = tapped
+
+    def _wrap_registry(self) -> None:
+        for mode, loss in list(self._registry.items()):
+            if not getattr(loss, TAPPED, False):
+                self._registry[mode] = self._tapped(mode, loss)
+
+    def _tapped(self, mode: str, original: Loss) -> Loss:
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            outermost, self._inside = not self._inside, True  # a loss may call another one of the registry
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._inside = not outermost
+            if outermost and torch.is_grad_enabled():
+                self._seam.attempt("policy loss", self._after_policy_loss, mode, signature, args, kwargs)
+            return result
+
+        setattr(tapped, TAPPED, True)
+        return tapped
+
+    def _after_loss(self, result: Any) -> None:
+        loss = result[0].detach()
+        self.tally.add_stats({"nonfinite/loss": Total.of(nonfinite(loss), torch.ones_like(loss, dtype=torch.bool))})
+
+    def _after_policy_loss(
+        self, mode: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+        given |= given.pop("kwargs", {})
+        with torch.no_grad():
+            more = {} if self._data is None else beside(self._data, tuple(given["log_prob"].shape))
+            batch = loss_batch(given, Clipping.of(mode, given.get("config")), more)
+            known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
+            self.tally.add_stats(observe(known, full=self._level.includes(Level.FULL)))
+            self.tally.add_spikes(batch)
+
+    def _wrap_optimizer_step(self) -> None:
+        """Gradients are complete and unclipped when the engine's step begins; it returns their norm."""
+        engine = self._actor.engine
+        original = engine.optimizer_step
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            norms = self._seam.attempt("gradients", self._read_gradients, engine)
+            total = original(*args, **kwargs)
+            self._seam.attempt("gradients", self._after_step, norms, total, getattr(engine, "scaler", None) is not None)
+            return total
+
+        engine.optimizer_step = tapped
+
+    def _read_gradients(self, engine: Any) -> GradNorms | None:
+        return grad_norms(engine.module.named_parameters(), rank=self._rank)
+
+    def _after_step(self, norms: GradNorms | None, total: float, scaled: bool) -> None:
+        """``total`` is the norm over all ranks, on the CPU already; ``scaled`` gradients carry a loss scale."""
+        whole = torch.tensor(float(total))
+        self.tally.add_stats(step_stats(whole))
+        if norms is not None:
+            self.tally.add_stats(gradient_stats(norms, whole, scaled=scaled))

@@ -1,0 +1,120 @@
+"""Hooks on verl's v1 ``PPOTrainer``: three wrappers on the class, the others on the instance within ``fit``.
+
+They do nothing for a trainer that has no ``rlwatch`` among its loggers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import rlwatch
+from rlwatch.integrations.verl.endings import fitting
+from rlwatch.integrations.verl.heartbeat import IN_PLACE
+from rlwatch.integrations.verl.settings import Settings, plain, wanted
+from rlwatch.integrations.verl.tracking import Session
+from rlwatch.integrations.verl.versions import obstacle
+
+if TYPE_CHECKING:
+    from rlwatch.integrations.verl.driver import Driver
+
+NEEDS = ("init", "fit", "on_step_end", "_load_checkpoint", "_save_checkpoint", "_compute_metrics")
+HELD = "rlwatch_driver"
+"""Where a trainer holds its driver."""
+
+Method = Callable[..., Any]
+
+
+def install(module: ModuleType) -> str:
+    """Wrap ``module.PPOTrainer``; returns how that went. A class we do not know is left alone, to log its scalars."""
+    cls = module.PPOTrainer
+    reason = obstacle(cls, NEEDS)
+    if reason is not None:
+        return f"scalars only: {reason}"
+    for name, around in {"init": _init, "_load_checkpoint": _load_checkpoint, "fit": _fit}.items():
+        setattr(cls, name, around(getattr(cls, name)))
+    return IN_PLACE
+
+
+def begin(trainer: Any) -> Driver:
+    """The driver of ``trainer``, with its run open. Raises what :func:`rlwatch.init` raises."""
+    from rlwatch.integrations.verl.driver import Driver
+    from rlwatch.integrations.verl.plugin import acting
+
+    settings = Settings.of(plain(trainer.config))
+    driver = Driver(trainer, rlwatch.init(**settings.init), settings)
+    setattr(trainer, HELD, driver)
+    acting("driver")
+    return driver
+
+
+def _init(original: Method) -> Method:
+    """The run opens before the models are loaded: what is configured wrongly stops training early."""
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not wanted(self.config.trainer.logger):
+            return original(self, *args, **kwargs)
+        driver = begin(self)
+        with fitting(Session(driver.run), self):
+            return original(self, *args, **kwargs)
+
+    return init
+
+
+def _load_checkpoint(original: Method) -> Method:
+    """Called at the end of set-up: the workers are there, and the step to go on from is known."""
+
+    @wraps(original)
+    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        driver = getattr(self, HELD, None)
+        if driver is not None:
+            driver.attach()
+            driver.loaded()
+        return result
+
+    return load
+
+
+def _fit(original: Method) -> Method:
+    @wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        driver = getattr(self, HELD, None)
+        if driver is None:
+            return original(self, *args, **kwargs)
+        _tap(self, driver)
+        with fitting(Session(driver.run), self):
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                driver.settle()
+
+    return fit
+
+
+def _tap(trainer: Any, driver: Driver) -> None:
+    """Subclasses override these methods without calling ``super``, so the instance is changed."""
+    _hook(trainer, "on_step_end", driver, before=driver.obey)
+    _hook(trainer, "_save_checkpoint", driver, after=lambda *_args, **_kwargs: driver.saved())
+    _hook(trainer, "_compute_metrics", driver, after=lambda batch, *_args, **_kwargs: driver.measure(batch))
+
+
+def _hook(
+    trainer: Any, name: str, driver: Driver, *, before: Callable[[], None] | None = None, after: Method | None = None
+) -> None:
+    """Call ``before`` without arguments and ``after`` with the method's own; what they raise ends at the seam."""
+    original = getattr(trainer, name)
+
+    @wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            driver.seam.attempt(name, before)
+        result = original(*args, **kwargs)
+        if after is not None:
+            driver.seam.attempt(name, after, *args, **kwargs)
+        return result
+
+    setattr(trainer, name, hooked)
