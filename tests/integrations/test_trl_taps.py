@@ -7,35 +7,52 @@ import torch
 from fake_vllm import install
 from tiny_trl import FakeRun, GRPOTrainer, make_trainer
 
+from rlwatch.errors import ConfigError
 from rlwatch.integrations.trl import watch
 from rlwatch.integrations.trl.inputs import raw_advantages
-from rlwatch.metrics import BY_NAME, LAYER_PREFIX
+from rlwatch.metrics import LAYER_PREFIX, resolve
 
 pytestmark = pytest.mark.torch
 
 ALWAYS = {
-    "policy/entropy", "policy/entropy_pos", "policy/entropy_neg", "policy/entropy_p10", "policy/entropy_p90",
-    "policy/cov", "policy/cov_top", "policy/cov_positive", "policy/cov_candidates",
-    "policy/logp_mean", "policy/logp_min", "policy/vocab_size", "policy/kl_coef", "loss/raw", "nonfinite/loss", "nonfinite/logp", "nonfinite/advantage",
-    "nonfinite/grad", "optim/grad_norm", "adv/mean", "adv/std", "adv/max", "adv/min", "len/mean", "len/max", "len/min",
-    "len/clipped", "text/repetition", "text/id0_frac",
+    "policy/entropy", "policy/entropy_p10", "policy/entropy_p90", "policy/logp_mean", "policy/logp_min",
+    "policy/vocab_size", "policy/kl_coef", "policy/cov", "loss/raw", "nonfinite/loss", "nonfinite/logp",
+    "nonfinite/advantage", "nonfinite/grad", "optim/grad_norm", "adv/mean", "adv/std", "adv/max", "adv/min",
+    "text/repetition", "text/id0_frac",
 }  # fmt: skip
-REFERENCE = {
-    "policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "policy/kl_ref_max", "policy/kl_ref_p99",
-    "policy/kl_ref_far", "policy/kl_ref_saturated", "policy/kl_ref_weighted", "nonfinite/ref_logp",
+"""Measured in every step."""
+SUBJECTS = {
+    "reference": {"policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "nonfinite/ref_logp"},
+    "old policy": {
+        "ratio/mean", "ratio/max", "ratio/min", "ratio/ess", "ratio/chi2", "ratio/clipfrac_low", "ratio/clipfrac_high",
+        "policy/kl_old", "nonfinite/old_logp",
+    },
+    "engine": {
+        "mismatch/kl", "mismatch/k3", "mismatch/logp_absdiff", "mismatch/logp_absdiff_max", "mismatch/ess",
+        "nonfinite/rollout_logp",
+    },
+    "generation": {
+        "reward/mean", "reward/std", "reward/zero_std_frac", "reward/group_std", "len/mean", "len/max", "len/min",
+        "len/clipped", "len/p99",
+    },
 }  # fmt: skip
-SHARES = {"policy/kl_ref_neg_share", "policy/kl_ref_unlikely_share"}
-RATIO = {
-    "ratio/mean", "ratio/max", "ratio/min", "ratio/p99", "ratio/log_absmax", "ratio/m2", "ratio/ess", "ratio/chi2",
-    "ratio/geo_mean", "ratio/geo_max", "ratio/geo_min", "ratio/product_ess", "ratio/log_var_growth",
-    "ratio/clipfrac", "ratio/clipfrac_low", "ratio/clipfrac_high", "ratio/ess_clipped", "policy/kl_old",
-    "offpolicy/masked", "offpolicy/masked_neg", "offpolicy/kl_neg_max", "nonfinite/old_logp",
-}  # fmt: skip
-MISMATCH = {
-    "mismatch/kl", "mismatch/k3", "mismatch/logp_absdiff", "mismatch/logp_absdiff_max", "mismatch/ess",
-    "nonfinite/rollout_logp",
-}  # fmt: skip
-GENERATION = {"reward/mean", "reward/std", "reward/zero_std_frac"}
+"""Measured where their subject exists: a few names that must be there."""
+MARKS = {
+    "reference": ("policy/kl_ref", "nonfinite/ref"),
+    "old policy": ("ratio/", "policy/kl_old", "nonfinite/old", "offpolicy/", "lld/displacement"),
+    "engine": ("mismatch/", "nonfinite/rollout", "correction/", "routing/"),
+    "generation": ("reward/", "len/m", "len/p", "len/clipped", "len/empty", "len/gini"),
+}
+"""How every name of a subject begins: none may be there without it."""
+
+
+def subjects(metrics):
+    """Of what a step was measured; fails if a name that must be there is missing."""
+    found = {s for s, marks in MARKS.items() if any(name.startswith(marks) for name in metrics)}
+    for subject in found:
+        assert set(metrics) >= SUBJECTS[subject], subject
+    assert set(metrics) >= ALWAYS
+    return found
 
 
 def names(metrics):
@@ -73,7 +90,7 @@ def test_on_policy_steps_report_everything_that_exists_and_nothing_else(watched)
     """No old policy: the ratio is 1 by definition, so no ratio; no engine, no mismatch; no beta, no KL."""
     _, run = watched(max_steps=2)
 
-    assert [names(m) for m in run.taps().values()] == [ALWAYS | GENERATION] * 2
+    assert [subjects(m) for m in run.taps().values()] == [{"generation"}] * 2
 
 
 def test_reuse_steps_report_ratios_and_no_second_rollout(watched):
@@ -81,9 +98,11 @@ def test_reuse_steps_report_ratios_and_no_second_rollout(watched):
     _, run = watched(max_steps=4, num_iterations=2, beta=0.1)
     taps = run.taps()
 
-    assert [names(taps[s]) - SHARES for s in (1, 3)] == [ALWAYS | REFERENCE | RATIO | GENERATION] * 2
-    assert [names(taps[s]) for s in (2, 4)] == [ALWAYS | REFERENCE | SHARES | RATIO] * 2
-    assert not names(taps[1]) & SHARES, "a policy that is still its reference has no KL to share out"
+    assert [subjects(taps[s]) for s in (1, 3)] == [{"reference", "old policy", "generation"}] * 2
+    assert [subjects(taps[s]) for s in (2, 4)] == [{"reference", "old policy"}] * 2
+    shares = {"policy/kl_ref_neg_share", "policy/kl_ref_unlikely_share"}
+    assert not set(taps[1]) & shares, "a policy that is still its reference has no KL to share out"
+    assert set(taps[2]) >= shares
     assert (taps[1]["ratio/max"], taps[2]["ratio/max"] > 1.0) == (1.0, True)
 
 
@@ -93,7 +112,7 @@ def test_all_names_are_in_the_metric_table(watched):
 
     measured = {name for metrics in run.taps().values() for name in metrics}
 
-    assert names(dict.fromkeys(measured)) <= set(BY_NAME)
+    assert {name for name in names(dict.fromkeys(measured)) if resolve(name).metric.name not in name} == set()
     assert {n for n in measured if n.startswith(LAYER_PREFIX)} == {
         f"grad_layer/model.{x}" for x in ("embed_tokens", "layers.0", "layers.1", "norm")
     }
@@ -131,7 +150,6 @@ def test_micro_batches_of_a_subclass_combine_to_the_statistics_of_all_tokens(wat
         x = tokens(batches, lambda lp, h, i: lp - i["old_per_token_logps"])
         kl = tokens(batches, lambda lp, h, i: lp - i["ref_per_token_logps"])
         w = x.exp()
-        lengths = torch.cat([i["completion_mask"].sum(1) for _, _, i in batches]).double()
         advantages = torch.cat([i["advantages"] for _, _, i in batches])
         expected = {
             "policy/entropy": entropy.mean(),
@@ -147,8 +165,6 @@ def test_micro_batches_of_a_subclass_combine_to_the_statistics_of_all_tokens(wat
             "policy/kl_ref_k1": kl.mean(),
             "policy/kl_ref_k2": (kl**2).mean() / 2,
             "policy/kl_ref_k3": ((-kl).exp() - 1 + kl).mean(),
-            "len/mean": lengths.mean(),
-            "len/max": lengths.max(),
             "adv/std": advantages.std(),
         }
         assert len(batches) == 3
@@ -164,7 +180,7 @@ def test_a_second_engine_is_compared_with_the_trainer_through_trls_own_path(watc
 
     for step, row in run.rows().items():
         tap = run.taps()[step]
-        assert names(tap) >= MISMATCH
+        assert "engine" in subjects(tap)
         assert tap["mismatch/logp_absdiff"] == pytest.approx(row["sampling/sampling_logp_difference/mean"], rel=1e-4)
         assert tap["mismatch/logp_absdiff_max"] == pytest.approx(row["sampling/sampling_logp_difference/max"], rel=1e-4)
         assert tap["mismatch/k3"] > 1e-5
@@ -196,8 +212,11 @@ def test_rloo_reports_tokens_and_ratios_of_whole_responses(watched):
     _, run = watched(kind="rloo", num_iterations=2, beta=0.05, gradient_accumulation_steps=2, max_steps=4)
     taps, rows = run.taps(), run.rows()
 
-    assert names(taps[2]) == ALWAYS | {"ratio/seq_mean", "ratio/seq_max", "ratio/seq_ess", "policy/kl_old"}
-    assert names(taps[1]) == names(taps[2]) | GENERATION
+    assert set(taps[2]) >= ALWAYS
+    of_ratios = {name for name in taps[2] if name.startswith(MARKS["old policy"])}
+    assert of_ratios == {"ratio/seq_mean", "ratio/seq_max", "ratio/seq_ess", "policy/kl_old"}
+    assert not any(name.startswith((*MARKS["reference"], *MARKS["generation"])) for name in taps[2])
+    assert set(taps[1]) >= SUBJECTS["generation"]
     assert taps[1]["ratio/seq_max"] == pytest.approx(1.0)
     assert taps[2]["ratio/seq_max"] > 1.0
     for step in taps:
@@ -239,7 +258,8 @@ def test_truncated_responses_that_are_masked_away_leave_gaps_not_nans(watched):
     _, run = watched(mask_truncated_completions=True, max_completion_length=1, max_steps=1)
     tap = run.taps()[1]
 
-    assert {"policy/entropy", "policy/logp_min", "len/mean", "text/repetition"}.isdisjoint(tap)
+    assert {"policy/entropy", "policy/logp_min", "text/repetition"}.isdisjoint(tap)
+    assert (tap["len/mean"], tap["len/clipped"]) == (1.0, 1.0)
     assert not any(math.isnan(v) for n, v in tap.items() if not n.startswith(("grad", "optim", "loss")))
 
 
@@ -314,3 +334,24 @@ def test_what_a_failed_attempt_left_half_measured_is_forgotten(tmp_path):
 
     entropy = tokens(trainer.seen[1], lambda lp, h, i: h)
     assert run.logged[-2][1]["policy/entropy"] == pytest.approx(entropy.mean().item(), rel=1e-5)
+
+
+def test_the_level_decides_how_closely_it_is_watched(watched):
+    """Each level measures what the one before does, and more."""
+    measured = {}
+    for level in ("scalars", "tokens", "gradients", "full"):
+        _, run = watched(max_steps=1, watching={"level": level})
+        measured[level] = set().union(*(metrics for _, metrics in run.logged))
+
+    assert "reward" in measured["scalars"]
+    assert not any(name.startswith(("policy/entropy", "adv/", "grad_layer/")) for name in measured["scalars"])
+    assert measured["scalars"] < measured["tokens"] < measured["gradients"] < measured["full"]
+    assert "policy/entropy" in measured["tokens"] - measured["scalars"]
+    assert "grad_layer/model.norm" in measured["gradients"] - measured["tokens"]
+    assert "policy/entropy_p90" in measured["full"] - measured["gradients"]
+
+
+def test_an_unknown_level_is_refused_before_training(watched):
+    """Naming those there are."""
+    with pytest.raises(ConfigError, match="level must be one of scalars, tokens, gradients, full, got 'all'"):
+        watched(watching={"level": "all"})

@@ -51,9 +51,11 @@ def model_on_disk(where, seed=0):
     return Qwen2ForCausalLM.from_pretrained(where)
 
 
-def dataset(n=64):
+def dataset(n=64, **columns):
+    """Prompts, and ``columns`` that are functions of the row's number."""
     rng = random.Random(1)
-    return Dataset.from_list([{"prompt": "".join(rng.choices("0123456789", k=3)) + "="} for _ in range(n)])
+    prompts = ["".join(rng.choices("0123456789", k=3)) + "=" for _ in range(n)]
+    return Dataset.from_list([{"prompt": p, **{c: f(i) for c, f in columns.items()}} for i, p in enumerate(prompts)])
 
 
 def digits(completions, **kwargs):
@@ -70,7 +72,17 @@ COMMON = {
 
 
 def make_trainer(
-    tmp, *, kind="grpo", reward=digits, model=None, peft_config=None, eval_rows=0, seed=0, cls=None, **config
+    tmp,
+    *,
+    kind="grpo",
+    reward=digits,
+    model=None,
+    peft_config=None,
+    eval_rows=0,
+    seed=0,
+    cls=None,
+    columns=None,
+    **config,
 ):
     """A trainer ready to train; ``config`` overrides the training arguments."""
     config_class, trainer_class = (GRPOConfig, GRPOTrainer) if kind == "grpo" else (RLOOConfig, RLOOTrainer)
@@ -79,7 +91,7 @@ def make_trainer(
         model=model,
         reward_funcs=reward,
         args=config_class(output_dir=str(tmp / "out"), **{**COMMON, **config}),
-        train_dataset=dataset(),
+        train_dataset=dataset(**(columns or {})),
         eval_dataset=dataset(eval_rows) if eval_rows else None,
         processing_class=tokenizer(),
         peft_config=peft_config,
@@ -92,7 +104,7 @@ class FakeRun:
     """Has the methods of ``rlwatch.Run`` the integration uses, and remembers every call."""
 
     def __init__(self):
-        self.logged, self.spikes, self.events, self.ends = [], [], [], []
+        self.logged, self.spikes, self.completions, self.events, self.ends = [], [], [], [], []
         self.queue, self.answers = [], []
         self.counters = Counters()
         self.findings = ()
@@ -103,6 +115,9 @@ class FakeRun:
 
     def log_spikes(self, batch):
         self.spikes.append(batch)
+
+    def log_completions(self, batch):
+        self.completions.append(batch)
 
     def event(self, kind, step=None, **body):
         self.events.append(Event(kind, step, body))

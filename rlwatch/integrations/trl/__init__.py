@@ -16,8 +16,8 @@ try:
 except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "trl", "the TRL integration") from error
 
-from rlwatch.integrations.trl.attach import watch
 from rlwatch.integrations.transformers.callback import RLWatchCallback
+from rlwatch.integrations.trl.attach import watch
 
 __all__ = ["RLWatchCallback", "watch"]
 del _torch, _transformers

@@ -6,10 +6,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from rlwatch.errors import ConfigError
+from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.transformers.callback import RLWatchCallback
-from rlwatch.integrations.trl.compat import obstacle
 from rlwatch.integrations.transformers.crash import report_crashes
+from rlwatch.integrations.trl.compat import obstacle
+from rlwatch.integrations.trl.sampled import Sampled
 from rlwatch.integrations.trl.stepper import StepCallback
 from rlwatch.integrations.trl.taps import Taps
 
@@ -19,7 +22,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlwatch")
 
 
-def watch(trainer: Any, *, run: Run | None = None, text: bool = False, **init_kwargs: Any) -> Run:
+def watch(
+    trainer: Any,
+    *,
+    run: Run | None = None,
+    level: str = Level.FULL,
+    text: bool = False,
+    completions: bool | KeepCompletions = False,
+    **init_kwargs: Any,
+) -> Run:
     """Watch a TRL trainer and return the run it records.
 
     Beside the scalars of the log: statistics per token, gradients per layer, non-finite counts and the most
@@ -33,8 +44,13 @@ def watch(trainer: Any, *, run: Run | None = None, text: bool = False, **init_kw
         A trainer that has not begun to train. Its instance is changed, its class is not.
     run
         A run to record into, which the caller ends. By default one is made now and finished with training.
+    level
+        ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
     text
-        Whether to keep the text of the extreme tokens beside their ids. Off: no text leaves the trainer.
+        Whether to keep the text of the extreme tokens beside their ids.
+    completions
+        Whether to keep a few whole completions as text: True, or how many and how long. Without this and ``text`` no
+        text leaves the trainer, only measures of it.
     init_kwargs
         Arguments of :func:`rlwatch.init`; source, configuration, output directory and rank come from the trainer unless
         given.
@@ -42,19 +58,20 @@ def watch(trainer: Any, *, run: Run | None = None, text: bool = False, **init_kw
     Raises
     ------
     ConfigError
-        If the trainer is watched already.
+        If the trainer is watched already, or an argument is not what it should be.
     RLWatchError
         What :func:`rlwatch.init` raises, before anything was changed.
     """
     if any(isinstance(callback, RLWatchCallback) for callback in trainer.callback_handler.callbacks):
         raise ConfigError("this trainer is watched already; leave RLWatchCallback out where watch(trainer) is called")
+    chosen, keep = Level.of(level), KeepCompletions.of(completions)
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=True)
     seam = scalars.seam
     steps = None
     reason = obstacle(trainer)
     if reason is None:
-        steps = _tap(trainer, seam, text=text)
+        steps = _tap(trainer, seam, chosen, keep, text=text)
     else:
         logger.warning("rlwatch records scalars only: %s", reason)
     trainer.add_callback(scalars)
@@ -62,10 +79,12 @@ def watch(trainer: Any, *, run: Run | None = None, text: bool = False, **init_kw
     return recording
 
 
-def _tap(trainer: Any, seam: Seam, *, text: bool) -> StepCallback:
+def _tap(trainer: Any, seam: Seam, level: Level, keep: KeepCompletions | None, *, text: bool) -> StepCallback:
     """Attach the taps. Their callback comes before the scalars', so that a step's tensors precede its log row."""
-    taps = Taps(trainer, seam)
-    taps.attach()
+    sampled = Sampled.of(trainer, keep, measure=level.includes(Level.FULL))
+    taps = Taps(trainer, seam, level, sampled)
+    if level.includes(Level.TOKENS):
+        taps.attach()
     decode = _decoder(trainer.processing_class) if text else None
     steps = StepCallback(trainer, taps, seam, decode)
     trainer.add_callback(steps)

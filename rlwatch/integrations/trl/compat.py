@@ -10,6 +10,7 @@ from typing import Any
 NEEDS = {
     "_compute_loss": ("model", "inputs"),
     "_get_per_token_logps_and_entropies": ("compute_entropy",),
+    "_calculate_rewards": ("completion_ids_list",),
     "_generate_and_score_completions": (),
     "_clip_grad_norm": ("model",),
 }

@@ -19,12 +19,11 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: Tensor | None) -> TokenBatch:
     """Of GRPO or RLOO. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and in RLOO."""
-    mask = inputs["completion_mask"].bool()
-    if "tool_mask" in inputs:
-        mask = mask & inputs["tool_mask"].bool()
+    whole = inputs["completion_mask"].bool()
+    sampled = inputs["tool_mask"].bool() if "tool_mask" in inputs else None
     return TokenBatch(
         logp=logp,
-        mask=mask,
+        mask=whole if sampled is None else whole & sampled,
         entropy=entropy,
         ids=inputs["completion_ids"],
         advantages=raw_advantages(inputs["advantages"]) if "advantages" in inputs else None,
@@ -33,8 +32,9 @@ def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: 
         rollout_logp=inputs.get("sampling_per_token_logps"),
         clip=_clip(trainer),
         dual_clip=_dual_clip(trainer),
+        truncation=_truncation(trainer),
+        environment=None if sampled is None else whole & ~sampled,
         off_policy_delta=getattr(trainer, "off_policy_mask_threshold", None),
-        cut=_cut(trainer, inputs),
     )
 
 
@@ -78,15 +78,12 @@ def _dual_clip(trainer: Any) -> float | None:
     return None if delta is None or _clip(trainer) is None else float(delta)
 
 
-def _cut(trainer: Any, inputs: Mapping[str, Any]) -> Tensor | None:
-    """Which responses end neither in EOS nor in padding, (B,); None where truncated ones are masked away."""
-    ends = [*getattr(trainer, "eos_token_ids", ()), getattr(trainer.processing_class, "pad_token_id", None)]
-    known = [token for token in ends if token is not None]
-    if not known or getattr(trainer.args, "mask_truncated_completions", False):
-        return None
-    length = inputs["completion_mask"].sum(1, keepdim=True)
-    last = inputs["completion_ids"].gather(1, (length - 1).clamp(min=0).long()).squeeze(1)
-    cut = torch.ones_like(last, dtype=torch.bool)
-    for token in known:
-        cut &= last != token
-    return cut
+def _truncation(trainer: Any) -> float | None:
+    """The cap on the weights of tokens against vLLM's, where that is the whole correction.
+
+    Masking, weights of whole responses and a bound from below are other corrections.
+    """
+    floor, cap = (getattr(trainer, f"vllm_importance_sampling_clip_{end}", None) for end in ("min", "max"))
+    corrects = getattr(trainer, "vllm_importance_sampling_correction", False)
+    of_tokens = getattr(trainer, "vllm_importance_sampling_mode", "") == "token_truncate"
+    return float(cap) if corrects and of_tokens and floor is None and cap is not None else None

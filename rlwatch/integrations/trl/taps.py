@@ -13,30 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.trl.compat import sharding_engine
+from rlwatch.integrations.trl.generation import Generations, Scored
 from rlwatch.integrations.trl.inputs import sequence_stats, token_batch
+from rlwatch.integrations.trl.sampled import Sampled
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
 from rlwatch.tensors.mergeable import Latest, Mean, Total
 
-_GENERATION = {
-    "reward": "reward/mean",
-    "reward_std": "reward/std",
-    "frac_reward_zero_std": "reward/zero_std_frac",
-}
-"""What TRL computed of a generation batch, on the CPU already, and our name for it."""
-
 
 class Taps:
-    """Reads a GRPO or RLOO trainer while it trains, into the tally of the current step."""
+    """Reads a GRPO or RLOO trainer while it trains, as closely as ``level``, into the tally of the current step.
 
-    def __init__(self, trainer: Any, seam: Seam) -> None:
+    ``sampled`` is offered every generation, for its text.
+    """
+
+    def __init__(self, trainer: Any, seam: Seam, level: Level = Level.FULL, sampled: Sampled | None = None) -> None:
         self.trainer = trainer
         self.tally = StepTally()
         self._seam = seam
+        self._level = level
+        self._generations = Generations(trainer, full=level.includes(Level.FULL))
+        self._sampled = sampled or Sampled()
         self._forward: tuple[Tensor, Tensor | None] | None = None
         self._clipped = False
 
@@ -44,8 +46,10 @@ class Taps:
         """Put the closures in place."""
         self._wrap("_get_per_token_logps_and_entropies", self._after_forward)
         self._wrap("_compute_loss", self._after_loss)
-        self._wrap("_generate_and_score_completions", lambda _result, *_args, **_kwargs: self._after_generation())
-        self._wrap_clip()
+        self._wrap("_calculate_rewards", self._after_rewards)
+        self._wrap("_generate_and_score_completions", self._after_generation)
+        if self._level.includes(Level.GRADIENTS):
+            self._wrap_clip()
 
     def take(self) -> StepTally:
         """The step's tally, complete with what holds for every step; the next one begins empty."""
@@ -57,6 +61,8 @@ class Taps:
         beta = getattr(self.trainer, "beta", None)
         if beta is not None:
             tally.add_number("policy/kl_coef", beta)
+        for name, value in self._sampled.take().items():
+            tally.add_number(name, value)
         return tally
 
     def discard(self) -> None:
@@ -65,7 +71,7 @@ class Taps:
 
     def gradients_if_unclipped(self) -> None:
         """Without clipping the trainer never asks for the norm: read it before the optimizer steps."""
-        if not self._clipped and self.live:
+        if not self._clipped and self.live and self._level.includes(Level.GRADIENTS):
             self._add_gradients(self._read_gradients(self.trainer.model), None)
 
     @property
@@ -144,12 +150,18 @@ class Taps:
             if forward is not None:
                 logp, entropy = forward
                 batch = token_batch(self.trainer, inputs, logp, entropy)
-                self.tally.add_batch(batch)
+                self.tally.add_batch(batch, full=self._level.includes(Level.FULL))
                 self.tally.add_stats(sequence_stats(self.trainer, inputs, batch))
 
-    def _after_generation(self) -> None:
-        """TRL has just appended to its metrics; its numbers are global over ranks and groups."""
-        metrics = self.trainer._metrics["train"]  # noqa: SLF001
-        for theirs, ours in _GENERATION.items():
-            if metrics.get(theirs):
-                self.tally.add_number(ours, metrics[theirs][-1])
+    def _after_rewards(
+        self, result: Tensor, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> None:
+        """``result`` (N, functions) is of all ranks, NaN where a function gave no reward."""
+        self._generations.scored(Scored(result.detach(), inputs, prompts, completions, completion_ids_list))
+
+    def _after_generation(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
+        stats, scored = self._generations.take(result)
+        self.tally.add_stats(stats)
+        run = self._seam.run
+        if scored is not None and run is not None:
+            self._sampled.offer(run, self.trainer, scored)
