@@ -1,0 +1,42 @@
+"""Running a scenario on several ranks, with an end no rank can put off."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import rlwatch
+
+HERE = Path(__file__).parent
+LIMIT_S = 120
+
+
+def several(scenario, ranks, folder):
+    """What each rank returned (None for one that died), rank 0 first. Everything is killed after two minutes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "launch.py"), scenario, str(ranks), str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        raise AssertionError(f"the ranks did not end within {LIMIT_S} s:\n{said[-4000:]}") from None
+    errors = [path.read_text() for path in sorted(folder.glob("rank*.error"))]
+    assert not errors, "\n".join([*errors, said[-4000:]])
+    (folder / "said.txt").write_text(said)
+    found = [folder / f"rank{rank}.json" for rank in range(ranks)]
+    return [json.loads(path.read_text()) if path.exists() else None for path in found]
+
+
+def recorded(store, run_id):
+    """Step -> its metrics, of a run in the directory ``store``."""
+    steps = {}
+    for record in rlwatch.open_store(store).records(run_id):
+        steps.setdefault(record.step, {}).update(record.metrics)
+    return steps

@@ -1,0 +1,130 @@
+"""Scenarios without a trainer: each rank tallies its rows of a batch that all of them know."""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+import rlwatch
+from rlwatch.integrations.distributed import begin_together
+from rlwatch.integrations.step_tally import StepTally
+from rlwatch.records import Command
+from rlwatch.tensors.tokens import TokenBatch
+
+CUTS = {1: (0, 12), 2: (0, 5, 12), 4: (0, 3, 9, 9, 12)}
+"""Rows at which the ranks' shares of a batch begin: unequal, and of four ranks the third gets nothing."""
+STEPS = 3
+SPIKE = {"row": 10, "position": 1}
+
+
+def whole_batch(seed, rows=12, tokens=7):
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, tokens + 1, (rows, 1), generator=g)
+    old = -torch.rand(rows, tokens, generator=g)
+    logp = old + 0.2 * torch.randn(rows, tokens, generator=g)
+    logp[SPIKE["row"], SPIKE["position"]] = -40.0
+    lengths[SPIKE["row"]] = tokens
+    return {
+        "logp": logp,
+        "mask": torch.arange(tokens) < lengths,
+        "entropy": torch.rand(rows, tokens, generator=g),
+        "ids": torch.randint(0, 5, (rows, tokens), generator=g),
+        "advantages": torch.randn(rows, generator=g),
+        "old_logp": old,
+        "ref_logp": old + 0.1 * torch.randn(rows, tokens, generator=g),
+        "rollout_logp": old + 0.05 * torch.randn(rows, tokens, generator=g),
+        "cut": torch.rand(rows, generator=g) < 0.3,
+    }
+
+
+def add_rows(tally, seed, start, end):
+    """Some rows, in micro-batches of at most two."""
+    rows = whole_batch(seed)
+    for at in range(start, end, 2):
+        upto = min(at + 2, end)
+        tally.add_batch(TokenBatch(**{name: x[at:upto] for name, x in rows.items()}, clip=(0.2, 0.28)))
+
+
+def tally_steps(run, rank, ranks, text=None):
+    """Every step of the scenario."""
+    cuts = CUTS[ranks]
+    for step in range(1, STEPS + 1):
+        tally = StepTally()
+        add_rows(tally, step, cuts[rank], cuts[rank + 1])
+        tally.add_number("policy/kl_coef", 0.1 if rank == 0 else 99.0)
+        tally.seal(step, shared=run.linked).deliver(run, text)
+
+
+def join_group(rank, ranks, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
+
+
+def begin(folder, **kwargs):
+    return begin_together(lambda: rlwatch.init(store=folder / "store", run_id="r", sigterm=False, **kwargs))
+
+
+def statistics(rank, ranks, folder):
+    join_group(rank, ranks, folder)
+    run = begin(folder)
+    state = [run.active, run.linked, run.measures]
+    tally_steps(run, rank, ranks, text=lambda token: f"<{token}>")
+    finished = run.finish(deadline_s=30.0)
+    return {"state": state, "finished": finished, "counters": dict(run.counters.snapshot())}
+
+
+def meet(name, rank):
+    """Wait until every rank is here, without a collective that a dead rank would block."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{name}/{rank}", "here")
+
+
+def wait_for(name, rank):
+    dist.distributed_c10d._get_default_store().wait([f"{name}/{rank}"])
+
+
+def slow_rank(rank, ranks, folder):
+    """Rank 1 sends each step only after rank 0 has gone on to the next one."""
+    join_group(rank, ranks, folder)
+    run = begin(folder)
+    for step in range(1, STEPS + 1):
+        if rank == 1:
+            wait_for(f"sent {step}", 0)
+        tally = StepTally()
+        add_rows(tally, step, *((0, 6) if rank == 0 else (6, 12)))
+        tally.seal(step, shared=run.linked).deliver(run)
+        run.log({"loss": float(step)}, step=step)
+        meet(f"sent {step}", rank)
+    return {"finished": run.finish(deadline_s=30.0)}
+
+
+def dying_rank(rank, ranks, folder, *, dies):
+    """Rank ``dies`` is killed at step 4 of 8; every rank also looks for commands at each step."""
+    join_group(rank, ranks, folder)
+    run = begin(folder)
+    commands = [Command("c", "r", "wave")]
+    agreed = []
+    for step in range(1, 9):
+        if step == 4:
+            run.flush(20.0)  # a killed process loses what it did in its last tenth of a second
+            meet("about to die", rank)
+            if rank == dies:
+                for other in range(ranks):
+                    wait_for("about to die", other)
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait_for("about to die", dies)
+        tally = StepTally()
+        add_rows(tally, step, 3 * rank, 3 * rank + 3)
+        tally.seal(step, shared=run.linked).deliver(run)
+        heard = run.ranks.share(commands if rank == 0 else [], step)
+        agreed.append(run.ranks.agree(None) if heard else "nothing heard")
+    finished = run.finish(deadline_s=20.0)
+    return {"agreed": agreed, "finished": finished, "counters": dict(run.counters.snapshot())}
+
+
+def dying_other(rank, ranks, folder):
+    return dying_rank(rank, ranks, folder, dies=2)
+
+
+def dying_first(rank, ranks, folder):
+    return dying_rank(rank, ranks, folder, dies=0)
