@@ -7,6 +7,7 @@ A group is measured if at least two of its responses were scored and all their r
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import torch
@@ -43,26 +44,18 @@ def near(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Per group label (N,): responses scored, whether measured, flat, right as a whole, wrong as a whole."""
+    """Per group label (N,): responses scored, and of these right; whether the group is measured, and what it is.
+
+    ``unknown`` (0-d) is of how many responses it is not known whether they are right.
+    """
 
     size: Tensor
+    rights: Tensor
     measured: Tensor
     flat: Tensor
     right: Tensor
     wrong: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor, mask: Tensor, grouping: Grouping) -> Self:
-        """Of the scores ``values`` (N, 2) inside ``mask`` (N,)."""
-        reward, right = values.unbind(-1)
-        size, broken, rights, wrongs = grouping.total(
-            torch.stack([mask, mask & ~reward.isfinite(), mask & (right == 1), mask & (right == 0)], -1).float()
-        ).unbind(-1)
-        high = grouping.largest(keep(reward, mask, -torch.inf))
-        low = -grouping.largest(-keep(reward, mask, torch.inf))
-        measured = (size > 1) & (broken == 0)
-        flat = measured & near(high, low)
-        return cls(size, measured, flat, flat & (rights == size), flat & (wrongs == size))
+    unknown: Tensor
 
     @property
     def other(self) -> Tensor:
@@ -75,6 +68,21 @@ class Verdicts:
         return self.measured & ~self.flat
 
 
+@lru_cache(maxsize=2)
+def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
+    """Of the scores ``values`` (N, 2) inside ``mask`` (N,); once for all statistics of them."""
+    reward, right = values.unbind(-1)
+    size, broken, rights, wrongs = grouping.total(
+        torch.stack([mask, mask & ~reward.isfinite(), mask & (right == 1), mask & (right == 0)], -1).float()
+    ).unbind(-1)
+    high = grouping.largest(keep(reward, mask, -torch.inf))
+    low = -grouping.largest(-keep(reward, mask, torch.inf))
+    measured = (size > 1) & (broken == 0)
+    flat = measured & near(high, low)
+    unknown = (mask & right.isnan()).sum().float()
+    return Verdicts(size, rights, measured, flat, flat & (rights == size), flat & (wrongs == size), unknown)
+
+
 @dataclass(frozen=True, slots=True)
 class ResponsesIn(Grouped):
     """Fraction of the responses in measured groups whose group is ``kind``: an attribute of :class:`Verdicts`."""
@@ -83,7 +91,7 @@ class ResponsesIn(Grouped):
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
-        verdicts = Verdicts.of(values, mask, grouping)
+        verdicts = verdicts_of(values, mask, grouping)
         return Mean((verdicts.size * verdicts.measured).sum(), (verdicts.size * getattr(verdicts, self.kind)).sum())
 
 
@@ -95,7 +103,7 @@ class GroupsThat(Grouped):
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Total:
-        verdicts = Verdicts.of(values, mask, grouping)
+        verdicts = verdicts_of(values, mask, grouping)
         return Total(verdicts.measured.sum().float(), getattr(verdicts, self.kind).sum().float())
 
 
@@ -105,7 +113,7 @@ class GroupStd(Grouped):
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
-        verdicts = Verdicts.of(values, mask, grouping)
+        verdicts = verdicts_of(values, mask, grouping)
         reward, size = keep(values[:, 0], mask, 0.0), verdicts.size
         gap = reward - (grouping.total(reward) / size.clamp(min=1))[grouping.labels]
         std = (grouping.total(keep(gap, mask, 0.0).square()) / (size - 1).clamp(min=1)).sqrt()
@@ -141,12 +149,11 @@ class PassAt(Grouped):
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Unless:
-        right = values[:, 1]
-        unknown = (mask & right.isnan()).sum().float()
-        n, c = grouping.total(torch.stack([mask.float(), keep(right, mask & (right == 1), 0.0).float()], -1)).unbind(-1)
+        verdicts = verdicts_of(values, mask, grouping)
+        n, c = verdicts.size, verdicts.rights
         chance = all_among(c, n, self.k) if self.every else 1 - all_among(n - c, n, self.k)
         large = n >= self.k
-        return Unless(large.sum().float(), keep(chance, large, 0.0).sum(), unknown)
+        return Unless(large.sum().float(), keep(chance, large, 0.0).sum(), verdicts.unknown)
 
 
 def all_among(some: Tensor, n: Tensor, k: int) -> Tensor:

@@ -8,6 +8,7 @@ groups of two batches stay apart (:func:`consecutive`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import torch
@@ -67,8 +68,9 @@ class Grouped(Stat):
 
     @classmethod
     def of(cls, values: Tensor, groups: Tensor, mask: Tensor) -> Self:
-        """Of what lies inside ``mask``: (B,), or the shape of ``values``."""
-        return cls(masked_count(mask, mask.float()), (values.detach(),), (groups,), (mask.bool(),))
+        """Of what lies inside ``mask``: (B,), or the shape of ``values``. Copied, since a trainer may reuse its own."""
+        kept = (values.detach().clone(), groups.detach().clone(), mask.detach().bool().clone())
+        return cls(masked_count(mask, mask.float()), *((tensor,) for tensor in kept))
 
     @override
     def merge(self, other: Self) -> Self:
@@ -82,8 +84,7 @@ class Grouped(Stat):
 
     def reduce(self) -> Stat:
         """The statistic without the values: all that is needed where no group lies in another batch too."""
-        grouping = Grouping.of(_distinct(self.groups))
-        return self.over(torch.cat(self.values), torch.cat(self.masks), grouping)
+        return self.over(joined(self.values), joined(self.masks), grouped_by(self.groups))
 
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Stat:
         """The statistic of all values together."""
@@ -98,10 +99,21 @@ class Grouped(Stat):
         return self.settle().value()
 
 
-def _distinct(pieces: tuple[Tensor, ...]) -> Tensor:
-    """Ids of all batches in one (N,), where those below 0 of different batches differ."""
+@lru_cache(maxsize=4)
+def joined(pieces: tuple[Tensor, ...]) -> Tensor:
+    """The values of all batches in one tensor (N, ...).
+
+    Many statistics keep the very same tensors, and tensors are equal in a cache only if they are identical: so this is
+    done once for all of them, and so is what follows from it.
+    """
+    return torch.cat(pieces)
+
+
+@lru_cache(maxsize=2)
+def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
+    """By the ids of all batches, where those below 0 of different batches differ."""
     apart, seen = [], 0
     for ids in pieces:
         apart.append(torch.where(ids < 0, ids - seen, ids))
         seen += ids.shape[0]
-    return torch.cat(apart)
+    return Grouping.of(torch.cat(apart))

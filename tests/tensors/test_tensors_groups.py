@@ -276,3 +276,16 @@ def test_rewards_of_any_type_are_read(dtype):
 
     assert got["reward/zero_std_right_frac"] == 0.5
     assert got["reward/pass_at_1"] == 0.75
+
+
+def test_a_trainer_may_write_over_what_it_gave():
+    """What is kept until the step ends is ours; and the next step, of the same tensors, is read anew."""
+    rewards, ids, scored = torch.tensor([1.0, 1.0]), torch.tensor([5, 5]), torch.ones(2, dtype=torch.bool)
+    first = reward_stats(rewards, ids, scored, None)
+
+    rewards[0], ids[0], scored[:] = 0.0, 6, True
+    second = reward_stats(rewards, ids, scored, None)
+
+    assert read(first)["reward/zero_std_right_frac"] == 1.0
+    assert "reward/zero_std_frac" not in read(second)
+    assert read(second)["reward/pass_at_1"] == 0.5
