@@ -6,15 +6,16 @@ about minus the step size times <c>. A few tokens carry most of it; Clip-Cov and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from rlwatch.tensors.clipping import clipped_sides
-from rlwatch.tensors.masked import indicator, keep, masked_count, masked_mean, widen
+from rlwatch.tensors.masked import indicator, keep, masked_mean, widen
 from rlwatch.tensors.mergeable import Stat, Stats
 from rlwatch.tensors.paired import Paired
 from rlwatch.tensors.tokens import TokenBatch
@@ -74,31 +75,57 @@ class Covariance(Paired):
 class Pairs(Stat):
     """Base of those that need the c_t of all tokens together: pairs are kept until the step ends.
 
-    ``logp`` and ``masks`` hold one (B, T) a micro-batch, ``advantages`` one that broadcasts to it.
+    ``logp`` and ``masks`` hold one (B, T) a micro-batch, ``advantages`` one that broadcasts to it; ``means`` are of all
+    their tokens. A pair of the i-th micro-batch stands for ``every[i]`` pairs: 1, unless they were made compact.
     """
 
+    means: Covariance
     logp: tuple[Tensor, ...]
     advantages: tuple[Tensor, ...]
     masks: tuple[Tensor, ...]
+    every: tuple[int, ...] = (1,)
 
     @classmethod
     def of(cls, logp: Tensor, advantages: Tensor, mask: Tensor) -> Self:
         """Of ``logp`` and ``mask`` (B, T) and ``advantages`` (B, T) or (B, 1)."""
-        return cls(masked_count(mask, logp), (widen(logp),), (widen(advantages),), (mask.bool(),))
+        means = Covariance.of(logp, advantages, mask)
+        return cls(means.count, means, (widen(logp),), (widen(advantages),), (mask.bool(),))
 
     @override
     def merge(self, other: Self) -> Self:
-        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        both: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in (*self._kept(), "every")}
+        return replace(self, count=self.count + other.count, means=self.means.merge(other.means), **both)
 
-    def all(self) -> tuple[Tensor, Tensor]:
+    @override
+    def compact(self, most: int) -> Self:
+        """Where there are more than ``most`` pairs, those evenly spaced in the order of c_t; all NaN if one was."""
+        columns = self.columns()
+        c, mask = self.products(columns)
+        every = -(-len(c) // most)
+        if every <= 1:
+            return self
+        order, n = keep(c, mask, -torch.inf).argsort(descending=True), mask.sum()
+        first = torch.arange(0, len(c), every, device=c.device)
+        chosen = order[(first + (every - 1) // 2).minimum((n - 1).clamp(min=0))]
+        fewer: dict[str, Any] = {name: (column[chosen],) for name, column in columns.items()}
+        return replace(self, **fewer | {"masks": (first < n,), "every": (every,)})
+
+    def products(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """c_t and mask of all tokens, (N,)."""
-        a = torch.cat([a.expand_as(x).flatten() for a, x in zip(self.advantages, self.logp, strict=True)])
-        mask = _flat(self.masks)
-        return token_covariance(_flat(self.logp), a, mask), mask
+        x, y = columns["logp"] - self.means.mean_x, columns["advantages"] - self.means.mean_y
+        return x * y, columns["masks"]
 
+    def columns(self) -> dict[str, Tensor]:
+        """What is kept, by its field, (N,): each pair as often as it stands."""
+        return {name: self._column(getattr(self, name)) for name in self._kept()}
 
-def _flat(pieces: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([piece.flatten() for piece in pieces])
+    def _kept(self) -> list[str]:
+        return [f.name for f in fields(self) if f.name not in ("count", "means", "every")]
+
+    def _column(self, pieces: tuple[Tensor, ...]) -> Tensor:
+        each = zip(pieces, self.logp, self.every, strict=True)
+        flat = [(piece.expand_as(x).flatten(), n) for piece, x, n in each]
+        return torch.cat([piece if n == 1 else piece.repeat_interleave(n) for piece, n in flat])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +134,7 @@ class TopCovariance(Pairs):
 
     @override
     def value(self) -> Tensor:
-        c, mask = self.all()
+        c, mask = self.products(self.columns())
         if not c.numel():
             return c.new_full((), torch.nan)
         top, chosen = _largest(c, mask, TOP)
@@ -121,7 +148,7 @@ class PositiveCovariance(Pairs):
 
     @override
     def value(self) -> Tensor:
-        c, mask = self.all()
+        c, mask = self.products(self.columns())
         return masked_mean(indicator(c > 0, c), mask)
 
 
@@ -129,18 +156,13 @@ class PositiveCovariance(Pairs):
 class ClipCovCandidates(Pairs):
     """Fraction of tokens that :func:`clip_cov_candidates` names; ``clipped`` as ``masks``."""
 
-    clipped: tuple[Tensor, ...]
-
-    @classmethod
-    def beside(cls, pairs: Pairs, clipped: Tensor) -> Self:
-        """Of the tokens of ``pairs``, of which PPO has ``clipped`` (B, T) some."""
-        return cls(pairs.count, pairs.logp, pairs.advantages, pairs.masks, (clipped,))
+    clipped: tuple[Tensor, ...] = ()
 
     @override
     def value(self) -> Tensor:
-        c, mask = self.all()
-        low, high = BOUNDS
-        return masked_mean(indicator((c > low) & (c < high) & ~_flat(self.clipped), c), mask)
+        columns = self.columns()
+        (c, mask), (low, high) = self.products(columns), BOUNDS
+        return masked_mean(indicator((c > low) & (c < high) & ~columns["clipped"], c), mask)
 
 
 def core(batch: TokenBatch) -> Stats:
@@ -155,10 +177,11 @@ def full(batch: TokenBatch) -> Stats:
     if a is None:
         return {}
     top = TopCovariance.of(batch.logp, a, batch.mask)
+    same = top.count, top.means, top.logp, top.advantages, top.masks, top.every
     return {
         "policy/cov_top": top,
-        "policy/cov_positive": PositiveCovariance(top.count, top.logp, top.advantages, top.masks),
-        "policy/cov_candidates": ClipCovCandidates.beside(top, _clipped(batch, a)),
+        "policy/cov_positive": PositiveCovariance(*same),
+        "policy/cov_candidates": ClipCovCandidates(*same, clipped=(_clipped(batch, a),)),
     }
 
 

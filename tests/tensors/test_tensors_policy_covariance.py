@@ -142,3 +142,61 @@ def test_without_advantages_it_is_absent_and_without_tokens_not_measured():
     assert numbers(observe(TokenBatch(logp=-torch.rand(2, 3), mask=torch.ones(2, 3)))) == {}
     empty = observe(TokenBatch(logp=torch.zeros(0, 3), mask=torch.zeros(0, 3), advantages=torch.zeros(0)))
     assert {stat.count.item() for name, stat in empty.items() if name.startswith("policy/cov")} == {0}
+
+
+def large(seed, rows=20, width=5000):
+    logp, a, mask = drawn(rows, width, seed)
+    return TokenBatch(logp=logp, mask=mask, advantages=a, old_logp=logp - 0.1 * (a > 2), clip=(0.2, 0.05))
+
+
+def compacted(batch, most):
+    return {n: s.compact(most) for n, s in observe(batch).items() if n.startswith("policy/cov")}
+
+
+def test_what_is_sent_to_another_rank_is_small_and_says_nearly_the_same():
+    """Of 100,000 tokens 4,000: the order of c is kept evenly, so fractions and the mean of a tail hardly move."""
+    batch = large(0)
+    whole, small = numbers(observe(batch)), compacted(batch, 4000)
+
+    kept = sum(x.numel() for x in (*small["policy/cov_top"].logp, *small["policy/cov_top"].advantages))
+    assert kept <= 2 * 4000
+    assert small["policy/cov_top"].count == batch.mask.sum()
+    got = numbers(small)
+    assert got["policy/cov"] == whole["policy/cov"]
+    assert got["policy/cov_top"] == pytest.approx(whole["policy/cov_top"], rel=0.05)
+    assert got["policy/cov_positive"] == pytest.approx(whole["policy/cov_positive"], abs=5e-4)
+    assert got["policy/cov_candidates"] == pytest.approx(whole["policy/cov_candidates"], rel=0.05)
+    assert whole["policy/cov_candidates"] > 0.05
+
+
+def test_a_large_rank_and_a_small_one_weigh_by_their_tokens():
+    """One sends a tenth of its pairs, the other all of them."""
+    big, little = large(1), large(2, rows=1)
+    alone = merge(observe(big), observe(little))
+
+    sent = numbers(merge(compacted(big, 10_000), compacted(little, 10_000)))
+
+    assert sent["policy/cov_positive"] == pytest.approx(numbers(alone)["policy/cov_positive"], abs=5e-3)
+    assert sent["policy/cov_top"] == pytest.approx(numbers(alone)["policy/cov_top"], rel=0.05)
+
+
+def test_few_pairs_are_sent_as_they_are_and_a_nan_is_never_left_behind():
+    """Exact below the limit; above it a single NaN is still everything's."""
+    few, broken = observe(large(3))["policy/cov_top"], large(3)
+    broken.logp[0, broken.mask[0].nonzero()[0]] = math.nan
+
+    assert few.compact(100_000) is few
+    assert all(math.isnan(value) for value in numbers(compacted(broken, 100)).values())
+
+
+def test_nothing_stays_nothing_however_small_it_is_made():
+    """All masked out: a count of 0, also on the other rank."""
+    batch = large(4)
+    nothing = compacted(
+        TokenBatch(logp=batch.logp, mask=torch.zeros_like(batch.mask), advantages=batch.advantages), 100
+    )
+    whole = observe(batch)
+
+    for name, stat in nothing.items():
+        assert stat.count == 0
+        assert stat.merge(whole[name]).value().item() == pytest.approx(whole[name].value().item())
