@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlwatch.errors import RLWatchError
     from rlwatch.integrations.tensorboard import tee_tensorboard
+    from rlwatch.integrations.torch import Watcher
     from rlwatch.integrations.wandb import tee_wandb
     from rlwatch.run import Run, init
     from rlwatch.scanner import Report, scan
@@ -26,6 +27,7 @@ _HOMES = {
     "RLWatchError": "rlwatch.errors",
     "Report": "rlwatch.scanner",
     "Run": "rlwatch.run",
+    "Watcher": "rlwatch.integrations.torch",
     "init": "rlwatch.run",
     "open_store": "rlwatch.store.url",
     "scan": "rlwatch.scanner",
@@ -37,6 +39,7 @@ __all__ = [
     "RLWatchError",
     "Report",
     "Run",
+    "Watcher",
     "__version__",
     "init",
     "open_store",

@@ -1,0 +1,113 @@
+"""Putting what a loop passes into the step under way. May raise: the watcher calls it through its seam."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.torch.generation import GenerationReader
+from rlwatch.integrations.torch.gradients import read_gradients
+from rlwatch.integrations.torch.means import Means
+from rlwatch.integrations.torch.microbatch import Reader, Settings
+from rlwatch.integrations.torch.samples import Samples
+from rlwatch.integrations.torch.steps import Steps
+from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.recorder.intake import step_index
+from rlwatch.tensors.finite import nonfinite
+from rlwatch.tensors.response_stats import observe_responses
+
+TEXTS = ("prompts", "completions")
+"""Inputs that never become tensors."""
+Refused = Mapping[str, str]
+"""Input that was left out -> why."""
+
+
+@dataclass(slots=True)
+class Collector:
+    """Reads, measures and adds to ``steps.tally``, as closely as ``level`` says."""
+
+    steps: Steps
+    level: Level
+    settings: Settings
+    means: Means
+    generation: GenerationReader
+    samples: Samples
+    scaler: Any = None
+    _rate: float | Tensor | None = field(default=None, init=False)
+
+    def rollouts(self, inputs: Mapping[str, Any]) -> Refused:
+        """One generation."""
+        self._begin()
+        batch = self.generation.read({name: value for name, value in inputs.items() if name not in TEXTS})
+        if batch is not None:
+            self.steps.tally.add_stats(observe_responses(batch))
+        self.steps.seam.attempt("completions", self.samples.offer, self.steps.last + 1, inputs)
+        return self.generation.refused
+
+    def observe(self, inputs: Mapping[str, Any]) -> Refused:
+        """One micro-batch."""
+        self._begin()
+        if not self.level.includes(Level.TOKENS):
+            return {}
+        reader = Reader(self.settings)
+        with torch.no_grad():
+            batch = reader.read(inputs)
+            if batch is not None:
+                self.steps.tally.add_batch(batch, full=self.level.includes(Level.FULL))
+        return reader.refused
+
+    def gradients(self) -> None:
+        """Those the model holds now."""
+        self._begin()
+        if self.means.model is not None and self.level.includes(Level.GRADIENTS):
+            with torch.no_grad():
+                run = self.steps.seam.run
+                rank = 0 if run is None else run.rank
+                stats = read_gradients(self.means.model, self.means.optimizer, self.scaler, rank=rank)
+            self.steps.tally.add_stats(stats)
+
+    def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
+        """Seal the step."""
+        self._begin()
+        refused = self.steps.add_all({**self._standing(), **_named(inputs), **scalars})
+        number = self.steps.last + 1
+        if step is not None:
+            try:
+                number = step_index(step)
+            except ValueError as wrong:
+                refused["step"] = str(wrong)
+        self._rate = None
+        self.steps.seal(number)
+        return refused
+
+    def _begin(self) -> None:
+        """The step is under way, and is taken with the rate that holds now: a scheduler moves on after it."""
+        self.steps.begin()
+        if self._rate is None:
+            self._rate = self.steps.seam.attempt("learning rate", self.means.rate)
+
+    def _standing(self) -> dict[str, Any]:
+        """What holds for the step without being passed."""
+        return {
+            "optim/lr": self._rate,
+            "policy/kl_coef": self.steps.seam.attempt("kl_coef", self.means.read_kl_coef),
+            "policy/vocab_size": vocab_size_of(self.means.model),
+            **(self.steps.seam.attempt("text of completions", self.samples.take) or {}),
+        }
+
+
+def _named(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``step`` was passed, by canonical names."""
+    loss = inputs["loss"]
+    named = {"loss/raw": loss, "nonfinite/loss": None, "optim/lr": inputs["lr"], "optim/grad_norm": inputs["grad_norm"]}
+    if isinstance(loss, Tensor):
+        named["nonfinite/loss"] = nonfinite(loss.detach())
+    elif isinstance(loss, int | float):
+        named["nonfinite/loss"] = float(not math.isfinite(loss))
+    return {name: value for name, value in named.items() if value is not None}

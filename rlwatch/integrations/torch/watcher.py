@@ -1,0 +1,290 @@
+"""Watching a training loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+import rlwatch
+from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.distributed import begin_together
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.torch import checks
+from rlwatch.integrations.torch.collector import Collector, Refused
+from rlwatch.integrations.torch.generation import GenerationReader
+from rlwatch.integrations.torch.means import Means
+from rlwatch.integrations.torch.microbatch import Settings
+from rlwatch.integrations.torch.samples import Samples
+from rlwatch.integrations.torch.steering import Steering
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rlwatch.run import Run
+
+Rows = Any
+"""A tensor, padded or nested, or a list of rows of unequal length."""
+
+
+class Watcher(Steering):
+    """Watches a loop of one's own: PPO, GRPO, RLOO or anything else that has log-probs, rewards and gradients.
+
+    Making one may raise. Nothing it does afterwards raises into the loop, waits for the device, keeps a graph or
+    draws a random number: training comes out bit-identical to training unwatched. What is not passed is not
+    measured, and :attr:`unavailable` says why. What does not fit (a wrong shape) is left out, warned of once and
+    counted as ``rlwatch/refused``; with ``strict`` it raises instead, for a first try.
+
+    >>> import torch
+    >>> with Watcher(torch.nn.Linear(2, 2), store="memory://watcher-doctest") as watcher:
+    ...     watcher.observe(logp=torch.tensor([[-0.7, -1.2]]), mask=torch.tensor([[1, 0]]))
+    ...     watcher.step(1, loss=0.3)
+
+    Parameters
+    ----------
+    model
+        The policy, wrapped (DDP, FSDP2, ``torch.compile``) or not: for gradients, and for a reset.
+    optimizer, scheduler
+        For the learning rate, and for commands that concern it.
+    ref_model
+        The frozen reference, if there is one (none: PEFT's adapter ``ref``): it can be reset while training runs.
+    scaler
+        The ``torch.amp.GradScaler`` of a float16 loop, so that its scale does not show in the gradients.
+    clip, dual_clip, truncation, off_policy_delta
+        Of the loss, so that what it clips is counted: (low, high) of a PPO clip [1 - low, 1 + high], or one
+        number for both; the cap on -r A of dual-clip PPO; the largest weight of truncated importance sampling;
+        the threshold of an off-policy sequence mask, nats per token.
+    kl_coef, set_kl_coef
+        Weight of the KL term, or a function that returns it; a function that sets it, for who asks for that.
+    save
+        Saves a checkpoint and returns where, for who asks for that. With several ranks every rank calls it.
+    temperature
+        Sampling temperature, by which ``logits`` given to :meth:`observe` are divided.
+    eos
+        Id or ids that end a response, so that responses that never end are counted; by default the tokenizer's.
+    tokenizer
+        As Hugging Face's: for ``text``, and to see whether sampled ids survive decoding.
+    text, completions
+        Whether to keep the text of extreme tokens beside their ids, and a few completions now and then (how few:
+        :class:`~rlwatch.integrations.completions.KeepCompletions`). Off: no text leaves the trainer.
+    level
+        ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
+    strict
+        Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
+    run
+        A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
+    init_arguments
+        Arguments of :func:`rlwatch.init` for the run made here: ``project``, ``name``, ``config``, ``store``...
+
+    Raises
+    ------
+    ConfigError
+        If an argument is not what it should be.
+    RLWatchError
+        What :func:`rlwatch.init` raises.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        *,
+        scheduler: Any = None,
+        ref_model: nn.Module | None = None,
+        scaler: Any = None,
+        clip: float | tuple[float, float] | None = None,
+        dual_clip: float | None = None,
+        truncation: float | None = None,
+        off_policy_delta: float | None = None,
+        kl_coef: float | Callable[[], float] | None = None,
+        set_kl_coef: Callable[[float], Any] | None = None,
+        save: Callable[[], Any] | None = None,
+        temperature: float = 1.0,
+        eos: int | Sequence[int] = (),
+        tokenizer: Any = None,
+        text: bool = False,
+        completions: bool | KeepCompletions = False,
+        level: str = Level.FULL,
+        strict: bool = False,
+        run: Run | None = None,
+        **init_arguments: Any,
+    ) -> None:
+        checks.check_models(model, ref_model)
+        checks.check_optimizer(optimizer)
+        checks.check_callables(save=save, set_kl_coef=set_kl_coef)
+        checks.check_run(run, init_arguments)
+        chosen = Level.of(level)
+        settings = Settings(
+            clip=checks.clip_of(clip),
+            dual_clip=checks.positive("dual_clip", dual_clip),
+            truncation=checks.positive("truncation", truncation),
+            off_policy_delta=checks.positive("off_policy_delta", off_policy_delta),
+            temperature=checks.positive("temperature", temperature) or 1.0,
+        )
+        means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef)
+        generation = GenerationReader(checks.eos_of(eos, tokenizer))
+        keep, decode = KeepCompletions.of(completions), checks.decoder_of(tokenizer) if text else None
+        recording = begin_together(lambda: rlwatch.init(**init_arguments) if run is None else run)
+        super().__init__(means, recording, ours=run is None, level=chosen, strict=strict, decode=decode)
+        self._given(clip=clip, optimizer=optimizer)
+        samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
+        self._collector = Collector(self._steps, chosen, settings, means, generation, samples, scaler)
+
+    def rollouts(
+        self,
+        *,
+        rewards: Any = None,
+        groups: Any = None,
+        lengths: Any = None,
+        cut: Any = None,
+        right: Any = None,
+        answers: Any = None,
+        tasks: Sequence[object] | None = None,
+        ids: Rows = None,
+        mask: Rows = None,
+        retention: Any = None,
+        prompts: Sequence[str] | None = None,
+        completions: Sequence[str] | None = None,
+    ) -> None:
+        """Look at one generation of B responses, before the steps that train on it; its numbers are of the next step.
+
+        Each is a tensor, an array or a list with one entry for each response; all of it is optional.
+
+        Parameters
+        ----------
+        rewards
+            As the advantages are made of. In a list, None where a response has none.
+        groups
+            Which responses answer the same prompt: one id for each response (integers or texts), or, if they lie
+            one after the other, how many there are to a prompt.
+        lengths
+            Tokens of a response.
+        cut
+            Whether a response was cut at the length limit.
+        right
+            Whether a response is right, where the reward does not say: 1 is right, 0 and -1 are wrong.
+        answers
+            What was extracted as the answer, of any type; None where nothing was.
+        tasks
+            The task or data source of each response: reward and length are measured for each.
+        ids, mask
+            (B, T) ids of the sampled tokens, and which of them the policy sampled; or rows of unequal length.
+        retention
+            Iterations a response was carried over.
+        prompts, completions
+            Texts. A few are measured on a thread of their own; they are kept only if :class:`Watcher` was told to.
+        """
+        inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
+        self._given(**inputs)
+        self._look("rollouts", self._collector.rollouts, inputs)
+
+    def observe(
+        self,
+        *,
+        logp: Rows = None,
+        mask: Rows = None,
+        advantages: Rows = None,
+        old_logp: Rows = None,
+        ref_logp: Rows = None,
+        rollout_logp: Rows = None,
+        entropy: Rows = None,
+        logits: Rows = None,
+        ids: Rows = None,
+        cut: Rows = None,
+        environment: Rows = None,
+        staleness: Rows = None,
+        experts: Rows = None,
+        rollout_experts: Rows = None,
+    ) -> None:
+        """Look at one micro-batch of B responses, T tokens wide; call it once for each forward of the loss.
+
+        Everything may carry a graph (it is detached), be of any floating dtype, and be padded, nested, or a list of
+        B rows. Needed are ``logp`` (or ``logits`` with ``ids``) and, where rows are padded, ``mask``; all else adds
+        what it adds.
+
+        Parameters
+        ----------
+        logp
+            (B, T) log-probs of the sampled tokens under the policy being updated, nats.
+        mask
+            (B, T) the tokens the loss counts: bool, or 0 and 1. Of nested rows: by default all there are.
+        advantages
+            (B,), (B, 1) or (B, T).
+        old_logp
+            (B, T) log-probs when the update began, nats; leave it out where a batch is used for one update.
+        ref_logp
+            (B, T) log-probs under the frozen reference, nats.
+        rollout_logp
+            (B, T) log-probs as the engine that sampled the tokens reported them, nats.
+        entropy
+            (B, T) entropy of the whole next-token distribution, nats.
+        logits
+            (B, T, V) such that ``logits[:, t]`` chose ``ids[:, t]``: gives ``entropy``, and ``logp`` if left out, in
+            bounded memory, at the cost of a pass over the logits.
+        ids
+            (B, T) ids of the sampled tokens.
+        cut
+            (B,) whether a response was cut at the length limit.
+        environment
+            (B, T) tokens that a tool or a user wrote, which the loss must not count.
+        staleness
+            (B,) policy versions between the rollout and this update.
+        experts, rollout_experts
+            (B, T, layers, k) experts a token was routed to, in the trainer and in the rollout engine.
+        """
+        inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
+        self._given(**inputs)
+        self._look("observe", self._collector.observe, inputs)
+
+    def gradients(self) -> None:
+        """Read the gradients: after the last ``backward()`` of the step, before they are clipped.
+
+        Before or after ``scaler.unscale_(optimizer)`` makes no difference. Several calls in a step: the last counts.
+        """
+        self._given(gradients=True)
+        if self._live:
+            self.seam.attempt("gradients", self._collector.gradients)
+
+    def step(
+        self,
+        step: int | None = None,
+        *,
+        loss: float | Tensor | None = None,
+        lr: float | Tensor | None = None,
+        grad_norm: float | Tensor | None = None,
+        **scalars: float | Tensor,
+    ) -> None:
+        """End an optimizer step: what was observed since the last call is recorded as ``step``.
+
+        Parameters
+        ----------
+        step
+            Optimizer steps done, this one included, an integer >= 0; by default one more than the last.
+        loss
+            As the loop takes it, in its own unit.
+        lr
+            Learning rate of this step; by default that of the optimizer when the step was first observed.
+        grad_norm
+            What ``clip_grad_norm_`` returned, if :meth:`gradients` is not called.
+        scalars
+            More numbers of the step, by their canonical names, a trainer's or your own. Tensors are not waited for.
+        """
+        inputs = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
+        self._given(**inputs)
+        self._look("step", self._collector.end, step, inputs, scalars)
+        self.seam.attempt("record", self._steps.deliver)
+
+    @override
+    def finish(self) -> None:
+        self._collector.samples.close()
+        super().finish()
+
+    def _look(self, call: str, work: Callable[..., Refused], *inputs: Any) -> None:
+        """Do it in a process whose measurements anybody wants, and refuse what it refused."""
+        refused = self.seam.attempt(call, work, *inputs) if self._live else None
+        self._refuse(call, refused or {})
+
+    @property
+    def _live(self) -> bool:
+        return self.run.measures
