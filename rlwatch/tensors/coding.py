@@ -46,5 +46,9 @@ def _hash(text: str) -> int:
 
 
 def device_of(things: Iterable[Any]) -> torch.device:
-    """Where the first tensor among ``things`` is; the CPU if there is none."""
-    return next((thing.device for thing in things if isinstance(thing, Tensor)), torch.device("cpu"))
+    """Where the first tensor among ``things`` is that is not on the CPU; the CPU if there is none.
+
+    What comes from elsewhere to the CPU must be waited for.
+    """
+    devices = [thing.device for thing in things if isinstance(thing, Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

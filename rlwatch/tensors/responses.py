@@ -116,7 +116,7 @@ class ResponseBatch:
         ``tasks``, ``task_names``: one name a response; the run's :class:`~rlwatch.tensors.tasks.TaskNames`, which
         bounds how many there are.
         ``ids``, ``mask``: (B, T), nested, or lists of rows.
-        ``device``: where everything goes; default: where the first tensor given is, else the CPU.
+        ``device``: where everything goes; default: where the first tensor given is that is not on the CPU.
 
         Raises ``ValueError`` if the numbers of responses differ or groups do not divide them.
         """
@@ -130,9 +130,10 @@ class ResponseBatch:
         columns["tasks"] = None if tasks is None else torch.tensor(names.codes(tasks), dtype=torch.int64)
         known = [x for x in columns.values() if x is not None]
         columns["groups"] = None if groups is None else _group_ids(groups, known)
-        where = device_of((rewards, lengths, groups, *known)) if device is None else device
+        where = device_of((*known, columns["groups"])) if device is None else torch.device(device)
+        quick = where.type != "cpu"  # a copy to the CPU that nobody waits for would be read half-written
         return cls(
-            **{name: None if x is None else x.to(where, non_blocking=True) for name, x in columns.items()},
+            **{name: None if x is None else x.to(where, non_blocking=quick) for name, x in columns.items()},
             whole=isinstance(groups, Integral),
             task_names=() if tasks is None else names.names,
             eos=tuple(eos),

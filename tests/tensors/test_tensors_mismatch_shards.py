@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from waits import CountWaits
 
 from rlwatch.metrics import BY_NAME
 from rlwatch.tensors.mergeable import merge
@@ -18,22 +18,6 @@ from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
 TENSORS = ("logp", "mask", "entropy", "advantages", "old_logp", "rollout_logp", "experts", "rollout_experts")
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "item", "unique_dim", "_unique2"}
-
-
-class CountWaits(TorchDispatchMode):
-    """Operations that would make a CPU wait for a GPU, or draw a random number."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        by_mask = name == "index" and any(t is not None and t.dtype == torch.bool for t in args[1])
-        if name in WAITS or by_mask or torch.Tag.nondeterministic_seeded in func.tags:
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 def batch(rows=6, width=9, *, seed=0, dtype=torch.float64, noise=0.5):

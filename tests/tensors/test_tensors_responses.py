@@ -199,8 +199,10 @@ def test_one_number_of_responses_in_everything():
 
 
 def test_everything_goes_to_one_device():
-    """That of the first tensor, or the one asked for."""
-    batch = ResponseBatch.of(rewards=[1.0, 0.0], lengths=torch.zeros(2, device="meta"), tasks=["a", "b"], groups=2)
+    """That of the first tensor which is not on the CPU (to go there takes waiting), or the one asked for."""
+    batch = ResponseBatch.of(
+        rewards=torch.ones(2), lengths=torch.zeros(2, device="meta"), cut=[0, 1], tasks=["a", "b"], groups=2
+    )
     tensors = [x for f in fields(batch) if isinstance(x := getattr(batch, f.name), torch.Tensor)]
 
     assert {x.device.type for x in tensors} == {"meta"}
