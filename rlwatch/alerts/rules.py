@@ -22,6 +22,8 @@ BUILTIN_KINDS = (
     "grad_spike",
     "kl_drift",
     "kl_saturation",
+    "silent_reference_reset",
+    "lost_reference_reset",
     "no_signal",
     "reward_drop",
     "length_explosion",
@@ -130,8 +132,8 @@ def default_rules() -> tuple[Rule, ...]:
     """One rule per failure, plus one for the kinds of detectors of one's own; info tells nobody.
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
-    ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'no-signal', 'reward', 'length',
-     'other']
+    ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'reference', 'no-signal', 'reward',
+     'length', 'other']
     """
     return (
         _family("non-finite", "nonfinite"),
@@ -141,6 +143,8 @@ def default_rules() -> tuple[Rule, ...]:
         _family("kl", "kl_drift"),
         # Maintenance, not an emergency: twice the patience.
         Rule("reset-due", kinds=("kl_saturation",), for_steps=2 * WARNING_STEPS, keep_firing_for=2 * KEEP_STEPS),
+        # Something that happened, not a state that must last: told at once.
+        Rule("reference", kinds=("silent_reference_reset", "lost_reference_reset"), keep_firing_for=KEEP_STEPS),
         _family("no-signal", "no_signal"),
         _family("reward", "reward_drop"),
         _family("length", "length_explosion"),

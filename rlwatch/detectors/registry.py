@@ -10,6 +10,7 @@ from rlwatch.detectors.length_explosion import LengthExplosion
 from rlwatch.detectors.mismatch_growth import MismatchGrowth
 from rlwatch.detectors.no_signal import NoSignal
 from rlwatch.detectors.nonfinite import NonFinite
+from rlwatch.detectors.reference_continuity import ReferenceContinuity
 from rlwatch.detectors.reward_drop import RewardDrop
 from rlwatch.ports import Detector
 
@@ -20,6 +21,7 @@ REGISTRY: tuple[type[Detector], ...] = (
     MismatchGrowth,
     GradSpike,
     KLReference,
+    ReferenceContinuity,
     NoSignal,
     RewardDrop,
     LengthExplosion,

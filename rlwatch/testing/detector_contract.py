@@ -20,7 +20,18 @@ from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.testing.healthy import healthy_run
 
 Make = Callable[[], Detector]
-EVENT_KINDS = ("reference_reset", "resume", "rollback", "exception", "signal", "command", "note", "unheard-of")
+EVENT_KINDS = (
+    "reference_reset",
+    "reference_restored",
+    "reference_not_restored",
+    "resume",
+    "rollback",
+    "exception",
+    "signal",
+    "command",
+    "note",
+    "unheard-of",
+)
 
 # Any float at all, with the ones that matter made likely.
 values = st.one_of(
@@ -59,7 +70,7 @@ def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Findi
 def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedStep]:
     """A healthy run in which everything goes wrong at once: every detector has something to say.
 
-    Entropy first explodes and then, 40 steps on, collapses.
+    Entropy first explodes and then, 40 steps on, collapses, while KL to the reference falls to nothing.
     """
     return [
         row if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
@@ -70,7 +81,7 @@ def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedSte
 def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
     factors = {
         "policy/entropy": 10.0 if explodes else 1e-4,
-        "policy/kl_ref": 200.0,
+        "policy/kl_ref": 200.0 if explodes else 0.0,
         "optim/grad_norm": 300.0,
         "reward/mean": 0.01,
     }

@@ -90,7 +90,20 @@ def test_by_default_a_critical_finding_is_told_at_its_first_step(kind: str):
     assert [t.notify for t in transitions] == [True]
 
 
-@pytest.mark.parametrize("kind", BUILTIN_KINDS)
+EVENTS = ("silent_reference_reset", "lost_reference_reset")
+"""Kinds that are something that happened: there is nothing that would have to last."""
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_by_default_what_happened_is_told_at_once_and_once(kind: str):
+    """A reference that moved unannounced."""
+    run = [(s, [finding(kind, WARNING, step=s)] if 50 <= s < 60 else []) for s in range(300)]
+    notified = [(t.event.value, t.alert.step) for t in told(AlertEngine("r", default_rules()), run) if t.notify]
+
+    assert notified == [("firing", 50), ("resolved", 80)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BUILTIN_KINDS if kind not in EVENTS])
 def test_by_default_a_warning_of_one_step_tells_nobody(kind: str):
     """A run that is fine sends nothing, even if a detector blinks every 30 steps."""
     run = [(s, [finding(kind, WARNING, step=s)] if s % 30 == 0 else []) for s in range(300)]

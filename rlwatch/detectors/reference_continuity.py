@@ -1,0 +1,194 @@
+"""The reference moved without anybody saying so: read from KL, which must be continuous between resets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.stats import Window, mad, median
+
+NOTHING = 1e-3
+"""Nats per token two engines may differ by though the weights are equal: right after a reset KL is below it."""
+ESTABLISHED = 0.01
+"""Nats per token a level must have before its loss means anything."""
+FALLEN = 0.02
+"""Share of the level that is as good as nothing."""
+STEADY = 0.3
+"""Share of the level above which every row before the fall must lie: a KL that is near zero now and then is none."""
+UNUSUAL = 6.0
+"""Spreads, in log space, by which the fall must exceed what the rows do anyway."""
+LOW = 0.5
+"""Share of the level below which the rows after the fall must stay: one odd row is no reset."""
+CONFIRM = 2
+"""Rows after a fall that must confirm it; rows after a resume that must lie high."""
+JUMPED = 3.0
+"""Factor by which KL must exceed its level before a resume for a reset to be lost."""
+EARLY = 5
+"""Rows before a fall, or before a resume, that speak of the level right then."""
+TINY = 1e-12
+"""What a KL of zero is taken for in log space."""
+TELL = 10
+"""Rows for which what was found is said."""
+
+
+@dataclass(slots=True)
+class _Resumed:
+    """The first rows of an attempt, against the highest of the last rows before it since the reset (0: none yet)."""
+
+    level: float
+    old_level: float | None
+    told: str
+    since: int
+    rows: list[float] = field(default_factory=list)
+
+    @property
+    def jumped(self) -> bool:
+        """Whether every row lies where KL to the old reference lay, far above where it lay last."""
+        if self.old_level is None and self.level == 0.0:
+            return False
+        least = max(JUMPED * self.level, LOW * (self.old_level or 0.0), ESTABLISHED)
+        return min(self.rows) > least
+
+
+class ReferenceContinuity(BaseDetector):
+    """KL to the reference across resets and resumes.
+
+    It falls to nothing without a reset (a reference captured anew, as some trainers do when they resume):
+    ``silent_reference_reset``. It jumps up at a resume that follows a reset (most trainers save no reference):
+    ``lost_reference_reset``.
+    """
+
+    name: ClassVar[str] = "reference_continuity"
+    family: ClassVar[str] = Family.TRUST_REGION.value
+    kinds: ClassVar[tuple[str, ...]] = ("silent_reference_reset", "lost_reference_reset")
+    reads: ClassVar[tuple[str, ...]] = ("policy/kl_ref_k3", "policy/kl_ref", "policy/kl_ref_k2", "policy/kl_ref_k1")
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in reads)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._metric: str | None = None
+        self._attempt: int | None = None
+        self._step = -1
+        self._announced: int | None = None
+        self._old_level: float | None = None
+        self._not_restored = ""
+        self._was_reset = False
+        self._resumed: _Resumed | None = None
+        self._said: Finding | None = None
+        self._left = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._past = Window(rows=20, steps=400, least=5)
+        self._fallen: list[int] = []
+        self._level = 0.0
+
+    def notice(self, event: Event) -> None:
+        """A reset that is announced explains a fall; a reference that could not be taken up again is lost."""
+        if event.kind == "reference_reset":
+            self._announced = self._step if event.step is None else event.step
+            if self._fallen and self._fallen[0] >= self._announced:
+                self._fallen = []
+        elif event.kind == "reference_not_restored":
+            self._not_restored = str(event.body.get("reason", "")) or "it could not be taken up again"
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Follow KL; say what was found for some rows."""
+        kl = self._read(step)
+        if kl is None:
+            return []
+        self._turn(step)
+        found = self._lost(step, kl) or self._silent(step, kl)
+        if not self._fallen:
+            self._past.update(step.step, kl)
+        self._step, self._attempt = step.step, step.attempt
+        if found is not None:
+            self._said, self._left = found, TELL
+        self._said = self._said if self._left > 0 else None
+        self._left -= 1
+        self._held = [] if self._said is None else [self._said]
+        return self._carried(step)
+
+    def _read(self, step: ClosedStep) -> float | None:
+        """Always the same metric, the first that was seen: another estimator has another level."""
+        if finite(step, "policy/kl_coef") == 0.0:
+            return None  # without a KL term some trainers report 0
+        self._metric = self._metric or next((name for name in self.reads if finite(step, name) is not None), None)
+        value = None if self._metric is None else finite(step, self._metric)
+        return None if value is None else abs(value)
+
+    def _turn(self, step: ClosedStep) -> None:
+        """An announced reset takes effect, or a new attempt begins, or the steps go back."""
+        if self._announced is not None and step.step > self._announced:
+            self._old_level, self._was_reset, self._announced = self._past.get(), True, None
+            self._begin()
+        if step.step <= self._step or (self._attempt is not None and step.attempt != self._attempt):
+            highest = max(self._past.values[-EARLY:], default=0.0)
+            self._fallen = []
+            known = _Resumed(highest, self._old_level, self._not_restored, step.step)
+            self._resumed = known if self._was_reset else None
+            self._not_restored = ""
+
+    def _silent(self, step: ClosedStep, kl: float) -> Finding | None:
+        """A fall is reported once the rows after it confirm it."""
+        if not self._fallen and not self._fell(kl):
+            return None
+        if not self._fallen:
+            self._level = self._past.get() or 0.0
+        if kl > LOW * self._level:
+            self._fallen = []
+            return None
+        self._fallen.append(step.step)
+        if len(self._fallen) <= CONFIRM:
+            return None
+        onset, level = self._fallen[0], self._level
+        self._begin()
+        return self.finding(
+            step,
+            "silent_reference_reset",
+            Severity.WARNING,
+            f"KL to the reference fell from {number(level)} nats/token to nothing at step {onset}, and no reset was "
+            "recorded: something made the policy its own reference",
+            onset=onset,
+            metric=self._metric or "",
+            score=level / max(kl, FALLEN * level),
+            baseline=level,
+            evidence=rounded({"kl_before": level, "kl": kl}),
+        )
+
+    def _fell(self, kl: float) -> bool:
+        level = self._past.get()
+        if level is None or level < ESTABLISHED or kl > min(NOTHING, FALLEN * level):
+            return False
+        rows = self._past.values
+        logs = [math.log(max(value, TINY)) for value in rows]
+        fall = median(logs) - math.log(max(kl, TINY))
+        return min(rows[-EARLY:]) > STEADY * level and fall > UNUSUAL * max(mad(logs), 0.3)
+
+    def _lost(self, step: ClosedStep, kl: float) -> Finding | None:
+        """A jump is reported at the second row after the resume, at once where the trainer said what went wrong."""
+        resumed = self._resumed
+        if resumed is None:
+            return None
+        resumed.rows.append(kl)
+        if resumed.told or not resumed.jumped or len(resumed.rows) >= CONFIRM:
+            self._resumed = None
+        if not (resumed.told or (resumed.jumped and len(resumed.rows) >= CONFIRM)):
+            return None
+        level, now = resumed.level, min(resumed.rows)
+        words = resumed.told or f"KL jumped from {number(level)} to {number(now)} nats/token"
+        return self.finding(
+            step,
+            "lost_reference_reset",
+            Severity.WARNING,
+            f"the reset of the reference was lost when the run was resumed: {words}",
+            onset=resumed.since,
+            metric=self._metric or "",
+            score=now / (JUMPED * level) if level > 0.0 else None,
+            baseline=level,
+            evidence=rounded({"kl_before": level, "kl": now, "kl_before_reset": resumed.old_level}),
+        )
