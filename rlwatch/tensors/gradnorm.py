@@ -91,7 +91,8 @@ class GradNorms:
         ``optim/step_skipped`` is 1. Layers only where all elements are here.
         """
         finite = total.detach().isfinite()
-        norms = self.norms * (total.detach().to(self.squares) / self.total)
+        ours = self.total
+        norms = self.norms * torch.where(ours == 0, 1.0, total.detach().to(ours) / ours)
         rows = zip(self.layers, norms, strict=True) if self.whole else ()
         return {
             **{LAYER_PREFIX + layer: Latest.of(norm, finite) for layer, norm in rows},

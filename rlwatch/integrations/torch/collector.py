@@ -92,6 +92,10 @@ class Collector:
         if self._rate is None:
             self._rate = self.steps.seam.attempt("learning rate", self.means.rate)
 
+    @property
+    def _rank(self) -> int:
+        return 0 if self.steps.seam.run is None else self.steps.seam.run.rank
+
     def _standing(self) -> dict[str, Any]:
         """What holds for the step without being passed."""
         return {

@@ -11,16 +11,19 @@ from rlwatch.tensors.mergeable import Stats
 
 
 def read_gradients(model: nn.Module, optimizer: Any = None, scaler: Any = None, *, rank: int = 0) -> Stats:
-    """Norms of the gradients ``model`` holds now; empty if it holds none.
+    """Norms of the gradients ``model`` holds now, as far as they count on this ``rank``; empty if it holds none.
 
     ``scaler`` is the loop's ``torch.amp.GradScaler``, before or after ``unscale_``: either way what is reported is
-    without its scale, and an overflow (how it finds its scale) is a skipped step, not a measurement.
+    without its scale, and an overflow (how it finds its scale) is a skipped step, not a measurement. Of gradients
+    that are both scaled and sharded nothing is reported: no rank sees whether there was an overflow.
     """
     norms = grad_norms(model.named_parameters(), rank=rank)
     if norms is None:
         return {}
     if scaler is None or not scaler.is_enabled():
         return norms.stats()
+    if not norms.whole:
+        return {}
     scale = _scale_left(scaler, optimizer)
     return norms.unscaled_stats(norms.total if scale is None else norms.total / scale)
 

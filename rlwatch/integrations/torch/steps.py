@@ -59,7 +59,7 @@ class Steps:
             raise TypeError(name)
         if isinstance(value, Tensor):
             self._add_tensor(name, value.detach())
-        elif self.seam.run is not None and self.seam.run.linked:
+        elif self._linked:
             self._add_tensor(name, torch.tensor(float(value), dtype=torch.float64))
         else:
             self.tally.add_number(name, float(value))
@@ -70,6 +70,11 @@ class Steps:
             raise TypeError(name)
         number = value.reshape(())
         self.tally.add_stats({name: Mean.of(number, torch.ones_like(number, dtype=torch.bool))})
+
+    @property
+    def _linked(self) -> bool:
+        """Whether this is one of several ranks, whose shares of a step are put together."""
+        return self.seam.run is not None and self.seam.run.linked
 
     def seal(self, step: int) -> None:
         """End the step under way; the next one begins now."""
