@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from tiny_trl import FakeRun, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
+from rlwatch.detectors.reference_continuity import ReferenceContinuity
 from rlwatch.integrations.handlers.reference_files import Facts, write
 from rlwatch.integrations.trl import watch
-from rlwatch.records import Command
+from rlwatch.records import ClosedStep, Command
 
 pytestmark = pytest.mark.torch
 KL = ("policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3")
@@ -316,3 +317,46 @@ def test_a_kept_coefficient_that_is_none_is_not_set(tmp_path, content):
     trainer, resumed = trained(tmp_path, reset_at=99, resume=True, max_steps=3)
 
     assert (trainer.beta, resumed.events) == (0.1, [])
+
+
+def judged(*runs):
+    """What the detector says of the recorded KL of attempts, one after the other."""
+    detector, found = ReferenceContinuity(), []
+    for attempt, run in enumerate(runs, start=1):
+        happened = {event.step: event for event in run.events}
+        for step, metrics in sorted(run.taps().items()):
+            found += [f.kind for f in detector.update(ClosedStep(step, metrics, attempt=attempt))]
+            if step in happened:
+                detector.notice(happened[step])
+    return list(dict.fromkeys(found))
+
+
+def test_the_detector_tells_a_silent_reset_from_an_announced_one_in_real_training(tmp_path):
+    """The same weights are copied, once by command and once behind our back."""
+    config = {"learning_rate": 1e-2, "beta": 0.001, "max_steps": 24, "reset_at": 16, "save_strategy": "no"}
+
+    def behind_our_back(trainer):
+        def copy():
+            with torch.no_grad():
+                for ours, theirs in zip(trainer.model.parameters(), trainer.ref_model.parameters(), strict=True):
+                    theirs.copy_(ours)
+
+        trainer.add_callback(After(16, copy))
+
+    _, announced = trained(tmp_path / "a", **config)
+    _, silent = trained(tmp_path / "b", before=behind_our_back, **{**config, "reset_at": 99})
+
+    assert kl(announced, 16)[2] > 0.01
+    assert judged(announced) == []
+    assert judged(silent) == ["silent_reference_reset"]
+
+
+def test_the_detector_notices_a_reset_that_was_really_lost(tmp_path):
+    """The kept files are gone: TRL is anchored to its old reference again."""
+    config = {"learning_rate": 1e-2, "beta": 0.001, "reset_at": 14, "save_steps": 16}
+    _, first = trained(tmp_path, max_steps=16, **config)
+    for path in (tmp_path / "out").glob("**/rlwatch_reference"):
+        shutil.rmtree(path)
+    _, second = trained(tmp_path, resume=True, max_steps=20, **{**config, "reset_at": 99})
+
+    assert judged(first, second) == ["lost_reference_reset"]
