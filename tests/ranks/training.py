@@ -1,0 +1,170 @@
+"""Scenarios that train: a plain loop under DDP or FSDP2, watched or not, and told to reset its reference."""
+
+import copy
+import hashlib
+
+import torch
+import torch.distributed as dist
+from tallying import join_group
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import rlwatch
+from rlwatch.control import mailbox
+from rlwatch.control.request import request
+from rlwatch.integrations.torch import Watcher
+
+ROWS, TOKENS, VOCABULARY, STEPS, RESET_AT = 8, 6, 7, 4, 2
+CLIP = 0.5
+
+
+class Policy(nn.Module):
+    """Sizes that no number of ranks divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 5)
+        self.layers = nn.ModuleList([nn.Linear(5, 5) for _ in range(2)])
+        self.head = nn.Linear(5, VOCABULARY)
+
+    def forward(self, ids):
+        hidden = self.embed(ids)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden).tanh()
+        return self.head(hidden)
+
+
+def models():
+    torch.manual_seed(5)
+    policy = Policy()
+    reference = copy.deepcopy(policy).requires_grad_(False)
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    return policy, reference
+
+
+def batch(step):
+    g = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, TOKENS + 1, (ROWS, 1), generator=g)
+    return {
+        "ids": torch.randint(0, VOCABULARY, (ROWS, TOKENS + 1), generator=g),
+        "mask": torch.arange(TOKENS) < lengths,
+        "advantages": torch.randn(ROWS, generator=g),
+    }
+
+
+def logp_of(model, ids):
+    logits = model(ids[:, :-1])
+    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1), logits
+
+
+def one_step(policy, reference, optimizer, watcher, step, rank, ranks):
+    share = ROWS // ranks
+    whole = batch(step)
+    rows = {name: x[rank * share : (rank + 1) * share] for name, x in whole.items()}
+    logp, logits = logp_of(policy, rows["ids"])
+    with torch.no_grad():
+        ref_logp, _ = logp_of(reference, rows["ids"])
+    k3 = (ref_logp - logp).exp() - 1 - (ref_logp - logp)
+    each = (-logp * rows["advantages"][:, None] + 0.1 * k3) * rows["mask"]
+    loss = each.sum() * ranks / whole["mask"].sum()  # data parallelism averages over ranks
+    optimizer.zero_grad()
+    loss.backward()
+    if watcher is not None:
+        watcher.observe(
+            logp=logp, mask=rows["mask"], advantages=rows["advantages"], ref_logp=ref_logp, old_logp=logp.detach() - 0.1,
+            logits=logits, ids=rows["ids"][:, 1:],
+        )  # fmt: skip
+        watcher.gradients()
+    norm = nn.utils.clip_grad_norm_(policy.parameters(), CLIP)
+    optimizer.step()
+    if watcher is not None:
+        watcher.step(step, loss=loss, norm_of_torch=norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def resharded(model):
+    """FSDP2 leaves a root that ran forward only in one piece: give back all but this rank's shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return model
+
+
+def marks(model):
+    """The bytes of this rank's part of the parameters."""
+    resharded(model)
+    digest = hashlib.sha256()
+    for p in model.parameters():
+        local = p.to_local() if hasattr(p, "to_local") else p
+        digest.update(local.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def train(rank, ranks, folder, wrap, *, watched):
+    """Train; returns marks of the parameters and of the random state, and when the reference was seen to be reset."""
+    policy, reference = models()
+    policy, reference = wrap(policy), wrap(reference) if wrap is sharded else reference
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.05)
+    watcher = None
+    if watched:
+        watcher = Watcher(
+            policy,
+            optimizer,
+            ref_model=reference,
+            clip=0.2,
+            store=folder / "store",
+            run_id=wrap.__name__,
+            sigterm=False,
+        )
+    torch.manual_seed(rank)
+    reset, lefts = [], []
+    for step in range(1, STEPS + 1):
+        one_step(policy, reference, optimizer, watcher, step, rank, ranks)
+        if watcher is None:
+            if step == RESET_AT:  # by hand what the command does
+                pairs = zip(resharded(reference).parameters(), policy.parameters(), strict=True)
+                for theirs, ours in pairs:
+                    theirs.data.copy_(ours.data)
+                optimizer.state.clear()
+            continue
+        if step == RESET_AT and rank == 0:
+            request(rlwatch.open_store(folder / "store"), wrap.__name__, "reset-reference", by="ann", why="KL")
+            watcher.run.flush(20.0)
+        watcher.obey()
+        if marks(reference) == marks(policy):
+            reset.append(step)
+            lefts.append(len(optimizer.state))
+    if watcher is not None:
+        watcher.finish()
+    return {
+        "parameters": marks(policy), "reference": marks(reference), "random": torch.get_rng_state().sum().item(),
+        "reset": reset, "lefts": lefts,
+    }  # fmt: skip
+
+
+def whole(model):
+    return model
+
+
+def replicated(model):
+    return DistributedDataParallel(model)
+
+
+def sharded(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def training(rank, ranks, folder):
+    """DDP and FSDP2, each with and without a watcher."""
+    mailbox.POLL_S = 0.0
+    join_group(rank, ranks, folder)
+    return {
+        wrap.__name__: [train(rank, ranks, folder, wrap, watched=watched) for watched in (False, True)]
+        for wrap in (replicated, sharded)
+    }
