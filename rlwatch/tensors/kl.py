@@ -87,7 +87,7 @@ def core(batch: TokenBatch) -> Stats:
 
 def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
     """Shares of the k3 sum that tokens of negative advantage hold, and tokens of old probability below 0.1."""
-    old = batch.trainer_logp
+    old = widen(batch.trainer_logp)
     part = indicator(old < UNLIKELY, old) * estimate
     stats: Stats = {"policy/kl_ref_unlikely_share": Share.of(part, estimate, batch.mask)}
     if batch.token_advantages is not None:

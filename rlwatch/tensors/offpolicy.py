@@ -37,7 +37,7 @@ def off_policy_masked(kl: Tensor, advantages: Tensor, delta: float) -> Tensor:
 def off_policy_stats(
     logp: Tensor, sampling_logp: Tensor, advantages: Tensor, mask: Tensor, *, delta: float = DELTA
 ) -> Stats:
-    """Over responses with a scored token: the fraction the mask drops (``offpolicy/masked``), and of those with A < 0 the
+    """Over responses with a scored token: the fraction the mask drops (``offpolicy/masked``); of those with A < 0 the
     fraction (``offpolicy/masked_neg``) and the largest :func:`sampling_kl` (``offpolicy/kl_neg_max``, nats per token).
 
     ``logp``, ``sampling_logp``, ``mask`` (B, T); ``advantages`` (B,), (B, 1) or (B, T).

@@ -183,3 +183,17 @@ def test_the_99th_percentile_is_over_the_counted_tokens():
     assert got["policy/kl_ref_p99"].value().item() == pytest.approx(math.exp(2) - 3)
     assert "policy/kl_ref_weighted" not in got
     assert "policy/kl_ref_neg_share" not in got
+
+
+@pytest.mark.parametrize(("old", "unlikely"), [(-2.303, 1.0), (-2.302, 0.0)])
+def test_a_token_is_unlikely_below_one_in_ten(old, unlikely):
+    """Of the policy that sampled it: ln 0.1 = -2.302585."""
+    assert observe(batch([-1.0], [-1.2], old_logp=[old]))["policy/kl_ref_unlikely_share"].value() == unlikely
+
+
+def test_the_limit_of_likelihood_is_not_rounded_with_half_precision_columns():
+    """-2.302734 is a float16 below ln 0.1, and what ln 0.1 itself would round to."""
+    old = torch.full((1, 1), -2.302734375, dtype=torch.float16)
+    half = TokenBatch(logp=-torch.ones(1, 1), ref_logp=torch.full((1, 1), -1.2), old_logp=old, mask=torch.ones(1, 1))
+
+    assert observe(half)["policy/kl_ref_unlikely_share"].value() == 1.0
