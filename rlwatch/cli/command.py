@@ -15,18 +15,30 @@ from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.stores import opened
 from rlwatch.cli.wording import STATUS_STYLES, status, step
 from rlwatch.clock import SystemClock
-from rlwatch.records import Command, CommandStatus
+from rlwatch.records import JSON, Command, CommandStatus
 
 EPILOG = examples(
     "rlwatch command math-7b-s3 reset-reference --why 'KL saturated since 4 000'",
     "rlwatch command math-7b-s3 reset-reference --optimizer keep --wait 120",
+    "rlwatch command math-7b-s3 save-checkpoint --wait 120",
+    "rlwatch command math-7b-s3 lower-lr --scale 0.3 --until 5200",
+    "rlwatch command math-7b-s3 set-kl-coef --value 0.01",
+    "rlwatch command math-7b-s3 pause --minutes 30",
+    "rlwatch command math-7b-s3 resume",
+    "rlwatch command math-7b-s3 stop --no-save",
 )
 
 
 class Kind(StrEnum):
-    """Commands a trainer may understand."""
+    """Commands a trainer may understand; see :mod:`rlwatch.control.kinds`."""
 
     RESET_REFERENCE = "reset-reference"
+    SAVE_CHECKPOINT = "save-checkpoint"
+    LOWER_LR = "lower-lr"
+    SET_KL_COEF = "set-kl-coef"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
 
 
 class Optimizer(StrEnum):
@@ -36,13 +48,72 @@ class Optimizer(StrEnum):
     KEEP = "keep"
 
 
+def _of(kind: Kind) -> str:
+    return f"For {kind.value}"
+
+
+OptimizerOption = Annotated[
+    Optimizer | None,
+    typer.Option(
+        "--optimizer",
+        help="The optimizer's state: cleared (ProRL v1) or kept (ProRL v2).",
+        show_default="clear",
+        rich_help_panel=_of(Kind.RESET_REFERENCE),
+    ),
+]
+ScaleOption = Annotated[
+    float | None,
+    typer.Option(
+        "--scale",
+        metavar="FRACTION",
+        help="Fraction of the scheduled learning rate, above 0; 1 gives it back to the schedule.",
+        rich_help_panel=_of(Kind.LOWER_LR),
+    ),
+]
+UntilOption = Annotated[
+    int | None,
+    typer.Option(
+        "--until",
+        metavar="STEP",
+        help="The step from which the schedule rules again.",
+        show_default="for good",
+        rich_help_panel=_of(Kind.LOWER_LR),
+    ),
+]
+ValueOption = Annotated[
+    float | None,
+    typer.Option("--value", help="The new coefficient, at least 0.", rich_help_panel=_of(Kind.SET_KL_COEF)),
+]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        help="The longest the training waits for resume or stop, at most 1440.",
+        show_default="60",
+        rich_help_panel=_of(Kind.PAUSE),
+    ),
+]
+SaveOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--save/--no-save",
+        help="Whether a checkpoint is saved first.",
+        show_default="save",
+        rich_help_panel=_of(Kind.STOP),
+    ),
+]
+
+
 def command(
     run: Annotated[str, typer.Argument(help="The run: its id, name or unambiguous prefix.")],
-    kind: Annotated[Kind, typer.Argument(help="What to do at the next safe boundary.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to do at the next safe boundary; see above.")],
     *,
-    optimizer: Annotated[
-        Optimizer, typer.Option("--optimizer", help="Optimizer state on a reset: cleared (ProRL v1) or kept (v2).")
-    ] = Optimizer.CLEAR,
+    optimizer: OptimizerOption = None,
+    scale: ScaleOption = None,
+    until: UntilOption = None,
+    value: ValueOption = None,
+    minutes: MinutesOption = None,
+    save: SaveOption = None,
     why: Annotated[str, typer.Option("--why", help="The reason, kept with the command for the audit.")] = "",
     force: Annotated[
         bool, typer.Option("--force", help="Overrule a veto that may be overruled (a collapse is firing).")
@@ -56,13 +127,27 @@ def command(
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Ask the live run to do something. Exit code 0: queued or done, 1: rejected or expired."""
+    """Ask the live run to do something. Exit code 0: queued or done, 1: rejected or expired.
+
+    reset-reference: the policy becomes its own reference; KL starts again from 0.
+
+    save-checkpoint: the trainer saves one, as by its own schedule.
+
+    lower-lr: the learning rate becomes a fraction of what the schedule says.
+
+    set-kl-coef: the weight of the KL term (beta).
+
+    pause, resume: training waits at a safe boundary, and goes on.
+
+    stop: training ends in good order.
+    """
     from rlwatch.control.request import request
 
     clock = SystemClock()
+    saved = None if save is None else ("yes" if save else "no")
+    args = _given(optimizer=optimizer, scale=scale, until=until, value=value, minutes=minutes, save=saved)
     with opened(store) as target:
         info = find_run(target, run)
-        args = {"optimizer": optimizer.value}
         sent = request(target, info.run_id, kind.value, args=args, why=why, force=force, expires_s=expires)
         alive = status(info, clock.now()) == "running"
         settled = wait_until_settled(target, sent, clock, time.sleep, wait)
@@ -72,6 +157,15 @@ def command(
         _report(settled, alive=alive)
     if settled.status in {CommandStatus.REJECTED, CommandStatus.EXPIRED}:
         raise typer.Exit(1)
+
+
+def _given(**options: JSON) -> dict[str, JSON]:
+    """The options that were given; which of them the kind takes, its own check will say."""
+    return {
+        name: str(value) if isinstance(value, Optimizer) else value
+        for name, value in options.items()
+        if value is not None
+    }
 
 
 def _report(command: Command, *, alive: bool) -> None:

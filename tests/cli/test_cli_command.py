@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import Invoke, record_run, strict
 
+from rlwatch.cli.command import Kind
+from rlwatch.control.kinds import KINDS
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
 
@@ -44,6 +46,55 @@ def test_options_travel_with_the_command(runs: Path, invoke: Invoke) -> None:
     assert document["command_id"] == command.command_id
     assert (document["status"], document["force"], document["args"]) == ("queued", True, {"optimizer": "keep"})
     assert command.expires_at == pytest.approx(command.created_at + 30)
+
+
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        (("save-checkpoint",), {}),
+        (("lower-lr", "--scale", "0.3"), {"scale": 0.3, "until": None}),
+        (("lower-lr", "--scale", "1", "--until", "5200"), {"scale": 1.0, "until": 5200}),
+        (("set-kl-coef", "--value", "0"), {"value": 0.0}),
+        (("pause",), {"minutes": 60.0}),
+        (("pause", "--minutes", "0.5"), {"minutes": 0.5}),
+        (("resume",), {}),
+        (("stop",), {"save": "yes"}),
+        (("stop", "--no-save"), {"save": "no"}),
+    ],
+)
+def test_every_kind_has_its_options(words: tuple[str, ...], args: object, runs: Path, invoke: Invoke) -> None:
+    """Those given travel, the others take their defaults."""
+    result = invoke("command", "alpha-1", *words, "--store", runs)
+
+    (command,) = open_store(runs).commands("alpha-1")
+    assert result.exit_code == 0
+    assert (command.kind, command.args) == (words[0], args)
+
+
+def test_the_kinds_are_those_of_the_house() -> None:
+    """The command line offers them all."""
+    assert [kind.value for kind in Kind] == list(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("lower-lr",), "lower-lr needs scale: a number above 0 and at most 1"),
+        (("lower-lr", "--scale", "2"), "lower-lr scale=2.0 is not a number above 0 and at most 1"),
+        (("set-kl-coef", "--value", "nan"), "set-kl-coef value=nan is not a number of at least 0"),
+        (("resume", "--minutes", "3"), "resume has no argument 'minutes'; it takes none"),
+        (("pause", "--optimizer", "keep"), "pause has no argument 'optimizer'; it takes: minutes"),
+    ],
+)
+def test_an_option_of_another_kind_or_out_of_range_is_named(
+    words: tuple[str, ...], message: str, runs: Path, invoke: Invoke
+) -> None:
+    """Exit code 2, one line, and no row."""
+    result = invoke("command", "alpha-1", *words, "--store", runs)
+
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert open_store(runs).commands("alpha-1") == []
 
 
 @pytest.fixture
