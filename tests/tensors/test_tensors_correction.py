@@ -132,6 +132,102 @@ def test_rejection_of_the_worked_example():
     assert (means["rollout_rs_seq_mean_k1_max"], means["rollout_rs_seq_mean_k1_min"]) == pytest.approx((0.2875, -0.95))
 
 
+D1, D2 = [0.0, -0.2, -1.0, 0.05], [1.8, 0.1]
+"""Log-ratios of the two responses of the worked example."""
+PER_TOKEN = {
+    "k1": lambda d: -d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.exp(d) - 1 - d,
+}
+OVER = {
+    "seq_sum": sum,
+    "seq_mean": lambda x: sum(x) / len(x),
+    "seq_max": max,
+}
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.startswith("seq")])
+def test_statistics_of_whole_responses_by_hand(option):
+    """Each response's sum, mean or largest divergence; means over tokens count the longer one twice as often."""
+    level, _, estimator = option.rpartition("_")
+    first, second = (OVER[level]([PER_TOKEN[estimator](d) for d in row]) for row in (D1, D2))
+    got = report(rollout_rs=option, rollout_rs_threshold="0.5_2" if estimator == "k1" else 0.8)
+    high, low = (math.log(2), -math.log(2)) if estimator == "k1" else (0.8, 0.0)
+    cut = [min(max(x, low), high) for x in (first, second)]
+    mean = (4 * cut[0] + 2 * cut[1]) / 6
+    outside = [not low <= x <= high for x in (first, second)]
+
+    expected = {
+        "mean": (4 * first + 2 * second) / 6,
+        "max": max(first, second),
+        "min": min(first, second),
+        "std": math.sqrt((4 * cut[0] ** 2 + 2 * cut[1] ** 2) / 6 - mean**2),
+        "fraction_high": sum(x > high for x in (first, second)) / 2,
+        "fraction_low": sum(x < low for x in (first, second)) / 2,
+        "seq_mean": (first + second) / 2,
+        "seq_std": abs(first - second) / math.sqrt(2),
+        "seq_max": max(first, second),
+        "seq_min": min(first, second),
+        "seq_max_deviation": max(abs(first), abs(second)),
+        "seq_fraction_high": sum(x > high for x in (first, second)) / 2,
+        "masked_fraction": (4 * outside[0] + 2 * outside[1]) / 6,
+        "seq_masked_fraction": sum(outside) / 2,
+    }
+    check(got, {f"rollout_rs_{option}_{name}": value for name, value in expected.items()}, abs=2e-7)
+
+
+@pytest.mark.parametrize("option", ["token_k1", "token_k2", "token_k3"])
+def test_statistics_of_tokens_by_hand(option):
+    """Of six tokens, and of the mean of each response."""
+    values = [PER_TOKEN[option[-2:]](d) for d in D1 + D2]
+    means = sum(values[:4]) / 4, sum(values[4:]) / 2
+    got = report(rollout_rs=option, rollout_rs_threshold="0.9_1.6" if option == "token_k1" else 0.3)
+    high, low = (math.log(1.6), math.log(0.9)) if option == "token_k1" else (0.3, 0.0)
+    outside = [not low <= x <= high for x in values]
+
+    expected = {
+        "mean": sum(values) / 6,
+        "max": max(values),
+        "min": min(values),
+        "fraction_high": sum(x > high for x in values) / 6,
+        "fraction_low": sum(x < low for x in values) / 6,
+        "seq_mean": sum(means) / 2,
+        "seq_std": abs(means[0] - means[1]) / math.sqrt(2),
+        "seq_max": max(means),
+        "seq_min": min(means),
+        "seq_max_deviation": max(abs(x) for x in means),
+        "seq_fraction_high": sum(x > high for x in means) / 2,
+        "masked_fraction": sum(outside) / 6,
+        "seq_masked_fraction": (any(outside[:4]) + any(outside[4:])) / 2,
+    }
+    check(got, {f"rollout_rs_{option}_{name}": value for name, value in expected.items()}, abs=2e-7)
+    assert ("rollout_rs_token_k1_seq_fraction_low" in got) == (option == "token_k1")
+
+
+def test_a_response_without_a_token_is_no_response_to_a_rule_but_counts_in_the_total():
+    """As in verl: its share of responses that lost a token is of all rows, its statistics of those with tokens."""
+    old, roll, mask = (torch.cat([x, torch.zeros(2, 4, dtype=D)]) for x in (OLD, ROLL, MASK))
+    got = report(old, roll, mask, rollout_rs="seq_sum_k1", rollout_rs_threshold="0.5_2")
+
+    assert got["rollout_rs_seq_sum_k1_seq_masked_fraction"] == 1.0
+    assert got["rollout_rs_seq_masked_fraction"] == 0.5
+    assert got["rollout_rs_seq_sum_k1_seq_min"] == pytest.approx(-1.9)
+
+
+def test_log_ratios_are_clamped_for_weights_and_rules_but_not_for_kl():
+    """A token 50 nats apart: verl's safety bound is 20."""
+    old, roll, one = torch.tensor([[-1.0]], dtype=D), torch.tensor([[-51.0]], dtype=D), torch.ones(1, 1)
+    got = report(
+        old, roll, one, rollout_is="token", rollout_is_threshold="1e30", rollout_rs="token_k2", rollout_rs_threshold=1
+    )
+
+    assert got["kl"] == -50
+    assert got["chi2_token"] == got["chi2_seq"] == pytest.approx(math.exp(40))
+    assert got["rollout_is_max"] == pytest.approx(math.exp(20))
+    assert got["rollout_is_raw_max"] == pytest.approx(math.exp(50))
+    assert got["rollout_rs_token_k2_max"] == pytest.approx(200)
+
+
 def test_k1_bounds_apply_to_the_reciprocal_of_the_weight():
     """A weight of 3 passes [.2, 2] although it is above 2: its reciprocal is within. verl's own quirk."""
     old, roll, one = torch.tensor([[math.log(3)]], dtype=D) - 5, torch.tensor([[-5.0]], dtype=D), torch.ones(1, 1)
