@@ -9,7 +9,11 @@ import pytest
 from rlwatch.store.url import open_store
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-ARGUMENTS = {"own_loop.py": ["--steps", "60"], "trl_grpo.py": ["--steps", "3"]}
+ARGUMENTS = {
+    "own_loop.py": ["--steps", "30", "--reset-at", "10"],
+    "scalars.py": ["--steps", "60"],
+    "trl_grpo.py": ["--steps", "3"],
+}
 
 
 def test_every_example_is_run_here():
@@ -30,3 +34,20 @@ def test_example_runs_and_records(name, tmp_path):
     assert run.run_id in out.stdout
     assert run.last_step is not None
     assert run.last_step >= int(ARGUMENTS[name][1]) - 1
+
+
+@pytest.mark.torch
+def test_the_own_loop_is_reset_by_another_process_while_it_runs(tmp_path):
+    """KL to the reference is 0 at the step after the one the answer names."""
+    command = [sys.executable, str(EXAMPLES / "own_loop.py"), "--store", str(tmp_path), *ARGUMENTS["own_loop.py"]]
+
+    out = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path)
+    store = open_store(str(tmp_path))
+    (run,) = store.runs()
+    (event,) = [event for event in store.events(run.run_id) if event.kind == "reference_reset"]
+    series = store.series(run.run_id, ["policy/kl_ref_k3"])["policy/kl_ref_k3"]
+    kl = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+
+    assert f"reset-reference done at step {event.step}" in out.stdout
+    assert kl[event.step] > 1e-4
+    assert event.step == run.last_step or kl[event.step + 1] < 1e-6
