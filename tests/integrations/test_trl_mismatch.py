@@ -1,0 +1,73 @@
+"""Mismatch statistics of the taps against TRL 1.16's own sampling/* metrics, through TRL's own correction."""
+
+import pytest
+from fake_vllm import install
+
+pytestmark = pytest.mark.torch
+RATIO = "sampling/importance_sampling_ratio/"
+NO_CAP = 1e6
+
+
+def steps(watched, mode, cap, floor=None, **engine):
+    """(our taps, TRL's row) of each step, sampled by an engine of slightly other weights."""
+    _, run = watched(
+        before=lambda trainer: install(trainer, noise=0.02, **engine),
+        max_steps=2,
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_max=cap,
+        vllm_importance_sampling_clip_min=floor,
+    )
+    return [(run.taps()[step], row) for step, row in run.rows().items()]
+
+
+def close(x):
+    return pytest.approx(x, rel=1e-4)
+
+
+def test_raw_token_weights_are_trls_where_nothing_is_cut(watched):
+    """Mean and extremes, and the differences of log-probs they come from."""
+    for tap, row in steps(watched, "token_truncate", NO_CAP):
+        assert tap["mismatch/weight_mean"] == close(row[RATIO + "mean"])
+        assert tap["mismatch/weight_max"] == close(row[RATIO + "max"])
+        assert tap["mismatch/weight_min"] == close(row[RATIO + "min"])
+        assert tap["mismatch/logp_absdiff"] == close(row["sampling/sampling_logp_difference/mean"])
+        assert tap["mismatch/logp_absdiff_max"] == close(row["sampling/sampling_logp_difference/max"])
+        assert tap["mismatch/weight_max"] > 1.01
+
+
+def test_raw_weights_of_responses_are_trls_where_nothing_is_cut(watched):
+    """The product of a response's token weights."""
+    for tap, row in steps(watched, "sequence_mask", NO_CAP):
+        assert tap["mismatch/seq_weight_mean"] == close(row[RATIO + "mean"])
+        assert tap["mismatch/seq_weight_max"] == close(row[RATIO + "max"])
+
+
+def test_truncated_weights_are_trls_and_the_share_it_cut_is_known(watched):
+    """At a cap of 1.005 some tokens are cut; the raw maximum stays what it was."""
+    for tap, row in steps(watched, "token_truncate", 1.005):
+        assert tap["mismatch/is_ratio"] == close(row[RATIO + "mean"])
+        assert row[RATIO + "max"] == close(1.005)
+        assert tap["mismatch/weight_max"] > 1.005
+        assert 0 < tap["mismatch/tis_truncated"] < 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "floor"),
+    [("token_mask", None), ("sequence_truncate", None), ("sequence_mask", None), ("token_truncate", 0.9)],
+)
+def test_only_a_cap_on_tokens_is_a_truncation_of_tokens(watched, mode, floor):
+    """Masking, whole responses and a floor are other corrections: no mean of truncated weights is made up for them."""
+    for tap, _ in steps(watched, mode, 1.005, floor):
+        assert "mismatch/is_ratio" not in tap
+        assert tap["mismatch/tis_truncated"] == 0.0
+
+
+def test_tokens_the_engine_did_not_score_are_left_out_where_trl_calls_them_1(watched):
+    """One token a response has no log-prob; TRL's mean weight counts it as no correction."""
+    for tap, row in steps(watched, "token_truncate", NO_CAP, unscored=True):
+        scored = 1 - tap["nonfinite/rollout_logp"] / tokens(tap)
+        assert row[RATIO + "mean"] == close(scored * tap["mismatch/weight_mean"] + 1 - scored)
+
+
+def tokens(tap):
+    return tap["len/mean"] * 8
