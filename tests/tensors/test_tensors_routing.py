@@ -89,6 +89,12 @@ def test_records_of_another_shape_are_not_compared(shape):
     assert routing_stats(OURS, torch.zeros(shape, dtype=torch.int64), MASK) == {}
 
 
+def test_records_on_another_device_are_not_fetched():
+    """A copy would make the training thread wait."""
+    assert routing_stats(OURS, THEIRS.to("meta"), MASK) == {}
+    assert routing_stats(OURS.to("meta"), THEIRS.to("meta"), MASK) == {}
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 2, 2), (2, 0, 2, 2)])
 def test_nothing_recorded_is_nothing_measured(shape):
     """No responses, or none with a token; a model without a single such layer."""

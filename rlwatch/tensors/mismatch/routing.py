@@ -42,14 +42,16 @@ def recorded(experts: Tensor, rollout_experts: Tensor, mask: Tensor) -> Tensor:
 def routing_stats(
     experts: Tensor, rollout_experts: Tensor, mask: Tensor, distance: Tensor | None = None, scored: Tensor | None = None
 ) -> Stats:
-    """Of routings (B, T, layers, k) over ``mask`` (B, T). Nothing where the two do not have the same shape.
+    """Of routings (B, T, layers, k) over ``mask`` (B, T). Nothing where the two do not have the same shape,
+    or do not lie on the device of ``mask``: copying them would be a wait.
 
     ``routing_layer_frac``: share of (token, layer) pairs whose sets of experts differ; ``routing_token_frac``: share of
     tokens that differ in at least one layer; ``routing_layers``: mean number of such layers of a token.
     With ``distance`` = |d| (B, T) over ``scored`` (B, T) also ``routing_absdiff``: the mean |d| of the tokens that
     differ, to be compared with that of all.
     """
-    if experts.shape != rollout_experts.shape or experts.dim() != 4 or not experts.shape[2]:
+    alike = experts.shape == rollout_experts.shape and experts.device == rollout_experts.device == mask.device
+    if not alike or experts.dim() != 4 or not experts.shape[2]:
         return {}
     on, layers = recorded(experts, rollout_experts, mask), differing_layers(experts, rollout_experts).float()
     moved = layers > 0
