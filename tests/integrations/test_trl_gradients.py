@@ -63,8 +63,8 @@ def test_a_scaler_in_search_of_its_scale_is_no_broken_gradient(watched):
 
 
 def test_sharded_gradients_are_left_to_the_engine(watched, monkeypatch):
-    """A norm of a shard is not the norm of a layer: only the trainer's own total is recorded."""
-    monkeypatch.setattr("rlwatch.integrations.trl.taps.sharding_engine", lambda trainer: "FSDP")
+    """Where the engine has taken the gradients away, only the trainer's own total is recorded."""
+    monkeypatch.setattr("rlwatch.integrations.transformers.taps.sharding_engine", lambda trainer: "DEEPSPEED")
     _, run = watched(max_steps=1)
 
     assert run.taps()[1]["optim/grad_norm"] == pytest.approx(run.rows()[1]["grad_norm"])

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.seam import LIMIT, Seam
+from rlwatch.integrations.transformers import taps as shared_taps
 from rlwatch.integrations.trl import taps as taps_module
 from rlwatch.integrations.trl import watch
 
@@ -103,7 +104,9 @@ def test_each_step_comes_to_the_cpu_in_one_copy(tmp_path, monkeypatch):
     """One transfer a step, whatever the number of micro-batches."""
     made = []
     original = taps_module.StepTally.seal
-    monkeypatch.setattr(taps_module.StepTally, "seal", lambda self, step: made.append(step) or original(self, step))
+    monkeypatch.setattr(
+        taps_module.StepTally, "seal", lambda self, step, **kw: made.append(step) or original(self, step, **kw)
+    )
     trainer = make_trainer(tmp_path, **REUSING)
     watch(trainer, run=FakeRun())
     trainer.train()
@@ -119,7 +122,8 @@ def explode(*args, **kwargs):
 def test_a_failing_tap_neither_stops_nor_changes_training(tmp_path, monkeypatch, caplog, broken):
     """Errors of ours are counted, said once and once more when the tap is switched off."""
     plain, *_ = train(tmp_path / "a", watched=False, **REUSING)
-    monkeypatch.setattr(taps_module, broken, explode)
+    module = taps_module if hasattr(taps_module, broken) else shared_taps
+    monkeypatch.setattr(module, broken, explode)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         seen, _, _, run = train(tmp_path / "b", watched=True, **REUSING)
     said = [r.getMessage() for r in caplog.records]
@@ -166,7 +170,7 @@ def test_a_run_that_does_not_record_costs_nothing(tmp_path):
     assert run.taps() == {}
 
 
-def test_an_unknown_version_is_watched_by_its_scalars_with_one_warning(tmp_path, monkeypatch, caplog):
+def test_an_unknown_version_is_watched_as_any_trainer_with_one_warning(tmp_path, monkeypatch, caplog):
     """Internals we have not read are not touched."""
     monkeypatch.setattr("rlwatch.integrations.trl.compat.trl_version", lambda: "2.0.0")
     trainer, run = make_trainer(tmp_path, max_steps=2), FakeRun()
@@ -175,15 +179,17 @@ def test_an_unknown_version_is_watched_by_its_scalars_with_one_warning(tmp_path,
     trainer.train()
 
     assert [r.getMessage() for r in caplog.records] == [
-        "rlwatch records scalars only: TRL 2.0.0; per-token taps know TRL 1.x"
+        "rlwatch records nothing per token: TRL 2.0.0; per-token taps know TRL 1.x"
     ]
-    assert list(run.rows()) == [1, 2]
-    assert run.taps() == {}
+    assert list(run.rows()) == list(run.taps()) == [1, 2]
+    assert {"loss/raw", "optim/grad_norm"} <= set(run.taps()[1])
+    assert "policy/logp_mean" not in run.taps()[1]
+    assert "_compute_loss" not in vars(trainer)
 
 
 @pytest.mark.parametrize("method", ["_compute_loss", "_get_per_token_logps_and_entropies", "_clip_grad_norm"])
-def test_a_trainer_without_the_private_methods_is_watched_by_its_scalars(tmp_path, monkeypatch, caplog, method):
-    """Renamed internals: one warning that names them, and the log rows."""
+def test_a_trainer_without_the_private_methods_is_watched_as_any_trainer(tmp_path, monkeypatch, caplog, method):
+    """Renamed internals: one warning that names them, the log rows and what every Trainer has."""
     trainer, run = make_trainer(tmp_path, max_steps=1), FakeRun()
     needs = {f"{name}_renamed" if name == method else name: p for name, p in taps_needs().items()}
     monkeypatch.setattr("rlwatch.integrations.trl.compat.NEEDS", needs)
@@ -192,9 +198,9 @@ def test_a_trainer_without_the_private_methods_is_watched_by_its_scalars(tmp_pat
     trainer.train()
 
     assert [r.getMessage() for r in caplog.records] == [
-        f"rlwatch records scalars only: GRPOTrainer has no {method}_renamed"
+        f"rlwatch records nothing per token: GRPOTrainer has no {method}_renamed"
     ]
-    assert list(run.rows()) == [1]
+    assert list(run.rows()) == list(run.taps()) == [1]
     assert "_compute_loss" not in vars(trainer)
 
 

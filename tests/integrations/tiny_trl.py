@@ -103,12 +103,18 @@ def make_trainer(
 class FakeRun:
     """Has the methods of ``rlwatch.Run`` the integration uses, and remembers every call."""
 
+    rank, world_size, ranks, linked = 0, 1, None, False
+
     def __init__(self):
         self.logged, self.spikes, self.completions, self.events, self.ends = [], [], [], [], []
         self.queue, self.answers = [], []
         self.counters = Counters()
         self.findings = ()
         self.active = True
+
+    @property
+    def measures(self):
+        return self.active
 
     def log(self, metrics, step):
         self.logged.append((step, dict(metrics)))

@@ -1,4 +1,10 @@
-"""Hugging Face's ``Trainer``, and what every trainer built on it shares."""
+"""Hugging Face's ``Trainer``, and what every trainer built on it shares.
+
+>>> from rlwatch.integrations.transformers import RLWatchCallback, watch
+
+``watch(trainer)`` adds the raw loss, gradients per layer, commands and crash reports to what
+``callbacks=[RLWatchCallback()]`` records, the scalars of the log.
+"""
 
 from __future__ import annotations
 
@@ -10,4 +16,8 @@ try:
 except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "transformers", "the transformers integration") from error
 
+from rlwatch.integrations.transformers.attach import watch
+from rlwatch.integrations.transformers.callback import RLWatchCallback
+
+__all__ = ["RLWatchCallback", "watch"]
 del _torch, _transformers

@@ -11,14 +11,18 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from typing_extensions import override
 
 import rlwatch
+from rlwatch.integrations.distributed import begin_together
 from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.transformers.describe import init_arguments
+from rlwatch.records import RunState
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
 
 logger = logging.getLogger("rlwatch")
 
+DEADLINE_S = 10.0
+"""Longest the end of a run holds up the trainer, or an exception on its way out."""
 FILTERED = (
     "logging_nan_inf_filter is on: the logged loss hides NaN and Inf; pass logging_nan_inf_filter=False, or use "
     "watch(trainer), which reads the raw loss"
@@ -43,20 +47,23 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self.seam = Seam(run)
         self._given = init_kwargs
         self._ours = run is None
+        self._over = False
         self._watched = False
-
-    @property
-    def ours(self) -> bool:
-        """Whether the run was made here, and so is ended here."""
-        return self._ours
 
     def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
         """The run, made now if there is none that lives. Raises what :func:`rlwatch.init` raises."""
         self._watched = self._watched or watched
-        if self.run is None or (self._ours and not self.run.active):
-            self.run = rlwatch.init(**init_arguments(args, model, self._given))
+        if self.run is None or (self._ours and self._over):
+            self._over = False
+            self.run = begin_together(lambda: rlwatch.init(**init_arguments(args, model, self._given)))
         self.seam.run = self.run
         return self.run
+
+    def end(self, state: RunState = RunState.FINISHED, reason: str = "") -> None:
+        """Finish the run, if it was made here; training again begins its next attempt."""
+        if self.run is not None and self._ours:
+            self._over = True
+            self.run.finish(state, reason, DEADLINE_S)
 
     @override
     def on_train_begin(
@@ -90,8 +97,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Finish the run that was made here."""
-        if self.run is not None and self._ours:
-            self.run.finish()
+        self.end()
 
 
 def without_overflow(row: dict[str, float]) -> dict[str, float]:

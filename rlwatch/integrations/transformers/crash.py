@@ -6,11 +6,8 @@ from functools import wraps
 from typing import Any, Protocol
 
 from rlwatch.integrations.cause import cause_of, reason_of
-from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.transformers.callback import RLWatchCallback
 from rlwatch.records import RunState
-
-DEADLINE_S = 10.0
-"""Longest we hold up an exception on its way out."""
 
 
 class Steps(Protocol):
@@ -25,10 +22,10 @@ class Steps(Protocol):
         ...
 
 
-def report_crashes(trainer: Any, seam: Seam, steps: Steps | None, *, ours: bool) -> None:
+def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: Steps) -> None:
     """Make ``trainer.train`` record what ends it before raising it on, unchanged.
 
-    An exception or interrupt becomes an ``exception`` event with its cause; a run of ours (``ours``) ends as crashed.
+    An exception or interrupt becomes an ``exception`` event with its cause; a run made by ``scalars`` ends as crashed.
     """
     original = trainer.train
 
@@ -37,19 +34,18 @@ def report_crashes(trainer: Any, seam: Seam, steps: Steps | None, *, ours: bool)
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            _report(trainer, seam, steps, error, ours=ours)
+            _report(trainer, scalars, steps, error)
             raise
 
     trainer.train = train
 
 
-def _report(trainer: Any, seam: Seam, steps: Steps | None, error: BaseException, *, ours: bool) -> None:
-    run, step = seam.run, int(trainer.state.global_step)
-    if run is None or not run.active:
+def _report(trainer: Any, scalars: RLWatchCallback, steps: Steps, error: BaseException) -> None:
+    seam, run, step = scalars.seam, scalars.run, int(trainer.state.global_step)
+    if run is None or not run.measures:
         return
-    if steps is not None:  # a dead device may refuse either; the event must be written all the same
-        seam.attempt("unfinished step", steps.seal_unfinished, step + 1)
-        seam.attempt("last steps", steps.deliver)
+    # a dead device may refuse either of the first two; the event must be written all the same
+    seam.attempt("unfinished step", steps.seal_unfinished, step + 1)
+    seam.attempt("last steps", steps.deliver)
     seam.attempt("exception", run.event, "exception", step, **cause_of(error))
-    if ours:
-        seam.attempt("finish", run.finish, RunState.CRASHED, reason_of(error), DEADLINE_S)
+    seam.attempt("finish", scalars.end, RunState.CRASHED, reason_of(error))

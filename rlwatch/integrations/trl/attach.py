@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from rlwatch.errors import ConfigError
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.transformers import stepper
+from rlwatch.integrations.transformers.attach import refuse_twice, tap
 from rlwatch.integrations.transformers.callback import RLWatchCallback
 from rlwatch.integrations.transformers.crash import report_crashes
 from rlwatch.integrations.trl.compat import obstacle
@@ -35,8 +36,9 @@ def watch(
 
     Beside the scalars of the log: statistics per token, gradients per layer, non-finite counts and the most
     extreme tokens, every step; commands; and the exception that ended training. Parameters come out
-    bit-identical to training unwatched. A trainer whose internals are not known is watched by its scalars, with
-    one warning. With several ranks the per-token statistics are those of rank 0's share of the batch.
+    bit-identical to training unwatched. A trainer whose internals are not known is watched as any ``Trainer`` is
+    (:func:`rlwatch.integrations.transformers.watch`), with one warning. With several ranks every rank calls this, and
+    a step is what all of them measured.
 
     Parameters
     ----------
@@ -62,21 +64,22 @@ def watch(
     RLWatchError
         What :func:`rlwatch.init` raises, before anything was changed.
     """
-    if any(isinstance(callback, RLWatchCallback) for callback in trainer.callback_handler.callbacks):
-        raise ConfigError("this trainer is watched already; leave RLWatchCallback out where watch(trainer) is called")
+    refuse_twice(trainer)
     chosen, keep = Level.of(level), KeepCompletions.of(completions)
     scalars = RLWatchCallback(run, **init_kwargs)
-    recording = scalars.begin(trainer.args, trainer.model, watched=True)
-    seam = scalars.seam
-    steps = None
+    recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
+    steps = _steps(trainer, scalars.seam, chosen, keep, text=text)
+    trainer.add_callback(scalars)
+    report_crashes(trainer, scalars, steps)
+    return recording
+
+
+def _steps(trainer: Any, seam: Seam, level: Level, keep: KeepCompletions | None, *, text: bool) -> stepper.StepCallback:
     reason = obstacle(trainer)
     if reason is None:
-        steps = _tap(trainer, seam, chosen, keep, text=text)
-    else:
-        logger.warning("rlwatch records scalars only: %s", reason)
-    trainer.add_callback(scalars)
-    report_crashes(trainer, seam, steps, ours=scalars.ours)
-    return recording
+        return _tap(trainer, seam, level, keep, text=text)
+    logger.warning("rlwatch records nothing per token: %s", reason)
+    return tap(trainer, seam, level)
 
 
 def _tap(trainer: Any, seam: Seam, level: Level, keep: KeepCompletions | None, *, text: bool) -> StepCallback:

@@ -1,0 +1,132 @@
+"""Taps on one trainer: closures put on the *instance*, so that subclasses and other trainers never notice.
+
+Every closure calls the method it replaces exactly once, with what it was given, and returns what that
+returned; only then does it look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
+from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.tensors.finite import nonfinite
+from rlwatch.tensors.gradnorm import GradNorms, grad_norms
+from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total
+
+
+class TrainerTaps:
+    """Reads a ``Trainer`` while it trains, as closely as ``level``, into the tally of the current step."""
+
+    def __init__(self, trainer: Any, seam: Seam, level: Level = Level.FULL) -> None:
+        self.trainer = trainer
+        self.tally = StepTally()
+        self._seam = seam
+        self._level = level
+        self._clipped = False
+        self._reads_gradients = False
+
+    def tap_loss(self) -> None:
+        """Read the loss of every micro-batch, before the trainer hides what is not finite."""
+        self.wrap("training_step", self._after_step)
+
+    def tap_gradients(self) -> None:
+        """Read gradients before they are clipped, if the level asks for it."""
+        if self._level.includes(Level.GRADIENTS):
+            self._reads_gradients = True
+            self._wrap_clip()
+
+    def take(self) -> StepTally:
+        """The step's tally, complete with what holds for every step; the next one begins empty."""
+        tally, self.tally = self.tally, StepTally()
+        self._clipped = False
+        vocabulary = vocab_size_of(self.trainer.model)
+        if vocabulary is not None:
+            tally.add_number("policy/vocab_size", vocabulary)
+        return tally
+
+    def discard(self) -> None:
+        """Begin anew: training starts."""
+        self.tally, self._clipped = StepTally(), False
+
+    def gradients_if_unclipped(self) -> None:
+        """Without clipping the trainer never asks for the norm: read it before the optimizer steps."""
+        if self._reads_gradients and not self._clipped and self.live:
+            self._add_gradients(self._read_gradients(self.trainer.model), None)
+
+    @property
+    def live(self) -> bool:
+        """Whether to look: training (not evaluation), in a process that measures, while steps are still taken away."""
+        run = self._seam.run
+        return run is not None and run.measures and self.trainer.model.training and self._seam.works("on_step_end")
+
+    @property
+    def _scales_loss(self) -> bool:
+        """float16: gradients carry a scale until they are clipped, and may overflow while it is sought."""
+        return getattr(self.trainer.accelerator, "scaler", None) is not None
+
+    def wrap(self, name: str, look: Callable[..., None]) -> None:
+        """Let ``look`` see what ``name`` returned and what it was given."""
+        original = getattr(self.trainer, name)
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self.live:
+                self._seam.attempt(name, look, result, *args, **kwargs)
+            return result
+
+        setattr(self.trainer, name, tapped)
+
+    def _wrap_clip(self) -> None:
+        """Gradients are read before the original clips them in place, its norm after."""
+        original = self.trainer._clip_grad_norm  # noqa: SLF001
+
+        @wraps(original)
+        def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+            self._clipped = True
+            norms = self._seam.attempt("gradients", self._read_gradients, model) if self.live else None
+            total = original(model, *args, **kwargs)
+            if self.live:
+                self._seam.attempt("gradients", self._add_gradients, norms, total)
+            return total
+
+        self.trainer._clip_grad_norm = tapped  # noqa: SLF001
+
+    def _read_gradients(self, model: Any) -> GradNorms | None:
+        """Per layer, where they are to be seen."""
+        run = self._seam.run
+        if run is None or sharding_engine(self.trainer) in HIDDEN:
+            return None
+        return grad_norms(model.named_parameters(), rank=run.rank)
+
+    def _add_gradients(self, norms: GradNorms | None, total: Tensor | float | None) -> None:
+        """``total`` is the trainer's own norm: of all ranks, and without a loss scale."""
+        if norms is not None and self._scales_loss:
+            self.tally.add_stats(norms.unscaled_stats(total if isinstance(total, Tensor) else norms.total))
+            return
+        if norms is not None:
+            self.tally.add_stats(norms.stats())
+        if isinstance(total, Tensor):
+            self.tally.add_stats({"optim/grad_norm": Latest.of(total, torch.ones_like(total))})
+        elif total is not None:
+            self.tally.add_number("optim/grad_norm", total)
+
+    def _after_step(self, result: Tensor, *_args: Any, **_kwargs: Any) -> None:
+        with torch.no_grad():
+            self.tally.add_stats(loss_stats(result.detach()))
+
+
+def loss_stats(loss: Tensor, *, scaled: bool = True) -> Stats:
+    """Of one micro-batch; the step's loss is their sum if each is ``scaled`` by their number, else their mean."""
+    one = torch.ones_like(loss, dtype=torch.bool)
+    raw = RankMean.of(loss, one) if scaled else Mean.of(loss, one)
+    return {"loss/raw": raw, "nonfinite/loss": Total.of(nonfinite(loss), one)}
