@@ -95,7 +95,8 @@ def main() -> None:
             advantages = group_advantages(rewards)
             with torch.no_grad():
                 old_logp, ref_logp = logp_of(policy, ids)[0], logp_of(reference, ids)[0]
-            watcher.rollouts(rewards=rewards, groups=GROUP, lengths=mask.sum(1))
+            cut = mask[:, -1] & (ids[:, -1] != EOS)
+            watcher.rollouts(rewards=rewards, groups=GROUP, lengths=mask.sum(1), cut=cut)
 
             optimizer.zero_grad()
             total = 0.0

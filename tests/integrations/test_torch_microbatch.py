@@ -42,7 +42,6 @@ def everything():
         "rollout_logp": tokens(4),
         "advantages": torch.randn(ROWS, generator=generator),
         "ids": torch.randint(0, VOCABULARY, (ROWS, WIDTH), generator=generator),
-        "cut": torch.tensor([True, False, False]),
         "staleness": torch.tensor([0, 1, 2]),
         "environment": torch.zeros(ROWS, WIDTH, dtype=torch.bool),
     }
@@ -260,7 +259,6 @@ MISFITS = [
     ("entropy", torch.zeros(ROWS, WIDTH, 2), "it has shape (3, 4, 2) where logp has (3, 4)"),
     ("advantages", torch.zeros(ROWS + 1), "it has shape (4,) where logp has (3, 4)"),
     ("ids", torch.zeros(ROWS, WIDTH), "it is of torch.float32 where whole numbers are needed"),
-    ("cut", torch.zeros(WIDTH), "it has shape (4,) where (3,) is needed: one for each response"),
     ("staleness", torch.zeros(ROWS, WIDTH), "it has shape (3, 4) where (3,) is needed: one for each response"),
     (
         "experts",
@@ -411,7 +409,7 @@ def test_no_batch_whatever_its_shape_makes_it_raise(rows, width, seed, broken, k
         logp[0, 0] = math.nan if broken == "nan" else -math.inf
     batch, refused = read(
         logp=logp, mask=on, old_logp=make(), ref_logp=make(), rollout_logp=make(), entropy=-make(),
-        advantages=torch.randn(rows, generator=generator), cut=torch.zeros(rows),
+        advantages=torch.randn(rows, generator=generator), staleness=torch.zeros(rows),
         ids=torch.randint(0, 5, (rows, width), generator=generator),
     )  # fmt: skip
 

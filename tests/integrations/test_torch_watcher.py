@@ -11,7 +11,9 @@ from torch import nn
 import rlwatch
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.level import Level
-from rlwatch.metrics import metric_of
+from rlwatch.integrations.torch.gaps import SUBJECTS
+from rlwatch.metrics import BY_NAME, metric_of
+from rlwatch.metrics.table import OPEN
 from rlwatch.store.url import open_store
 
 pytestmark = pytest.mark.torch
@@ -294,6 +296,13 @@ def test_a_level_a_refusal_and_an_empty_mask_are_reasons():
 def test_a_loop_that_passes_everything_lacks_only_what_it_does_not_have():
     """One engine, so no mismatch."""
     assert set(train(watched(), steps=1).watcher.unavailable) == {"mismatch/"}
+
+
+def test_every_subject_names_metrics_there_are():
+    """A reason nobody can look up would help nobody."""
+    names = [*BY_NAME, *(row.name for row in OPEN)]
+
+    assert [start for start in SUBJECTS if not any(name.startswith(start) for name in names)] == []
 
 
 # --- what does not fit -------------------------------------------------------------------------------

@@ -133,7 +133,8 @@ def train(make_watcher=None, *, steps=3, accumulate=1, epochs=1, lr=5e-3, seed=0
             break
         rollouts = generate(policy, reference)
         outcome.batches.append(rollouts)
-        watcher.rollouts(rewards=rollouts.rewards, groups=rollouts.groups, lengths=rollouts.mask.sum(1))
+        cut = rollouts.mask[:, -1] & (rollouts.ids[:, -1] != EOS)
+        watcher.rollouts(rewards=rollouts.rewards, groups=rollouts.groups, lengths=rollouts.mask.sum(1), cut=cut)
         for _ in range(epochs):
             step += 1
             loss = update(policy, optimizer, rollouts, accumulate, watcher)

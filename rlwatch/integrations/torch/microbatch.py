@@ -19,7 +19,7 @@ from rlwatch.tensors.tokens import TokenBatch
 
 TOKENS = ("entropy", "old_logp", "ref_logp", "rollout_logp", "ids", "environment")
 """(B, T)."""
-RESPONSES = ("cut", "staleness")
+RESPONSES = ("staleness",)
 """(B,)."""
 ROUTES = ("experts", "rollout_experts")
 """(B, T, layers, k)."""

@@ -191,7 +191,6 @@ class Watcher(Steering):
         entropy: Rows = None,
         logits: Rows = None,
         ids: Rows = None,
-        cut: Rows = None,
         environment: Rows = None,
         staleness: Rows = None,
         experts: Rows = None,
@@ -224,8 +223,6 @@ class Watcher(Steering):
             bounded memory, at the cost of a pass over the logits.
         ids
             (B, T) ids of the sampled tokens.
-        cut
-            (B,) whether a response was cut at the length limit.
         environment
             (B, T) tokens that a tool or a user wrote, which the loss must not count.
         staleness
