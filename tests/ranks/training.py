@@ -4,6 +4,7 @@ import copy
 import hashlib
 
 import torch
+import torch._dynamo  # optimizers import it when they first step: here it is once, before the ranks are forked
 import torch.distributed as dist
 from tallying import join_group
 from torch import nn
