@@ -109,6 +109,17 @@ def test_log_probs_and_entropy_of_logits_wait_for_nothing():
     assert count.seen == []
 
 
+def test_no_tensor_of_ours_stays_behind_on_the_cpu():
+    """On a device that holds no values whatever would be read, or is on another device, is an error."""
+    batch = replace(full_batch(), cut=torch.zeros(3), environment=torch.zeros(3, 6))
+    tensors = {name: getattr(batch, name) for name in TokenBatch.__dataclass_fields__}
+    there = {name: x.to("meta") for name, x in tensors.items() if isinstance(x, torch.Tensor)}
+
+    settled = [stat.settle() for stat in observe(replace(batch, **there)).values()]
+
+    assert {x.device.type for stat in settled for x in (stat.value(), stat.count)} == {"meta"}
+
+
 def test_the_counting_of_waits_can_fail():
     """The guard above sees what it is there to see."""
     x = torch.ones(3)

@@ -209,6 +209,16 @@ def test_everything_goes_to_one_device():
     assert ResponseBatch.of(rewards=[1.0], device="meta").rewards.device.type == "meta"
 
 
+def test_no_tensor_of_ours_stays_behind_on_the_cpu():
+    """On a device that holds no values whatever would be read, or is on another device, is an error."""
+    batch = ResponseBatch.of(**everything(), device="meta")
+    stats = merge(observe_responses(batch), observe_responses(batch))
+
+    settled = [stat.settle() for stat in stats.values()]
+
+    assert {x.device.type for stat in settled for x in (stat.value(), stat.count)} == {"meta"}
+
+
 def test_no_graph_is_kept():
     """A reward of a differentiable model neither holds its graph nor gets a gradient."""
     rewards = torch.ones(4, requires_grad=True) * 2
@@ -271,6 +281,14 @@ def test_the_number_of_tasks_is_bounded_and_the_most_frequent_come_first():
     assert names.codes([OTHER, "new", "some"]) == [2, 2, 1]
 
 
+def test_a_task_that_is_called_other_is_one_of_the_rest():
+    """Else two means would have one name."""
+    names = TaskNames()
+
+    assert names.codes(["a", OTHER, "a"]) == [0, 1, 0]
+    assert names.names == ("a", OTHER)
+
+
 def test_a_task_keeps_its_place_while_others_come():
     """Else a series would change its meaning between two steps."""
     names = TaskNames(limit=3)
@@ -320,7 +338,7 @@ def test_a_nan_of_one_task_leaves_the_others():
 def test_ids_may_be_ragged_nested_or_masked():
     """Padding is added, and what a mask leaves out was not sampled by the policy."""
     ragged = [[1, 2, 3], [1, 2], [1, 9, 3, 4]]
-    nested = torch.nested.nested_tensor([torch.tensor(row) for row in ragged])
+    nested = torch.nested.nested_tensor([torch.tensor(row) for row in ragged], layout=torch.jagged)
     expected = read(observe_responses(ResponseBatch.of(ids=ragged, groups=3, eos=(4,))))
 
     assert read(observe_responses(ResponseBatch.of(ids=nested, groups=3, eos=(4,)))) == expected
