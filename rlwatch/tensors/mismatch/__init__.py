@@ -8,8 +8,12 @@ No single number is enough. KL is blind for hundreds of steps while the old log-
 of tokens that IcePop masks falls while the gap widens (KPop, ringtech.notion.site/kpop): read
 ``mismatch/icepop_masked`` only beside ``mismatch/logp_absdiff``. So there are the level (:mod:`.gap`), the kind of
 divergence (:mod:`.divergences`), where it sits (:mod:`.tails`), what it does to the gradient (:mod:`.advantage`),
-how it adds up over a response (:mod:`.responses`), and one cause of it (:mod:`.routing`). What verl reports of its
-own correction is computed as verl does in :mod:`rlwatch.tensors.correction`.
+how it adds up over a response (:mod:`.responses`), and one cause of it (:mod:`.routing`).
+
+Of what verl reports of its own correction the stream holds what can be merged over micro-batches and does not depend on
+a correction the run may not use: perplexities, KL, chi2, raw weights, and the shares that the usual thresholds
+(:mod:`.thresholds`) would cut. Statistics of weights after truncation, and of each of the eleven rejection rules,
+are verl's own to log; :func:`rlwatch.tensors.correction.correction_report` computes all of them for one batch.
 """
 
 from __future__ import annotations
