@@ -27,7 +27,10 @@ def observe_responses(batch: ResponseBatch) -> Stats:
     batch says that its groups are whole.
     """
     with torch.no_grad():
-        return {**_rewards(batch), **_groups(batch), **_lengths(batch), **_tasks(batch), **_text(batch)}
+        stats: Stats = {}
+        for observer in (_rewards, _groups, _lengths, _ages, _tasks, _text):
+            stats |= observer(batch)
+        return stats
 
 
 def _rewards(batch: ResponseBatch) -> Stats:
@@ -65,11 +68,20 @@ def _lengths(batch: ResponseBatch) -> Stats:
     if batch.lengths is not None and batch.budget:
         used = widen(batch.lengths) / batch.budget
         stats["len/budget_used"] = Total.of(used, torch.ones_like(used))
+    return stats
+
+
+def _ages(batch: ResponseBatch) -> Stats:
+    stats: Stats = {}
     if batch.retention is not None:
         carried, every = batch.retention, torch.ones_like(batch.retention, dtype=torch.bool)
         stats["partial/frac"] = Mean.of(carried > 0, every)
         stats["partial/retention_mean"] = Mean.of(carried, every)
         stats["partial/retention_max"] = Max.of(carried, every)
+    if batch.spans is not None:
+        every = torch.ones_like(batch.spans, dtype=torch.bool)
+        stats["staleness/spans_mean"] = Mean.of(batch.spans, every)
+        stats["staleness/spans_max"] = Max.of(batch.spans, every)
     return stats
 
 

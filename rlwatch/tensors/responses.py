@@ -59,8 +59,9 @@ class ResponseBatch:
         (B,) indices into ``task_names``, of a task or data source.
     ids, mask, eos
         (B, T) sampled token ids, right-padded; (B, T) which of them the policy sampled; ids that end a sequence.
-    retention, budget
-        (B,) iterations a response was carried over; response tokens an iteration is to have over all ranks.
+    retention, spans, budget
+        (B,) iterations a response was carried over; (B,) policy versions it was sampled under; response tokens an
+        iteration is to have over all ranks.
     """
 
     rewards: Tensor | None = None
@@ -78,6 +79,7 @@ class ResponseBatch:
     mask: Tensor | None = None
     eos: tuple[int, ...] = ()
     retention: Tensor | None = None
+    spans: Tensor | None = None
     budget: float | None = None
 
     def __post_init__(self) -> None:
@@ -104,6 +106,7 @@ class ResponseBatch:
         mask: Any = None,
         eos: Sequence[int] = (),
         retention: Any = None,
+        spans: Any = None,
         budget: float | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
@@ -120,7 +123,8 @@ class ResponseBatch:
 
         Raises ``ValueError`` if the numbers of responses differ or groups do not divide them.
         """
-        plain = {"right": right, "lengths": lengths, "cut": cut, "entropy": entropy, "retention": retention}
+        plain = {"right": right, "lengths": lengths, "cut": cut, "entropy": entropy}
+        plain |= {"retention": retention, "spans": spans}
         columns: dict[str, Tensor | None] = {name: None if x is None else numbers(x) for name, x in plain.items()}
         columns["rewards"], there = (None, None) if rewards is None else some_numbers(rewards)
         columns["scored"] = there if scored is None else numbers(scored)

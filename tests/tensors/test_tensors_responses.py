@@ -350,11 +350,12 @@ def test_ids_may_be_ragged_nested_or_masked():
 
 def test_carried_over_responses_and_the_budget_of_an_iteration():
     """As C3PO++ counts them."""
-    batch = ResponseBatch.of(lengths=[100, 300], retention=[0, 3], budget=1000)
+    batch = ResponseBatch.of(lengths=[100, 300], retention=[0, 3], spans=[1, 4], budget=1000)
 
     got = read(merge(observe_responses(batch), observe_responses(batch)))
 
     assert (got["partial/frac"], got["partial/retention_mean"], got["partial/retention_max"]) == (0.5, 1.5, 3)
+    assert (got["staleness/spans_mean"], got["staleness/spans_max"]) == (2.5, 4)
     assert got["len/budget_used"] == pytest.approx(0.8)
 
 

@@ -153,6 +153,9 @@ def test_open_families_hold_no_name_of_the_table():
         ("rollout/repetition_frac", "slime", "text/repetition_frac"),
         ("response/aborted_ratio", "verl", "len/empty"),
         ("fully_async/partial/partial_ratio", "verl", "partial/frac"),
+        ("training/off_policy/trajectory_spans/mean", "verl", "staleness/spans_mean"),
+        ("sample/staleness_max", "trl/async_grpo", "staleness/max"),
+        ("num_turns/mean", "verl", "turns/mean"),
     ],
 )
 def test_what_trainers_say_of_groups_and_lengths_reads_canonically(name, source, expected):

@@ -36,7 +36,7 @@ ROWS: tuple[Metric, ...] = (
     Metric("len/entropy_corr", Family.ROLLOUTS, "", "correlation of a response's length with its mean entropy", -1.0, 1.0, aggregator="sequences"),
     Metric("len/budget_used", Family.ROLLOUTS, "", "response tokens over the token budget of an iteration", 0.0, aggregator="sum"),
     fraction("partial/frac", Family.ROLLOUTS, "responses carried over from an earlier iteration", aggregator="sequence fraction", aliases=(
-        same("fully_async/partial/partial_ratio", "verl"),)),
+        same("fully_async/partial/partial_ratio", "verl"), same("rollout/weight_version/mixed_version_ratio", "slime"))),
     Metric("partial/retention_mean", Family.ROLLOUTS, "iterations", "iterations a response was carried over", 0.0, aggregator="sequence mean"),
     Metric("partial/retention_max", Family.ROLLOUTS, "iterations", "most iterations a response was carried over", 0.0, aggregator="maximum",
            aliases=(proxy("fully_async/partial/max_partial_span", "verl"),)),
@@ -79,7 +79,15 @@ ROWS: tuple[Metric, ...] = (
     Metric("staleness/mean", Family.ROLLOUTS, "versions", "policy versions between rollout and update", aliases=(
         same("sample/staleness_mean", "trl"), same("training/off_policy/trajectory_staleness/mean", "verl"), same("staleness"))),
     Metric("staleness/max", Family.ROLLOUTS, "versions", "the same, of the oldest response", aggregator="maximum", aliases=(
-        same("training/off_policy/trajectory_staleness/max", "verl"),)),
+        same("sample/staleness_max", "trl"), same("training/off_policy/trajectory_staleness/max", "verl"))),
+    Metric("staleness/worst_mean", Family.ROLLOUTS, "versions", "the same as the mean, from the first version a response was sampled under", aliases=(
+        same("training/off_policy/trajectory_staleness_worst/mean", "verl"),)),
+    Metric("staleness/spans_mean", Family.ROLLOUTS, "versions", "policy versions a response was sampled under", 1.0, aggregator="sequence mean", aliases=(
+        same("training/off_policy/trajectory_spans/mean", "verl"),)),
+    Metric("staleness/spans_max", Family.ROLLOUTS, "versions", "most policy versions a response was sampled under", 1.0, aggregator="maximum", aliases=(
+        same("training/off_policy/trajectory_spans/max", "verl"),)),
+    Metric("turns/mean", Family.ROLLOUTS, "turns", "turns of a conversation", 0.0, aggregator="sequence mean", aliases=(same("num_turns/mean", "verl"),)),
+    Metric("turns/max", Family.ROLLOUTS, "turns", "turns of the longest conversation", 0.0, aggregator="maximum", aliases=(same("num_turns/max", "verl"),)),
 )
 OPEN: tuple[Metric, ...] = (
     Metric("len/by_task/", Family.ROLLOUTS, "tokens", "mean length of the responses to one task or data source", 0.0, aggregator="sequence mean"),
