@@ -1,10 +1,13 @@
-"""What watching a real training run costs: TRL GRPO on a tiny model, watched and not.
+"""What watching costs: CPU time per step of everything rlwatch does, at each level, beside the step it watches.
 
-    python benchmarks/watching_cost.py
+    python benchmarks/watching_cost.py                 # a plain loop and TRL GRPO, at every level
+    python benchmarks/watching_cost.py --loops own     # the plain loop only
 
-Fresh process for each run. CPU time is `thread_time`: of the writer thread, and of everything rlwatch does
-on the training thread (all of it goes through one seam, which is timed here). Wall time of a step is given
-for scale; on a shared machine its difference is noise. Memory is the peak resident size.
+Every row is a fresh process on one core. `hooks` is the CPU time of what rlwatch does on the training thread (all of
+it goes through one seam, which is timed here), `threads` that of all other threads of the process less what they
+take unwatched: the writer, and the one that measures text. `share` is both over the CPU time of an unwatched step.
+Wall time is not compared: on a shared machine its difference is noise. The models are tiny, so the shares are not:
+the cost is that of some hundred small operations a micro-batch, whatever the model.
 """
 
 from __future__ import annotations
@@ -19,9 +22,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROWS = ("wall_ms", "hooks_ms", "writer_ms", "peak_mb")
+os.environ["OMP_NUM_THREADS"] = "1"
+LEVELS = ("scalars", "tokens", "gradients", "full")
+MODES = ("unwatched", *LEVELS)
+LOOPS = {"own": "plain loop, Watcher(level=...)", "trl": "TRL GRPO, watch(trainer, level=...)"}
+COLUMNS = ("step_ms", "hooks_ms", "threads_ms", "share_percent", "peak_mb")
 
 
 def time_the_seam() -> list[float]:
@@ -44,31 +51,79 @@ def time_the_seam() -> list[float]:
     return spent
 
 
-def train(mode: str, steps: int) -> dict[str, float]:
+def own(mode: str, steps: int, directory: Path) -> Any:
+    """The plain loop; returns its training as a function of no arguments."""
+    import plain_loop
+
+    import rlwatch
+
+    def watcher(*args, **kwargs):  # type: ignore[no-untyped-def]
+        return rlwatch.Watcher(*args, **kwargs, level=mode, store=directory / "runs")
+
+    return lambda: plain_loop.train(None if mode == "unwatched" else watcher, steps)
+
+
+def trl(mode: str, steps: int, directory: Path) -> Any:
+    """The demo's trainer, watched or not."""
     from rlwatch.demo.recipe import Recipe
     from rlwatch.demo.training import build_trainer
+    from rlwatch.integrations.trl import watch
 
-    spent, run = time_the_seam(), None
+    trainer = build_trainer(Recipe(steps=steps), directory)
+    if mode != "unwatched":
+        watch(trainer, level=mode, store=directory / "runs")
+    return trainer.train
+
+
+def measure(loop: str, mode: str, steps: int) -> dict[str, float]:
+    """Per step: CPU ms of the process and of the hooks on the training thread, CPU ms of all other threads."""
+    import torch
+
+    torch.set_num_threads(1)
+    spent = time_the_seam()
     with tempfile.TemporaryDirectory() as directory:
-        trainer = build_trainer(Recipe(steps=steps), Path(directory))
-        if mode != "unwatched":
-            from rlwatch.integrations.trl import RLWatchCallback, watch
-
-            store = Path(directory) / "runs"
-            if mode == "watched":
-                run = watch(trainer, store=store)
-            else:
-                trainer.add_callback(RLWatchCallback(store=store))  # its writer does less than the watched one's
-        begin = time.perf_counter()
-        trainer.train()
-        wall = time.perf_counter() - begin
-        writer = run._engine.writer.cpu_seconds if run is not None else 0.0
+        train = {"own": own, "trl": trl}[loop](mode, steps, Path(directory))
+        process, thread = time.process_time(), time.thread_time()
+        train()
+        process, thread = time.process_time() - process, time.thread_time() - thread
+    per_step = 1e3 / steps
     return {
-        "wall_ms": wall / steps * 1e3,
-        "hooks_ms": spent[0] / steps * 1e3,
-        "writer_ms": writer / steps * 1e3,
+        "step_ms": process * per_step,
+        "hooks_ms": spent[0] * per_step,
+        "threads_ms": (process - thread) * per_step,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def in_a_process(loop: str, mode: str, steps: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--only", loop, mode, "--steps", str(steps)]
+    out = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in out.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    raise SystemExit(f"{loop} {mode} failed:\n{out.stderr[-2000:]}")
+
+
+def report(loop: str, steps: int, reps: int) -> None:
+    """One table: median [min-max] over fresh processes, the modes taking turns."""
+    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    for _ in range(reps):
+        for mode in MODES:
+            rows[mode].append(in_a_process(loop, mode, steps))
+    bare = {name: statistics.median(row[name] for row in rows["unwatched"]) for name in ("step_ms", "threads_ms")}
+    for row in (row for mode in MODES for row in rows[mode]):
+        row["threads_ms"] = max(0.0, row["threads_ms"] - bare["threads_ms"])
+        row["share_percent"] = 100 * (row["hooks_ms"] + row["threads_ms"]) / bare["step_ms"]
+    print(f"\n{LOOPS[loop]}: {steps} steps, {reps} repetitions, median [min-max] per step")
+    print("| | " + " | ".join(COLUMNS) + " |\n|---|" + "---|" * len(COLUMNS))
+    for mode, measured in rows.items():
+        print(f"| {mode} | " + " | ".join(cell([row[name] for row in measured]) for name in COLUMNS) + " |")
+
+
+def cell(values: list[float]) -> str:
+    digits = 0 if min(values) >= 100 else 1 if min(values) >= 10 else 2
+    low, middle, high = (f"{x:.{digits}f}" for x in (min(values), statistics.median(values), max(values)))
+    return f"{middle} [{low}-{high}]"
 
 
 def import_ms(statement: str) -> float:
@@ -84,31 +139,19 @@ def import_ms(statement: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--only", choices=("unwatched", "scalars", "watched"))
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=list(LOOPS))
+    parser.add_argument("--only", nargs=2, metavar=("LOOP", "MODE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:
-        print("RESULT " + json.dumps(train(args.only, args.steps)))
+        print("RESULT " + json.dumps(measure(*args.only, args.steps)))
         return
-    results: dict[str, list[dict[str, float]]] = {}
-    for _ in range(args.reps):
-        for mode in ("unwatched", "scalars", "watched"):
-            command = [sys.executable, __file__, "--only", mode, "--steps", str(args.steps)]
-            out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            line = next(line for line in out.splitlines() if line.startswith("RESULT "))
-            results.setdefault(mode, []).append(json.loads(line.removeprefix("RESULT ")))
-    print(f"TRL GRPO, tiny model, {args.steps} steps, {args.reps} repetitions, median [min-max] per step")
-    print("| | " + " | ".join(ROWS) + " |\n|---|" + "---|" * len(ROWS))
-    for mode, rows in results.items():
-        cells = []
-        for name in ROWS:
-            values = [row[name] for row in rows]
-            cells.append(f"{statistics.median(values):.2f} [{min(values):.2f}-{max(values):.2f}]")
-        print(f"| {mode} | " + " | ".join(cells) + " |")
+    for loop in args.loops:
+        report(loop, args.steps, args.reps)
     whole, ready = import_ms("import rlwatch"), import_ms("from rlwatch import init")
-    print(f"import rlwatch: {whole:.0f} ms; with what rlwatch.init needs: {ready:.0f} ms")
+    print(f"\nimport rlwatch: {whole:.0f} ms; with what rlwatch.init needs: {ready:.0f} ms")
 
 
 if __name__ == "__main__":
