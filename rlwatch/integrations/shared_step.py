@@ -41,8 +41,7 @@ class Share:
 class SharedStep:
     """One rank's share of a step, on its way: a :class:`~rlwatch.ports.Parcel` for :meth:`rlwatch.run.Run.send`.
 
-    ``numbers`` are those of rank 0: a trainer computes what it logs over all ranks. ``measured`` is filled once the
-    step is whole, on rank 0.
+    ``numbers`` are those of rank 0: a trainer computes what it logs over all ranks.
     """
 
     step: int
@@ -52,7 +51,6 @@ class SharedStep:
     numbers: Mapping[str, float]
     transfer: Transfer
     texts: list[str] = field(default_factory=list)
-    measured: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, step: int, stats: Stats, spikes: SpikeTable | None, numbers: Mapping[str, float]) -> SharedStep:
@@ -68,11 +66,11 @@ class SharedStep:
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Send it on its way. Returns a mapping that is empty until the step is whole, and only filled on rank 0."""
+        """Send it on its way. Returns what is known of the steps that are whole by now, on rank 0; it fills later."""
         if decode is not None and self.columns:  # here: a tokenizer is not to be used by two threads at once
             self.texts.extend(texts_of(self.transfer.read()[-1], self.columns, decode))
         run.send(self)
-        return self.measured
+        return {} if run.ranks is None else run.ranks.latest
 
     def encode(self) -> bytes:
         """As bytes for rank 0."""
@@ -88,8 +86,7 @@ class SharedStep:
         stats: Stats = {}
         for share in shares.values():
             stats = merge_ranks(stats, share.stats)
-        self.measured.update({**read(stats), **self.numbers})
-        return self.measured, _spikes(self.step, shares)
+        return {**read(stats), **self.numbers}, _spikes(self.step, shares)
 
     def _own(self) -> Share:
         return _share(self.layout, self.transfer.read(), self.columns, tuple(self.texts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlwatch.link.inbox import Inbox
@@ -21,12 +21,16 @@ RANKS = "rlwatch/ranks"
 
 @dataclass(slots=True)
 class Awaited:
-    """Rank 0's own share of a step in the writer's queue; what is queued behind it waits with it."""
+    """Rank 0's own share of a step in the writer's queue; what is queued behind it waits with it.
+
+    ``seen`` is told the metrics of the whole step.
+    """
 
     parcel: Parcel
     inbox: Inbox
     moment: Moment
     ts: float
+    seen: Callable[[Mapping[str, float]], object] = dict
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
 
     def due(self, *, hurry: bool = False) -> bool:
@@ -51,4 +55,5 @@ class Awaited:
         """The whole step: its metrics, and the extreme tokens of each rank that has any."""
         others = self.inbox.take(self.moment)
         metrics, spikes = self.parcel.merged(others)
+        self.seen(metrics)
         return Entry(self.parcel.step, {**metrics, RANKS: 1 + len(others)}, self.ts), spikes

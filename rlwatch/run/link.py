@@ -27,7 +27,12 @@ BATCH = 8
 
 
 class Link(Protocol):
-    """One rank's end. All but :meth:`close` is called on the training thread, at the same steps on every rank."""
+    """One rank's end. All but :meth:`close` is called on the training thread, at the same steps on every rank.
+
+    ``latest`` holds each metric as of the last whole step that measured it; it stays empty on ranks other than 0.
+    """
+
+    latest: dict[str, float]
 
     def send(self, parcel: Parcel) -> None:
         """What this rank measured of a step."""
@@ -57,11 +62,13 @@ class FirstRank:
         self._hub = hub
         self._offer = offer
         self._chair = Chair(hub)
+        self.latest: dict[str, float] = {}
         self._measured, self._told = Pace(), Pace()
 
     def send(self, parcel: Parcel) -> None:
         """Into the queue of the writer thread, where the step awaits the others' shares."""
-        self._offer(Awaited(parcel, self._hub.inbox, self._measured.next(parcel.step), time.time()))
+        moment = self._measured.next(parcel.step)
+        self._offer(Awaited(parcel, self._hub.inbox, moment, time.time(), self.latest.update))
 
     def share(self, commands: Sequence[Command], step: int) -> list[Command]:
         """As passed; the others are told."""
@@ -91,6 +98,7 @@ class OtherRank:
         self._queue: BoundedQueue[tuple[Moment, Callable[[], bytes]]] = BoundedQueue(QUEUE_SIZE)
         self._spoke = Spoke(rank, address, lambda: self._queue.drain(BATCH), lambda n: counters.add("dropped", n))
         self._measured, self._told = Pace(), Pace()
+        self.latest: dict[str, float] = {}
         self._spoke.start()
 
     def send(self, parcel: Parcel) -> None:

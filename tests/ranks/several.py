@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,14 @@ import rlwatch
 
 HERE = Path(__file__).parent
 LIMIT_S = 120
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1"}
+
+
+def free_port():
+    """For the process group that accelerate makes; free until somebody else takes it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def several(scenario, ranks, folder):
@@ -19,7 +28,7 @@ def several(scenario, ranks, folder):
     process = subprocess.Popen(
         [sys.executable, str(HERE / "launch.py"), scenario, str(ranks), str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        env={**os.environ, **ENVIRONMENT, "MASTER_PORT": str(free_port())},
     )  # fmt: skip
     try:
         said, _ = process.communicate(timeout=LIMIT_S)

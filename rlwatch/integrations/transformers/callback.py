@@ -48,14 +48,18 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self._given = init_kwargs
         self._ours = run is None
         self._over = False
+        self._linked = False
         self._watched = False
 
     def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
         """The run, made now if there is none that lives. Raises what :func:`rlwatch.init` raises."""
         self._watched = self._watched or watched
         if self.run is None or (self._ours and self._over):
-            self._over = False
+            self._over, self._linked = False, True
             self.run = begin_together(lambda: rlwatch.init(**init_arguments(args, model, self._given)))
+        elif not self._linked:
+            self._linked, given = True, self.run
+            begin_together(lambda: given)
         self.seam.run = self.run
         return self.run
 

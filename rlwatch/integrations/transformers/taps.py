@@ -115,6 +115,8 @@ class TrainerTaps:
             return
         if norms is not None:
             self.tally.add_stats(norms.stats())
+        if hasattr(total, "full_tensor"):  # in parts, and only all ranks together may ask for the whole
+            return
         if isinstance(total, Tensor):
             self.tally.add_stats({"optim/grad_norm": Latest.of(total, torch.ones_like(total))})
         elif total is not None:
