@@ -14,6 +14,7 @@ ROWS: tuple[Metric, ...] = (
     Metric("rlwatch/dropped", Family.SYSTEM, "records", "records rlwatch dropped so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/late", Family.SYSTEM, "records", "records that came after their step closed", 0.0, aggregator="cumulative"),
     Metric("rlwatch/ranks", Family.SYSTEM, "ranks", "ranks whose share of the batch is in the step's statistics", 1.0),
+    Metric("rlwatch/refused", Family.SYSTEM, "inputs", "inputs that did not fit and were left out so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/errors", Family.SYSTEM, "errors", "errors rlwatch swallowed so far", 0.0, aggregator="cumulative"),
 )
 # fmt: on
