@@ -250,6 +250,23 @@ def test_all_rules_must_pass():
     assert got["rollout_rs_seq_masked_fraction"] == 1.0
 
 
+def test_a_weight_at_its_bound_is_not_beyond_it():
+    """Equal engines at bounds of exactly 1: nothing is high, low, out of bounds or rejected, at any level."""
+    for level in ("token", "sequence"):
+        weights = report(
+            OLD,
+            OLD,
+            MASK.long(),
+            rollout_is=level,
+            rollout_is_threshold="1_1",
+            rollout_rs="token_k1",
+            rollout_rs_threshold="1_1",
+        )
+        names = [n for n in weights if "fraction" in n or n == "rollout_is_oob_ratio"]
+        assert len(names) == 13
+        assert {weights[n] for n in names} == {0.0}
+
+
 def test_weights_that_are_all_zeroed_are_no_effective_sample():
     """verl divides by zero there; its normalisation falls back to 1."""
     got = report(rollout_is="token", rollout_is_threshold="10_20", rollout_is_batch_normalize=True)

@@ -136,6 +136,14 @@ def test_the_band_of_icepop_includes_its_ends(d, outside):
     assert values(gap_stats(gap))["icepop_masked"] == outside
 
 
+def test_a_weight_at_the_cap_is_not_truncated():
+    """Truncation changes only what is above."""
+    d = torch.tensor([[math.log(2), math.log(2) + 1e-12]], dtype=D)
+    gap = Gap(d, torch.zeros_like(d), torch.ones_like(d).bool(), d, d.exp())
+
+    assert values(gap_stats(gap))["tis_truncated"] == 0.5
+
+
 def test_thresholds_are_parameters():
     """A cap of 1.1 truncates two tokens of six, a band of [.3, 7] masks none."""
     got = values(mismatch_stats(OLD, ROLL, MASK, Thresholds(cap=1.1, token=(0.3, 7.0))))
