@@ -43,6 +43,16 @@ class StoreMeeting:
             ) from None
 
 
+def place_here() -> dict[str, int]:
+    """``rank`` and ``world_size`` of this process, as :func:`rlwatch.init` takes them; empty without a process group.
+
+    Launchers that start processes themselves (``torch.multiprocessing``) set no environment to read them from.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+
+
 def meeting() -> StoreMeeting | None:
     """A meeting of this process group's ranks; None where there is one rank, or no store."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:

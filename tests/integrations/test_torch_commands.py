@@ -130,6 +130,43 @@ def test_what_the_loop_gave_no_means_for_is_refused_by_name(kind, args, kwargs, 
     assert reason in answer(run)[2]
 
 
+def adapted(*names):
+    """A policy with LoRA adapters; the last one is trained."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["head"], init_lora_weights=False)
+    policy = peft.get_peft_model(fresh_policy(), config, adapter_name=names[-1])
+    for name in names[:-1]:
+        policy.add_adapter(name, config)
+    policy.set_adapter(names[-1])
+    return policy
+
+
+def test_an_adapter_named_ref_takes_the_weights_of_the_trained_one():
+    """Its loop takes it as the reference."""
+    run, policy = FakeRun(), adapted("ref", "default")
+    watcher = rlwatch.Watcher(policy, run=run)
+    run.send(optimizer="keep")
+    watcher.obey()
+    weights = dict(policy.named_parameters())
+    ours = {name: weight for name, weight in weights.items() if ".default." in name}
+
+    assert answer(run)[0] == "done"
+    assert len(ours) == 2
+    assert all(torch.equal(weight, weights[name.replace(".default.", ".ref.")]) for name, weight in ours.items())
+
+
+def test_a_base_model_that_is_the_reference_cannot_be_reset():
+    """An adapter nobody looks at would change nothing: the person is told."""
+    run, policy = FakeRun(), adapted("default")
+    watcher = rlwatch.Watcher(policy, run=run)
+    run.send(optimizer="keep")
+    watcher.obey()
+
+    assert answer(run)[0] == "rejected"
+    assert answer(run)[2].startswith("the reference is the base model without its adapter")
+    assert set(policy.peft_config) == {"default"}
+
+
 def test_a_loop_without_model_or_optimizer_cannot_be_reset_or_slowed():
     """Each by its reason."""
     run = FakeRun()

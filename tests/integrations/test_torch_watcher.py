@@ -417,6 +417,22 @@ def test_a_run_of_its_own_is_made_recorded_and_finished(tmp_path):
     assert [event.kind for event in store.events(info.run_id)] == ["not_available"]
 
 
+def test_the_rank_is_that_of_the_process_group(monkeypatch):
+    """Without an environment to read it from, as torch.multiprocessing starts processes; only rank 0 records."""
+    from rlwatch.integrations import distributed
+
+    group = {"is_available": True, "is_initialized": True, "get_rank": 1, "get_world_size": 2}
+    fake = type("dist", (), {name: staticmethod(lambda value=value: value) for name, value in group.items()})
+    monkeypatch.setattr(distributed, "dist", fake)
+    monkeypatch.setattr(distributed, "meeting", lambda: None)
+    watcher = rlwatch.Watcher(store="memory://second-rank")
+    watcher.step(1, loss=0.5)
+
+    assert (watcher.run.rank, watcher.run.world_size) == (1, 2)
+    assert not watcher.run.active
+    assert open_store("memory://second-rank").runs() == []
+
+
 def test_a_run_of_somebody_else_is_not_ended():
     """Whoever made it ends it."""
     with rlwatch.Watcher(run=(run := FakeRun())) as watcher:

@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.learning_rate import SCALE, Paced
 from rlwatch.integrations.handlers.reference import Anchored
+from rlwatch.integrations.handlers.unwrapping import unwrapped
+from rlwatch.integrations.handlers.weights import REF
+
+BASE_IS_REFERENCE = (
+    "the reference is the base model without its adapter, which cannot change; add a frozen adapter named 'ref', equal "
+    "to the trained one at the start, and let the loop take it as its reference"
+)
 
 
 @dataclass(slots=True)
@@ -46,6 +53,9 @@ class Means:
         """Policy, reference and optimizer, for a reset."""
         if self.model is None:
             raise RLWatchError("Watcher was made without model=, so there is nothing to reset the reference to")
+        adapters = getattr(unwrapped(self.model), "peft_config", None)
+        if self.ref_model is None and adapters and REF not in adapters:
+            raise RLWatchError(BASE_IS_REFERENCE)
         return Anchored(self.model, self.ref_model, [] if self.optimizer is None else [self.optimizer])
 
     def paced(self) -> Paced:

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 import rlwatch
 from rlwatch.integrations.completions import KeepCompletions
-from rlwatch.integrations.distributed import begin_together
+from rlwatch.integrations.distributed import begin_together, place_here
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.torch import checks
 from rlwatch.integrations.torch.collector import Collector, Refused
@@ -48,7 +48,8 @@ class Watcher(Steering):
     optimizer, scheduler
         For the learning rate, and for commands that concern it.
     ref_model
-        The frozen reference, if there is one (none: PEFT's adapter ``ref``): it can be reset while training runs.
+        The frozen reference, if there is one: it can be reset while training runs. So can a frozen PEFT adapter of
+        ``model`` that is named ``ref``.
     scaler
         The ``torch.amp.GradScaler`` of a float16 loop, so that its scale does not show in the gradients.
     clip, dual_clip, truncation, off_policy_delta
@@ -125,7 +126,8 @@ class Watcher(Steering):
         means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef)
         generation = GenerationReader(checks.eos_of(eos, tokenizer))
         keep, decode = KeepCompletions.of(completions), checks.decoder_of(tokenizer) if text else None
-        recording = begin_together(lambda: rlwatch.init(**init_arguments) if run is None else run)
+        begin = {**place_here(), **init_arguments}
+        recording = begin_together(lambda: rlwatch.init(**begin) if run is None else run)
         super().__init__(means, recording, ours=run is None, level=chosen, strict=strict, decode=decode)
         self._given(clip=clip, optimizer=optimizer)
         samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
