@@ -16,15 +16,15 @@ BITS = 52
 
 def numbers(x: Any) -> Tensor:
     """A tensor (detached), array or list of numbers or truth values, as a tensor of its own type."""
-    return x.detach() if isinstance(x, Tensor) else torch.as_tensor(x)
+    return x.detach() if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
 def some_numbers(x: Any) -> tuple[Tensor, Tensor | None]:
     """Numbers of which a list may lack some: NaN where None stands, and which are there (None: all), both (B,)."""
     if isinstance(x, Tensor) or not any(value is None for value in x):
         return numbers(x), None
-    there = torch.tensor([value is not None for value in x])
-    return torch.tensor([float("nan") if value is None else float(value) for value in x]), there
+    there = torch.tensor([value is not None for value in x], device="cpu")
+    return torch.tensor([float("nan") if value is None else float(value) for value in x], device="cpu"), there
 
 
 def codes(x: Any) -> Tensor:
@@ -36,8 +36,9 @@ def codes(x: Any) -> Tensor:
         return x.detach().long()
     things = list(x)
     if things and all(isinstance(thing, Integral) for thing in things):
-        return torch.tensor([int(thing) for thing in things])
-    return torch.tensor([-1 if thing is None else _hash(str(thing)) for thing in things], dtype=torch.int64)
+        return torch.tensor([int(thing) for thing in things], device="cpu")
+    hashed = [-1 if thing is None else _hash(str(thing)) for thing in things]
+    return torch.tensor(hashed, dtype=torch.int64, device="cpu")
 
 
 def _hash(text: str) -> int:

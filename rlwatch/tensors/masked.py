@@ -8,6 +8,9 @@ No function indexes by a mask, because that makes a GPU wait.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 
 import torch
@@ -37,9 +40,34 @@ def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
     return torch.where(broken, torch.nan, holds)
 
 
+class _Counted(threading.local):
+    """Counts of the masks that this thread looks at now: (mask, count) by identity, shape and type."""
+
+    counts: dict[tuple[int, torch.Size, torch.dtype], tuple[Tensor, Tensor]] | None = None
+
+
+_counted = _Counted()
+
+
+@contextmanager
+def counting_once() -> Iterator[None]:
+    """Within it each mask is counted once, however many statistics ask; no mask may change meanwhile."""
+    before, _counted.counts = _counted.counts, {}
+    try:
+        yield
+    finally:
+        _counted.counts = before
+
+
 def masked_count(mask: Tensor, like: Tensor) -> Tensor:
     """Number of elements of ``like`` inside the mask, 0-d, in the floating dtype of ``like``."""
-    return _spread(mask, like).sum().to(torch.float64 if like.dtype == torch.float64 else torch.float32)
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    if _counted.counts is None:
+        return _spread(mask, like).sum().to(dtype)
+    key = (id(mask), like.shape, dtype)
+    if key not in _counted.counts:
+        _counted.counts[key] = (mask, _spread(mask, like).sum().to(dtype))
+    return _counted.counts[key][1]
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ is how many things were measured: 0 means "not measured", which is not the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -187,9 +187,32 @@ Stats = dict[str, Stat]
 def merge(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
     """Both batches together; a metric only one of them measured is kept as it is."""
     both = dict(first)
+    sums: list[tuple[str, Total, Total]] = []
     for name, stat in second.items():
-        both[name] = both[name].merge(stat) if name in both else stat
-    return both
+        ours = both.get(name)
+        if _plain_sum(ours) and _plain_sum(stat) and ours.kept.device == stat.kept.device:
+            sums.append((name, ours, stat))
+        else:
+            both[name] = stat if ours is None else ours.merge(stat)
+    return both | _added(sums)
+
+
+def _plain_sum(stat: Stat | None) -> TypeGuard[Total]:
+    """Whether adding count and sum is all there is to a merge."""
+    return type(stat) in (Total, Mean)
+
+
+def _added(sums: Sequence[tuple[str, Total, Total]]) -> Stats:
+    """Sums and means of two batches together, in a few operations over all of them; a shared count is added once."""
+    if not sums:
+        return {}
+    counts = {(id(a.count), id(b.count)): (a.count, b.count) for _, a, b in sums}
+    ours, theirs = zip(*counts.values(), strict=True)
+    count_of = dict(zip(counts, torch._foreach_add(ours, theirs), strict=True))  # noqa: SLF001
+    kept = torch._foreach_add([a.kept for _, a, _ in sums], [b.kept for _, _, b in sums])  # noqa: SLF001
+    return {
+        name: type(a)(count_of[id(a.count), id(b.count)], total) for (name, a, b), total in zip(sums, kept, strict=True)
+    }
 
 
 def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:

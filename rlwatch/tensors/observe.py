@@ -26,6 +26,7 @@ from rlwatch.tensors import (
     offpolicy,
     text,
 )
+from rlwatch.tensors.masked import counting_once
 from rlwatch.tensors.mergeable import Stats
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -65,7 +66,7 @@ def observe(batch: TokenBatch, *, full: bool = True) -> Stats:
 
     Without ``full`` only what costs a pass or two over (B, T); with it also what sorts, groups or compares more.
     """
-    with torch.no_grad():
+    with torch.no_grad(), counting_once():
         stats: Stats = {}
         for observer in (*CORE, *FULL) if full else CORE:
             stats |= observer(batch)

@@ -54,14 +54,14 @@ class Padded:
         """Rows are tensors or sequences (T_i, ...); a list of numbers is a whole tensor (B,)."""
         tensors = [row.detach() if isinstance(row, Tensor) else _as_tensor(row) for row in rows]
         if all(row.dim() == 0 for row in tensors):
-            return cls(torch.stack(tensors) if tensors else torch.zeros(0))
+            return cls(torch.stack(tensors) if tensors else torch.zeros(0, device="cpu"))
         if any(row.dim() == 0 for row in tensors):
             raise ValueError("some of its rows are single numbers and some are not")
         lengths = tuple(row.shape[0] for row in tensors)
         dtype = reduce(torch.promote_types, [row.dtype for row in tensors if row.numel()] or [tensors[0].dtype])
         same = [row.to(dtype) for row in tensors]
         values = pad_sequence(same, batch_first=True, padding_value=_fill(same[0]))
-        ends = torch.tensor(lengths).to(values.device, non_blocking=True)
+        ends = torch.tensor(lengths, device="cpu").to(values.device, non_blocking=True)
         return cls(values, _within(ends, values.shape[1]), lengths)
 
     @classmethod
@@ -85,7 +85,7 @@ class Padded:
 
 def _as_tensor(x: Any) -> Tensor:
     try:
-        return torch.as_tensor(x)
+        return torch.as_tensor(x, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"it is no tensor and holds no rows of numbers: got {x!r:.60}") from None
 

@@ -11,7 +11,7 @@ from rlwatch.tensors.group_answers import answer_stats
 from rlwatch.tensors.group_rewards import reward_stats
 from rlwatch.tensors.groups import Grouped
 from rlwatch.tensors.lengths import extent, tail
-from rlwatch.tensors.masked import widen
+from rlwatch.tensors.masked import counting_once, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Total
 from rlwatch.tensors.paired import Correlation
 from rlwatch.tensors.responses import ResponseBatch
@@ -26,7 +26,7 @@ def observe_responses(batch: ResponseBatch) -> Stats:
     Statistics of groups keep one value a response, so that a group may be spread over several batches, unless the
     batch says that its groups are whole.
     """
-    with torch.no_grad():
+    with torch.no_grad(), counting_once():
         stats: Stats = {}
         for observer in (_rewards, _groups, _lengths, _ages, _tasks, _text):
             stats |= observer(batch)

@@ -131,7 +131,7 @@ class ResponseBatch:
         columns["answers"] = None if answers is None else codes(answers)
         columns |= _tokens(ids, mask)
         names = task_names or TaskNames()
-        columns["tasks"] = None if tasks is None else torch.tensor(names.codes(tasks), dtype=torch.int64)
+        columns["tasks"] = None if tasks is None else torch.tensor(names.codes(tasks), dtype=torch.int64, device="cpu")
         known = [x for x in columns.values() if x is not None]
         columns["groups"] = None if groups is None else _group_ids(groups, known)
         where = device_of((*known, columns["groups"])) if device is None else torch.device(device)
@@ -150,7 +150,7 @@ def _tokens(ids: Any, mask: Any) -> dict[str, Tensor | None]:
     if ids is None:
         return {"ids": None, "mask": None}
     padded = Padded.of(ids)
-    values = torch.zeros(0, 0, dtype=torch.int64) if padded.values.shape == (0,) else padded.values
+    values = torch.zeros(0, 0, dtype=torch.int64, device="cpu") if padded.values.shape == (0,) else padded.values
     if values.dim() != 2:
         raise ValueError(f"ids must be (B, T), got a shape of {tuple(values.shape)}")
     on = torch.ones_like(values, dtype=torch.bool) if padded.valid is None else padded.valid

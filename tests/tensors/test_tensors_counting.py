@@ -1,0 +1,73 @@
+"""A mask is counted once for all statistics of a batch, and sums of two batches are added together."""
+
+import pytest
+import torch
+
+from rlwatch.tensors.masked import counting_once, masked_count
+from rlwatch.tensors.mergeable import Max, Mean, Total, merge
+from rlwatch.tensors.transfer import Transfer
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_mask_is_counted_once_for_each_shape_and_type():
+    """The same tensor comes back, so that it is shipped and added once too."""
+    mask, x = torch.tensor([[True, False]]), torch.ones(1, 2)
+    with counting_once():
+        first, again = masked_count(mask, x), masked_count(mask, x + 1)
+        double, wider = masked_count(mask, x.double()), masked_count(mask, torch.ones(3, 2))
+
+    assert first is again
+    assert (first.item(), double.item(), wider.item()) == (1.0, 1.0, 3.0)
+    assert double.dtype == torch.float64
+
+
+def test_outside_a_batch_nothing_is_remembered():
+    """A mask that was changed in place is counted anew."""
+    mask, x = torch.tensor([True, False]), torch.ones(2)
+    with counting_once():
+        assert masked_count(mask, x).item() == 1
+    mask[1] = True
+
+    assert masked_count(mask, x).item() == 2
+    with counting_once():
+        assert masked_count(mask, x).item() == 2
+
+
+def test_a_new_mask_in_the_place_of_an_old_one_is_not_mistaken_for_it():
+    """Identity is kept for as long as the count is."""
+    x = torch.ones(4)
+    with counting_once():
+        counts = [masked_count(torch.arange(4) < n, x).item() for n in (1, 2, 3, 4)]
+
+    assert counts == [1, 2, 3, 4]
+
+
+def test_sums_of_two_batches_are_added_whatever_else_is_measured():
+    """Means, totals and maxima together; a metric of one batch only is kept; NaN stays."""
+    mask = torch.tensor([1, 1, 0])
+    x = torch.tensor([1.0, 3.0, 9.0])
+    with counting_once():
+        first = {"m": Mean.of(x, mask), "t": Total.of(x, mask), "max": Max.of(x, mask), "one": Mean.of(x, mask)}
+    second = {"m": Mean.of(x * 2, torch.ones(3)), "t": Total.of(x * torch.nan, mask), "max": Max.of(x, torch.ones(3))}
+
+    both = merge(first, second)
+
+    assert list(both) == ["m", "t", "max", "one"]
+    assert both["m"].value().item() == pytest.approx((1 + 3 + 2 + 6 + 18) / 5)
+    assert type(both["t"]) is Total
+    assert both["t"].value().isnan()
+    assert (both["max"].value().item(), both["one"].value().item()) == (9.0, 2.0)
+    assert [both[name].count.item() for name in both] == [5, 4, 5, 2]
+
+
+def test_tensors_of_different_types_come_back_in_their_order():
+    """Joined by type on the way, never mixed up."""
+    sent = [
+        torch.tensor(1.5), torch.tensor([2, 3]), torch.tensor(4.0, dtype=torch.bfloat16), torch.tensor(True),
+        torch.tensor([[5.0], [6.0]], dtype=torch.float64), torch.empty(0), torch.tensor(7.0),
+    ]  # fmt: skip
+
+    back = Transfer(sent).read()
+
+    assert [array.tolist() for array in back] == [1.5, [2.0, 3.0], 4.0, 1.0, [[5.0], [6.0]], [], 7.0]
