@@ -97,6 +97,27 @@ def test_watching_adds_no_wait_and_no_random_number(loop):
     assert counts[1] == counts[0]
 
 
+def test_a_default_device_of_the_loop_is_not_ours():
+    """What is made on the CPU stays there: made on a device, it would be waited for."""
+    run, rows = FakeRun(), torch.rand(2, 3)
+    given = {"logp": [-rows[0], -rows[1, :2]], "old_logp": [-rows[0], -rows[1, :2]], "ids": [[1, 2, 3], [4, 5]]}
+    with torch.device("meta"):
+        watcher = rlwatch.Watcher(run=run, clip=CLIP, eos=EOS)
+        watcher.rollouts(
+            rewards=[1.0, None],
+            groups=["a", "a"],
+            lengths=[3, 2],
+            tasks=["x", "y"],
+            answers=["1", None],
+            ids=[[1, 0], [2]],
+        )
+        watcher.observe(**given, advantages=[0.5, -0.5])
+        watcher.step(1, loss=0.5)
+
+    assert run.counters.snapshot() == {}
+    assert {"reward/mean", "len/by_task/x", "ratio/mean", "text/repetition"} < set(run.steps[1])
+
+
 def test_no_graph_and_no_gradient_is_kept():
     """What was observed can be freed: nothing of the tally requires a gradient."""
     watcher = watched(torch.nn.Linear(1, 1), None, None)

@@ -60,7 +60,7 @@ class Steps:
         if isinstance(value, Tensor):
             self._add_tensor(name, value.detach())
         elif self._linked:
-            self._add_tensor(name, torch.tensor(float(value), dtype=torch.float64))
+            self._add_tensor(name, torch.tensor(float(value), dtype=torch.float64, device="cpu"))
         else:
             self.tally.add_number(name, float(value))
 
