@@ -46,7 +46,7 @@ class Hub:
 
     def __init__(self, world_size: int, *, alone: bool) -> None:
         self.world_size = world_size
-        self.inbox = Inbox()
+        self.inbox = Inbox(range(1, world_size))
         self.peers: dict[int, Peer] = {}
         self._listener = listen(alone=alone)
         self._listener.setblocking(False)

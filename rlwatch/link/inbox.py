@@ -14,17 +14,17 @@ MOST_BYTES = 512 * 2**20
 class Inbox:
     """Payloads by moment and rank. Filled by one thread, emptied by another.
 
-    A rank is *expected* while it is present and does not keep rank 0 waiting. What nobody asks for is dropped:
-    the oldest moments first, beyond 64 of them or 512 MiB.
+    A rank is *expected* from the start, until it leaves or keeps rank 0 waiting in vain. What nobody asks for is
+    dropped: the oldest moments first, beyond 64 of them or 512 MiB.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
         self._lock = threading.Lock()
         self._payloads: dict[Moment, dict[int, bytes]] = {}
         self._size = 0
         self._newest: dict[int, Moment] = {}
         self._taken: Moment | None = None
-        self._present: set[int] = set()
+        self._present = set(ranks)
         self._absent: set[int] = set()
         self.dropped = 0
 

@@ -29,7 +29,19 @@ def test_a_step_is_complete_when_every_present_rank_has_sent_it():
     assert box.take(at(5)) == {}
 
 
-def test_a_rank_that_never_joined_or_left_is_not_awaited():
+def test_a_rank_is_awaited_before_it_has_come():
+    """Setting up may take one rank longer than another; who never comes is excused like anybody else."""
+    box = Inbox([1, 2])
+    box.join(1)
+    assert box.awaited(at(1)) == {1, 2}
+
+    box.excuse([2])
+    assert box.awaited(at(1)) == {1}
+    box.join(2)
+    assert box.awaited(at(1)) == {1, 2}
+
+
+def test_a_rank_that_left_is_not_awaited():
     """What it sent before it left still counts."""
     box = inbox(1)
     box.put(1, at(3), b"x")

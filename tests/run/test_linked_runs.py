@@ -1,0 +1,369 @@
+"""Runs of several ranks: how they find each other, what each may do, and how they part."""
+
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import rlwatch
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.distributed import StoreMeeting, begin_together, meeting
+from rlwatch.integrations.ranks import APART, OneRank, RunRanks
+from rlwatch.integrations.seam import Seam
+from rlwatch.records import Command, CommandStatus, SpikeBatch
+from rlwatch.run import joining
+from rlwatch.run.joining import join
+from rlwatch.store.url import open_store
+
+HERE = str(Path(__file__).parent)
+
+
+class Place:
+    """A meeting within one process."""
+
+    def __init__(self, silent=False):
+        self.said, self.silent, self._there = None, silent, threading.Event()
+
+    def tell(self, text):
+        self.said = text
+        self._there.set()
+
+    def ask(self, timeout_s):
+        if self.silent or not self._there.wait(timeout_s):
+            raise RLWatchError("rank 0 said nothing")
+        return self.said
+
+
+@dataclass
+class Parcel:
+    step: int
+    number: int = 1
+    spikes: tuple = ()
+
+    def ready(self):
+        return True
+
+    def encode(self):
+        return str(self.number).encode()
+
+    def merged(self, others):
+        return {"sum": float(self.number + sum(map(int, others.values())))}, self.spikes
+
+
+def begin(tmp_path, rank, world_size=2, **kwargs):
+    return rlwatch.init(
+        store=str(tmp_path), run_id="r", rank=rank, world_size=world_size, sigterm=False, **kwargs
+    )  # fmt: skip
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Rank 0 and rank 1 of one run, linked."""
+    place, first, other = Place(), begin(tmp_path, 0), begin(tmp_path, 1)
+    join(first, place)
+    join(other, place)
+    yield first, other
+    other.finish(deadline_s=5.0)
+    first.finish(deadline_s=5.0)
+
+
+def recorded(tmp_path):
+    return {record.step: dict(record.metrics) for record in open_store(tmp_path).records("r")}
+
+
+def test_a_rank_that_is_not_linked_is_inert(tmp_path):
+    """As every rank but 0 always was."""
+    run = begin(tmp_path, 1)
+    run.log({"x": 1.0}, step=1)
+    run.send(Parcel(1))
+
+    assert (run.active, run.linked, run.measures, run.ranks) == (False, False, False, None)
+    assert run.finish()
+
+
+def test_a_linked_rank_measures_without_recording(pair):
+    """Only rank 0 is active."""
+    first, other = pair
+
+    assert (first.rank, first.active, first.linked, first.measures) == (0, True, True, True)
+    assert (other.rank, other.active, other.linked, other.measures) == (1, False, True, True)
+
+
+def test_steps_are_recorded_whole_and_before_what_was_logged_after_them(tmp_path, pair):
+    """The log row of a step follows its statistics."""
+    first, other = pair
+    for step in (1, 2, 3):
+        first.send(Parcel(step, 1))
+        first.log({"loss": 0.5}, step=step)
+        other.send(Parcel(step, 10 * step))
+        other.log({"loss": 99.0}, step=step)
+    assert first.flush(20.0)
+
+    rows = open_store(tmp_path).records("r")
+    assert [dict(row.metrics) for row in rows] == [
+        part for step in (1, 2, 3) for part in ({"sum": 1 + 10.0 * step, "rlwatch/ranks": 2.0}, {"loss": 0.5})
+    ]
+    assert first.ranks.latest == {"sum": 31.0}
+    assert other.ranks.latest == {}
+
+
+def test_extreme_tokens_are_stored_with_their_rank(tmp_path, pair):
+    """Whoever's they are."""
+    first, other = pair
+    first.send(Parcel(1, spikes=(SpikeBatch(1, {"logp": [-20.0]}, rank=1),)))
+    other.send(Parcel(1))
+    assert first.flush(20.0)
+
+    (batch,) = open_store(tmp_path).spikes("r")
+    assert batch.rank == 1
+
+
+def test_commands_reach_every_rank_as_they_are(pair):
+    """Arguments, who and why."""
+    first, other = pair
+    command = Command("c1", "r", "set-kl-coef", {"value": 0.25, "why not": None}, True, requested_by="ann", why="KL")
+
+    def on(run, asked):
+        ranks = RunRanks(Seam(run))
+        heard = ranks.share(asked, 5)
+        return heard, ranks.agree("no" if ranks.rank == 1 else None)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(on, first, [command]), pool.submit(on, other, [])]
+        answers = [result.result(20) for result in results]
+
+    assert answers == [([command], "rank 1: no")] * 2
+    assert answers[1][0][0].status is CommandStatus.QUEUED
+
+
+def test_ranks_that_are_not_linked_refuse_every_command(tmp_path):
+    """One of several must not act alone."""
+    run = begin(tmp_path, 0)
+    ranks = RunRanks(Seam(run))
+    command = Command("c", "r", "stop")
+
+    assert (ranks.rank, ranks.world_size) == (0, 2)
+    assert ranks.share([command], 1) == [command]
+    assert ranks.agree(None) == APART
+    assert ranks.agree("a reason") == "a reason"
+    run.finish()
+
+
+@pytest.mark.parametrize("ranks", [OneRank(), RunRanks(Seam(None))], ids=["one", "no run"])
+def test_one_rank_agrees_with_itself(ranks):
+    """No link, no refusal but its own."""
+    command = Command("c", "r", "stop")
+
+    assert ranks.share([command], 1) == [command]
+    assert ranks.agree(None) is None
+    assert ranks.agree("no") == "no"
+    assert (ranks.rank, ranks.world_size) == (0, 1)
+
+
+def test_a_run_of_one_rank_has_nobody_to_meet(tmp_path):
+    """No port is opened, nothing is asked."""
+    run = begin(tmp_path, 0, world_size=1)
+    join(run, Place(silent=True))
+
+    assert not run.linked
+    run.finish()
+
+
+def test_a_rank_that_hears_nothing_of_rank_0_goes_on_unlinked(tmp_path, caplog):
+    """It says so; training is not stopped for it."""
+    run = begin(tmp_path, 1)
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        join(run, Place(silent=True))
+
+    assert not run.measures
+    assert "rank 1 is not linked to rank 0" in caplog.text
+
+
+def test_a_rank_that_cannot_reach_rank_0_goes_on_unlinked(tmp_path, caplog):
+    """A wall between the machines."""
+    place = Place()
+    place.tell('{"here": "elsewhere", "hosts": ["127.0.0.1"], "port": 1, "token": "x"}')
+    run = begin(tmp_path, 1)
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        join(run, place)
+
+    assert not run.measures
+    assert "cannot be reached" in caplog.text
+
+
+def test_where_rank_0_does_not_record_the_others_are_told_at_once(tmp_path, caplog):
+    """They do not wait for it, and say nothing."""
+    place, first, other = Place(), begin(tmp_path, 0), begin(tmp_path, 1)
+    first.finish()
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        join(first, place)
+        join(other, place)
+
+    assert place.said == ""
+    assert not other.measures
+    assert caplog.messages == []
+
+
+def test_joining_twice_is_joining_once(pair):
+    """A callback may be told twice that training begins."""
+    before = [run.ranks for run in pair]
+    for run in pair:
+        join(run, Place(silent=True))
+
+    assert [run.ranks for run in pair] == before
+
+
+def test_rank_0_may_leave_first(tmp_path, pair):
+    """What another rank measures afterwards is nobody's; it trains on, and ends at once."""
+    first, other = pair
+    other.send(Parcel(1, 10))
+    first.send(Parcel(1))
+    assert first.finish(deadline_s=20.0)
+    other.send(Parcel(2))
+
+    assert other.ranks.share([], 2) == []
+    assert other.finish(deadline_s=5.0)
+    assert recorded(tmp_path) == {1: {"sum": 11.0, "rlwatch/ranks": 2.0}}
+
+
+def test_a_run_that_ended_is_no_longer_linked(pair):
+    """And takes nothing more."""
+    for run in reversed(pair):
+        run.finish(deadline_s=5.0)
+        run.send(Parcel(9))
+
+        assert (run.linked, run.measures, run.ranks) == (False, False, None)
+
+
+def test_training_again_links_anew(tmp_path):
+    """A second attempt has a hub of its own."""
+    for attempt in (1, 2):
+        place, first, other = Place(), begin(tmp_path, 0), begin(tmp_path, 1)
+        join(first, place)
+        join(other, place)
+        other.send(Parcel(1, 10 * attempt))
+        first.send(Parcel(1))
+        assert other.finish(deadline_s=5.0)
+        assert first.finish(deadline_s=5.0)
+
+    sums = [record.metrics["sum"] for record in open_store(tmp_path).records("r")]
+    assert sums == [11.0, 21.0]
+
+
+def test_a_forked_child_of_either_rank_is_inert_and_the_link_lives(tmp_path):
+    """Data-loader workers hold copies of the connections: they must neither use nor end them."""
+    script = textwrap.dedent(f"""
+        import os, sys
+        sys.path.insert(0, {HERE!r})
+        from test_linked_runs import Parcel, Place, begin, join
+        place, first, other = Place(), begin({str(tmp_path)!r}, 0), begin({str(tmp_path)!r}, 1)
+        join(first, place), join(other, place)
+        pid = os.fork()
+        if pid == 0:
+            quiet = not (first.linked or other.linked or first.measures or other.measures)
+            first.send(Parcel(1)), other.send(Parcel(1))
+            first.finish(), other.finish()
+            os._exit(0 if quiet else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        first.send(Parcel(1)), other.send(Parcel(1, 10))
+        assert first.flush(20.0)
+        other.finish(), first.finish()
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert recorded(tmp_path) == {1: {"sum": 11.0, "rlwatch/ranks": 2.0}}
+
+
+def test_what_a_rank_measured_is_sent_when_its_process_exits(tmp_path):
+    """Without anybody saying so; and rank 0 waits for a rank that is late in setting up."""
+    place, first = Place(), begin(tmp_path, 0)
+    join(first, place)
+    first.send(Parcel(1))
+    script = textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {HERE!r})
+        from test_linked_runs import Parcel, Place, begin, join
+        place, other = Place(), begin({str(tmp_path)!r}, 1)
+        place.tell({place.said!r})
+        join(other, place)
+        other.send(Parcel(1, 10))
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert first.finish(deadline_s=20.0)
+    assert recorded(tmp_path)[1] == {"sum": 11.0, "rlwatch/ranks": 2.0}
+
+
+class Store:
+    """The key-value store of a process group, without one."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def set(self, key, value):
+        self.kept[key] = value.encode()
+
+    def wait(self, keys, timeout):
+        if not set(keys) <= self.kept.keys():
+            raise RuntimeError("wait timeout")
+
+    def get(self, key):
+        return self.kept[key]
+
+
+def test_ranks_meet_over_the_store_of_their_process_group():
+    """Each meeting has a key of its own; an unanswered one says that rlwatch belongs on every rank."""
+    store = Store()
+    first, second = StoreMeeting(store), StoreMeeting(store)
+    first.tell("here")
+
+    assert first.ask(1.0) == "here"
+    with pytest.raises(RLWatchError, match="must be set up on every rank"):
+        second.ask(1.0)
+
+
+def test_without_a_process_group_there_is_no_meeting(tmp_path):
+    """A run begun there is an ordinary one."""
+    assert meeting() is None
+
+    run = begin_together(lambda: begin(tmp_path, 0))
+    assert run.active
+    assert not run.linked
+    run.finish()
+
+
+def test_an_error_at_set_up_is_raised_and_the_others_do_not_wait(monkeypatch):
+    """Rank 0 tells them that it will not be there."""
+    place = Place()
+    monkeypatch.setattr("rlwatch.integrations.distributed.meeting", lambda: place)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+
+    def broken():
+        raise ConfigError("no such store")
+
+    with pytest.raises(ConfigError, match="no such store"):
+        begin_together(broken)
+    assert place.said == ""
+
+
+def test_the_port_is_open_to_this_machine_only_where_all_ranks_are_on_it(tmp_path, monkeypatch):
+    """``LOCAL_WORLD_SIZE`` says so, as torchrun sets it."""
+    addresses = []
+    for local in ("2", "1"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        place, run = Place(), begin(tmp_path, 0)
+        join(run, place)
+        addresses.append(joining.Address.from_text(place.said))
+        run.finish()
+
+    assert addresses[0].hosts == ("127.0.0.1",)
+    assert addresses[1].hosts != ("127.0.0.1",)
+    assert addresses[0].token != addresses[1].token
