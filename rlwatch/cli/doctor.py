@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlwatch.cli.checks import Check, Level, installation, storage, webhook
+from rlwatch.cli.checks import Check, Level, installation, storage, verl, webhook
 from rlwatch.cli.console import print_json, print_table
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 
@@ -40,6 +40,7 @@ def examine(store: str | None, *, ping: bool = False) -> list[Check]:
         installation.namesake(),
         *installation.extras(),
         *installation.trainers(),
+        *verl.examine(),
         *storage.examine(store),
         *webhook.examine(ping=ping, store_root=storage.root_of(store)),
     ]

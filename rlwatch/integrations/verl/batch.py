@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.masked import masked_mean
+from rlwatch.tensors.masked import keep
 from rlwatch.tensors.padded import Padded
 from rlwatch.tensors.responses import ResponseBatch
 from rlwatch.tensors.tasks import TaskNames
@@ -139,7 +139,7 @@ class StepBatch:
         entropy, mask = self.tokens.get("entropy"), self.tokens.get("response_mask")
         if entropy is None or mask is None:
             return None
-        return torch.stack([masked_mean(row, on) for row, on in zip(entropy, mask, strict=True)])
+        return keep(entropy, mask, 0.0).sum(-1) / mask.bool().sum(-1)
 
 
 def finals(keys: Sequence[str]) -> list[bool]:
@@ -157,12 +157,10 @@ def finals(keys: Sequence[str]) -> list[bool]:
 
 def _threshold(correction: Any) -> float | None:
     """``rollout_is_threshold`` where weights are truncated per token; an IcePop band ("0.5_5") is no truncation."""
-    if correction.get("rollout_is", None) != "token":
+    threshold = str(correction.get("rollout_is_threshold", 2.0))
+    if correction.get("rollout_is", None) != "token" or "_" in threshold:
         return None
-    try:
-        return float(correction.get("rollout_is_threshold", 2.0))
-    except (TypeError, ValueError):
-        return None
+    return float(threshold)
 
 
 def _inside(lengths: Tensor, width: int) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 from rlwatch.control.policy import veto_reset_reference
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
-from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.handlers.stop import Stop
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.checkpoints import Checkpoints
@@ -95,12 +94,10 @@ class LowerLROnWorkers(OnWorkers):
 
 
 def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: Seam) -> list[CommandHandler]:
-    """Everything verl's ``trainer`` can be told beside pause and resume."""
-    coefficient = Coefficient(trainer, workers)
+    """What verl's ``trainer`` can be told beside ``set-kl-coef``, pause and resume."""
     return [
         ResetOnWorkers(trainer, workers, checkpoints, seam),
         LowerLROnWorkers(workers),
-        SetKLCoef(coefficient.read, coefficient.write, seam),
         SaveCheckpoint(checkpoints.save, checkpoints.kept, seam),
         Stop(stopper(trainer, checkpoints)),
     ]
@@ -120,7 +117,7 @@ class Coefficient:
         return float(self._controller.value)
 
     def write(self, value: float) -> None:
-        """Until training starts again: verl does not save it."""
+        """Until the process ends: verl does not save it."""
         if self._in_loss:
             accepted(self._workers.call("kl_coef", value))
         else:

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlwatch.integrations.controller import Controller
+from rlwatch.integrations.handlers.kept_settings import KeptSettings
+from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch
 from rlwatch.integrations.verl.checkpoints import Checkpoints
-from rlwatch.integrations.verl.commands import handlers
+from rlwatch.integrations.verl.commands import Coefficient, handlers
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.statistics import Statistics
@@ -36,6 +38,7 @@ class Driver:
         self._workers: Workers | None = None
         self._checkpoints: Checkpoints | None = None
         self._controller: Controller | None = None
+        self._kept: KeptSettings | None = None
 
     def attach(self) -> None:
         """The workers are there: put their taps in place."""
@@ -43,13 +46,19 @@ class Driver:
 
     def loaded(self) -> None:
         """A checkpoint was loaded, or none was found."""
-        if self._checkpoints is not None:
-            self._checkpoints.loaded(self.run)
+        step = int(self._trainer.global_steps)
+        if self._checkpoints is None or self._kept is None or self._controller is None or not step:
+            return
+        self._checkpoints.loaded()
+        self.seam.attempt(
+            "settings of a checkpoint", self._kept.restore, self._checkpoints.origin, self._controller, step
+        )
 
     def saved(self) -> None:
         """A checkpoint was saved."""
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self._kept is not None:
             self._checkpoints.saved()
+            self.seam.attempt("settings of a checkpoint", self._kept.save, self._checkpoints.here)
 
     def obey(self) -> None:
         """The policy of this step is final and the rollout engine still sleeps: carry out commands."""
@@ -83,7 +92,10 @@ class Driver:
             self.statistics.decode = lambda token: str(tokenizer.decode([token]))
         self._workers = workers
         self._checkpoints = Checkpoints(trainer, workers, self.seam)
-        commands = handlers(trainer, workers, self._checkpoints, self.seam)
+        coefficient = Coefficient(trainer, workers)
+        set_kl = SetKLCoef(coefficient.read, coefficient.write, self.seam)
+        self._kept = KeptSettings(set_kl, self.seam, lambda: True)
+        commands = [*handlers(trainer, workers, self._checkpoints, self.seam), set_kl]
         self._controller = Controller(self.seam, commands, latest=lambda: self.statistics.latest)
 
     def _attached(self, replies: Sequence[Reply]) -> None:

@@ -5,6 +5,7 @@ Each rank writes its own shards beside the actor's, and reads them only into the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ class Keeper:
         torch.save({name: tensor.detach().cpu() for name, tensor in tensors.items()}, temporary)
         temporary.replace(path)
         return str(path)
+
+    def forget(self, directory: str) -> None:
+        """Remove it, if it is there; the directory too, once it is empty."""
+        path = Path(directory) / self._file
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.parent.rmdir()
 
     def find(self, directory: str) -> bool:
         """Whether it is there. Raises ``RLWatchError`` if it does not fit this rank."""

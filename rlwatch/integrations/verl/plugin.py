@@ -7,6 +7,7 @@ until ``rlwatch`` is among ``trainer.logger`` (driver) or the driver has said so
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -66,6 +67,7 @@ def _note(theirs: str, how: str) -> None:
 
 
 try:
-    load()
+    if "verl" in sys.modules:  # its entry points are loaded while it is imported; others may look at this module too
+        load()
 except Exception as failure:  # noqa: BLE001  (the same seam)
     logger.warning("rlwatch could not be loaded into verl: %s: %s", type(failure).__name__, failure)

@@ -13,20 +13,22 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.verl.gradients import gradients_of
 from rlwatch.integrations.verl.losses import Clipping
 from rlwatch.integrations.verl.microbatch import beside, loss_batch
 from rlwatch.integrations.verl.steps import gradient_stats, step_stats
 from rlwatch.tensors.finite import nonfinite
-from rlwatch.tensors.gradnorm import GradNorms, grad_norms
+from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.mergeable import Total
 from rlwatch.tensors.observe import observe
 
-TAPPED = "rlwatch_tapped"
-"""Marks a wrapped policy loss."""
+TAPPED = "rlwatch_tapped_by"
+"""Attribute of a wrapped policy loss: whose it is."""
 
 Loss = Callable[..., Any]
 
@@ -97,9 +99,11 @@ class WorkerTaps:
         self._actor.loss_fn = tapped
 
     def _wrap_registry(self) -> None:
+        """All entries that are not ours yet; the wrapper of another actor that lived in this process goes."""
         for mode, loss in list(self._registry.items()):
-            if not getattr(loss, TAPPED, False):
-                self._registry[mode] = self._tapped(mode, loss)
+            owner = getattr(loss, TAPPED, None)
+            if owner is not self:
+                self._registry[mode] = self._tapped(mode, loss if owner is None else inspect.unwrap(loss))
 
     def _tapped(self, mode: str, original: Loss) -> Loss:
         signature = inspect.signature(original)
@@ -115,7 +119,7 @@ class WorkerTaps:
                 self._seam.attempt("policy loss", self._after_policy_loss, mode, signature, args, kwargs)
             return result
 
-        setattr(tapped, TAPPED, True)
+        setattr(tapped, TAPPED, self)
         return tapped
 
     def _after_loss(self, result: Any) -> None:
@@ -149,11 +153,12 @@ class WorkerTaps:
         engine.optimizer_step = tapped
 
     def _read_gradients(self, engine: Any) -> GradNorms | None:
-        return grad_norms(engine.module.named_parameters(), rank=self._rank)
+        model = engine.module
+        return gradients_of(model, self._rank) if isinstance(model, nn.Module) else None  # Megatron has a list
 
-    def _after_step(self, norms: GradNorms | None, total: float, scaled: bool) -> None:
-        """``total`` is the norm over all ranks, on the CPU already; ``scaled`` gradients carry a loss scale."""
-        whole = torch.tensor(float(total))
+    def _after_step(self, norms: GradNorms | None, total: Any, scaled: bool) -> None:
+        """``total`` is the norm over all ranks; ``scaled`` gradients carry a loss scale."""
+        whole = total.detach().float() if isinstance(total, Tensor) else torch.tensor(float(total))
         self.tally.add_stats(step_stats(whole))
         if norms is not None:
             self.tally.add_stats(gradient_stats(norms, whole, scaled=scaled))

@@ -64,6 +64,12 @@ def rlwatch_save_reference(self: Any, directory: str) -> dict[str, Any]:
     return {"path": _inside(self).keeper.save(directory)}
 
 
+def rlwatch_forget_reference(self: Any, directory: str) -> dict[str, Any]:
+    """Remove this rank's part of a reference from ``directory``, if it is there."""
+    _inside(self).keeper.forget(directory)
+    return {}
+
+
 def rlwatch_find_reference(self: Any, directory: str) -> dict[str, Any]:
     """Whether this rank finds its part of a reference in ``directory``; refuses one that does not fit."""
     return {"found": _inside(self).keeper.find(directory)}
@@ -91,6 +97,7 @@ CALLS: tuple[Callable[..., dict[str, Any]], ...] = (
     rlwatch_do,
     rlwatch_reset_reference,
     rlwatch_save_reference,
+    rlwatch_forget_reference,
     rlwatch_find_reference,
     rlwatch_restore_reference,
     rlwatch_kl_coef,

@@ -1,0 +1,305 @@
+"""The parts of the verl plugin that need no verl: waiting for imports, the heartbeat, settings, versions, replies."""
+
+import importlib
+import json
+import logging
+import os
+import sys
+import time
+
+import pytest
+
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.verl import heartbeat, plugin, versions
+from rlwatch.integrations.verl.afterimport import AfterImport
+from rlwatch.integrations.verl.replies import accepted, answering, refusal_of
+from rlwatch.integrations.verl.settings import Settings, plain, wanted
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(plugin, "beat", None)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    return tmp_path / "state" / "verl"
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """A module somebody will import: ``stranger.answer`` is 41."""
+    (tmp_path / "stranger.py").write_text("answer = 41\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    yield "stranger"
+    sys.modules.pop("stranger", None)
+
+
+def raise_one(module):
+    module.answer += 1
+
+
+def test_what_was_registered_runs_once_the_module_is_there(stranger):
+    """Not before, and once."""
+    watcher = AfterImport()
+    watcher.register(stranger, raise_one)
+
+    assert stranger not in sys.modules
+    assert importlib.import_module(stranger).answer == 42
+    assert importlib.import_module(stranger).answer == 42
+
+
+def test_a_module_that_is_there_already_is_changed_at_once(stranger):
+    """Whoever imported it first."""
+    module = importlib.import_module(stranger)
+
+    AfterImport().register(stranger, raise_one)
+
+    assert module.answer == 42
+
+
+def test_a_module_that_does_not_exist_stays_missing():
+    """The importer gets the error it would have got."""
+    AfterImport().register("no_such_module_at_all", raise_one)
+
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("no_such_module_at_all")
+
+
+def test_other_modules_are_none_of_its_business(stranger):
+    """Looking for a spec answers None."""
+    watcher = AfterImport()
+    watcher.register("something.else", raise_one)
+
+    assert watcher.find_spec(stranger, None) is None
+    assert importlib.import_module(stranger).answer == 41
+
+
+def test_the_module_keeps_its_loader_and_its_source(stranger):
+    """``inspect`` and ``importlib.resources`` work on it as ever."""
+    AfterImport().register(stranger, raise_one)
+    module = importlib.import_module(stranger)
+
+    assert module.__spec__.loader.get_source(stranger) == "answer = 41\n"
+
+
+def test_looking_at_the_plugin_loads_nothing(state):
+    """Only while verl is imported does importing it do anything."""
+    importlib.reload(plugin)
+
+    assert plugin.beat is None
+    assert not state.exists()
+
+
+def test_a_hook_that_fails_leaves_verl_alone(state, stranger, monkeypatch, caplog):
+    """The import succeeds; one warning; the heartbeat says what was wrong."""
+    monkeypatch.setattr(plugin, "HOOKS", {stranger: "rlwatch.integrations.verl.no_such_hook"})
+    plugin.load()
+
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        module = importlib.import_module(stranger)
+
+    assert module.answer == 41
+    assert caplog.text.count("could not hook into stranger") == 1
+    assert heartbeat.latest()[0].hooks[stranger].startswith("ModuleNotFoundError")
+
+
+def test_loading_twice_is_loading_once(state):
+    """One heartbeat a process."""
+    plugin.load()
+    first = plugin.beat
+    plugin.load()
+
+    assert plugin.beat is first
+
+
+def test_a_process_says_that_it_is_watched(state):
+    """As driver or worker; without a heartbeat it says nothing."""
+    plugin.acting("worker")
+    plugin.load()
+    plugin.acting("driver")
+
+    (beat,) = heartbeat.latest()
+    assert (beat.role, beat.pid) == ("driver", os.getpid())
+    assert set(beat.hooks.values()) == {heartbeat.WAITING}
+
+
+def test_old_heartbeats_go(state, monkeypatch):
+    """The newest are kept."""
+    monkeypatch.setattr(heartbeat, "KEPT", 3)
+    state.mkdir(parents=True)
+    for i in range(5):
+        path = state / f"host-{i}.json"
+        path.write_text("{}")
+        os.utime(path, (i, i))
+
+    heartbeat.begin("1", "2")
+
+    assert sorted(path.name for path in state.glob("host-?.json")) == ["host-3.json", "host-4.json"]
+
+
+def test_unreadable_heartbeats_are_left_out(state):
+    """A half-written file, another version's file."""
+    heartbeat.begin("1", "2").note("a", "b")
+    (state / "x-1.json").write_text("{")
+    (state / "x-2.json").write_text(json.dumps({"of": "the future"}))
+
+    assert [beat.hooks for beat in heartbeat.latest()] == [{"a": "b"}]
+
+
+def test_a_heartbeat_that_cannot_be_written_is_not_missed(tmp_path, monkeypatch):
+    """A read-only home, a file where the directory should be."""
+    (tmp_path / "state").write_text("a file")
+    monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path / "state"))
+
+    heartbeat.begin("1", "2").fail("x")
+
+    assert heartbeat.latest() == []
+
+
+def test_where_heartbeats_lie(monkeypatch, tmp_path):
+    """Our variable, XDG's, the home directory."""
+    monkeypatch.delenv("RLWATCH_STATE_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert heartbeat.directory() == tmp_path / "rlwatch" / "verl"
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert heartbeat.directory() == tmp_path / "home" / ".local" / "state" / "rlwatch" / "verl"
+
+
+def test_heartbeats_come_newest_first(state):
+    """By the time they were loaded."""
+    state.mkdir(parents=True)
+    for age in (30, 10, 20):
+        beat = heartbeat.Heartbeat(age, "h", "python", "1", "2", time.time() - age)
+        beat.write()
+
+    assert [beat.pid for beat in heartbeat.latest()] == [10, 20, 30]
+    assert [beat.pid for beat in heartbeat.latest(1)] == [10]
+
+
+class Known:
+    """Has what is asked for."""
+
+    def fit(self):
+        """It."""
+
+
+def test_only_known_versions_are_tapped(monkeypatch):
+    """An unknown version and a missing method are told by name."""
+    monkeypatch.setattr(versions, "verl_version", lambda: "0.9.1")
+    assert versions.obstacle(Known, ("fit",)) is None
+    assert versions.obstacle(Known(), ("fit",)) is None
+    assert versions.obstacle(Known, ("fit", "flee")) == "verl 0.9.1: Known has no flee"
+
+    for version in ("0.8.3", "0.10.0"):
+        monkeypatch.setattr(versions, "verl_version", lambda v=version: v)
+        assert versions.obstacle(Known, ("fit",)) == f"verl {version}; the taps know verl 0.9"
+    monkeypatch.setattr(versions, "verl_version", lambda: "")
+    assert "is not installed" in versions.obstacle(Known, ())
+
+
+@pytest.mark.parametrize("loggers", ["rlwatch", ["console", "rlwatch"], ("rlwatch",)])
+def test_rlwatch_is_wanted_where_it_is_named(loggers):
+    """A name or a list of names."""
+    assert wanted(loggers)
+
+
+@pytest.mark.parametrize("loggers", [None, [], "console", "rlwatch2", ["console", "file"]])
+def test_rlwatch_is_not_wanted_otherwise(loggers):
+    """Nothing is done then."""
+    assert not wanted(loggers)
+
+
+CONFIG = {
+    "trainer": {
+        "project_name": "math", "experiment_name": "seed3", "default_local_dir": "ckpt", "resume_mode": "auto",
+        "logger": ["rlwatch"],
+    }
+}  # fmt: skip
+
+
+def test_a_run_is_named_as_verl_names_it():
+    """Project, experiment, and the directory of the checkpoints as the run's memory."""
+    settings = Settings.of(CONFIG)
+
+    assert settings.level is Level.FULL
+    assert settings.init["project"] == "math"
+    assert settings.init["name"] == "seed3"
+    assert settings.init["output_dir"] == "ckpt"
+    assert settings.init["resume"] == "auto"
+    assert settings.init["config"] is CONFIG
+    assert (settings.init["rank"], settings.init["world_size"]) == (0, 1)
+
+
+def test_a_training_from_scratch_is_a_new_run():
+    """``resume_mode=disable``: not the run remembered beside old checkpoints."""
+    config = {"trainer": {**CONFIG["trainer"], "resume_mode": "disable"}}
+
+    assert Settings.of(config).init["resume"] == "never"
+
+
+def test_the_section_of_our_own_wins():
+    """``+trainer.rlwatch.level=tokens +trainer.rlwatch.store=...``"""
+    config = {"trainer": {**CONFIG["trainer"], "rlwatch": {"level": "tokens", "store": "/runs", "text": True}}}
+    settings = Settings.of(config)
+
+    assert (settings.level, settings.text, settings.init["store"]) == (Level.TOKENS, True, "/runs")
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [({"levle": "full"}, "has no 'levle'; it may hold: level"), ({"level": "all"}, "level must be one of")],
+)
+def test_a_wrong_section_stops_set_up(section, complaint):
+    """With what was wrong and what there is."""
+    with pytest.raises(ConfigError, match=complaint):
+        Settings.of({"trainer": {"rlwatch": section}})
+
+
+def test_no_configuration_is_enough():
+    """Older trainers give Tracking none."""
+    assert Settings.of(None, "project", "name").init["project"] == "project"
+    assert plain(None) == {}
+    assert plain(CONFIG) is CONFIG
+
+
+class Worker:
+    """A worker with a rank."""
+
+    rank = 3
+
+    @answering
+    def works(self, value):
+        """Answers."""
+        return {"value": value}
+
+    @answering
+    def refuses(self):
+        """Refuses."""
+        raise RLWatchError("there is nothing to do")
+
+    @answering
+    def fails(self):
+        """Breaks."""
+        raise KeyError("gone")
+
+
+def test_a_worker_answers_whatever_happens():
+    """Refusals and bugs are words."""
+    assert Worker().works(7) == {"rank": 3, "value": 7}
+    assert Worker().refuses() == {"rank": 3, "refused": "there is nothing to do"}
+    assert Worker().fails()["refused"].startswith("it failed on rank 3: KeyError")
+
+
+def test_one_refusal_is_the_refusal_of_all():
+    """The same reason of several ranks is one reason."""
+    replies = [{"rank": 1}, {"rank": 0, "refused": "no"}, {"rank": 2, "refused": "no"}]
+
+    assert refusal_of(replies) == "no"
+    with pytest.raises(RLWatchError, match=r"^no$"):
+        accepted(replies)
+    with pytest.raises(RLWatchError, match="no worker answered"):
+        accepted([])
+    assert [reply["rank"] for reply in accepted([{"rank": 1}, {"rank": 0}])] == [0, 1]
