@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlwatch.clock import Clock
+from rlwatch.control.kinds import KINDS
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.control.request import request, whoami
 from rlwatch.ports import CommandStore
-from rlwatch.records import Alert, AlertState, Command, CommandStatus, RunInfo, RunState, Severity
+from rlwatch.records import JSON, Alert, AlertState, Command, CommandStatus, RunInfo, RunState, Severity
 
 from . import format as fmt
-
-RESET = "reset-reference"
-OPTIMIZER = {
-    "clear": "cleared: a fresh start (ProRL v1)",
-    "keep": "kept: momentum carries on (ProRL v2)",
-}
-"""Values of the argument ``optimizer`` and what each means."""
+from .asks import ASKS, RESET
 
 TYPEABLE = 40
 """Characters of a name that a person may be asked to type."""
 
 OPEN = frozenset({CommandStatus.QUEUED, CommandStatus.CLAIMED})
+
+NEEDS_REFERENCE = frozenset({RESET, "set-kl-coef"})
+
+REFUSED = {
+    RESET: "a reset now would make the collapsing policy the anchor, and will be refused unless forced",
+    "save-checkpoint": "where the trainer keeps only the newest checkpoints, a save may delete the last good one and "
+    "will be refused unless forced",
+    "set-kl-coef": "a lower coefficient would free the collapsing policy, and will be refused unless forced",
+}
+"""What a firing collapse means for a command that may be vetoed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,21 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
-def reset_checks(run: RunInfo, alerts: Sequence[Alert], *, stale: bool, has_reference: bool | None) -> list[Check]:
-    """What a reset of the reference needs, and whether it is so as far as the store can tell."""
-    collapse = collapsing(alerts)
-    return [
-        _alive(run, stale=stale),
-        Check(has_reference, _reference_words(has_reference)),
-        Check(not collapse, _collapse_words(collapse)),
-    ]
+def checks(
+    kind: str, run: RunInfo, alerts: Sequence[Alert], *, stale: bool, has_reference: bool | None, paused: bool = False
+) -> list[Check]:
+    """What a command needs, and whether it is so as far as the store can tell."""
+    found = [_alive(run, stale=stale and not paused)]
+    if kind in NEEDS_REFERENCE:
+        found.append(Check(has_reference, _reference_words(has_reference)))
+    if kind in REFUSED:
+        collapse = collapsing(alerts)
+        found.append(Check(not collapse, _collapse_words(kind, collapse)))
+    if kind == "save-checkpoint" and paused:
+        found.append(Check(None, "the run is paused: the trainer saves once it goes on"))
+    if kind == "resume":
+        found.append(Check(paused or None, "the run is paused" if paused else "the run does not seem to be paused"))
+    return found
 
 
 def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
@@ -70,16 +82,16 @@ def _reference_words(has_reference: bool | None) -> str:
     return "no KL to a reference is recorded: the trainer refuses if it has none"
 
 
-def _collapse_words(collapse: Sequence[Alert]) -> str:
+def _collapse_words(kind: str, collapse: Sequence[Alert]) -> str:
     if not collapse:
         return "no collapse is firing"
     what = ", ".join(f"{fmt.words(alert.kind)} since step {fmt.step(alert.onset_step)}" for alert in collapse)
-    return f"{what}: a reset now would make the collapsing policy the anchor, and will be refused unless forced"
+    return f"{what}: {REFUSED[kind]}"
 
 
-def may_send(run: RunInfo, typed: str) -> bool:
-    """Whether the typed confirmation is the run's name (or id, where it has no name)."""
-    return run.state is RunState.RUNNING and " ".join(typed.split()) == confirmation(run)
+def may_send(run: RunInfo, kind: str, typed: str) -> bool:
+    """Whether the run lives and, where it must be, its name (or id, where it has no name) was typed."""
+    return run.state is RunState.RUNNING and (not ASKS[kind].typed or " ".join(typed.split()) == confirmation(run))
 
 
 def confirmation(run: RunInfo) -> str:
@@ -91,26 +103,27 @@ def confirmation(run: RunInfo) -> str:
 def send(
     store: CommandStore,
     run_id: str,
+    kind: str,
+    args: Mapping[str, JSON],
     *,
-    optimizer: str,
     why: str,
     by: str,
     force: bool,
     key: str,
     clock: Clock | None = None,
 ) -> Command:
-    """Queue a reset of the reference; the same ``key`` twice gives the same command.
+    """Queue a command; the same ``key`` twice gives the same command.
 
-    Raises ``ConfigError`` for an unknown ``optimizer``, ``ControlUnavailableError`` and ``StoreBusyError``.
+    Raises ``ConfigError`` for arguments that are not allowed, ``ControlUnavailableError`` and ``StoreBusyError``.
     """
     return request(
         store,
         run_id,
-        RESET,
-        args={"optimizer": optimizer},
+        kind,
+        args=args,
         why=why.strip(),
         by=by.strip() or whoami(),
-        force=force,
+        force=force and KINDS[kind].vetoed,
         idempotency_key=key,
         clock=clock,
     )
@@ -138,3 +151,13 @@ def outcome(command: Command, now: float) -> str:
         return "expired: nobody claimed it"
     at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
     return f"{command.status.value}{at}"
+
+
+def arguments(command: Command) -> str:
+    """What it was asked with, in a few words; what was left open is not said."""
+    given = [f"{name} {_said(value)}" for name, value in command.args.items() if value is not None]
+    return ", ".join([*given, *(["forced"] if command.force else [])])
+
+
+def _said(value: JSON) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from rlwatch.records import JSON
+from rlwatch.records import JSON, Event
 
 from . import format as fmt
 
@@ -18,6 +18,17 @@ def lines(body: Mapping[str, JSON]) -> list[tuple[str, str]]:
 def one_line(body: Mapping[str, JSON], limit: int = 400) -> str:
     """``optimizer clear · kl 0.310``, at most ``limit`` characters."""
     return fmt.shorten(" · ".join(f"{name} {entry}" for name, entry in lines(body)), limit)
+
+
+def of_event(event: Event) -> tuple[str, str]:
+    """What happened and the words to it: of a command what came of it, by whom and why; else the entries."""
+    report = event.body.get("report")
+    if event.kind != "command" or not isinstance(report, Mapping):
+        return fmt.words(event.kind), one_line(event.body)
+    summary = report.get("summary") or one_line(report)
+    by, why = str(event.body.get("by") or ""), str(event.body.get("why") or "")
+    parts = [str(summary), f"by {by}" if by else "", why]
+    return fmt.words(str(event.body.get("command", "command"))), fmt.shorten(" · ".join(filter(None, parts)), 400)
 
 
 def value(entry: JSON) -> str:

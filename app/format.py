@@ -117,5 +117,9 @@ _KINDS = {
     "grad_spike": "gradient spike",
     "kl_saturation": "KL saturated",
     "kl_drift": "KL drift",
+    "silent_reference_reset": "reference moved unannounced",
+    "lost_reference_reset": "reference reset lost",
     "no_signal": "no learning signal",
+    "lower-lr": "lower learning rate",
+    "set-kl-coef": "set KL coefficient",
 }

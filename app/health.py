@@ -13,6 +13,7 @@ from enum import StrEnum
 from rlwatch.records import Alert, AlertState, RunInfo, RunState, Severity
 
 from . import format as fmt
+from .pauses import Pause
 
 STALE_FACTOR = 5.0
 """A run is stale when no step came for this many of its own median step times."""
@@ -34,6 +35,7 @@ class Word(StrEnum):
     CRASHED = "crashed"
     WATCH = "watch"
     STALE = "stale"
+    PAUSED = "paused"
     HEALTHY = "healthy"
     FINISHED = "finished"
 
@@ -53,6 +55,7 @@ LOOKS: dict[Word, Look] = {
     Word.CRASHED: Look("✕", GREY),
     Word.WATCH: Look("▲", AMBER),
     Word.STALE: Look("◌", GREY),
+    Word.PAUSED: Look("‖", BLUE),
     Word.HEALTHY: Look("●", BLUE),
     Word.FINISHED: Look("✓", GREY),
 }
@@ -88,16 +91,20 @@ class Health:
         return (0 if self.needs_you else 1, list(Word).index(self.word))
 
 
-def judge(run: RunInfo, alerts: Sequence[Alert], now: float, step_s: float | None = None) -> Health:
+def judge(
+    run: RunInfo, alerts: Sequence[Alert], now: float, step_s: float | None = None, pause: Pause | None = None
+) -> Health:
     """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its median step time (seconds).
 
-    What the writer said last wins (crashed, finished); then silence; then the worst firing alert.
+    What the writer said last wins (crashed, finished); then a pause, then silence; then the worst firing alert.
     """
     worst = firing(alerts)
     if run.state is RunState.CRASHED:
         return Health(Word.CRASHED, crash_words(run) + _before(worst), run.last_step, _recent(run, now))
     if run.state is RunState.FINISHED:
         return Health(Word.FINISHED, run.state_reason)
+    if pause is not None:
+        return Health(Word.PAUSED, pause.words(now) + _before(worst), pause.step)
     silence = silent_for(run, now, step_s)
     if silence is not None:
         why = silence_words(silence, step_s) + _before(worst)

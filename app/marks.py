@@ -17,6 +17,9 @@ MOST = 24
 EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "signal": "✕"}
 """Events worth a mark; the others are in the table of events."""
 
+COMMAND_SHAPES = {"lower-lr": "↓", "set-kl-coef": "β"}
+"""Commands worth a mark: they bend the curves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -40,7 +43,7 @@ def of_run(
     families = {finding.kind: _families(finding) for finding in findings}
     return [
         *_resumes(starts),
-        *(_of_event(event) for event in events if event.kind in EVENT_SHAPES and event.step is not None),
+        *(mark for event in events if (mark := _of_event(event)) is not None),
         *(
             mark
             for alert in _newest(alerts)
@@ -78,8 +81,10 @@ def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
     ]
 
 
-def _of_event(event: Event) -> Mark:
-    return Mark(event.step or 0, EVENT_SHAPES[event.kind], GREY, fmt.words(event.kind))
+def _of_event(event: Event) -> Mark | None:
+    kind = str(event.body.get("command", "")) if event.kind == "command" else event.kind
+    shape = COMMAND_SHAPES.get(kind) if event.kind == "command" else EVENT_SHAPES.get(kind)
+    return None if shape is None or event.step is None else Mark(event.step, shape, GREY, fmt.words(kind))
 
 
 def _resumes(starts: Mapping[int, int]) -> list[Mark]:

@@ -21,9 +21,11 @@ def clauses(alerts: Sequence[Alert]) -> list[str]:
 
 
 def ending(run: RunInfo, health: Health, now: float, step_s: float | None) -> str:
-    """How the story ends where the run no longer goes on: the crash, or the silence; else empty."""
+    """How the story ends where the run does not go on: the crash, the pause, or the silence; else empty."""
     if health.word is Word.CRASHED:
         return f"crashed at step {fmt.step(run.last_step)}: {crash_words(run)}"
+    if health.word is Word.PAUSED:
+        return health.why
     if health.word is Word.STALE:
         return silence_words(silent_for(run, now, step_s) or 0.0, step_s)
     return ""

@@ -7,7 +7,7 @@ are read again only when a run moved on (``door.version``); small rows are read 
 from .curves import Outline, Trace, canonical_names, metric_names, outline, traces
 from .door import store, store_url
 from .glance import Fleet, Glance, Vitals, fleet, vitals
-from .rows import alerts, alerts_by_run, commands, events, findings, outbox, run, runs_by_id
+from .rows import alerts, alerts_by_run, commands, events, findings, last_values, outbox, run, runs_by_id
 
 __all__ = [
     "Fleet",
@@ -22,6 +22,7 @@ __all__ = [
     "events",
     "findings",
     "fleet",
+    "last_values",
     "metric_names",
     "outbox",
     "outline",

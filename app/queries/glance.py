@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -11,15 +12,19 @@ import streamlit as st
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Series
-from rlwatch.records import Alert, RunInfo
+from rlwatch.records import Alert, RunInfo, RunState
 
 from ..buckets import attempt_starts, sparkline, trend
+from ..pauses import Pause, pause_of
 from .curves import canonical_names
 from .door import Version, store, store_url, version
-from .rows import alerts_by_run
+from .rows import alerts_by_run, commands
 
 TAIL = 64
 """So many of the newest rows tell a run's usual step time."""
+
+STILL_S = 5.0
+"""Seconds without a step from which a run may be paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +48,37 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All runs with their vitals, the alerts of each, and why the unreadable ones cannot be read."""
+    """All runs with their vitals, the alerts and the pause of each, and why the unreadable ones cannot be read."""
 
     runs: tuple[RunInfo, ...]
     vitals: Mapping[str, Vitals]
     alerts: Mapping[str, Sequence[Alert]]
     unreadable: Mapping[str, str]
+    pauses: Mapping[str, Pause] = field(default_factory=dict)
 
 
 def fleet() -> Fleet:
     """Everything the list of runs needs."""
-    source = store()
+    source, now = store(), time.time()
     runs, vitals_of, broken = [], {}, dict(source.unreadable())
+    paused: dict[str, Pause] = {}
     for run in source.runs():
         try:
             vitals_of[run.run_id] = vitals(run)
+            pause = _pause(run, now)
         except StoreError as error:
             broken[run.run_id] = str(error)
         else:
             runs.append(run)
-    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken)
+            if pause is not None:
+                paused[run.run_id] = pause
+    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken, paused)
+
+
+def _pause(run: RunInfo, now: float) -> Pause | None:
+    """Commands are read only of a live run that has been still for a while."""
+    still = run.state is RunState.RUNNING and now - (run.last_ts or run.created_at) > STILL_S
+    return pause_of(run, commands(run.run_id), now) if still else None
 
 
 def vitals(run: RunInfo) -> Vitals:

@@ -32,6 +32,11 @@ def commands(run_id: str) -> list[Command]:
     return store().commands(run_id)
 
 
+def last_values(run_id: str) -> dict[str, tuple[int, float]]:
+    """Metric -> (step, value) as last recorded."""
+    return store().last_values(run_id)
+
+
 def alerts(run_id: str | None = None) -> list[Alert]:
     """Alerts of one run or of all, newest first."""
     return store().alerts(run_id)

@@ -8,7 +8,7 @@ import streamlit as st
 
 from rlwatch.records import Alert, RunInfo
 
-from .. import control, queries, shell, story, window
+from .. import control, pauses, queries, shell, story, window
 from .. import format as fmt
 from ..health import Health, judge
 from ..markup import Markup, el, joined
@@ -19,10 +19,11 @@ def show(run_id: str) -> None:
     with shell.readable("This run"):
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
-        health = judge(run, alerts, now, vitals.step_s)
+        pause = pauses.pause_of(run, queries.commands(run_id), now)
+        health = judge(run, alerts, now, vitals.step_s, pause)
         ending = story.ending(run, health, now, vitals.step_s)
         st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(alerts, ending)))
-        _moved_on(run, due=control.reset_due(alerts))
+        _moved_on(run, due=control.reset_due(alerts), paused=pause is not None)
 
 
 def _name(run: RunInfo) -> Markup:
@@ -68,9 +69,9 @@ def _why(alerts: list[Alert], ending: str) -> Markup:
     return el("div", el("span", label, cls="label"), *parts, cls="rl-why")
 
 
-def _moved_on(run: RunInfo, *, due: bool) -> None:
-    """Redraw the page's controls when they no longer show the run's state, its length, or that a reset is due."""
-    shows = (run.run_id, run.state.value, run.attempt, window.limit(queries.outline(run).last), due)
+def _moved_on(run: RunInfo, *, due: bool, paused: bool) -> None:
+    """Redraw the page's controls when they no longer show the run's state, its length, what is due or a pause."""
+    shows = (run.run_id, run.state.value, run.attempt, window.limit(queries.outline(run).last), due, paused)
     before = st.session_state.get("head-shows")
     st.session_state["head-shows"] = shows
     if before is not None and before[0] == run.run_id and before != shows:

@@ -85,12 +85,15 @@ def events(happened: Sequence[Event]) -> None:
     if not happened:
         return
     st.html(el("div", "Events", cls="rl-family"))
-    rows = [
-        table.Row([table.text(fmt.step(e.step)), table.text(fmt.words(e.kind)), table.text(evidence.one_line(e.body))])
-        for e in list(reversed(happened))[:MOST]
-    ]
+    rows = [event_row(event) for event in list(reversed(happened))[:MOST]]
     table.show("events", EVENT_COLUMNS, rows)
     _older(happened, rows)
+
+
+def event_row(event: Event) -> table.Row:
+    """One event."""
+    what, text = evidence.of_event(event)
+    return table.Row([table.text(fmt.step(event.step)), table.text(what), table.text(text)])
 
 
 def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
@@ -116,10 +119,9 @@ def command_row(command: Command, now: float) -> table.Row:
     """One command."""
     status = CommandStatus.EXPIRED if control.missed(command, now) else command.status
     shape, colour = STATUS_LOOK[status]
-    arguments = ", ".join(f"{name} {value}" for name, value in command.args.items())
     return table.Row(
         [
-            table.text(command.kind.replace("-", " "), ", ".join(filter(None, (arguments, "forced" * command.force)))),
+            table.text(fmt.words(command.kind), control.arguments(command)),
             table.mark(shape, colour, control.outcome(command, now)),
             table.text(fmt.shorten(command.result, 300)),
             table.text(fmt.shorten(command.why, 300)),

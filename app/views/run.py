@@ -8,8 +8,8 @@ import streamlit as st
 
 from rlwatch.records import RunInfo, RunState
 
-from .. import control, queries, shell, window
-from . import charts, head, history, reset
+from .. import asks, control, pauses, queries, shell, window
+from . import asking, charts, head, history
 
 COMMAND_REFRESH_S = 1.0
 """How often a command on its way is looked after, in seconds."""
@@ -30,17 +30,17 @@ def _run(run: RunInfo) -> None:
     live = run.state is RunState.RUNNING and wanted
     every = shell.REFRESH_S if live else None
     st.fragment(head.show, run_every=every)(run.run_id)
-    _controls(run)
-    reset.dialog_if_open(run)
     commands = queries.commands(run.run_id)
+    _controls(run, paused=pauses.pause_of(run, commands, time.time()) is not None)
+    asking.dialog_if_open(run)
     st.fragment(history.commands, run_every=COMMAND_REFRESH_S if control.waiting(commands, time.time()) else every)(
         run.run_id
     )
     st.fragment(charts.show, run_every=every)(run.run_id)
 
 
-def _controls(run: RunInfo) -> None:
-    steps, live, act = st.columns([6, 1.2, 2], vertical_alignment="bottom", gap="medium")
+def _controls(run: RunInfo, *, paused: bool) -> None:
+    steps, live, act, more = st.columns([6, 1.2, 2, 1.5], vertical_alignment="bottom", gap="medium")
     with steps:
         _range(run)
     with live:
@@ -53,16 +53,35 @@ def _controls(run: RunInfo) -> None:
             help="Look again every 5 s; off keeps the page still",
         )
     with act:
-        st.button(
-            "Reset reference…",
-            key="reset-open",
-            on_click=reset.open_for,
-            args=(run.run_id,),
+        _first_button(run, paused=paused)
+    with more:
+        st.menu_button(
+            "Commands",
+            asks.menu(paused=paused),
+            key="more",
+            format_func=lambda kind: asks.ASKS[kind].menu,
+            on_click=asking.open_chosen,
+            args=(run.run_id, "more"),
             disabled=run.state is not RunState.RUNNING,
-            help=None if run.state is RunState.RUNNING else "Only a live run can be asked",
-            type="primary" if control.reset_due(queries.alerts(run.run_id)) else "secondary",
             width="stretch",
         )
+
+
+def _first_button(run: RunInfo, *, paused: bool) -> None:
+    """What is asked most; of a paused run, that it goes on."""
+    alive = run.state is RunState.RUNNING
+    kind = "resume" if paused else asks.RESET
+    due = paused or control.reset_due(queries.alerts(run.run_id))
+    st.button(
+        asks.ASKS[kind].menu,
+        key="resume-open" if paused else "reset-open",
+        on_click=asking.open_for,
+        args=(run.run_id, kind),
+        disabled=not alive,
+        help=None if alive else "Only a live run can be asked",
+        type="primary" if due else "secondary",
+        width="stretch",
+    )
 
 
 def _range(run: RunInfo) -> None:

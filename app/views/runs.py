@@ -39,7 +39,7 @@ def _list(entries: list[overview.Entry], now: float, go_to_run: GoToRun) -> None
     head, store = st.columns([3, 2], vertical_alignment="bottom")
     head.html(el("div", overview.headline(entries), cls="rl-head"))
     with store:
-        running = sum(entry.health.word in {Word.DANGER, Word.WATCH, Word.HEALTHY} for entry in entries)
+        running = sum(entry.health.word in {Word.DANGER, Word.WATCH, Word.PAUSED, Word.HEALTHY} for entry in entries)
         shell.store_line(f"{fmt.plural(len(entries), 'run')}, {running} live")
     shown = _filtered(entries) if len(entries) > 1 else entries
     if not shown:

@@ -146,6 +146,16 @@ def test_resets_and_resumes_are_marked():
     assert [(m.step, m.shape) for m in found] == [(30, "↻"), (40, "⟲")]
 
 
+def test_commands_that_bend_the_curves_are_marked():
+    """A rate that fell, a weight that changed; a pause or a saved checkpoint bends nothing."""
+    told = [Event("command", step=s, body={"command": kind}) for s, kind in enumerate(
+        ["lower-lr", "set-kl-coef", "pause", "save-checkpoint", "resume"])]  # fmt: skip
+    assert [(m.step, m.shape, m.text) for m in marks.of_run([], [], told, {1: 1})] == [
+        (0, "↓", "lower learning rate"),
+        (1, "β", "set KL coefficient"),
+    ]
+
+
 def test_marks_outside_the_window_are_not_drawn_and_others_families_are_faint():
     """Lines of an alarm run through every chart, loud only in its own family."""
     marked = [marks.Mark(5, "■", VERMILLION, "x", frozenset({"Reward"})), marks.Mark(50, "■", VERMILLION, "y")]

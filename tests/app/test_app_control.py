@@ -5,6 +5,7 @@ from app_world import alert
 from rlwatch_app import control
 
 from rlwatch.clock import ManualClock
+from rlwatch.control.kinds import KINDS
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.errors import ConfigError
 from rlwatch.records import AlertState, CommandStatus, RunInfo, RunState, Severity
@@ -21,9 +22,10 @@ def store(request):
     return store
 
 
-def send(store, key="k", **more):
-    fields = {"optimizer": "keep", "why": " KL saturated ", "by": "ann", "force": False, **more}
-    return control.send(store, "run-1", key=key, clock=ManualClock(1000.0), **fields)
+def send(store, key="k", kind="reset-reference", args=None, **more):
+    fields = {"why": " KL saturated ", "by": "ann", "force": False, **more}
+    args = {"optimizer": "keep"} if args is None else args
+    return control.send(store, "run-1", kind, args, key=key, clock=ManualClock(1000.0), **fields)
 
 
 def test_a_reset_is_one_queued_row_with_who_why_and_an_end(store):
@@ -51,15 +53,22 @@ def test_nobody_is_nobody(store):
 def test_an_unknown_choice_is_refused(store):
     """Before anything is written."""
     with pytest.raises(ConfigError):
-        send(store, optimizer="melt")
+        send(store, args={"optimizer": "melt"})
     assert store.commands("run-1") == []
 
 
 def test_only_the_runs_name_confirms():
     """Not another one's, not nothing."""
-    assert control.may_send(RUN, " seed3 ")
-    assert not control.may_send(RUN, "seed4")
-    assert not control.may_send(RUN, "")
+    for kind in ("reset-reference", "stop"):
+        assert control.may_send(RUN, kind, " seed3 ")
+        assert not control.may_send(RUN, kind, "seed4")
+        assert not control.may_send(RUN, kind, "")
+
+
+def test_what_can_be_undone_needs_no_confirmation():
+    """A pause is resumed, a rate given back."""
+    for kind in ("pause", "resume", "lower-lr", "set-kl-coef", "save-checkpoint"):
+        assert control.may_send(RUN, kind, "")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 200, "   "])
@@ -70,13 +79,13 @@ def test_a_name_nobody_would_type_is_replaced_by_the_id(name):
 
 def test_a_run_that_ended_cannot_be_asked():
     """Nobody would claim it."""
-    assert not control.may_send(RunInfo("run-1", name="seed3", state=RunState.FINISHED), "seed3")
+    assert not control.may_send(RunInfo("run-1", name="seed3", state=RunState.FINISHED), "stop", "seed3")
 
 
 @pytest.mark.parametrize("kind", sorted(COLLAPSE_KINDS))
 def test_a_critical_collapse_warns_of_the_refusal(kind):
     """The same kinds as the trainer vetoes."""
-    checks = control.reset_checks(RUN, [alert(kind=kind)], stale=False, has_reference=True)
+    checks = control.checks("reset-reference", RUN, [alert(kind=kind)], stale=False, has_reference=True)
     assert [check.met for check in checks] == [True, True, False]
     assert "refused unless forced" in checks[-1].text
 
@@ -92,13 +101,50 @@ def test_a_critical_collapse_warns_of_the_refusal(kind):
 )
 def test_what_is_no_collapse_now_does_not_warn(harmless):
     """A saturated KL is the very reason for a reset."""
-    assert control.reset_checks(RUN, [harmless], stale=False, has_reference=True)[-1].met
+    assert control.checks("reset-reference", RUN, [harmless], stale=False, has_reference=True)[-1].met
 
 
 def test_what_only_the_trainer_knows_is_said_so():
     """Neither a tick nor a cross."""
-    alive, reference, _ = control.reset_checks(RUN, [], stale=True, has_reference=None)
+    alive, reference, _ = control.checks("reset-reference", RUN, [], stale=True, has_reference=None)
     assert (alive.met, reference.met) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["save-checkpoint", "set-kl-coef"])
+def test_every_vetoed_command_says_what_a_collapse_means_for_it(kind):
+    """Each for its own reason."""
+    collapse = control.checks(kind, RUN, [alert()], stale=False, has_reference=True)[-1]
+    assert (collapse.met, "refused unless forced" in collapse.text) == (False, True)
+    assert control.REFUSED.keys() == {name for name, one in KINDS.items() if one.vetoed}
+
+
+@pytest.mark.parametrize("kind", ["pause", "lower-lr", "stop"])
+def test_what_protects_a_run_is_never_warned_of(kind):
+    """In a collapse least of all."""
+    assert [check.met for check in control.checks(kind, RUN, [alert()], stale=False, has_reference=None)] == [True]
+
+
+def test_a_paused_run_is_live_and_says_what_waits():
+    """It is still, but it listens."""
+    alive, saves = (c for c in control.checks("save-checkpoint", RUN, [], stale=True, has_reference=None, paused=True)
+                    if "collapse" not in c.text)  # fmt: skip
+    assert (alive.met, saves.met) == (True, None)
+    assert control.checks("resume", RUN, [], stale=True, has_reference=None, paused=True)[-1].met
+    assert control.checks("resume", RUN, [], stale=False, has_reference=None)[-1].met is None
+
+
+def test_force_is_sent_only_where_it_means_something(store):
+    """A pause cannot be forced."""
+    assert not send(store, "a", "pause", {"minutes": 5.0}, force=True).force
+    assert send(store, "b", "save-checkpoint", {}, force=True).force
+
+
+def test_what_a_command_was_asked_with_is_said_in_a_few_words(store):
+    """Numbers as a person writes them; what was left open is not said."""
+    assert control.arguments(send(store, "a", "lower-lr", {"scale": 0.3})) == "scale 0.3"
+    assert control.arguments(send(store, "b", "lower-lr", {"scale": 1, "until": 40})) == "scale 1, until 40"
+    assert control.arguments(send(store, "c", "reset-reference", {}, force=True)) == "optimizer clear, forced"
+    assert control.arguments(send(store, "d", "resume", {})) == ""
 
 
 def test_outcomes_name_their_step(store):

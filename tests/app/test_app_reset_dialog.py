@@ -38,7 +38,7 @@ def test_type_the_name_and_send_queues_one_row(store_dir, store):
     """The whole way, and the dialog is gone."""
     write_run(store_dir)
     page = opened(run_page())
-    page.radio(key="opt").set_value("keep")
+    page.radio(key="arg-optimizer").set_value("keep")
     page.text_input(key="why").set_value("KL saturated")
     page.text_input(key="by").set_value("ann")
     page.text_input(key="typed").set_value("seed3").run()
@@ -55,7 +55,7 @@ def test_type_the_name_and_send_queues_one_row(store_dir, store):
 def test_the_rows_life_is_shown_and_stays(store_dir, store):
     """Queued, claimed, done at a step with its result; then a rejected one above it."""
     write_run(store_dir)
-    first = control.send(store, "run-1", optimizer="clear", why="w", by="ann", force=False, key="k1")
+    first = control.send(store, "run-1", "reset-reference", {}, why="w", by="ann", force=False, key="k1")
     page = run_page()
     assert cells(tables(page)["commands"]["rows"][0])[1] == "queued"
     store.claim("run-1", time.time())
@@ -64,7 +64,7 @@ def test_the_rows_life_is_shown_and_stays(store_dir, store):
     store.settle("run-1", first.command_id, CommandStatus.DONE, time.time(), step=31, result="KL 0.31 to 0")
     page.run()
     assert cells(tables(page)["commands"]["rows"][0])[1:5] == ["done at step 31", "KL 0.31 to 0", "w", "ann"]
-    second = control.send(store, "run-1", optimizer="clear", why="", by="bob", force=False, key="k2")
+    second = control.send(store, "run-1", "reset-reference", {}, why="", by="bob", force=False, key="k2")
     store.claim("run-1", time.time())
     store.settle("run-1", second.command_id, CommandStatus.REJECTED, time.time(), step=32, result="refused: collapse")
     page.run()

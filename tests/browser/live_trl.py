@@ -26,7 +26,7 @@ class UntilTold(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         time.sleep(PACE_S)
-        control.should_training_stop = self._stop.exists()
+        control.should_training_stop = control.should_training_stop or self._stop.exists()
 
 
 def main(store, directory):

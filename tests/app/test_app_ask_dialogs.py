@@ -1,0 +1,149 @@
+"""Asking for anything but a reset: from the menu to the row, and what a paused run shows."""
+
+import time
+
+import pytest
+from app_world import alert, cells, danger_run, html, no_traceback, put_alerts, run_page, runs_page, tables, write_run
+from rlwatch_app import control
+from rlwatch_app import format as fmt
+
+from rlwatch.records import CommandStatus, Event, RunState
+from rlwatch.store.url import open_store
+
+
+@pytest.fixture
+def store(store_dir):
+    """The store behind the page."""
+    store = open_store(str(store_dir))
+    yield store
+    store.close()
+
+
+def chosen(page, kind):
+    """Open the dialog of ``kind`` through the menu."""
+    return page.menu_button(key="more").click(kind).run()
+
+
+def sent(page, store):
+    """Press Send; the one row there is."""
+    page.button(key="send").click().run()
+    assert no_traceback(page)
+    (row,) = store.commands("run-1")
+    return row.kind, row.args, row.force
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill", "args"),
+    [
+        ("save-checkpoint", {}, {}),
+        ("lower-lr", {}, {"scale": 0.3, "until": None}),
+        ("lower-lr", {"arg-scale": 0.1, "arg-until": 400}, {"scale": 0.1, "until": 400}),
+        ("set-kl-coef", {"arg-value": 0.02}, {"value": 0.02}),
+        ("pause", {}, {"minutes": 60.0}),
+        ("pause", {"arg-minutes": 5.0}, {"minutes": 5.0}),
+    ],
+)
+def test_what_can_be_undone_is_two_clicks(store_dir, store, kind, fill, args):
+    """Open, send: no name to type."""
+    write_run(store_dir)
+    page = chosen(run_page(), kind)
+    assert no_traceback(page)
+    for key, value in fill.items():
+        page.number_input(key=key).set_value(value)
+    page.run()
+    assert sent(page, store) == (kind, args, False)
+    assert cells(tables(page)["commands"]["rows"][0])[:2] == [fmt.words(kind), "queued"]
+
+
+def test_a_stop_needs_the_name(store_dir, store):
+    """It cannot be undone from here."""
+    write_run(store_dir)
+    page = chosen(run_page(), "stop")
+    assert page.button(key="send").disabled
+    page.radio(key="arg-save").set_value("no")
+    page.text_input(key="typed").set_value("seed3").run()
+    assert sent(page, store) == ("stop", {"save": "no"}, False)
+
+
+def test_a_coefficient_that_was_not_given_is_asked_for_in_words(store_dir, store):
+    """Nothing is guessed."""
+    write_run(store_dir)
+    page = chosen(run_page(), "set-kl-coef")
+    page.button(key="send").click().run()
+    assert "set-kl-coef needs value" in page.code[0].value
+    assert store.commands("run-1") == []
+
+
+def test_the_dialog_says_what_the_quantity_is_now(store_dir):
+    """So that a fraction means something."""
+    write_run(store_dir, metrics=lambda step: {"reward": 1.0, "learning_rate": 2e-6, "policy/kl_coef": 0.01})
+    assert "the learning rate is 2.00e−6 now (step 30)" in html(chosen(run_page(), "lower-lr"))
+    assert "the KL coefficient is 0.0100 now (step 30)" in html(chosen(run_page(), "set-kl-coef"))
+
+
+def test_a_collapse_is_warned_of_where_the_trainer_would_refuse(store_dir, store):
+    """And force is offered there only."""
+    danger_run(store_dir)
+    page = chosen(run_page(), "save-checkpoint")
+    assert "refused unless forced" in html(page)
+    page.checkbox(key="force").check()
+    assert sent(page, store) == ("save-checkpoint", {}, True)
+    page = chosen(run_page(), "pause")
+    assert "refused" not in html(page)
+    assert not [box for box in page.checkbox if box.key == "force"]
+
+
+def paused(store_dir, store, minutes=30.0):
+    """A run that was paused at its last step, ten minutes ago by its clock."""
+    write_run(store_dir, age_s=200.0)
+    writer = store.open_run(store.run("run-1"))
+    writer.heartbeat(time.time())
+    asked = control.send(store, "run-1", "pause", {"minutes": minutes}, why="look", by="ann", force=False, key="k")
+    store.claim("run-1", time.time())
+    store.settle("run-1", asked.command_id, CommandStatus.DONE, time.time(), step=30, result="paused")
+    return writer
+
+
+def test_a_paused_run_says_so_and_offers_to_go_on(store_dir, store):
+    """On its page and in the list; it is not stale, and nobody needs to look."""
+    writer = paused(store_dir, store)
+    page = run_page()
+    assert no_traceback(page)
+    assert "paused at step 30 by ann: look; goes on by itself in 30" in html(page)
+    assert "no step for" not in html(page)
+    listed = runs_page()
+    assert cells(tables(listed)["runs"]["rows"][0])[0] == "paused"
+    assert "No run needs you" in html(listed)
+    page.button(key="resume-open").click().run()
+    assert "the run is paused" in html(page)
+    page.button(key="send").click().run()
+    assert [row.kind for row in store.commands("run-1")] == ["pause", "resume"]
+    writer.close()
+
+
+def test_a_run_that_is_over_cannot_be_asked(store_dir):
+    """The menu is grey."""
+    write_run(store_dir, state=RunState.FINISHED)
+    assert run_page().menu_button(key="more").disabled
+
+
+def test_events_of_commands_are_sentences(store_dir):
+    """What was done, by whom, why."""
+    body = {
+        "command": "lower-lr",
+        "args": {"scale": 0.3, "until": None},
+        "report": {"before": 1e-6, "after": 3e-7, "summary": "learning rate 1e-06 -> 3e-07"},
+        "by": "ann@lab",
+        "why": "spikes",
+        "id": "c1",
+    }
+    write_run(store_dir, events=[Event("command", step=15, body=body)])
+    (row,) = tables(run_page())["events"]["rows"]
+    assert cells(row) == ["15", "lower learning rate", "learning rate 1e-06 -> 3e-07 · by ann@lab · spikes"]
+
+
+def test_a_saturated_kl_makes_the_reset_stand_out_and_nothing_else(store_dir):
+    """The menu stays quiet."""
+    write_run(store_dir)
+    put_alerts(store_dir, [alert(kind="kl_saturation")])
+    assert no_traceback(chosen(run_page(), "lower-lr"))
