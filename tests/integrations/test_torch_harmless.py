@@ -1,5 +1,6 @@
 """Watching a plain loop changes nothing, costs no wait and never raises into it."""
 
+import copy
 import logging
 from collections import Counter
 
@@ -128,6 +129,30 @@ def test_no_graph_and_no_gradient_is_kept():
     assert stats
     assert not any(stat.settle().value().requires_grad for stat in stats)
     assert logp.grad is None
+
+
+def test_a_loop_may_write_over_what_it_passed():
+    """Advantages normalised in place, buffers used again: what was observed is what it was then."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = {name: -torch.rand(4, 5, generator=generator) for name in ("logp", "old_logp", "ref_logp", "rollout_logp")}
+    tokens |= {"entropy": torch.rand(4, 5, generator=generator), "mask": torch.ones(4, 5), "advantages": torch.randn(4)}
+    tokens |= {"ids": torch.randint(0, 9, (4, 5), generator=generator), "staleness": torch.tensor([0.0, 1.0, 2.0, 3.0])}
+    responses = {"rewards": torch.tensor([1.0, 0.0, 1.0, 1.0]), "lengths": torch.tensor([5.0, 4.0, 3.0, 2.0])}
+    responses |= {"groups": torch.tensor([0, 0, 1, 1]), "cut": torch.tensor([True, False, False, True])}
+    responses |= {"ids": tokens["ids"].clone(), "mask": tokens["mask"].clone(), "retention": torch.zeros(4)}
+    measured = []
+    for overwritten in (False, True):
+        run, ours, theirs = FakeRun(), copy.deepcopy(tokens), copy.deepcopy(responses)
+        watcher = rlwatch.Watcher(run=run, clip=CLIP, truncation=2.0, eos=EOS)
+        watcher.rollouts(**theirs)
+        watcher.observe(**ours)
+        for tensor in (*ours.values(), *theirs.values()) if overwritten else ():
+            tensor.zero_()
+        watcher.step(1)
+        measured.append({name: value for name, value in run.steps[1].items() if not name.startswith("time/")})
+
+    assert len(measured[0]) > 100
+    assert measured[1] == measured[0]
 
 
 def explode(*args, **kwargs):

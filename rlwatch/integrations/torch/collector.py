@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,10 @@ from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.response_stats import observe_responses
+from rlwatch.tensors.tokens import TokenBatch
 
+KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollout_logp")
+"""Fields of a batch whose values a statistic may keep."""
 TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
 Refused = Mapping[str, str]
@@ -56,10 +59,11 @@ class Collector:
         if not self.level.includes(Level.TOKENS):
             return {}
         reader = Reader(self.settings)
+        full = self.level.includes(Level.FULL)
         with torch.no_grad():
             batch = reader.read(inputs)
             if batch is not None:
-                self.steps.tally.add_batch(batch, full=self.level.includes(Level.FULL))
+                self.steps.tally.add_batch(_copied(batch) if full else batch, full=full)
         return reader.refused
 
     def gradients(self) -> None:
@@ -104,6 +108,12 @@ class Collector:
             "policy/vocab_size": vocab_size_of(self.means.model),
             **(self.steps.seam.attempt("text of completions", self.samples.take) or {}),
         }
+
+
+def _copied(batch: TokenBatch) -> TokenBatch:
+    """With tensors of our own: some statistics keep values until the step ends, and a loop may write over its own."""
+    mine = {name: x.clone() for name in KEPT if (x := getattr(batch, name)) is not None}
+    return replace(batch, **mine)
 
 
 def _named(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +77,8 @@ def _column(name: str, value: Any) -> Any:
     """``value`` as one thing a response, or one row a response. Raises ``ValueError`` if it is neither."""
     if isinstance(value, Tensor) and value.is_nested and value.layout == torch.strided:
         return list(value.unbind())
+    if isinstance(value, np.ndarray):
+        return value.copy()
     if not isinstance(value, Tensor) or value.is_nested:
         return value
     if hasattr(value, "full_tensor"):
@@ -85,4 +88,4 @@ def _column(name: str, value: Any) -> Any:
         value = value.squeeze(1)
     if value.dim() != (2 if name in WIDE else 1):
         raise ValueError(f"it has shape {tuple(value.shape)} where {wanted} is needed")
-    return value.detach()
+    return value.detach() if name in WIDE else value.detach().clone()  # kept until the step ends

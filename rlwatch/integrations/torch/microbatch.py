@@ -101,7 +101,7 @@ class Reader:
             if logp.valid is None:
                 raise MisfitError("it was not given: which of the tokens are not padding?")
             return logp.valid
-        mask = _beside(Padded.of(given["mask"], longest=logp.values.shape[1]), logp)
+        mask = _beside(Padded.of(_measured(given["mask"]), longest=logp.values.shape[1]), logp)
         there = [part.bool() for part in (mask.values, mask.valid, logp.valid) if part is not None]
         return torch.stack(there).all(0) if len(there) > 1 else there[0]
 
