@@ -108,9 +108,9 @@ class Quantile(Stat):
     @override
     def compact(self, most: int) -> Self:
         """Evenly spaced order statistics where there are more than ``most`` values; all NaN if one was."""
-        x, mask = self._spread()
+        x, mask = torch.cat(self.values), torch.cat(self.masks)
         every = -(-len(x) // most)
-        if every <= 1:
+        if every <= 1 or max(self.every) > 1:
             return self
         ordered, n = keep(x, mask, torch.inf).sort().values, mask.sum()
         first = torch.arange(0, len(x), every, device=x.device)
@@ -121,12 +121,20 @@ class Quantile(Stat):
 
     @override
     def value(self) -> Tensor:
-        return masked_quantile(*self._spread(), self.q)
+        x, mask = torch.cat(self.values), torch.cat(self.masks)
+        if max(self.every) == 1:
+            return masked_quantile(x, mask, self.q)
+        times = torch.cat([torch.full_like(v, n) for v, n in zip(self.values, self.every, strict=True)])
+        return _quantile_of_repeated(x, torch.where(mask, times, 0.0), self.q)
 
-    def _spread(self) -> tuple[Tensor, Tensor]:
-        """Values and mask, each value as often as it stands."""
-        x, mask = (
-            torch.cat([z if n == 1 else z.repeat_interleave(n) for z, n in zip(pieces, self.every, strict=True)])
-            for pieces in (self.values, self.masks)
-        )
-        return x, mask
+
+def _quantile_of_repeated(x: Tensor, times: Tensor, q: float) -> Tensor:
+    """As :func:`masked_quantile` of every value of ``x`` (N,) as often as ``times`` (N,) says, 0 times included."""
+    ordered, order = torch.where(times > 0, x, torch.inf).sort()
+    ends = times[order].cumsum(0)
+    place = q * (ends[-1] - 1).clamp(min=0)
+    low, high = torch.searchsorted(ends, torch.stack([place.floor(), place.ceil()]), right=True).unbind()
+    left, right = (ordered.gather(0, at.clamp(max=len(x) - 1).view(1)).squeeze(0) for at in (low, high))
+    value = torch.where(left == right, left, left + (right - left) * (place - place.floor()))
+    spoilt = (ends[-1] == 0) | torch.where(times > 0, x, 0.0).isnan().any()
+    return torch.where(spoilt, torch.nan, value)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlwatch.tensors.masked import masked_quantile
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, RankMean, Single, Stat, Total, merge, merge_ranks
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.shipping import pack, unpack
-from rlwatch.tensors.spread import Ess, Quantile, Std
+from rlwatch.tensors.spread import Ess, Quantile, Std, _quantile_of_repeated
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import Transfer
 
@@ -221,6 +222,19 @@ def test_a_thinned_quantile_is_exact_for_a_quantile_near_by(numbers, most, q, pa
 
     assert len(thin.values[0]) <= max(most, 1)
     assert low - 1e-3 <= thin.value().item() <= high + 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(finite, st.integers(0, 4)), min_size=1, max_size=40), st.floats(0, 1))
+def test_values_that_stand_for_several_count_as_often(rows, q):
+    """The same quantile as of the values written out."""
+    numbers, times = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    written_out = numbers.repeat_interleave(times.long())
+
+    got = _quantile_of_repeated(numbers, times, q)
+
+    expected = masked_quantile(written_out, torch.ones_like(written_out), q)
+    assert got.item() == pytest.approx(expected.item(), nan_ok=True)
 
 
 def test_few_values_are_sent_as_they_are():
