@@ -346,6 +346,7 @@ def test_a_checkpoint_that_is_not_there_is_no_exception(tmp_path):
     outcome, run = told(steps=3)
     outcome.watcher.saved(tmp_path / "a" / "b")
     outcome.watcher.resumed(tmp_path / "nowhere")
+    outcome.watcher.saved(None)
 
     assert len(run.steps) == 3
 

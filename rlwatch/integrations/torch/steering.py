@@ -42,7 +42,7 @@ class Steering(Recording):
 
         A reference that was reset and a KL coefficient that was set are then kept there too.
         """
-        self.seam.attempt("checkpoint", self._commands.saved, Path(checkpoint))
+        self.seam.attempt("checkpoint", lambda: self._commands.saved(Path(checkpoint)))
 
     def resumed(self, checkpoint: str | os.PathLike[str]) -> None:
         """Tell that the loop has read the checkpoint in the directory ``checkpoint``. Every rank calls it.
@@ -50,7 +50,7 @@ class Steering(Recording):
         Call it after the models were built and :meth:`load_state_dict`, before training goes on. A reference kept
         there replaces the one the loop built; otherwise a resume would silently undo the reset.
         """
-        self.seam.attempt("resume", self._commands.resumed, Path(checkpoint))
+        self.seam.attempt("resume", lambda: self._commands.resumed(Path(checkpoint)))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint should hold of the watcher, plain numbers and texts: the step and the run."""
