@@ -267,6 +267,17 @@ def test_a_weight_at_its_bound_is_not_beyond_it():
         assert {weights[n] for n in names} == {0.0}
 
 
+def test_the_normalisation_is_by_the_mean_of_tokens_or_of_responses_that_have_any():
+    """As verl divides its weights: an empty response is no weight of 1 here, nor of 0."""
+    old, roll, mask = (torch.cat([x, torch.zeros(2, 4, dtype=D)]) for x in (OLD, ROLL, MASK))
+    tokens, responses = (
+        report(old, roll, mask, rollout_is=level, rollout_is_batch_normalize=True) for level in ("token", "sequence")
+    )
+
+    assert tokens["rollout_is_batch_norm_factor"] == tokens["rollout_is_mean"]
+    assert responses["rollout_is_batch_norm_factor"] == pytest.approx((math.exp(-1.15) + 2) / 2)
+
+
 def test_weights_that_are_all_zeroed_are_no_effective_sample():
     """verl divides by zero there; its normalisation falls back to 1."""
     got = report(rollout_is="token", rollout_is_threshold="10_20", rollout_is_batch_normalize=True)

@@ -121,6 +121,14 @@ def test_any_split_into_micro_batches_merges_to_the_whole(seed, cut):
         assert differing_layers(ours, theirs)[b, t] == sum(x != y for x, y in pairs)
 
 
+def test_the_share_of_layers_is_of_all_layers():
+    """Three layers of two experts each: it is the mean number of layers that differ over 3."""
+    got = values(routing_stats(*random_batch(3)))
+
+    assert got["layer_frac"] == pytest.approx(got["layers"] / 3)
+    assert got["layer_frac"] > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_ids_may_be_of_any_integer_type(dtype):
     """Engines ship them small."""
