@@ -140,9 +140,10 @@ class Hub:
         try:
             said = json.loads(frame.body)
             rank, role, token = int(said["rank"]), str(said["role"]), str(said["token"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise FrameError("no greeting") from None
-        if frame.kind is not Kind.HELLO or not hmac.compare_digest(token, self.address.token):
+        known = hmac.compare_digest(token.encode(errors="replace"), self.address.token.encode())
+        if frame.kind is not Kind.HELLO or not known:
             raise FrameError("a stranger")
         if not 0 < rank < self.world_size:
             raise FrameError(f"there is no rank {rank}")
@@ -150,15 +151,14 @@ class Hub:
 
     def _drop(self, caller: Caller) -> None:
         self._selector.unregister(caller.connection)
-        caller.connection.close()
         peer = caller.peer
         if peer is None:
-            return
+            return caller.connection.close()
         if self.peers.get(peer.rank) is peer:  # not one that has started anew since
             self.inbox.leave(peer.rank)
         if not peer.gone:
             logger.warning("rank %d is gone: its share of the batch is missing from now on", peer.rank)
-        peer.lose()
+        return peer.lose()
 
     def _part(self) -> None:
         for peer in self.peers.values():

@@ -58,13 +58,17 @@ class Peer:
             return None
 
     def lose(self) -> None:
-        """It is gone: close what is left, and let nobody wait for it."""
+        """It is gone: end what is left, and let nobody wait for it.
+
+        The files stay open as long as this object lives: the other thread may be about to write, and their numbers
+        must not be given to something else before.
+        """
         self.gone = True
         self._heard.put(None)
         for connection in (self.steps, self.control):
             if connection is not None:
                 with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # the hub's thread then sees its end, and closes it
+                    connection.shutdown(socket.SHUT_RDWR)  # the hub's thread then sees its end
 
     def forget(self) -> None:
         """In a forked child: close our copies and nothing else."""

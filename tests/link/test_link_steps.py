@@ -6,9 +6,11 @@ import socket
 from contextlib import suppress
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from linked_ranks import Other, at, ranks, until
 
-from rlwatch.link.frames import Frame, Kind
+from rlwatch.link.frames import Frame, FrameError, Kind
 from rlwatch.link.hub import Hub
 from rlwatch.link.sockets import LinkError, connect, send_all
 from rlwatch.link.spoke import Spoke
@@ -166,3 +168,52 @@ def test_a_forked_child_lets_go_without_ending_the_parents_connections():
         world.others[0].send(1)
 
         assert taken(world, 1) == {1: b"x"}
+
+
+GREETING_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rank", "role", "token"]), inner),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def one_hub():
+    hub = Hub(3, alone=True)
+    hub.start()
+    yield hub
+    hub.close(5.0)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(GREETING_JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60) | st.just(b"[" * 1020))
+def test_no_greeting_of_a_stranger_gets_in_or_stops_the_hub(one_hub, said):
+    """Whatever it says: not one rank is known by it, and the run's own ranks are still served."""
+    with pytest.raises(FrameError):
+        one_hub._identified(Frame(Kind.HELLO, body=said))
+
+
+def test_the_hub_lives_through_a_storm_of_strangers():
+    """Each is shown the door; the rank that belongs here goes on sending."""
+    with ranks(2) as world:
+        for said in (b"[" * 1000, b'{"rank": 1e999, "role": 1, "token": "\xc3\xa9"}', b"\xff", b"null"):
+            stranger = connect(world.hub.address)
+            send_all(stranger, Frame(Kind.HELLO, body=said).packed(), 5.0)
+            stranger.settimeout(10.0)
+            assert stranger.recv(10) == b""
+            stranger.close()
+        world.others[0].send(1)
+
+        assert taken(world, 1) == {1: b"x"}
+
+
+def test_the_number_of_a_lost_connection_is_not_given_away_while_it_may_be_written_to():
+    """Else a late message of the training thread could end up in whatever file is opened next."""
+    with ranks(2) as world:
+        peer = world.hub.peers[1]
+        number = peer.control.fileno()
+        world.others[0].die()
+        assert until(lambda: peer.gone)
+
+        assert peer.control.fileno() == number
+        assert not peer.tell(Frame(Kind.OFFER))
