@@ -66,24 +66,28 @@ class KeptReference:
     def save(self, checkpoint: Path, controller: Controller, step: int) -> None:
         """Put the reference into ``checkpoint``, which has just been written. Every rank calls it.
 
-        What an earlier attempt left there, of steps that were undone since, goes.
+        What an earlier attempt left there, of steps that were undone since, goes. Whether shards must be gathered
+        is for rank 0 to say, so that no rank gathers alone.
         """
-        if self._facts is None:
-            if self._writes():
-                remove(checkpoint)
-            return
         parent = checkpoint.parent
-        if self._stored is None:
-            result = controller.order(self._write_down, self._write_down.command(parent, self._facts), step)
-            if result is None or result.report is None:
-                self._failed("reference_not_kept", checkpoint, step, _reason(result))
-                return
-            self._stored = self._write_down.written or self._facts
+        new = self._facts if self._stored is None else None
+        command = None if new is None else self._write_down.command(parent, new)
+        result = controller.order(self._write_down, command, step)
+        if result is not None and result.report is None:
+            self._failed("reference_not_kept", checkpoint, step, _reason(result))
+        elif result is not None:
+            self._stored = self._write_down.written
         if self._writes():
-            try:
-                share(checkpoint, self._stored, parent)
-            except OSError as error:
-                self._failed("reference_not_kept", checkpoint, step, f"{type(error).__name__}: {error}")
+            self._place(checkpoint, step)
+
+    def _place(self, checkpoint: Path, step: int) -> None:
+        try:
+            if self._stored is not None:
+                share(checkpoint, self._stored, checkpoint.parent)
+            else:
+                remove(checkpoint)
+        except OSError as error:
+            self._failed("reference_not_kept", checkpoint, step, f"{type(error).__name__}: {error}")
 
     def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
         """Take up the reference that ``checkpoint`` holds, if any. Every rank calls it, after the trainer has
