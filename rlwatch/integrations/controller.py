@@ -81,7 +81,7 @@ class Controller:
     def obey(self, step: int) -> None:
         """Carry out what waits, at ``step``, which has ended; while training is paused, wait for more.
 
-        With nothing to do it costs the pop of a deque and, with several ranks, one tiny collective.
+        With nothing to do it costs the pop of a deque and, with several ranks, a few bytes to each.
         """
         self._round(step)
         while self._held():

@@ -302,6 +302,41 @@ def test_a_held_rank_that_hears_nothing_any_more_goes_on_by_itself():
     assert person.rounds == (60 + GRACE_S) / 0.5
 
 
+def test_a_pause_of_no_length_is_refused():
+    """The row may have been written by anyone."""
+    run = FakeRun(command("pause", minutes=0))
+    controller(run).obey(1)
+    assert run.results[0][1] == "rejected"
+    assert "minutes=0 is not a number above 0" in run.results[0][3]
+
+
+def test_what_rank_0_decides_by_itself_is_carried_out_and_not_answered():
+    """An order is nobody's command: no event, no answer; a refusal is its result."""
+    run, handler = FakeRun(), Handler("keep")
+    steward = controller(run)
+    assert steward.order(handler, None, 3) is None
+    assert steward.order(handler, command("keep"), 3).report == {}
+    assert steward.order(Handler("keep", refusal="disk full"), command("keep"), 3).refusal == "disk full"
+    assert (len(handler.calls), run.events, run.answers) == (1, [], [])
+
+
+def test_a_command_with_a_time_limit_is_taken_back_when_it_is_due():
+    """By the handler's own word, and recorded as rlwatch's."""
+
+    class Limited(Handler):
+        def due(self, step):
+            return command("wave", back=True) if step == 7 else None
+
+    run, handler = FakeRun(), Limited()
+    steward = controller(run, handler)
+    for step in (6, 7, 8):
+        steward.obey(step)
+
+    assert [asked.args for asked in handler.calls] == [{"back": True}]
+    assert [(e.step, e.body["command"]) for e in run.events] == [(7, "wave")]
+    assert run.answers == []
+
+
 def test_resume_without_a_pause_is_refused():
     """The words say so."""
     run = FakeRun(command("resume"))

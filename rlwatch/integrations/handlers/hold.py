@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.control.kinds import KINDS
 from rlwatch.errors import RLWatchError
 from rlwatch.records import JSON, Command
 
-AT_MOST_MIN = 60.0
-"""Minutes a pause lasts if the command does not say."""
 ROUND_S = 0.5
 """How long a paused trainer waits between two looks for commands, in seconds."""
 GRACE_S = 30.0
@@ -69,12 +68,13 @@ class Pause:
 
     def check(self, command: Command) -> None:
         """Refuse a second pause."""
+        KINDS[self.kind].read(command.args)
         if self.hold.on:
             raise RLWatchError("training is paused already")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Begin to hold."""
-        minutes = float(command.args.get("minutes", AT_MOST_MIN))
+        minutes = float(KINDS[self.kind].read(command.args)["minutes"])
         self.hold.begin(minutes)
         return {"minutes": minutes, "summary": f"paused for at most {minutes:g} minutes; resume or stop ends it"}
 
