@@ -10,6 +10,7 @@ from pathlib import Path
 from rlwatch.cli.config_file import alerting_of
 from rlwatch.cli.console import say
 from rlwatch.cli.delivery import deliver_once, delivering
+from rlwatch.cli.ending import unbroken
 from rlwatch.cli.importing import holds
 from rlwatch.cli.log_run import Log
 from rlwatch.cli.news import tell_outcome
@@ -55,7 +56,8 @@ def follow(
                 while True:
                     records = _stamped(tail.poll(), now() if caught_up else 0.0)
                     if recording is None and records:
-                        recording = _recording(log, tail.name, tail.source, store, alerting)
+                        with unbroken():
+                            recording = _recording(log, tail.name, tail.source, store, alerting)
                         say(f"run {recording.run.run_id} ({tail.format})", style="dim")
                     if recording is not None:
                         recording.take(records)

@@ -220,6 +220,28 @@ def test_a_signal_ends_the_watch_tidily(end: signal.Signals, tmp_path: Path) -> 
     assert open_store(tmp_path / "runs").run(log_id(log)).state is RunState.FINISHED
 
 
+def test_ctrl_c_while_the_run_is_being_made_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes when the run is in the store and nobody holds it yet."""
+    original = watch_log._recording
+
+    def interrupted(*args: Any) -> Any:
+        made = original(*args)
+        signal.raise_signal(signal.SIGINT)
+        return made
+
+    monkeypatch.setattr(watch_log, "_recording", interrupted)
+    log = write_log(tmp_path / "train.log", _rows(1, 5))
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        watch_log.follow(Log(log), str(tmp_path / "runs"), None, lambda: None)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert open_store(tmp_path / "runs").run(log_id(log)).state is RunState.FINISHED
+
+
 def test_alerts_of_a_watched_log_reach_the_webhook_once(inbox: Inbox, tmp_path: Path, invoke: Invoke) -> None:
     """Watching again tells nobody again."""
     log = write_log(tmp_path / "train.log", [*_rows(1, 60), *_rows(61, 70, BROKEN)])

@@ -56,6 +56,23 @@ def test_a_finished_run_is_one_plain_file(tmp_path: Path):
     assert sqlite3.connect(tmp_path / "run" / "run.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
+def test_what_ctrl_c_left_open_is_rolled_back_and_the_end_is_written(tmp_path: Path):
+    """Interrupted right after a transaction began, the writer still stores, and ends the run durably."""
+    writer = open_store(tmp_path).open_run(RunInfo("r"))
+    for left_open in range(2):
+        writer._db.execute("BEGIN IMMEDIATE")
+        writer._db.execute("DELETE FROM record")
+        if left_open == 0:
+            writer.write(steps(1, 2))
+    writer.finish(RunState.FINISHED, "the watch ended", 5.0)
+    writer.close()
+
+    store = open_store(tmp_path)
+    assert (store.run("r").state, store.run("r").state_reason) == (RunState.FINISHED, "the watch ended")
+    assert [record.step for record in store.records("r")] == [1, 2]
+    assert not list((tmp_path / "r").glob("run.db-*"))
+
+
 def test_finish_waits_for_a_reader_to_leave_and_does_not_insist(tmp_path: Path, caplog, monkeypatch):
     """A snapshot held open keeps the log file; the run is finished all the same and says so."""
     monkeypatch.setattr("rlwatch.store.sqlite.writer._READERS_LEAVE_S", 0.0)

@@ -20,7 +20,12 @@ class Migration:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing, holding the write lock from the start."""
+    """All or nothing, holding the write lock from the start.
+
+    Transactions never nest: one that is open was begun by a Ctrl-C's victim, interrupted before it did anything.
+    """
+    if db.in_transaction:
+        db.execute("ROLLBACK")
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

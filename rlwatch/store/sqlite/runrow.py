@@ -68,7 +68,8 @@ def beat(db: sqlite3.Connection, now: float) -> None:
 
 def end(db: sqlite3.Connection, state: RunState, reason: str, now: float) -> None:
     """Note how the run ended."""
-    db.execute("UPDATE run SET state = ?, state_reason = ?, heartbeat_at = ?", (state.value, plain(reason), now))
+    with transaction(db):
+        db.execute("UPDATE run SET state = ?, state_reason = ?, heartbeat_at = ?", (state.value, plain(reason), now))
 
 
 def _begin(db: sqlite3.Connection, run: RunInfo, given: RunInfo, now: float) -> RunInfo:
