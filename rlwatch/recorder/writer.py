@@ -66,7 +66,7 @@ class Writer:
         self._stopping = False
         self._hurry_at = float("inf")
         self._wake = threading.Event()
-        self._rounds = 0
+        self._rounds = self._cleared = 0
         self._thread = threading.Thread(target=self._loop, name="rlwatch-writer", daemon=True)
         self.cpu_seconds = 0.0
 
@@ -77,7 +77,7 @@ class Writer:
     def flush(self, deadline_s: float) -> bool:
         """Wait until what is queued now has been through the sinks; False when the deadline passed."""
         target, end = self._rounds + 2, time.monotonic() + deadline_s
-        while self._thread.is_alive() and (self._rounds < target or self._held):
+        while self._thread.is_alive() and self._cleared < target:
             self._wake.set()
             if time.monotonic() >= end:
                 return False
@@ -110,7 +110,9 @@ class Writer:
 
     def _round(self) -> None:
         batch: list[Item] = []
-        self._held.extend(self._queue.drain(BATCH_LIMIT - len(self._held)))
+        room = BATCH_LIMIT - len(self._held)
+        drained = self._queue.drain(room)
+        self._held.extend(drained)
         while self._held and self._due(self._held[0]):
             self._guard(self._take, self._held.popleft(), batch)
         for sink in self._sinks:
@@ -118,6 +120,8 @@ class Writer:
                 self._guard(sink.write, batch)
             self._guard(sink.tick)
         self._rounds += 1
+        if not self._held and len(drained) < room:  # nothing of what was queued before this round is left
+            self._cleared = self._rounds
         self.cpu_seconds = time.thread_time()
 
     def _guard(self, call: object, *args: object) -> None:

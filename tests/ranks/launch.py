@@ -1,6 +1,6 @@
-"""Starts one process for each rank of a scenario: ``python launch.py MODULE:FUNCTION RANKS FOLDER``.
+"""Starts one process for each rank of a scenario: ``python launch.py MODULE:FUNCTION RANKS FOLDER ...``.
 
-What is heavy is imported once, before the ranks are forked. Each rank calls ``FUNCTION(rank, ranks, folder)`` within a
+Several scenarios run one after the other. What is heavy is imported once, before the ranks are forked. Each calls ``FUNCTION(rank, ranks, folder)`` within a
 gloo process group, and leaves what it returns as JSON in ``FOLDER/rank<i>.json``.
 """
 
@@ -53,8 +53,7 @@ def start(function, rank, ranks, folder):
         os._exit(status)
 
 
-def main():
-    where, ranks, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def play(where, ranks, folder):
     module, _, name = where.partition(":")
     function = getattr(import_module(module), name)
     pids = [start(function, rank, ranks, folder) for rank in range(ranks)]
@@ -63,4 +62,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    for scenario, ranks, folder in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3], strict=True):
+        play(scenario, int(ranks), Path(folder))

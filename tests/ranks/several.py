@@ -24,9 +24,16 @@ def free_port():
 
 def several(scenario, ranks, folder):
     """What each rank returned (None for one that died), rank 0 first. Everything is killed after two minutes."""
-    folder.mkdir(parents=True, exist_ok=True)
+    (returned,) = each_of((scenario, ranks, folder))
+    return returned
+
+
+def each_of(*scenarios):
+    """The same of scenarios, ranks and folders, one after the other in one go."""
+    for _, _, folder in scenarios:
+        folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, str(HERE / "launch.py"), scenario, str(ranks), str(folder)],
+        [sys.executable, str(HERE / "launch.py"), *(str(word) for scenario in scenarios for word in scenario)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env={**os.environ, **ENVIRONMENT, "MASTER_PORT": str(free_port())},
     )  # fmt: skip
@@ -36,9 +43,13 @@ def several(scenario, ranks, folder):
         os.killpg(process.pid, signal.SIGKILL)
         said, _ = process.communicate()
         raise AssertionError(f"the ranks did not end within {LIMIT_S} s:\n{said[-4000:]}") from None
+    return [_returned(ranks, folder, said) for _, ranks, folder in scenarios]
+
+
+def _returned(ranks, folder, said):
+    (folder / "said.txt").write_text(said)
     errors = [path.read_text() for path in sorted(folder.glob("rank*.error"))]
     assert not errors, "\n".join([*errors, said[-4000:]])
-    (folder / "said.txt").write_text(said)
     found = [folder / f"rank{rank}.json" for rank in range(ranks)]
     return [json.loads(path.read_text()) if path.exists() else None for path in found]
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -103,7 +104,7 @@ def dying_rank(rank, ranks, folder, *, dies):
     join_group(rank, ranks, folder)
     run = begin(folder)
     commands = [Command("c", "r", "wave")]
-    agreed = []
+    agreed, since = [], 0.0
     for step in range(1, 9):
         if step == 4:
             run.flush(20.0)  # a killed process loses what it did in its last tenth of a second
@@ -113,13 +114,14 @@ def dying_rank(rank, ranks, folder, *, dies):
                     wait_for("about to die", other)
                 os.kill(os.getpid(), signal.SIGKILL)
             wait_for("about to die", dies)
+            since = time.monotonic()
         tally = StepTally()
         add_rows(tally, step, 3 * rank, 3 * rank + 3)
         tally.seal(step, shared=run.linked).deliver(run)
         heard = run.ranks.share(commands if rank == 0 else [], step)
         agreed.append(run.ranks.agree(None) if heard else "nothing heard")
     finished = run.finish(deadline_s=20.0)
-    return {"agreed": agreed, "finished": finished, "counters": dict(run.counters.snapshot())}
+    return {"agreed": agreed, "finished": finished, "seconds": time.monotonic() - since}
 
 
 def dying_other(rank, ranks, folder):

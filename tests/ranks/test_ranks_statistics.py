@@ -1,7 +1,7 @@
 """Two and four gloo processes record what one process records of the whole batch."""
 
 import pytest
-from several import recorded, several
+from several import each_of, recorded
 from tallying import SPIKE, STEPS, tally_steps
 
 import rlwatch
@@ -22,11 +22,17 @@ def one_process(tmp_path_factory):
     return store
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def many(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (2, 4)}
+    returned = each_of(*(("tallying:statistics", ranks, folder) for ranks, folder in folders.items()))
+    return {ranks: (ranks, folder, what) for (ranks, folder), what in zip(folders.items(), returned, strict=True)}
+
+
+@pytest.fixture(params=[2, 4])
+def many(request, played):
     """(how many, where, what each rank returned)."""
-    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    return request.param, folder, several("tallying:statistics", request.param, folder)
+    return played[request.param]
 
 
 def test_every_statistic_is_that_of_the_whole_batch(many, one_process):

@@ -1,7 +1,7 @@
 """DDP and FSDP2 on two and four gloo processes: the same numbers as one process, the same training as unwatched."""
 
 import pytest
-from several import recorded, several
+from several import each_of, recorded
 from training import RESET_AT, STEPS, train, whole
 
 import rlwatch
@@ -22,10 +22,17 @@ def one_process(tmp_path_factory):
     return recorded(folder / "store", "whole")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def many(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"training{request.param}")
-    return request.param, folder, several("training:training", request.param, folder)
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    folders = {ranks: tmp_path_factory.mktemp(f"training{ranks}") for ranks in (2, 4)}
+    returned = each_of(*(("training:training", ranks, folder) for ranks, folder in folders.items()))
+    return {ranks: (ranks, folder, what) for (ranks, folder), what in zip(folders.items(), returned, strict=True)}
+
+
+@pytest.fixture(params=[2, 4])
+def many(request, played):
+    """(how many, where, what each rank returned)."""
+    return played[request.param]
 
 
 @pytest.mark.parametrize("wrap", WRAPS)

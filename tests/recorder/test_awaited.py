@@ -114,6 +114,33 @@ def test_what_was_logged_after_it_waits_with_it_while_the_sinks_go_on():
     assert world.writer.stop(5.0)
 
 
+def test_a_flush_ends_when_a_held_step_is_through_the_sinks_not_when_it_is_let_go():
+    """A sink that is slow to write is waited for."""
+
+    class Slow(Sink):
+        writing, may_go_on = threading.Event(), threading.Event()
+
+        def write(self, batch):
+            self.writing.set()
+            assert self.may_go_on.wait(10.0)
+            super().write(batch)
+
+    world = World(1)
+    world.sink = Slow()
+    world.writer = Writer(world.queue, [world.sink], world.counters, interval=0.001)
+    world.step(1)
+    world.writer.start()
+    assert not world.writer.flush(0.05)
+    world.inbox.put(1, at(1), b"10")
+    assert world.sink.writing.wait(10.0)
+
+    assert not world.writer.flush(0.05)
+    world.sink.may_go_on.set()
+    assert world.writer.flush(10.0)
+    assert len(world.sink.items) == 1
+    assert world.writer.stop(5.0)
+
+
 def test_a_step_waits_for_its_own_copy_from_the_device_too():
     """Reading earlier would wait for the device on the writer thread and hold up the sinks."""
     world = World()

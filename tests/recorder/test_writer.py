@@ -214,3 +214,16 @@ def test_the_heartbeat_goes_on_without_records():
         clock.advance(1.0)
 
     assert disk.beats == 2
+
+
+def test_a_flush_waits_for_more_than_one_batch():
+    """Thousands of records that were queued before it."""
+    sink = Collect()
+    queue, _, writer = recorder(sink, size=10_000)
+    for step in range(5_500):
+        queue.offer(entry(step))
+    writer.start()
+
+    assert writer.flush(30.0)
+    assert len(sink.items) == 5_500
+    assert writer.stop(5.0)
