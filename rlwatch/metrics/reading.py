@@ -63,7 +63,7 @@ def resolve(name: str, source: str = "") -> Reading | None:
     """How ``name`` reads in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
 
     Dots read as slashes; the ``train/`` prefix trackers add is looked through. An alias of the very
-    source wins over one of any trainer.
+    source wins over one of any trainer, also where it says that there the name is something else.
 
     >>> resolve("actor/grad_norm", "verl").metric.name
     'optim/grad_norm'
@@ -76,7 +76,7 @@ def resolve(name: str, source: str = "") -> Reading | None:
     candidates = [(m, a) for m, a in (_ALIASES.get(name) or _ALIASES.get(slashed) or ()) if _matches(a, source)]
     if candidates:
         metric, alias = max(candidates, key=lambda pair: len(pair[1].source) if source else -len(pair[1].source))
-        return Reading(metric, alias)
+        return None if alias.relation is Relation.OTHER else Reading(metric, alias)
     for prefix in _TRACKER_PREFIXES:
         if name.startswith(prefix):
             return resolve(name.removeprefix(prefix), source)

@@ -23,6 +23,8 @@ class Relation(StrEnum):
 
     SAME = "same"
     PROXY = "proxy"
+    OTHER = "other"
+    """It only has the name: in this source the metric is not to be read from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ def same(name: str, source: str = "", estimator: str = "", aggregator: str = "")
 def proxy(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
     """An alias that is a related one."""
     return Alias(name, source, Relation.PROXY, estimator, aggregator)
+
+
+def other(name: str, source: str) -> Alias:
+    """A name that other sources use for the quantity, and ``source`` for something else."""
+    return Alias(name, source, Relation.OTHER)
 
 
 def fraction(

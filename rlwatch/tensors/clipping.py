@@ -24,11 +24,14 @@ def clip_stats(
 
     ``x`` (B, T) log-ratios of tokens, or (B, 1) of whole responses, as GSPO clips them: then ``mask`` (B, T) weighs a
     response by its tokens as verl does, (B, 1) counts each once as TRL does. ``advantages`` (B, T) or (B, 1). For
-    TRL's CISPO, which caps the ratio at c for A > 0: ``low=inf, high=c - 1``. NaN where a ratio or an advantage is.
+    TRL's CISPO, which caps the ratio at c: ``low=inf, high=c - 1``, and no ``clipfrac_low``. NaN where a ratio or an
+    advantage is.
     """
     ratio = widen(x).exp()
     below, above = clipped_sides(ratio, advantages, low=low, high=high)
-    flags = {"ratio/clipfrac_low": below, "ratio/clipfrac_high": above, "ratio/clipfrac": below | above}
+    flags = {"ratio/clipfrac_high": above, "ratio/clipfrac": below | above}
+    if low < math.inf:
+        flags["ratio/clipfrac_low"] = below
     if dual is not None:
         flags["ratio/clipfrac_dual"] = (ratio > dual) & (advantages < 0)
     return {name: Mean.of(indicator(flag, ratio, advantages), mask) for name, flag in flags.items()}

@@ -177,3 +177,36 @@ def test_a_dataset_without_a_task_column_has_no_tasks():
     assert tasks_of([{"prompt": "a"}]) is None
     assert tasks_of([]) is None
     assert tasks_of([{"task": "x", "data_source": "y"}, {"task": "x"}]) == ["y", None]
+
+
+def with_tools(prompts, trainer):
+    """A rollout whose third and fourth of six tokens an environment wrote; every second response is cut."""
+    ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    said = [[4, 5, 14, 14, 6 + i % 3, 2 if i % 2 else 5] for i in range(len(prompts))]
+    own = [[1, 1, 0, 0, 1, 1] if i % 4 else [1, 1, 0, 0, 0, 1] for i in range(len(prompts))]
+    return {"prompt_ids": ids, "completion_ids": said, "logprobs": [[-2.6] * 6] * len(said), "env_mask": own}
+
+
+class Acting(GRPOTrainer):
+    """Samples with :func:`with_tools`, as an agent's trainer does."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, rollout_func=with_tools, **kwargs)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "truncated ones masked"])
+def test_tokens_an_environment_wrote_are_no_part_of_a_response(watched, masked):
+    """Lengths are TRL's: of what the policy wrote, whether or not the loss leaves out what was cut."""
+    _, run = watched(
+        cls=Acting, max_steps=2, mask_truncated_completions=masked, watching={"completions": KeepCompletions(every=1)}
+    )
+
+    for step, tap in run.taps().items():
+        row = run.rows()[step]
+        lengths = [row[f"completions/{kind}_length"] for kind in ("mean", "max", "min")]
+        assert [tap["len/mean"], tap["len/max"], tap["len/min"]] == lengths == [3.75, 4.0, 3.0]
+        assert tap["len/clipped"] == row["completions/clipped_ratio"] == 0.5
+        assert tap["tokens/environment_leak"] == 0
+        assert tap["tokens/environment_frac"] == pytest.approx(2 / 6 if masked else 2.25 / 6)
+        assert tap["mismatch/logp_absdiff"] > 0
+    assert sorted(set(run.completions[0].columns["length"])) == [3.0, 4.0]

@@ -51,14 +51,63 @@ def test_truncated_weights_are_trls_and_the_share_it_cut_is_known(watched):
         assert 0 < tap["mismatch/tis_truncated"] < 1
 
 
-@pytest.mark.parametrize(
-    ("mode", "floor"),
-    [("token_mask", None), ("sequence_truncate", None), ("sequence_mask", None), ("token_truncate", 0.9)],
-)
-def test_only_a_cap_on_tokens_is_a_truncation_of_tokens(watched, mode, floor):
-    """Masking, whole responses and a floor are other corrections: no mean of truncated weights is made up for them."""
-    for tap, _ in steps(watched, mode, 1.005, floor):
-        assert "mismatch/is_ratio" not in tap
+MODES = [
+    ("token_truncate", None), ("token_mask", None), ("sequence_truncate", None), ("sequence_mask", None),
+    ("token_truncate", 0.9), ("sequence_mask", 0.9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "floor"), MODES)
+@pytest.mark.parametrize("unscored", [False, True], ids=["scored", "unscored"])
+def test_the_weights_of_the_loss_stand_beside_the_raw_ones(watched, mode, floor, unscored):
+    """In every mode of TRL: mean and extremes after the correction, and the raw ones, which are further out."""
+    for tap, row in steps(watched, mode, 1.005, floor, unscored=unscored):
+        assert tap["mismatch/is_ratio"] == close(row[RATIO + "mean"])
+        assert tap["mismatch/is_ratio_max"] == close(row[RATIO + "max"])
+        assert tap["mismatch/is_ratio_min"] == close(row[RATIO + "min"])
+        assert 0 <= tap["mismatch/is_ratio_std"] <= row[RATIO + "max"]
+        raw = "mismatch/seq_weight_max" if mode.startswith("sequence") else "mismatch/weight_max"
+        assert tap["mismatch/is_ratio_max"] <= 1.00501
+        assert tap[raw] > tap["mismatch/is_ratio_max"]
+        assert tap["mismatch/logp_absdiff"] == close(row["sampling/sampling_logp_difference/mean"])
+        assert (tap["mismatch/is_zero"] > 0) == (mode.endswith("mask"))
+
+
+def test_the_default_correction_drops_whole_responses_and_it_shows(watched):
+    """sequence_mask: the share of tokens that no longer teach anything is that of the dropped responses."""
+    seen = []
+
+    def look(trainer):
+        install(trainer, noise=0.02)
+        original = trainer._compute_loss
+
+        def compute(model, inputs):
+            kept, mask = inputs["importance_sampling_ratio"] != 0, inputs["completion_mask"].bool()
+            seen.append(1 - (mask & kept).sum().item() / mask.sum().item())
+            return original(model, inputs)
+
+        trainer._compute_loss = compute
+
+    _, run = watched(before=look, max_steps=2, vllm_importance_sampling_clip_max=1.005)
+
+    assert [tap["mismatch/is_zero"] for tap in run.taps().values()] == close(seen)
+    assert 0 < max(seen) < 1
+
+
+def test_without_a_correction_the_raw_mismatch_is_all_there_is(watched):
+    """The loss uses no weights, so none are reported."""
+    _, run = watched(before=lambda t: install(t, noise=0.02), max_steps=2, vllm_importance_sampling_correction=False)
+
+    for step, tap in run.taps().items():
+        assert tap["mismatch/logp_absdiff"] > 0.01
+        assert not any(name.startswith("mismatch/is_") for name in tap)
+        assert not any(name.startswith("sampling/") for name in run.rows()[step])
+
+
+@pytest.mark.parametrize("mode", ["token_mask", "sequence_truncate", "sequence_mask"])
+def test_only_a_cap_on_tokens_is_a_truncation_of_tokens(watched, mode):
+    """Masking and whole responses are other corrections: the share that truncation would cut is at the usual cap."""
+    for tap, _ in steps(watched, mode, 1.005):
         assert tap["mismatch/tis_truncated"] == 0.0
 
 

@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 from fake_vllm import install
-from tiny_trl import FakeRun, GRPOTrainer, make_trainer
+from peft import LoraConfig
+from tiny_trl import (
+    COMMON,
+    FakeRun,
+    GRPOTrainer,
+    RLOOTrainer,
+    dataset,
+    digits,
+    make_trainer,
+    model_on_disk,
+    tokenizer,
+)
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.trl import watch
@@ -208,13 +219,14 @@ def test_tokens_the_engine_did_not_score_are_counted_and_shown(watched):
 
 
 def test_rloo_reports_tokens_and_ratios_of_whole_responses(watched):
-    """RLOO's ratio is per response and its KL sits in the reward: token ratios and KL do not exist."""
+    """RLOO's ratio is per response, and so is its clip, which takes all tokens of a response."""
     _, run = watched(kind="rloo", num_iterations=2, beta=0.05, gradient_accumulation_steps=2, max_steps=4)
     taps, rows = run.taps(), run.rows()
 
     assert set(taps[2]) >= ALWAYS
     of_ratios = {name for name in taps[2] if name.startswith(MARKS["old policy"])}
-    assert of_ratios == {"ratio/seq_mean", "ratio/seq_max", "ratio/seq_ess", "policy/kl_old"}
+    clipped = {"ratio/clipfrac", "ratio/clipfrac_low", "ratio/clipfrac_high"}
+    assert of_ratios == {"ratio/seq_mean", "ratio/seq_max", "ratio/seq_ess", "policy/kl_old", *clipped}
     assert not any(name.startswith((*MARKS["reference"], *MARKS["generation"])) for name in taps[2])
     assert set(taps[1]) >= SUBJECTS["generation"]
     assert taps[1]["ratio/seq_max"] == pytest.approx(1.0)
@@ -222,6 +234,61 @@ def test_rloo_reports_tokens_and_ratios_of_whole_responses(watched):
     for step in taps:
         assert taps[step]["loss/raw"] == pytest.approx(rows[step]["loss"], rel=1e-4, abs=1e-6)
         assert taps[step]["policy/entropy"] == pytest.approx(rows[step]["entropy"], rel=1e-3)
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole model", "adapter"])
+def test_rloo_kl_is_read_where_its_responses_are_scored(watched, adapted):
+    """RLOO's KL is a part of the reward: k1 is its own, and the other estimators are there too."""
+    peft = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM") if adapted else None
+    _, run = watched(kind="rloo", num_iterations=2, beta=0.05, max_steps=4, learning_rate=1e-2, peft_config=peft)
+    taps, rows = run.taps(), run.rows()
+
+    assert [set(SUBJECTS["reference"]) <= set(tap) for tap in taps.values()] == [True, False, True, False]
+    assert taps[3]["policy/kl_ref_k1"] == pytest.approx(rows[3]["kl"], rel=1e-4)
+    assert taps[3]["policy/kl_ref_k3"] > 1e-5
+    assert (taps[3]["nonfinite/old_logp"], taps[3]["nonfinite/ref_logp"]) == (0, 0)
+
+
+def test_rloo_without_a_reference_has_no_kl(watched):
+    """beta is 0, so nothing is compared; the policy that sampled is looked at all the same."""
+    _, run = watched(kind="rloo", beta=0.0, max_steps=1)
+
+    assert not any(name.startswith(MARKS["reference"]) for name in run.taps()[1])
+    assert run.taps()[1]["nonfinite/old_logp"] == 0
+
+
+class KeepingRLOO(RLOOTrainer):
+    """Keeps log-ratios of responses, their advantages and masks."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = {}
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        self.forward = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        return self.forward
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        mask = inputs["completion_mask"]
+        log_ratio = (self.forward[0].detach() * mask).sum(1) - inputs["old_logps"]
+        self.seen[self.state.global_step + 1] = (log_ratio, inputs["advantages"], mask)
+        return loss
+
+
+def test_a_clip_of_whole_responses_is_counted_in_tokens(watched):
+    """RLOO: the tokens of the responses its own fraction counts."""
+    trainer, run = watched(kind="rloo", cls=KeepingRLOO, num_iterations=2, max_steps=2, learning_rate=1e-2)
+    log_ratio, advantages, mask = trainer.seen[2]
+    high = (log_ratio.exp() > 1.2) & (advantages > 0)
+    low = (log_ratio.exp() < 0.8) & (advantages < 0)
+    tap, row = run.taps()[2], run.rows()[2]
+
+    assert high.float().mean().item() == pytest.approx(row["clip_ratio/high_mean"])
+    assert tap["ratio/clipfrac_high"] == pytest.approx((mask.sum(1) * high).sum().item() / mask.sum().item())
+    assert tap["ratio/clipfrac_low"] == pytest.approx((mask.sum(1) * low).sum().item() / mask.sum().item())
+    assert tap["ratio/clipfrac"] == pytest.approx(tap["ratio/clipfrac_low"] + tap["ratio/clipfrac_high"])
+    assert tap["ratio/clipfrac"] > 0
 
 
 def test_steps_are_measured_one_by_one_where_the_log_averages(watched):
@@ -291,15 +358,59 @@ def test_infinite_rewards_show_although_trl_rewrites_their_advantages(watched):
 
 
 def test_gspo_reports_the_ratio_its_loss_uses(watched):
-    """Sequence level: geometric means beside the token ratios, and no token clip fraction."""
+    """Sequence level: geometric means beside the token ratios, and what their clip binds."""
     _, run = watched(
-        importance_sampling_level="sequence", num_iterations=2, max_steps=2, learning_rate=3e-3, loss_type="grpo"
-    )
-    tap = run.taps()[2]
+        importance_sampling_level="sequence", num_iterations=2, max_steps=2, learning_rate=3e-3, loss_type="grpo",
+        epsilon=0.01,
+    )  # fmt: skip
+    tap, row = run.taps()[2], run.rows()[2]
 
     assert 1.0 < tap["ratio/seq_max"] < tap["ratio/max"]
     assert tap["ratio/seq_ess"] > tap["ratio/ess"]
-    assert "ratio/clipfrac_low" not in tap
+    assert row["clip_ratio/region_mean"] > 0.25
+    assert tap["ratio/clipfrac"] == pytest.approx(row["clip_ratio/region_mean"], abs=0.2)
+    assert "ratio/clipfrac_low" in tap
+
+
+def test_cispo_reports_what_its_cap_binds_and_no_lower_bound(watched):
+    """TRL's own fraction of tokens; below there is no bound, so nothing is claimed."""
+    _, run = watched(loss_type="cispo", epsilon_high=1.1, num_iterations=2, max_steps=2, learning_rate=1e-2)
+    tap, row = run.taps()[2], run.rows()[2]
+
+    assert tap["ratio/clipfrac_high"] == tap["ratio/clipfrac"] == pytest.approx(row["cispo_clip_ratio"])
+    assert tap["ratio/clipfrac"] > 0
+    assert not {"ratio/clipfrac_low", "ratio/clipfrac_dual"} & set(tap)
+
+
+def test_gmpo_clips_log_ratios(tmp_path):
+    """Its own bounds, beside its own numbers."""
+    from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+
+    config = {**COMMON, "num_iterations": 2, "max_steps": 2, "learning_rate": 3e-2, "epsilon": 0.3}
+    model, args = model_on_disk(tmp_path / "policy"), GMPOConfig(**{**config, "output_dir": str(tmp_path)})
+    trainer = GMPOTrainer(model, digits, args=args, train_dataset=dataset(), processing_class=tokenizer())
+    run = FakeRun()
+    watch(trainer, run=run)
+    trainer.train()
+    tap, row = run.taps()[2], run.rows()[2]
+
+    assert tap["ratio/clipfrac_low"] == pytest.approx(row["clip_ratio/low_mean"], rel=1e-4)
+    assert tap["ratio/clipfrac_high"] == pytest.approx(row["clip_ratio/high_mean"], rel=1e-4)
+    assert tap["ratio/clipfrac"] > 0
+
+
+def test_two_sided_clipping_shows_the_tokens_beyond_its_cap(watched):
+    """delta: tokens of negative advantage whose ratio left it; a cap below the clip's bound is the bound."""
+    large = {"num_iterations": 2, "max_steps": 2, "learning_rate": 3e-2, "epsilon": 0.2}
+    _, two = watched(delta=1.25, **large)
+    _, tight = watched(delta=1.1, cls=Recording, **large)
+    trainer, _ = watched(delta=1.1, cls=Recording, **large)
+    ratio = tokens(trainer.seen[2], lambda lp, h, i: (lp - i["old_per_token_logps"]).exp())
+    sign = tokens(trainer.seen[2], lambda lp, h, i: i["advantages"][:, None].expand_as(lp))
+
+    assert two.taps()[2]["ratio/clipfrac_dual"] == pytest.approx(((ratio > 1.25) & (sign < 0)).double().mean().item())
+    assert two.taps()[2]["ratio/clipfrac_high"] == pytest.approx(two.rows()[2]["clip_ratio/high_mean"], rel=1e-4)
+    assert tight.taps()[2]["ratio/clipfrac_high"] == pytest.approx(((ratio > 1.1) & (sign > 0)).double().mean().item())
 
 
 def test_a_slow_copy_is_waited_for_before_the_next_step_begins(watched, monkeypatch):

@@ -110,7 +110,7 @@ def test_a_clipped_weight_is_clipped_whatever_the_advantage():
 
 def test_a_cap_alone_has_no_lower_side():
     """CISPO of TRL: min(r, 1.5) for positive advantages."""
-    assert one(0.01, -1.0, low=math.inf, high=0.5)["ratio/clipfrac_low"] == 0.0
+    assert "ratio/clipfrac_low" not in one(0.01, -1.0, low=math.inf, high=0.5)
     assert one(1.6, 1.0, low=math.inf, high=0.5)["ratio/clipfrac_high"] == 1.0
 
 

@@ -71,6 +71,40 @@ def test_the_same_name_means_different_things_in_different_trainers():
     assert resolve("kl", "trl/async_grpo").metric.name == "mismatch/k3"
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "metric"),
+    [
+        ("kl", "trl/kto", "policy/kl_ref"),
+        ("clip_ratio/region_mean", "trl/rloo", "ratio/clipfrac"),
+        ("clip_ratio/low_mean", "trl/rloo", "ratio/clipfrac_low"),
+        ("frac_reward_zero_std", "trl/rloo", "reward/zero_std_frac"),
+        ("rewards/chosen", "trl/dpo", "reward/mean"),
+    ],
+)
+def test_what_another_trl_trainer_means_by_a_name_is_a_proxy(name, source, metric):
+    """Of responses instead of tokens, of pairs that do not belong together, of log-ratios instead of rewards."""
+    reading = resolve(name, source)
+
+    assert (reading.metric.name, reading.closeness) == (metric, 2)
+    assert reading.alias.aggregator
+
+
+@pytest.mark.parametrize("source", ["trl/sft", "trl/dpo", "trl/kto"])
+def test_entropy_of_given_tokens_is_no_exploration(source):
+    """It falls while a dataset is learnt: a detector of collapse must not see it."""
+    assert resolve("entropy", source) is None
+    assert canonicalise({"entropy": 0.1, "train/entropy": 0.1}, source) == ({}, {})
+    assert resolve("entropy", "trl/grpo").metric.name == "policy/entropy"
+    assert resolve("entropy").metric.name == "policy/entropy"
+
+
+def test_the_score_of_what_online_dpo_sampled_is_its_reward():
+    """Whatever order it logs in: beside it stands the log-ratio that DPO calls a reward."""
+    names = ["rewards/chosen", "objective/scores"]
+    for order in (names, names[::-1]):
+        assert canonicalise(dict.fromkeys(order, 1.0), "trl/online_dpo")[1] == {"reward/mean": "objective/scores"}
+
+
 def test_the_quantity_itself_wins_over_a_proxy_whatever_the_order():
     """verl logs both the driver's entropy and the update pass's."""
     for names in (("actor/entropy", "actor/entropy_loss"), ("actor/entropy_loss", "actor/entropy")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,13 +31,22 @@ MEASURED = 4
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One generation of this rank, N completions; ``rewards`` (N_all, functions) are of all ranks, NaN for none."""
+    """One generation of this rank, N completions; ``rewards`` (N_all, functions) are of all ranks, NaN for none.
+
+    ``own`` tells of each token whether the policy wrote it, where an environment wrote some.
+    """
 
     rewards: Tensor
     rows: Sequence[Mapping[str, Any]]
     prompts: Sequence[Any]
     completions: Sequence[Any]
     ids: Sequence[Sequence[int]]
+    own: Sequence[Sequence[int]] | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens the policy wrote, as TRL counts them."""
+        return [len(one) for one in self.ids] if self.own is None else [int(sum(one)) for one in self.own]
 
 
 class Generations:
@@ -49,6 +58,11 @@ class Generations:
         self._tasks = TaskNames()
         self._seen = 0
         self._scored: Scored | None = None
+        self._own: Any = None
+
+    def sampled(self, own: Any) -> None:
+        """Completions were sampled; ``own`` tells of each token whether the policy wrote it, or is something else."""
+        self._own = own
 
     def scored(self, scored: Scored) -> None:
         """Rewards were computed; the generation they belong to ends soon."""
@@ -57,8 +71,11 @@ class Generations:
     def take(self, outputs: Mapping[str, Any]) -> tuple[Stats, Scored | None]:
         """The generation that ``outputs`` came from: its statistics, and itself if its rewards were seen."""
         scored, self._scored = self._scored, None
+        own, self._own = self._own, None
         if scored is None:
             return {}, None
+        if "tool_mask" in outputs:
+            scored = replace(scored, own=own)
         stats = observe_responses(self._batch(scored, outputs))
         self._seen += 1
         return stats, scored
@@ -73,7 +90,7 @@ class Generations:
             rewards=rewards[mine],
             scored=~rewards[mine].isnan(),
             groups=self._groups(rewards.shape[0])[mine] if self._several else self._trainer.num_generations,
-            lengths=[len(one) for one in scored.ids],
+            lengths=scored.lengths,
             cut=[bool(one) and one[-1] not in ends for one in scored.ids] if ends else None,
             tasks=tasks_of(scored.rows),
             task_names=self._tasks,
@@ -118,7 +135,7 @@ def completion_batch(sampler: CompletionSampler, trainer: Any, scored: Scored, s
     columns: dict[str, Sequence[float] | Sequence[str]] = {
         "reward": _logged_rewards(trainer, scored),
         "advantage": _mine(trainer, scored, trainer._logs["advantages"]),  # noqa: SLF001
-        "length": [len(one) for one in scored.ids],
+        "length": scored.lengths,
     }
     tasks = tasks_of(scored.rows)
     if tasks is not None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlwatch.integrations.transformers.describe import source_of
+from rlwatch.tensors.clipping import clip_stats
 from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
-from rlwatch.tensors.masked import keep, masked_count, widen
-from rlwatch.tensors.mergeable import Mean, Stats
+from rlwatch.tensors.masked import indicator, keep, masked_count, widen
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats
+from rlwatch.tensors.spread import Std
 from rlwatch.tensors.tokens import TokenBatch
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-"""Losses of GRPOTrainer whose clip is the PPO clip; the others have none, and report none."""
+"""Losses of GRPOTrainer whose clip is the PPO clip; of the others CISPO has a cap, and the rest report none."""
 
 
 def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: Tensor | None) -> TokenBatch:
@@ -41,17 +45,49 @@ def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: 
 def sequence_stats(trainer: Any, inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
     """Ratios of whole responses, for the losses that use them: RLOO's product and GSPO's geometric mean.
 
-    RLOO's old log-probs ``old_logps`` (B,) are sums over tokens, so of tokens only the mean log-ratio is known.
+    And what their clip binds, which then is every token of a response. RLOO's old log-probs ``old_logps`` (B,) are sums
+    over tokens, so of tokens only the mean log-ratio is known.
     """
     old_sums, measured = inputs.get("old_logps"), batch.mask.bool().any(1)
     if old_sums is not None:
         log_ratio = keep(batch.logp, batch.mask, 0.0).sum(1) - widen(old_sums)
-        kl_old = Mean(masked_count(batch.mask, batch.logp), -log_ratio.sum())
-        return {**sequence_ratio_stats(log_ratio, measured), "policy/kl_old": kl_old}
+        kl_old: Stats = {"policy/kl_old": Mean(masked_count(batch.mask, batch.logp), -log_ratio.sum())}
+        clipped = _clipped_responses(log_ratio, batch, _bounds(trainer))
+        return {**sequence_ratio_stats(log_ratio, measured), **clipped, **kl_old}
     if batch.old_logp is not None and getattr(trainer, "importance_sampling_level", "") == "sequence":
         log_ratio = sequence_log_ratio(batch.logp, batch.old_logp, batch.mask, per_token=True)
-        return sequence_ratio_stats(log_ratio, measured)
+        bounds = _bounds(trainer) if getattr(trainer, "loss_type", "") in CLIPPED_LOSSES else None
+        return {**sequence_ratio_stats(log_ratio, measured), **_clipped_responses(log_ratio, batch, bounds)}
     return {}
+
+
+def _clipped_responses(log_ratio: Tensor, batch: TokenBatch, bounds: tuple[float, float] | None) -> Stats:
+    """Fractions of tokens in responses that the loss clips as a whole."""
+    a = batch.advantages
+    if bounds is None or a is None or a.dim() != 1:
+        return {}
+    low, high = bounds
+    return clip_stats(log_ratio.unsqueeze(1), a.unsqueeze(1), batch.mask, low=low, high=high)
+
+
+def correction_stats(inputs: Mapping[str, Any], batch: TokenBatch) -> Stats:
+    """The weights between trainer and vLLM that the loss was multiplied by: truncated or set to 0, as TRL does it.
+
+    (B, T), or (B, 1) of whole responses; those of responses are counted once each, but ``mismatch/is_zero`` is a
+    fraction of tokens.
+    """
+    weights = inputs.get("importance_sampling_ratio")
+    if weights is None:
+        return {}
+    weights = widen(weights)
+    mask = batch.mask if weights.shape == batch.mask.shape else batch.mask.bool().any(1, keepdim=True)
+    return {
+        "mismatch/is_ratio": Mean.of(weights, mask),
+        "mismatch/is_ratio_max": Max.of(weights, mask),
+        "mismatch/is_ratio_min": Min.of(weights, mask),
+        "mismatch/is_ratio_std": Std.of(weights, mask),
+        "mismatch/is_zero": Mean.of(indicator(weights == 0, weights).expand_as(batch.mask), batch.mask),
+    }
 
 
 def raw_advantages(advantages: Tensor) -> Tensor:
@@ -64,18 +100,29 @@ def raw_advantages(advantages: Tensor) -> Tensor:
 
 
 def _clip(trainer: Any) -> tuple[float, float] | None:
-    """Bounds of a clip on token ratios, if this loss has one."""
+    """Bounds of a clip on token ratios, if this loss has one; CISPO has none below."""
     if getattr(trainer, "importance_sampling_level", "") != "token":
         return None
-    if getattr(trainer, "loss_type", "") not in CLIPPED_LOSSES:
-        return None
-    return float(trainer.epsilon_low), float(trainer.epsilon_high)
+    loss = getattr(trainer, "loss_type", "")
+    if loss == "cispo":
+        return math.inf, float(trainer.epsilon_high) - 1
+    return _bounds(trainer) if loss in CLIPPED_LOSSES else None
+
+
+def _bounds(trainer: Any) -> tuple[float, float]:
+    """Of the PPO clip. ``delta`` caps ratios before it, so that a smaller one is the bound; GMPO bounds log-ratios."""
+    low, high = float(trainer.epsilon_low), float(trainer.epsilon_high)
+    if source_of(trainer.args) == "trl/gmpo":
+        return -math.expm1(-low), math.expm1(high)
+    delta = getattr(trainer.args, "delta", None)
+    return low, high if delta is None else min(high, float(delta) - 1)
 
 
 def _dual_clip(trainer: Any) -> float | None:
     """The cap of two-sided clipping (``delta``), where the clip is on token ratios."""
     delta = getattr(trainer.args, "delta", None)
-    return None if delta is None or _clip(trainer) is None else float(delta)
+    clips = getattr(trainer, "loss_type", "") in CLIPPED_LOSSES and _clip(trainer) is not None
+    return float(delta) if clips and delta is not None else None
 
 
 def _truncation(trainer: Any) -> float | None:

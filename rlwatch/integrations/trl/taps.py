@@ -14,8 +14,10 @@ from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.taps import TrainerTaps, loss_stats
 from rlwatch.integrations.trl.generation import Generations, Scored
-from rlwatch.integrations.trl.inputs import sequence_stats, token_batch
+from rlwatch.integrations.trl.inputs import correction_stats, sequence_stats, token_batch
+from rlwatch.integrations.trl.passes import Passes
 from rlwatch.integrations.trl.sampled import Sampled
+from rlwatch.tensors.observe import observe
 
 
 class Taps(TrainerTaps):
@@ -29,12 +31,15 @@ class Taps(TrainerTaps):
         self._generations = Generations(trainer, full=level.includes(Level.FULL))
         self._sampled = sampled or Sampled()
         self._forward: tuple[Tensor, Tensor | None] | None = None
+        self._passes = Passes(full=level.includes(Level.FULL))
 
     def attach(self) -> None:
         """Put the closures in place."""
         self.wrap("_get_per_token_logps_and_entropies", self._after_forward)
         self.wrap("_compute_loss", self._after_loss)
         self.wrap("_calculate_rewards", self._after_rewards)
+        if hasattr(self.trainer, "_generate"):
+            self.wrap("_generate", self._after_sampling)
         self.wrap("_generate_and_score_completions", self._after_generation)
         self.tap_gradients()
 
@@ -52,12 +57,15 @@ class Taps(TrainerTaps):
     def discard(self) -> None:
         super().discard()
         self._forward = None
+        self._passes.clear()
 
     def _after_forward(self, result: Any, *_args: Any, compute_entropy: bool = False, **_kwargs: Any) -> None:
         """Only the loss pass asks for entropies; the passes for the old and the reference policy do not."""
-        if compute_entropy:
-            entropy = result[1]
-            self._forward = (result[0].detach(), None if entropy is None else entropy.detach())
+        if not compute_entropy:
+            self._passes.add(result[0])
+            return
+        entropy = result[1]
+        self._forward = (result[0].detach(), None if entropy is None else entropy.detach())
 
     def _after_loss(self, result: Tensor, _model: Any, inputs: Mapping[str, Any]) -> None:
         forward, self._forward = self._forward, None
@@ -66,10 +74,15 @@ class Taps(TrainerTaps):
             scaled = getattr(self.trainer, "loss_is_scaled_for_ga", None) is not False
             self.tally.add_stats(loss_stats(loss, scaled=scaled))
             if forward is not None:
-                logp, entropy = forward
-                batch = token_batch(self.trainer, inputs, logp, entropy)
-                self.tally.add_batch(batch, full=self._level.includes(Level.FULL))
-                self.tally.add_stats(sequence_stats(self.trainer, inputs, batch))
+                batch = token_batch(self.trainer, inputs, *forward)
+                stats = observe(batch, full=self._level.includes(Level.FULL))
+                stats |= sequence_stats(self.trainer, inputs, batch)
+                self.tally.add_stats(stats | correction_stats(inputs, batch))
+                self.tally.add_spikes(batch)
+
+    def _after_sampling(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
+        """``result`` is a tuple of what was sampled; GRPO's third is (B, T) the tokens that are the policy's own."""
+        self._generations.sampled(result[2])
 
     def _after_rewards(
         self, result: Tensor, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
@@ -80,6 +93,8 @@ class Taps(TrainerTaps):
     def _after_generation(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
         stats, scored = self._generations.take(result)
         self.tally.add_stats(stats)
+        with torch.no_grad():
+            self.tally.add_stats(self._passes.take(result))
         run = self._seam.run
         if scored is not None and run is not None:
             self._sampled.offer(run, self.trainer, scored)

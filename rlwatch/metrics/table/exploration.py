@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from rlwatch.metrics.rows import Family, Metric, fraction, nats, proxy, same
+from rlwatch.metrics.rows import Family, Metric, fraction, nats, other, proxy, same
 
 # fmt: off
+
+_OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
+"""Trainers whose entropy is that of tokens they were given: it falls as they learn them, and nothing is explored."""
 
 ROWS: tuple[Metric, ...] = (
     nats("policy/entropy", Family.EXPLORATION, "full-softmax entropy at rollout temperature", low=0.0, aliases=(
@@ -13,7 +16,8 @@ ROWS: tuple[Metric, ...] = (
         same("entropy/mean"), same("entropy/all/mean", "prime-rl"), same("ppo_actor/update/entropy/avg", "areal"),
         same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
         proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
-        proxy("train/entropy_loss", "slime"))),
+        proxy("train/entropy_loss", "slime"),
+        *(other("entropy", source) for source in _OF_A_DATASET))),
     nats("policy/entropy_pos", Family.EXPLORATION, "entropy of the tokens of positive advantage", low=0.0),
     nats("policy/entropy_neg", Family.EXPLORATION, "entropy of the tokens of negative advantage: it is these that explode", low=0.0),
     nats("policy/entropy_p10", Family.EXPLORATION, "10th percentile of token entropy", low=0.0),

@@ -55,6 +55,7 @@ _WEIGHTS: tuple[Metric, ...] = (
         same("sampling/importance_sampling_ratio/min"), same("rollout_corr/rollout_is_min", "verl"))),
     Metric("mismatch/is_ratio_std", Family.MISMATCH, "", "standard deviation of the weights after truncation or masking", 0.0, aggregator="token deviation",
            aliases=(same("rollout_corr/rollout_is_std", "verl"),)),
+    fraction("mismatch/is_zero", Family.MISMATCH, "tokens whose weight the run's own correction sets to 0: they teach nothing"),
     fraction("mismatch/ess", Family.MISMATCH, "effective sample size of raw trainer/rollout weights over their number", aliases=(
         proxy("rollout_corr/rollout_is_eff_sample_size", "verl", aggregator="after truncation"),)),
     fraction("mismatch/ess_truncated", Family.MISMATCH, "the same of weights truncated at the run's cap or 2: looks healthy when much is cut"),

@@ -14,8 +14,8 @@ ROWS: tuple[Metric, ...] = (
     Metric("reward/mean", Family.REWARD, "", "mean reward of the batch", aggregator="sequence mean", aliases=(
         same("reward"), same("critic/score/mean", "verl"), same("rollout/reward_mean", "openrlhf"),
         same("rollout/raw_reward", "slime"), same("ppo_actor/task_reward/avg", "areal"),
-        proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl"),
-        proxy("objective/scores", "trl"), proxy("return", "openrlhf"))),
+        proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl", aggregator="log-ratio to the reference, times beta"),
+        same("objective/scores", "trl"), proxy("return", "openrlhf"))),
     Metric("reward/std", Family.REWARD, "", "standard deviation of the reward over the batch", 0.0, aliases=(
         same("reward_std"), same("rollout/reward_std", "openrlhf"))),
     Metric("reward/max", Family.REWARD, "", "largest reward of the batch", aggregator="maximum", aliases=(same("critic/score/max", "verl"),)),
@@ -23,7 +23,8 @@ ROWS: tuple[Metric, ...] = (
     Metric("reward/group_std", Family.REWARD, "", "standard deviation of the reward within a group (n - 1), mean over responses", 0.0,
            aggregator="sequence mean", aliases=(same("group_reward_std", "openrlhf"),)),
     fraction("reward/zero_std_frac", Family.REWARD, "samples whose group all got the same reward (no gradient)",
-           aggregator="sample fraction", aliases=(same("frac_reward_zero_std"),)),
+           aggregator="sample fraction", aliases=(
+               same("frac_reward_zero_std"), proxy("frac_reward_zero_std", "trl/rloo", aggregator="after reward clip and KL penalty"))),
     fraction("reward/zero_std_right_frac", Family.REWARD, "samples whose group is right as a whole (too easy)", aggregator="sample fraction"),
     fraction("reward/zero_std_wrong_frac", Family.REWARD, "samples whose group is wrong as a whole (too hard)", aggregator="sample fraction"),
     fraction("reward/zero_std_other_frac", Family.REWARD, "samples whose group got one reward that is neither right nor wrong",

@@ -9,7 +9,8 @@ from rlwatch.metrics.rows import Family, Metric, fraction, nats, proxy, same
 
 ROWS: tuple[Metric, ...] = (
     nats("policy/kl_ref", Family.TRUST_REGION, "KL to the reference policy", estimator="k3", aliases=(
-        same("kl", "trl/grpo", "k3"), proxy("kl", "trl/rloo", "k1"), proxy("kl", "openrlhf", "k1|k2|k3"),
+        same("kl", "trl/grpo", "k3", "token mean, times pi/pi_old with use_bias_correction_kl"), proxy("kl", "trl/rloo", "k1"),
+        proxy("kl", "openrlhf", "k1|k2|k3"), proxy("kl", "trl/kto", "k1", "sequence sum of mismatched pairs, at least 0"),
         proxy("objective/kl", "trl", "k1", "sequence sum"), same("kl", "", "k3"),
         same("actor/kl_loss", "verl", "kl_loss_type"), proxy("actor/reward_kl_penalty", "verl"),
         proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss"))),
@@ -49,11 +50,13 @@ ROWS: tuple[Metric, ...] = (
         same("clip_ratio/region_mean", "", aggregator="token fraction, sign-aware"), same("actor/pg_clipfrac", "verl"),
         same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"),
         same("actor/ppo_ratio_clipfrac", "roll"), same("clip_ratio"), same("policy/clipfrac_avg", "trl"),
-        proxy("cispo_clip_ratio", "trl"))),
+        proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl"))),
     fraction("ratio/clipfrac_low", Family.TRUST_REGION, "tokens clipped below (advantage < 0)", aliases=(
-        same("clip_ratio/low_mean"), same("actor/ppo_ratio_low_clipfrac", "roll"))),
+        same("clip_ratio/low_mean"), proxy("clip_ratio/low_mean", "trl/rloo", aggregator="sequence fraction"),
+        same("actor/ppo_ratio_low_clipfrac", "roll"))),
     fraction("ratio/clipfrac_high", Family.TRUST_REGION, "tokens clipped above (advantage > 0)", aliases=(
-        same("clip_ratio/high_mean"), same("actor/ppo_ratio_high_clipfrac", "roll"))),
+        same("clip_ratio/high_mean"), proxy("clip_ratio/high_mean", "trl/rloo", aggregator="sequence fraction"),
+        same("actor/ppo_ratio_high_clipfrac", "roll"))),
     fraction("ratio/clipfrac_dual", Family.TRUST_REGION, "tokens beyond the dual clip (advantage < 0, ratio > c)", aliases=(
         proxy("actor/pg_clipfrac_lower", "verl", aggregator="0 where the loss has no dual clip"),)),
     fraction("offpolicy/masked", Family.TRUST_REGION, "responses that V3.2's off-policy mask drops, at the loss's threshold or 0.5 nats/token",
