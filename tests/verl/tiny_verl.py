@@ -3,6 +3,7 @@
 import copy
 import inspect
 import random
+from functools import lru_cache
 from types import SimpleNamespace
 
 import torch
@@ -11,19 +12,25 @@ from tensordict import TensorDict
 from train import configuration
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
+from verl.workers import engine_workers
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from rlwatch.integrations.verl.replies import accepted
 
 ROWS, N = 8, 16
+engine_workers.aggressive_empty_cache = lambda **_: None  # half a second of garbage collection for each worker
 
 
-def config_of(policy, *overrides, steps=4):
+def config_of(policy, *overrides):
     """verl's configuration, as its command line would make it."""
-    args = SimpleNamespace(
-        store=policy / "runs", run_id="tiny", steps=steps, workers=1, overrides=list(overrides), command=[]
-    )
-    return configuration(policy, args)
+    return copy.deepcopy(composed(policy, overrides))
+
+
+@lru_cache
+def composed(policy, overrides):
+    """A second each."""
+    settings = {"store": policy / "runs", "run_id": "tiny", "steps": 4, "workers": 1, "command": []}
+    return configuration(policy, SimpleNamespace(**settings, overrides=overrides))
 
 
 def make_worker(policy, *overrides, role="actor_rollout_ref", seed=0):

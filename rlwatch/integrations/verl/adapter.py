@@ -17,6 +17,7 @@ from torch import Tensor
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.shards import local
 from rlwatch.integrations.handlers.unwrapping import plain_name, resharded, unwrapped
+from rlwatch.integrations.verl.flat import flat_resharded, flattened
 
 HELD = "rlwatch_frozen_adapter"
 
@@ -39,7 +40,8 @@ class FrozenAdapter:
 
     def trained(self) -> dict[str, Tensor]:
         """All that is trained, by name: the shards of this rank, whose memory they share."""
-        model = resharded(unwrapped(self._engine.module))
+        model = unwrapped(self._engine.module)
+        model = flat_resharded(model) if flattened(model) else resharded(model)
         return {plain_name(name): local(p) for name, p in model.named_parameters() if p.requires_grad}
 
     def check(self) -> None:

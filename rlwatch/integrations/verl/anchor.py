@@ -18,6 +18,7 @@ from rlwatch.integrations.handlers.optimizer import clear_state, clearable
 from rlwatch.integrations.handlers.shards import local
 from rlwatch.integrations.handlers.weights import Pair, copy_all, fingerprint, model_pairs
 from rlwatch.integrations.verl.adapter import FrozenAdapter
+from rlwatch.integrations.verl.flat import flat_pairs, flattened
 from rlwatch.records import JSON, Command
 
 ENGINES = ("fsdp", "fsdp2")
@@ -75,7 +76,8 @@ class Anchor:
                 "there is no reference: neither actor.use_kl_loss nor algorithm.use_kl_in_reward is set, "
                 "or it is held by another worker"
             )
-        pairs = model_pairs(self.policy.module, ref.engine.module)
+        policy, reference = self.policy.module, ref.engine.module
+        pairs = (flat_pairs if flattened(policy) else model_pairs)(policy, reference)
         for name, ours, theirs in pairs:
             if local(ours).shape != local(theirs).shape:
                 raise RLWatchError(f"{name!r} is sharded differently in the policy and in the reference")

@@ -6,14 +6,13 @@ left at the root: embeddings, last norm, head) into one, whose shard a rank hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from rlwatch.integrations.handlers.unwrapping import plain_name
+from rlwatch.integrations.verl.flat import units_of
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms, layer_of
 
 ROOT = "outside"
@@ -22,16 +21,8 @@ ROOT = "outside"
 
 def gradients_of(model: nn.Module, rank: int) -> GradNorms | None:
     """Norms of the gradients that ``model`` holds now on ``rank``; None if it holds none that count here."""
-    units = list(_units(model))
+    units = [(layer_of(f"{plain_name(f'{name}.')}weight") if name else ROOT, unit) for name, unit in units_of(model)]
     return _flat_norms(units, rank) if units else grad_norms(model.named_parameters(), rank=rank)
-
-
-def _units(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """FSDP1's units that have parameters of their own, by layer, with the handle of their flattened parameter."""
-    for name, module in model.named_modules():
-        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
-        if handle is not None:
-            yield layer_of(f"{plain_name(f'{name}.')}weight") if name else ROOT, module
 
 
 def _flat_norms(units: list[tuple[str, Any]], rank: int) -> GradNorms | None:

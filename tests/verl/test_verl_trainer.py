@@ -1,0 +1,414 @@
+"""verl's real v1 trainer class, hooked: its own checkpoint code over a real worker in this process, without Ray."""
+
+import logging
+import types
+
+import pytest
+import tiny_verl as tiny
+import torch
+from omegaconf import open_dict
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+import rlwatch
+from rlwatch.control.mailbox import PendingCommand
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.verl import trainer as hooks
+from rlwatch.integrations.verl import workers
+from rlwatch.records import Command, RunState
+from rlwatch.store.url import open_store
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch):
+    """No Ray here: what the group returns are the answers."""
+    monkeypatch.setattr(workers, "_got", list)
+    yield
+    tiny.untap()
+
+
+class Trainer(PPOTrainerSync):
+    """verl's trainer around a worker that is there already; ``_setup`` is what would build it."""
+
+    def __init__(self, policy, directory, *overrides, role="actor_rollout_ref"):
+        self.config = tiny.config_of(policy, *overrides)
+        with open_dict(self.config):
+            self.config.trainer.default_local_dir = str(directory / "checkpoints")
+            self.config.trainer.rlwatch = {"store": str(directory / "runs")}
+        self.worker = tiny.make_worker(policy, *overrides, role=role)
+        self.actor_rollout_wg = self.ref_policy_wg = tiny.LocalGroup(self.worker)
+        self.use_reference_policy, self.use_critic, self.ref_in_actor = role == "actor_rollout_ref", False, False
+        self.trainer_mode, self.checkpoint_callback = "sync", types.SimpleNamespace(on_save=lambda **_: None)
+        self.train_dataloader = types.SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+        self.checkpoint_manager = types.SimpleNamespace(update_weights=lambda step: None)
+        self.total_training_steps, self.timing_raw = 100, {}
+
+    def _setup(self):
+        self.tokenizer = types.SimpleNamespace(eos_token_id=2)
+        self._load_checkpoint()
+
+    def step_to(self, step):
+        """One update of the actor, as a step of ``fit`` would make it."""
+        self.global_steps = step
+        return tiny.update(self.worker, tiny.batch_of(step))
+
+
+@pytest.fixture
+def make(policy, tmp_path):
+    made = []
+
+    def build(*overrides, **kwargs):
+        made.append(Trainer(policy, tmp_path, *overrides, **kwargs))
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        driver = getattr(trainer, hooks.HELD, None)
+        if driver is not None:
+            driver.run.finish()
+
+
+def driver_of(trainer):
+    return getattr(trainer, hooks.HELD)
+
+
+def started(trainer):
+    """As after ``init`` and at the beginning of ``fit``."""
+    trainer.init()
+    hooks._tap(trainer, driver_of(trainer))
+    return driver_of(trainer)
+
+
+def send(driver, kind, *, force=False, **args):
+    """A person's command, and what became of it at the next boundary."""
+    answers = []
+    command = Command("c1", driver.run.info.run_id, kind, args, force, requested_by="ann@lab", why="a test")
+    driver.run.commands = lambda **_: [PendingCommand(command, answers.append)] if not answers else []
+    driver._trainer.on_step_end()
+    del driver.run.commands
+    return answers[0]
+
+
+def events(driver, kind):
+    driver.run.flush()
+    store = open_store(driver._trainer.config.trainer.rlwatch["store"])
+    return [event for event in store.events(driver.run.info.run_id) if event.kind == kind]
+
+
+def apart(trainer):
+    return (tiny.log_probs(trainer.worker) - tiny.log_probs(trainer.worker, ref=True)).abs().max().item()
+
+
+def test_the_class_is_hooked_at_three_places():
+    """Subclasses of other modes inherit them; nothing else of the class is touched."""
+    wrapped = {name for name, value in vars(PPOTrainer).items() if hasattr(value, "__wrapped__")}
+
+    assert {"init", "fit", "_load_checkpoint"} <= wrapped
+    assert "step" not in wrapped
+    assert "fit" not in vars(PPOTrainerSync)
+
+
+def test_a_trainer_without_rlwatch_is_left_alone(make):
+    """Its worker is not attached, its instance has no hooks."""
+    trainer = make()
+    with open_dict(trainer.config):
+        trainer.config.trainer.logger = ["console"]
+
+    trainer.init()
+
+    assert not hasattr(trainer, hooks.HELD)
+    assert not hasattr(trainer.worker, "rlwatch")
+    assert "on_step_end" not in vars(trainer)
+
+
+def test_set_up_opens_the_run_before_the_models_are_built(make, monkeypatch):
+    """What is configured wrongly stops a training that has not cost anything yet."""
+    trainer = make()
+    trainer.config.trainer.rlwatch = {"level": "everything"}
+    monkeypatch.setattr(trainer, "_setup", lambda: pytest.fail("the models are being built"))
+
+    with pytest.raises(ConfigError, match="level must be one of"):
+        trainer.init()
+
+
+def test_a_set_up_that_fails_is_the_end_of_the_run(make, monkeypatch):
+    """Out of memory while the models load."""
+    trainer = make()
+
+    def fail():
+        raise MemoryError("no room for the model")
+
+    monkeypatch.setattr(trainer, "_setup", fail)
+    with pytest.raises(MemoryError):
+        trainer.init()
+
+    (run,) = open_store(trainer.config.trainer.rlwatch["store"]).runs()
+    assert (run.state, run.state_reason) == (RunState.CRASHED, "MemoryError: no room for the model")
+
+
+def test_workers_without_rlwatch_cost_the_taps_only(make, caplog):
+    """Installed on the driver's node alone: one warning, and the batch is still measured."""
+    trainer = make()
+    trainer.actor_rollout_wg = types.SimpleNamespace()
+
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        trainer.init()
+
+    assert "the workers do not know rlwatch: install it in the environment of every node" in caplog.text
+    assert driver_of(trainer).run.active
+    trainer.on_step_end()
+
+
+def test_a_reset_at_a_step_is_in_the_checkpoints_from_then_on(make):
+    """verl saves at step 1 (before), 2 (in the very step) and 3; a resume from each has the reference of its step."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    trainer._save_checkpoint()
+    trainer.step_to(2)
+    trainer._save_checkpoint()
+
+    answer = send(driver, "reset-reference", optimizer="keep")
+    assert (answer.status, answer.step) == ("done", 2)
+    assert "reference = policy (26 tensors on 1 ranks), optimizer state kept" in answer.result
+    trainer.step_to(3)
+    trainer._save_checkpoint()
+    distance = apart(trainer)
+    assert distance > 0
+    driver.run.finish()
+
+    for step, expected in ((3, distance), (2, 0.0), (1, None)):
+        again = make()
+        with open_dict(again.config):
+            again.config.trainer.resume_mode = "resume_path"
+            path = f"{trainer.config.trainer.default_local_dir}/global_step_{step}"
+            again.config.trainer.resume_from_path = path
+        resumed = started(again)
+        restored = events(resumed, "reference_restored")
+        if expected is None:
+            assert not [event for event in restored if event.step == step]
+            assert apart(again) > 0
+        else:
+            assert restored[-1].step == step
+            assert apart(again) == pytest.approx(expected, abs=1e-6)
+        resumed.run.finish()
+        tiny.untap()
+
+
+def test_a_checkpoint_written_again_forgets_an_undone_reset(make):
+    """Resumed from before the reset: the same step, saved anew, has the old reference."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    send(driver, "reset-reference")
+    trainer._save_checkpoint()
+    kept = driver._checkpoints.here / "actor" / "rlwatch_reference"
+    assert kept.exists()
+    driver.run.finish()
+
+    tiny.untap()
+    again = make()
+    with open_dict(again.config):
+        again.config.trainer.resume_mode = "disable"
+    started(again)
+    again.step_to(1)
+    again._save_checkpoint()
+
+    assert not kept.exists()
+
+
+def test_a_reference_of_other_ranks_is_not_restored(make, caplog):
+    """Saved by two workers, resumed by one: said, and training goes on with verl's own reference."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    send(driver, "reset-reference")
+    trainer._save_checkpoint()
+    kept = driver._checkpoints.here / "actor" / "rlwatch_reference"
+    (kept / "world_size_1_rank_0.pt").rename(kept / "world_size_2_rank_0.pt")
+    driver.run.finish()
+
+    tiny.untap()
+    again = make()
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        resumed = started(again)
+
+    assert "did not take up the reference" in caplog.text
+    assert events(resumed, "reference_not_restored")[0].step == 1
+
+
+def test_lora_adapters_are_kept_too(make, policy):
+    """The frozen adapter is a file of its own, and verl's checkpoint loads as if there had been none."""
+    lora = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"]
+    trainer = make(*lora, role="actor_rollout")
+    trainer.use_reference_policy = True
+    driver = started(trainer)
+    trainer.step_to(1)
+    assert send(driver, "reset-reference").status == "done"
+    trainer.step_to(2)
+    trainer._save_checkpoint()
+    anchored = tiny.log_probs(trainer.worker, no_adapter=True)
+    driver.run.finish()
+
+    tiny.untap()
+    again = make(*lora, role="actor_rollout")
+    started(again)
+
+    assert torch.equal(tiny.log_probs(again.worker, no_adapter=True), anchored)
+    assert torch.equal(tiny.log_probs(again.worker), tiny.log_probs(trainer.worker))
+
+
+def test_a_set_coefficient_and_a_lowered_rate_outlive_the_process(make):
+    """verl keeps the rate in the optimizer's state; the coefficient would be its configuration's again."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    assert send(driver, "set-kl-coef", value=0.25).status == "done"
+    assert send(driver, "lower-lr", scale=0.5, until=5).status == "done"
+    trainer._save_checkpoint()
+    rate = trainer.worker.actor.engine.optimizer.param_groups[0]["lr"]
+    driver.run.finish()
+
+    tiny.untap()
+    again = make()
+    resumed = started(again)
+
+    assert again.worker.rlwatch_kl_coef()["value"] == 0.25
+    assert again.worker.actor.engine.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    again.step_to(5)
+    again.on_step_end()
+    assert again.worker.actor.engine.optimizer.param_groups[0]["lr"] == pytest.approx(2 * rate)
+    assert events(resumed, "command")[-1].body["by"] == "rlwatch"
+
+
+def test_stop_saves_and_leaves_verls_loop(make):
+    """No step is left after this one; a checkpoint is there unless it was not wanted."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(3)
+
+    assert "training ends with step 3, after saving a checkpoint" in send(driver, "stop").result
+    assert trainer.total_training_steps == 3
+    assert driver._checkpoints.here.exists()
+
+
+def test_save_checkpoint_saves_once_a_step(make, monkeypatch):
+    """verl has just saved by its own schedule: that is the checkpoint."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    trainer._save_checkpoint()
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: pytest.fail("saved twice"))
+
+    assert send(driver, "save-checkpoint").result.endswith("global_step_1")
+
+
+def test_how_many_checkpoints_verl_keeps(make):
+    """All, a number, or one by the older setting: a save may cost an older one during a collapse."""
+    trainer = make()
+    driver = started(trainer)
+
+    assert driver._checkpoints.kept() is None
+    with open_dict(trainer.config):
+        trainer.config.trainer.max_actor_ckpt_to_keep = 3
+    assert driver._checkpoints.kept() == 3
+    with open_dict(trainer.config):
+        trainer.config.trainer.remove_previous_ckpt_in_save = True
+    assert driver._checkpoints.kept() == 1
+
+
+def test_a_failing_save_rejects_the_command_and_training_goes_on(make, monkeypatch):
+    """A full disk."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+
+    def fail(*_args):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(trainer, "_save_checkpoint", fail)
+    assert send(driver, "save-checkpoint").status == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"use_reference_policy": False}, "there is no reference: neither"),
+        ({"ref_policy_wg": object()}, "a worker group of its own"),
+    ],
+)
+def test_a_reset_that_cannot_be_is_rejected_with_the_reason(make, change, reason):
+    """And changes nothing."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    for name, value in change.items():
+        setattr(trainer, name, value)
+
+    answer = send(driver, "reset-reference")
+
+    assert answer.status == "rejected"
+    assert reason in answer.result
+    assert trainer.worker.actor.engine.optimizer.state
+
+
+def test_the_reason_of_a_worker_is_the_answer(make):
+    """A policy that is not finite, on any rank."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    with torch.no_grad():
+        next(trainer.worker.actor.engine.module.parameters()).to_local().view(-1)[0] = torch.nan
+
+    assert "is not finite" in send(driver, "reset-reference").result
+
+
+def test_kl_in_the_reward_is_weighed_by_the_driver(make):
+    """``use_kl_in_reward``: the coefficient is here; without any KL term there is none."""
+    trainer = make("actor_rollout_ref.actor.use_kl_loss=False")
+    driver = started(trainer)
+
+    assert "there is no KL term" in send(driver, "set-kl-coef", value=0.1).result
+    trainer.kl_ctrl_in_reward = types.SimpleNamespace(value=0.001)
+    assert send(driver, "set-kl-coef", value=0.1).status == "done"
+    assert trainer.kl_ctrl_in_reward.value == 0.1
+
+
+def test_a_hook_that_breaks_is_a_warning(make, monkeypatch, caplog):
+    """The seam holds: verl's own method runs, returns what it returns, and training goes on."""
+    trainer = make()
+    driver = started(trainer)
+    monkeypatch.setattr(driver._controller, "obey", lambda step: 1 / 0)
+
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        trainer.on_step_end()
+
+    assert caplog.text.count("training goes on") == 1
+
+
+def test_another_version_keeps_its_scalars(monkeypatch):
+    """A trainer we do not know is not hooked; it says why, and Tracking records what it logs."""
+
+    class PPOTrainer:
+        def fit(self):
+            """As of verl 1.0."""
+
+    module = types.SimpleNamespace(PPOTrainer=PPOTrainer)
+
+    assert hooks.install(module) == "scalars only: verl 0.9.1: PPOTrainer has no init"
+    assert not hasattr(PPOTrainer.fit, "__wrapped__")
+    monkeypatch.setattr("rlwatch.integrations.verl.versions.verl_version", lambda: "0.8.0")
+    assert "verl 0.8.0; the taps know verl 0.9" in hooks.install(module)
+
+
+def test_a_second_driver_of_the_same_run_is_refused(make):
+    """The store refuses a second writer before training starts."""
+    first, second = make(), make()
+    for trainer in (first, second):
+        with open_dict(trainer.config):
+            trainer.config.trainer.rlwatch.run_id = "one"
+    first.init()
+
+    with pytest.raises(RLWatchError):
+        second.init()
+    assert isinstance(driver_of(first).run, rlwatch.Run)
