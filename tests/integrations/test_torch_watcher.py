@@ -104,6 +104,20 @@ def test_scalars_of_ones_own_are_recorded_beside():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_a_number_that_is_passed_stands_for_the_measured_one(kind):
+    """Of two of one name the loop's own counts, and the step is recorded."""
+    policy, run = nn.Linear(2, 1), FakeRun()
+    watcher = rlwatch.Watcher(policy, run=run)
+    policy(torch.ones(1, 2)).sum().backward()
+    watcher.observe(**batch())
+    watcher.gradients()
+    watcher.step(1, grad_norm=kind(7.0), **{"policy/logp_mean": kind(-9.0)})
+
+    assert (run.steps[1]["optim/grad_norm"], run.steps[1]["policy/logp_mean"]) == (7.0, -9.0)
+    assert run.counters.snapshot() == {}
+
+
 def test_steps_count_themselves_unless_told():
     """From 1, or on from the number given; what is no number is refused and counted on."""
     watcher, run = bare()

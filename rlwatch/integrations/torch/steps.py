@@ -65,11 +65,11 @@ class Steps:
             self.tally.add_number(name, float(value))
 
     def _add_tensor(self, name: str, value: Tensor) -> None:
-        """A mean, so that with several ranks it is the mean over them."""
+        """A mean, so that with several ranks it is the mean over them; it stands for what was measured by that name."""
         if hasattr(value, "full_tensor"):
             raise TypeError(name)
         number = value.reshape(())
-        self.tally.add_stats({name: Mean.of(number, torch.ones_like(number, dtype=torch.bool))})
+        self.tally.stats[name] = Mean.of(number, torch.ones_like(number, dtype=torch.bool))
 
     @property
     def _linked(self) -> bool:
@@ -83,7 +83,7 @@ class Steps:
             self.tally.add_number("time/step", now - self._begun)
         self._begun, self.last = now, step
         tally, self.tally = self.tally, StepTally()
-        self._sealed.append(tally.seal(step, shared=self.seam.run is not None and self.seam.run.linked))
+        self._sealed.append(tally.seal(step, shared=self._linked))
 
     def deliver(self, *, wait: bool = False) -> None:
         """Record sealed steps, in order; without ``wait`` only those whose copy has arrived."""
