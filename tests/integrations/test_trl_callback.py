@@ -10,9 +10,9 @@ from tiny_trl import FakeRun, make_trainer
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
-from rlwatch.integrations.trl import RLWatchCallback, watch
 from rlwatch.integrations.transformers.callback import scalars
 from rlwatch.integrations.transformers.describe import source_of
+from rlwatch.integrations.trl import RLWatchCallback, watch
 
 pytestmark = pytest.mark.torch
 
