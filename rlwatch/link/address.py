@@ -44,8 +44,9 @@ class Address:
 
 def address_of(port: int, *, alone: bool) -> Address:
     """Of this machine. ``alone``: all ranks are on it, so that the loopback is enough."""
-    hosts = (LOOPBACK,) if alone else tuple(filter(None, (os.environ.get("MASTER_ADDR"), _outward(), socket.getfqdn())))
-    return Address(socket.gethostname(), hosts, port, secrets.token_hex(16))
+    here = socket.gethostname()
+    hosts = (LOOPBACK,) if alone else tuple(filter(None, (os.environ.get("MASTER_ADDR"), _outward(), here)))
+    return Address(here, hosts, port, secrets.token_hex(16))
 
 
 def _outward() -> str:

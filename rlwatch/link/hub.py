@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import logging
@@ -95,8 +96,11 @@ class Hub:
         try:
             connection, _ = self._listener.accept()
             tuned(connection).setblocking(False)
-        except OSError:
-            return  # whoever it was has gone again
+        except OSError as error:  # usually whoever it was has gone again
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._selector.unregister(self._listener)
+                logger.warning("rank 0 may not open more files: ranks beyond %d are not linked", len(self.peers))
+            return
         self._selector.register(connection, selectors.EVENT_READ, Caller(connection))
 
     def _read(self, caller: Caller) -> None:

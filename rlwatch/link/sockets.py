@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import time
 
@@ -11,6 +13,7 @@ from rlwatch.link.address import LOOPBACK, Address
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 35_000))
 """A machine that vanishes without a word is noticed after 35 seconds (where the system can do that)."""
 CONNECT_S = 5.0
+BACKLOG = 1024
 
 
 class LinkError(RLWatchError):
@@ -18,12 +21,14 @@ class LinkError(RLWatchError):
 
 
 def listen(*, alone: bool) -> socket.socket:
-    """A listening socket on a free port. ``alone``: for this machine only."""
-    if alone:
-        return socket.create_server((LOOPBACK, 0), backlog=1024)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=1024)
+    """A listening socket on a free port. ``alone``: for this machine only. Raises ``LinkError``."""
+    try:
+        if not alone and socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # known to the system, but switched off
+                return socket.create_server(("", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+        return socket.create_server((LOOPBACK if alone else "", 0), backlog=BACKLOG)
+    except OSError as error:
+        raise LinkError(f"rank 0 cannot listen for the other ranks: {error}") from None
 
 
 def connect(address: Address) -> socket.socket:
@@ -62,8 +67,6 @@ def send_all(connection: socket.socket, data: bytes, deadline_s: float) -> None:
 
 
 def _wait_writable(connection: socket.socket, seconds: float) -> None:
-    import select
-
     poll = select.poll()
     poll.register(connection, select.POLLOUT)
     poll.poll(max(0.0, seconds) * 1000)

@@ -46,7 +46,11 @@ def join(run: Run, meeting: Meeting, *, alone: bool | None = None) -> None:
 def _host(run: Run, meeting: Meeting, *, alone: bool) -> None:
     if not run.active:
         return meeting.tell("")
-    hub = Hub(run.world_size, alone=alone)
+    try:
+        hub = Hub(run.world_size, alone=alone)
+    except RLWatchError as error:
+        meeting.tell("")
+        return logger.warning("the ranks are not linked: only rank 0's share of the batch is measured (%s)", error)
     hub.start()
     run.link(FirstRank(hub, run.offer))
     return meeting.tell(hub.address.to_text())

@@ -11,6 +11,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.link.address import LOOPBACK, Address, address_of
 from rlwatch.link.frames import LARGEST, Frame, FrameError, Inflow, Kind
 from rlwatch.link.pace import Moment, Pace
+from rlwatch.link.sockets import LinkError, listen
 
 steps = st.lists(st.integers(0, 5), max_size=30)
 frames = st.lists(
@@ -104,6 +105,34 @@ def test_on_one_machine_the_loopback_is_tried_first():
 
     assert here.candidates == (LOOPBACK, "far.example")
     assert there.candidates == ("far.example",)
+
+
+@pytest.mark.parametrize("dualstack", [True, False])
+def test_rank_0_listens_also_where_ipv6_is_known_but_switched_off(monkeypatch, dualstack):
+    """On every interface, by the protocol there is."""
+    real = socket.create_server
+
+    def create(address, *, family=socket.AF_INET, **kwargs):
+        if family == socket.AF_INET6:
+            raise OSError("address family not supported")
+        return real(address, family=family, **kwargs)
+
+    monkeypatch.setattr(socket, "create_server", create)
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: dualstack)
+    with listen(alone=False) as listener:
+        assert listener.family == socket.AF_INET
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_a_machine_that_lets_nobody_listen_says_so(monkeypatch):
+    """One clear error, at set-up."""
+
+    def refuse(*args, **kwargs):
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(LinkError, match="cannot listen for the other ranks: not permitted"):
+        listen(alone=False)
 
 
 def test_ranks_of_one_machine_are_told_of_the_loopback_only():

@@ -1,5 +1,6 @@
 """Steps on their way to rank 0, over real connections."""
 
+import errno
 import json
 import logging
 import socket
@@ -145,6 +146,27 @@ def test_a_rank_that_cannot_connect_says_what_it_tried():
 
     with pytest.raises(LinkError, match=rf"port {address.port} \(127.0.0.1: "):
         Spoke(1, address, list, lambda n: None)
+
+
+def test_a_rank_too_many_for_the_systems_limit_does_not_make_the_hub_spin(monkeypatch, caplog):
+    """It stops listening, says how many ranks it has, and serves those."""
+    with ranks(2) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
+
+        class Full:
+            def accept(self):
+                raise OSError(errno.EMFILE, "too many open files")
+
+        let_go, listener = [], world.hub._listener
+        monkeypatch.setattr(world.hub._selector, "unregister", let_go.append)
+        monkeypatch.setattr(world.hub, "_listener", Full())
+        world.hub._accept()
+        monkeypatch.undo()
+        world.others[0].send(1)
+
+        assert [type(one) for one in let_go] == [Full]
+        assert taken(world, 1) == {1: b"x"}
+        assert world.hub._listener is listener
+    assert "ranks beyond 1 are not linked" in caplog.text
 
 
 def test_a_rank_that_restarts_is_taken_in_again():

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import os
 
 import torch
 import torch._dynamo  # optimizers import it when they first step: here it is once, before the ranks are forked
@@ -162,9 +163,11 @@ def sharded(model):
 
 
 def training(rank, ranks, folder):
-    """DDP and FSDP2, each with and without a watcher."""
+    """DDP and FSDP2, each with and without a watcher; only the process group knows which rank this is."""
     mailbox.POLL_S = 0.0
     join_group(rank, ranks, folder)
+    for name in ("RANK", "WORLD_SIZE"):
+        del os.environ[name]
     return {
         wrap.__name__: [train(rank, ranks, folder, wrap, watched=watched) for watched in (False, True)]
         for wrap in (replicated, sharded)

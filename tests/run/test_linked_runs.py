@@ -16,6 +16,7 @@ from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.distributed import StoreMeeting, begin_together, meeting
 from rlwatch.integrations.ranks import APART, OneRank, RunRanks
 from rlwatch.integrations.seam import Seam
+from rlwatch.link.sockets import LinkError
 from rlwatch.records import Command, CommandStatus, SpikeBatch
 from rlwatch.run import joining
 from rlwatch.run.joining import join
@@ -208,6 +209,23 @@ def test_where_rank_0_does_not_record_the_others_are_told_at_once(tmp_path, capl
     assert place.said == ""
     assert not other.measures
     assert caplog.messages == []
+
+
+def test_where_rank_0_cannot_listen_everybody_goes_on_unlinked(tmp_path, monkeypatch, caplog):
+    """One warning, by rank 0; nobody waits."""
+    place, first, other = Place(), begin(tmp_path, 0), begin(tmp_path, 1)
+
+    def refuse(**kwargs):
+        raise LinkError("not permitted")
+
+    monkeypatch.setattr("rlwatch.link.hub.listen", refuse)
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        join(first, place)
+        join(other, place)
+
+    assert (first.active, first.linked, other.measures) == (True, False, False)
+    assert caplog.messages == ["the ranks are not linked: only rank 0's share of the batch is measured (not permitted)"]
+    first.finish()
 
 
 def test_joining_twice_is_joining_once(pair):
