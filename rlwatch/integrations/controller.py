@@ -94,8 +94,11 @@ class Controller:
         Every rank calls it at the same place; the ``command`` of rank 0 counts.
         """
         result = None
-        for shared in self._ranks.share([] if command is None or self._ranks.rank else [command], step):
-            result = self._result(shared, handler)
+        try:
+            for shared in self._ranks.share([] if command is None or self._ranks.rank else [command], step):
+                result = self._result(shared, handler)
+        finally:
+            self._ranks.over()
         return result
 
     def _round(self, step: int) -> None:
@@ -110,6 +113,7 @@ class Controller:
                 self._carry_out(command, step, pending.get(command.command_id))
             _reject_the_unanswered(waiting, UNSHARED, step)
         finally:
+            self._ranks.over()
             _reject_the_unanswered(waiting, STOPPED, step)
 
     def _due(self, step: int, *, ended: bool) -> list[Command]:

@@ -42,6 +42,13 @@ class Ranks(Protocol):
         """None if every rank passed None; else a refusal, on every rank. For a command of the last :meth:`share`."""
         ...
 
+    def over(self) -> None:
+        """Rank 0 asks nothing more about the commands of the last :meth:`share`: whoever waits for an answer is let go.
+
+        Call it however the round ended.
+        """
+        ...
+
 
 class OneRank:
     """The only rank there is."""
@@ -56,6 +63,9 @@ class OneRank:
     def agree(self, refusal: str | None) -> str | None:
         """As passed."""
         return refusal
+
+    def over(self) -> None:
+        """Nobody waits."""
 
 
 class RunRanks:
@@ -85,6 +95,12 @@ class RunRanks:
         if link is not None:
             return link.agree(refusal)
         return refusal if self.world_size == 1 else refusal or APART
+
+    def over(self) -> None:
+        """Through the link."""
+        link = _link_of(self._seam.run)
+        if link is not None:
+            link.over()
 
 
 def _link_of(run: Run | None) -> Link | None:

@@ -27,6 +27,7 @@ class Kind(IntEnum):
     PASSED = 6  # a rank heard an offer after its moment had passed
     VERDICT = 7  # rank 0's last word on a command: empty for yes, or a refusal
     END = 8  # the sender leaves in good order
+    OVER = 9  # rank 0 asks nothing more at this moment
 
 
 _KINDS = frozenset(map(int, Kind))

@@ -16,9 +16,11 @@ from rlwatch.link.sockets import send_all
 logger = logging.getLogger("rlwatch")
 PATIENCE_S = 60.0
 """Longest a rank waits for rank 0 at a moment, in seconds; then it does not wait until rank 0 is heard again."""
-VERDICT_S = 600.0
-"""Longest a rank that said yes waits for the verdict, in seconds: by itself it must neither act nor go on."""
-ALONE = "rank 0 cannot be heard"
+VERDICT_S = 3600.0
+"""Longest a rank waits for the verdict, in seconds: by itself it must neither act nor go on. Rank 0 may have to wait
+for others, and to finish what it is doing itself.
+"""
+UNDECIDED = "rank 0 gave no verdict"
 
 
 class Member:
@@ -62,10 +64,12 @@ class Member:
             if frame.kind is Kind.OFFER:
                 self._heard.appendleft(frame)
                 break
+            if frame.kind is Kind.OVER and frame.moment == self._moment:
+                break
             ballot, verdict = read_ballot(frame.body)
             if frame.kind is Kind.VERDICT and frame.moment == self._moment and ballot == self._ballot:
                 return verdict
-        return refusal or ALONE
+        return refusal or UNDECIDED
 
     def leave(self) -> None:
         """Go in good order."""

@@ -46,6 +46,10 @@ class Link(Protocol):
         """None if no rank refuses, else why one does."""
         ...
 
+    def over(self) -> None:
+        """Nothing more is asked about the commands last shared."""
+        ...
+
     def close(self, deadline_s: float) -> bool:
         """Leave; False when ``deadline_s`` seconds were not enough to send what waits."""
         ...
@@ -79,6 +83,10 @@ class FirstRank:
     def agree(self, refusal: str | None) -> str | None:
         """The verdict, which the others are told."""
         return self._chair.decide(refusal)
+
+    def over(self) -> None:
+        """Whoever still waits for a verdict need not."""
+        self._chair.over()
 
     def close(self, deadline_s: float) -> bool:
         """Take leave of the others."""
@@ -114,6 +122,9 @@ class OtherRank:
     def agree(self, refusal: str | None) -> str | None:
         """The verdict of rank 0."""
         return self._spoke.member.vote(refusal)
+
+    def over(self) -> None:
+        """Only rank 0 has somebody to tell."""
 
     def close(self, deadline_s: float) -> bool:
         """Send what waits and leave."""

@@ -1,6 +1,7 @@
 """The controller: every command is carried out by all ranks or by none, and answered once."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 
@@ -59,13 +60,16 @@ class Several:
     rank, world_size = 0, 2
 
     def __init__(self, refusal=None, dead=False):
-        self.refusal, self.dead = refusal, dead
+        self.refusal, self.dead, self.overs = refusal, dead, 0
 
     def share(self, commands, step):
         return [] if self.dead else list(commands)
 
     def agree(self, refusal):
         return refusal or self.refusal
+
+    def over(self):
+        self.overs += 1
 
 
 def command(kind="wave", **args):
@@ -193,6 +197,17 @@ def test_a_rank_that_does_not_answer_is_named_and_nothing_is_done():
 
     assert handler.calls == []
     assert run.results == [("wave", "rejected", 4, UNSHARED)]
+
+
+@pytest.mark.parametrize("error", [None, OSError("broken"), KeyboardInterrupt()])
+def test_the_other_ranks_are_let_go_however_a_round_ends(error):
+    """Done, failed, interrupted or of a kind this rank does not know: nobody waits for a verdict that never comes."""
+    ranks = Several()
+    obeying = controller(FakeRun(command(), command("unknown")), Handler(error=error), ranks=ranks)
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+        obeying.obey(1)
+
+    assert ranks.overs == 1
 
 
 def test_another_rank_acts_on_what_rank_0_shares_and_answers_nothing():

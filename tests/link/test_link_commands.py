@@ -6,7 +6,7 @@ import pytest
 from linked_ranks import at, ranks, together, until
 
 from rlwatch.link.frames import Frame, Kind
-from rlwatch.link.member import ALONE
+from rlwatch.link.member import UNDECIDED
 
 
 def round_of(world, step, body=b"", refusals=()):
@@ -95,7 +95,7 @@ def test_the_other_ranks_go_on_when_rank_0_dies():
         for other in world.others:
             assert until(lambda other=other: not other.member.offered(at(1)) and not other.member.open)
             assert other.member.offered(at(2)) == b""
-            assert other.member.vote(None) == ALONE
+            assert other.member.vote(None) == UNDECIDED
             assert other.member.vote("no") == "no"
 
 
@@ -114,7 +114,57 @@ def test_rank_0_dying_before_the_verdict_releases_who_said_yes():
 
         _, verdict = together(first, other)
 
-    assert verdict == ALONE
+    assert verdict == UNDECIDED
+
+
+def test_a_rank_is_let_go_where_rank_0_does_not_ask():
+    """Rank 0 cannot carry out the command and asks nobody: who votes on it learns so at once, and acts on nothing."""
+    with ranks(2) as world:
+        member = world.others[0].member
+
+        def first():
+            world.offer(1, b"reset")
+            assert until(lambda: not world.hub.peers[1]._heard.empty())
+            world.chair.over()
+
+        _, (heard, verdict) = together(first, lambda: (member.offered(at(1)), member.vote(None)))
+        assert (heard, verdict) == (b"reset", UNDECIDED)
+        assert round_of(world, 2, b"again") == [(b"again", None)] * 2
+
+
+def test_rank_0_is_over_without_a_word_where_nothing_was_asked():
+    """A boundary without commands costs one message each way and no more."""
+    with ranks(2) as world:
+        world.offer(1)
+        world.chair.over()
+        world.offer(2)
+        world.chair.over()
+
+        member = world.others[0].member
+        assert [member.offered(at(step)) for step in (1, 2)] == [b"", b""]
+        assert not member._heard
+
+
+def test_acting_may_take_longer_than_agreeing_to_act():
+    """Rank 1 writes a large checkpoint: rank 0 waits for its word."""
+    with ranks(2) as world:
+        world.chair._patience_s, member = 20.0, world.others[0].member
+
+        def first():
+            world.offer(1, b"save")
+            able = world.chair.decide(None)
+            world.chair._patience_s = 0.0
+            return able, world.chair.decide(None)
+
+        def other():
+            member.offered(at(1))
+            able = member.vote(None)
+            assert until(lambda: world.chair._patience_s == 0.0)
+            return able, member.vote("disk full")
+
+        answers = together(first, other)
+
+    assert answers == [(None, "rank 1: disk full"), (None, "rank 1: disk full")]
 
 
 def test_a_rank_waits_for_a_late_rank_0_once_and_then_not_until_it_is_heard_again(caplog):
