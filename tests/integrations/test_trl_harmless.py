@@ -179,7 +179,8 @@ def test_an_unknown_version_is_watched_as_any_trainer_with_one_warning(tmp_path,
     trainer.train()
 
     assert [r.getMessage() for r in caplog.records] == [
-        "rlwatch records nothing per token: TRL 2.0.0; per-token taps know TRL 1.x"
+        "rlwatch records the log, the raw loss and gradients, but nothing per token: TRL 2.0.0; tokens are read of "
+        "TRL 1.x"
     ]
     assert list(run.rows()) == list(run.taps()) == [1, 2]
     assert {"loss/raw", "optim/grad_norm"} <= set(run.taps()[1])
@@ -198,7 +199,8 @@ def test_a_trainer_without_the_private_methods_is_watched_as_any_trainer(tmp_pat
     trainer.train()
 
     assert [r.getMessage() for r in caplog.records] == [
-        f"rlwatch records nothing per token: GRPOTrainer has no {method}_renamed"
+        f"rlwatch records the log, the raw loss and gradients, but nothing per token: GRPOTrainer has no "
+        f"{method}_renamed; tokens are read of GRPO and RLOO"
     ]
     assert list(run.rows()) == list(run.taps()) == [1]
     assert "_compute_loss" not in vars(trainer)

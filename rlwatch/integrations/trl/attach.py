@@ -78,7 +78,7 @@ def _steps(trainer: Any, seam: Seam, level: Level, keep: KeepCompletions | None,
     reason = obstacle(trainer)
     if reason is None:
         return _tap(trainer, seam, level, keep, text=text)
-    logger.warning("rlwatch records nothing per token: %s", reason)
+    logger.warning("rlwatch records the log, the raw loss and gradients, but nothing per token: %s", reason)
     return tap(trainer, seam, level)
 
 

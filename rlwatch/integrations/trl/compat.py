@@ -25,8 +25,9 @@ def obstacle(trainer: Any) -> str | None:
     """Why per-token taps cannot be attached to ``trainer``; None if they can."""
     installed = trl_version()
     if not installed.startswith(KNOWN):
-        return f"TRL {installed or 'is not installed'}; per-token taps know TRL 1.x"
-    return lacking(trainer, NEEDS)
+        return f"TRL {installed or 'is not installed'}; tokens are read of TRL 1.x"
+    reason = lacking(trainer, NEEDS)
+    return None if reason is None else f"{reason}; tokens are read of GRPO and RLOO"
 
 
 def trl_version() -> str:
