@@ -1,0 +1,87 @@
+"""What OpenRLHF can be told to do, in the process of its trainer, when a step has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.controller import Controller
+from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
+from rlwatch.integrations.handlers.kl_coef import SetKLCoef
+from rlwatch.integrations.handlers.stop import Stop
+from rlwatch.integrations.seam import Seam
+from rlwatch.records import JSON, Command
+
+NO_REFERENCE = "there is no reference model: algo.kl.init_coef is 0"
+ADAPTIVE = "the KL controller is adaptive (algo.kl.target): it would set the coefficient again"
+CANNOT = {
+    "reset-reference": "OpenRLHF's reference lives in Ray actors that only load weights from a directory; save a "
+    "checkpoint and start again with it as actor.model_name_or_path: it is then policy and reference",
+    "lower-lr": "OpenRLHF's learning rate lives in the DeepSpeed engines of its policy actors, which take no orders",
+}
+"""What is refused, and why."""
+
+
+class Refused:
+    """Handles a kind of command by refusing it with the reason."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
+        """Refuse."""
+        raise RLWatchError(CANNOT[self.kind])
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Never comes so far."""
+        self.check(command)
+        return {}
+
+
+class Commands:
+    """Saves, stops, pauses and weighs KL anew. Call :meth:`obey` before OpenRLHF saves what a step changed."""
+
+    def __init__(self, trainer: Any, seam: Seam) -> None:
+        self.stopping = False
+        self.saving = False
+        self._trainer = trainer
+        self._controller = Controller(
+            seam,
+            [
+                SaveCheckpoint(self._save, self._kept, seam),
+                Stop(self._stop),
+                SetKLCoef(self._kl_coef, self._set_kl_coef, seam),
+                *map(Refused, CANNOT),
+            ],
+        )
+
+    def obey(self, step: int) -> None:
+        """Carry out what waits; afterwards ``saving`` and ``stopping`` say what shall happen."""
+        self.saving = False
+        self._controller.obey(step)
+
+    def _save(self) -> str:
+        self.saving = True
+        return f"a checkpoint is saved under {self._trainer.args.ckpt.path} as soon as this step has ended"
+
+    def _kept(self) -> int | None:
+        limit = getattr(self._trainer.args.ckpt, "max_num", None)
+        return None if limit is None else int(limit)
+
+    def _stop(self, save: bool) -> str:
+        if not hasattr(self._trainer, "samples_generator"):
+            raise RLWatchError("the asynchronous trainer generates in another actor, which takes no orders")
+        self.stopping = True
+        return "training ends before the next rollouts" + (f"; {self._save()}" if save else "")
+
+    def _kl_coef(self) -> float:
+        if self._trainer.reference_model_group is None:
+            raise RLWatchError(NO_REFERENCE)
+        if getattr(self._trainer.args.algo.kl, "target", None):
+            raise RLWatchError(ADAPTIVE)
+        return float(self._trainer.kl_ctl.value)
+
+    def _set_kl_coef(self, value: float) -> None:
+        """The experience maker holds the same controller; policy actors are given its value for every update."""
+        self._trainer.kl_ctl.value = value

@@ -1,0 +1,116 @@
+"""Taps on one policy actor's trainer: closures on the instance, and hooks of PyTorch's that change nothing.
+
+What is measured of an update travels to OpenRLHF's trainer with what ``ppo_train`` returns, and is taken out
+there before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
+from rlwatch.integrations.openrlhf.settings import Settings
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.verl.whole import encoded
+from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.tensors.finite import nonfinite
+from rlwatch.tensors.mergeable import Total
+
+PARCEL = "rlwatch/parcel/"
+"""Keys of what travels; the rank follows."""
+
+
+class ActorTaps:
+    """Reads an ``ActorPPOTrainer`` during one round of updates."""
+
+    def __init__(self, trainer: Any, settings: Settings) -> None:
+        self.tally = StepTally()
+        self._trainer = trainer
+        self._settings = settings
+        self._seam = Seam()
+        self._experience: Any = None
+        self._entropy: Tensor | None = None
+
+    def attach(self) -> None:
+        """Put everything in place, where this actor's share of the batch is not another's too."""
+        if not self._settings.includes(Level.TOKENS) or not first_of_its_data(self._trainer.strategy):
+            return
+        self._trainer.actor_loss_fn.register_forward_hook(self._after_loss, with_kwargs=True)
+        self._trainer.actor.register_forward_hook(self._after_forward, with_kwargs=True)
+        self._wrap("training_step", before=self._remember)
+        self._wrap("ppo_train", before=self._begin, after=self._send)
+
+    def _wrap(self, name: str, *, before: Callable[..., None], after: Callable[[Any], None] | None = None) -> None:
+        original = getattr(self._trainer, name)
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            self._seam.attempt(name, before, *args, **kwargs)
+            result = original(*args, **kwargs)
+            if after is not None:
+                self._seam.attempt(name, after, result)
+            return result
+
+        setattr(self._trainer, name, tapped)
+
+    def _begin(self, *_args: Any, **_kwargs: Any) -> None:
+        self.tally, self._experience, self._entropy = StepTally(), None, None
+
+    def _remember(self, experience: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._experience = experience
+
+    def _after_forward(self, _actor: Any, _args: Any, kwargs: Any, output: Any) -> None:
+        """Only the pass of an update asks for the model's output; passes for old log-probs do not."""
+        if kwargs.get("return_output"):
+            self._seam.attempt("entropy", self._keep_entropy, output)
+
+    def _keep_entropy(self, output: Any) -> None:
+        entropy = getattr(output[1], "entropy", None)
+        self._entropy = None if entropy is None else entropy.detach()
+
+    def _after_loss(self, loss: Any, args: Any, kwargs: Any, output: Any) -> None:
+        self._seam.attempt("policy loss", self._read, loss, args, kwargs, output)
+
+    def _read(self, loss: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
+        entropy, self._entropy = self._entropy, None
+        with torch.no_grad():
+            given = {**dict(zip(("log_probs", "old_log_probs", "advantages"), args, strict=False)), **kwargs}
+            batch = token_batch(loss, given, self._experience, entropy)
+            self.tally.add_batch(batch, full=self._settings.includes(Level.FULL))
+            value = output[0].detach()
+            broken = Total.of(nonfinite(value), torch.ones_like(value, dtype=torch.bool))
+            self.tally.add_stats({**loss_stats(loss, batch), "nonfinite/loss": broken})
+
+    def _send(self, status: Any) -> None:
+        """OpenRLHF has just waited for the device, once for each number of its own."""
+        tally, self.tally = self.tally, StepTally()
+        if not isinstance(status, dict) or not status or tally.empty:
+            return
+        model = self._trainer.actor.model
+        vocabulary = vocab_size_of(getattr(model, "module", model))
+        status[f"{PARCEL}{rank_of()}"] = {
+            "parcel": encoded(tally, 0),
+            "numbers": {} if vocabulary is None else {"policy/vocab_size": float(vocabulary)},
+            "errors": self._seam.errors,
+        }
+
+
+def rank_of() -> int:
+    """Of this process among the policy's."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def first_of_its_data(strategy: Any) -> bool:
+    """Ranks that share a batch (ring attention, tensor parallelism) measure the same: the first of them does."""
+    mesh = getattr(strategy, "ds_device_mesh", None)
+    if mesh is None:
+        return True
+    names = tuple(mesh.mesh_dim_names or ())
+    return all(mesh[name].get_local_rank() == 0 for name in ("sp", "tp") if name in names)
