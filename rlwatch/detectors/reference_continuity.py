@@ -59,7 +59,7 @@ class ReferenceContinuity(BaseDetector):
 
     It falls to nothing without a reset (a reference captured anew, as some trainers do when they resume):
     ``silent_reference_reset``. It jumps up at a resume that follows a reset (most trainers save no reference):
-    ``lost_reference_reset``.
+    ``lost_reference_reset``, the one finding that an uninterrupted run cannot have.
     """
 
     name: ClassVar[str] = "reference_continuity"
@@ -78,8 +78,7 @@ class ReferenceContinuity(BaseDetector):
         self._not_restored = ""
         self._was_reset = False
         self._resumed: _Resumed | None = None
-        self._said: Finding | None = None
-        self._left = 0
+        self._said: dict[str, tuple[Finding, int]] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -102,15 +101,13 @@ class ReferenceContinuity(BaseDetector):
         if kl is None:
             return []
         self._turn(step)
-        found = self._lost(step, kl) or self._silent(step, kl)
+        lost, silent = self._lost(step, kl), self._silent(step, kl)
         if not self._fallen:
             self._past.update(step.step, kl)
         self._step, self._attempt = step.step, step.attempt
-        if found is not None:
-            self._said, self._left = found, TELL
-        self._said = self._said if self._left > 0 else None
-        self._left -= 1
-        self._held = [] if self._said is None else [self._said]
+        self._said = {kind: (finding, left - 1) for kind, (finding, left) in self._said.items() if left > 1}
+        self._said |= {found.kind: (found, TELL) for found in (lost, silent) if found is not None}
+        self._held = [finding for finding, _ in self._said.values()]
         return self._carried(step)
 
     def _read(self, step: ClosedStep) -> float | None:
@@ -128,7 +125,7 @@ class ReferenceContinuity(BaseDetector):
             self._begin()
         if step.step <= self._step or (self._attempt is not None and step.attempt != self._attempt):
             highest = max(self._past.values[-EARLY:], default=0.0)
-            self._fallen = []
+            self._fallen = [at for at in self._fallen if at < step.step]
             known = _Resumed(highest, self._old_level, self._not_restored, step.step)
             self._resumed = known if self._was_reset else None
             self._not_restored = ""

@@ -21,6 +21,8 @@ METRICS = st.dictionaries(
     min_size=1,
     max_size=6,
 )
+OF_A_RESUME = "lost_reference_reset"
+"""The one finding that an uninterrupted run cannot have."""
 RULES = (Rule("now"), Rule("later", for_steps=3, keep_firing_for=4))
 
 
@@ -71,10 +73,11 @@ def test_a_prefix_of_the_log_gives_a_prefix_of_what_is_said(items, data):
 def test_resumed_equals_uninterrupted(items, data):
     """A process dies at any row; the next one, fed the stored rows as history, says the rest the same.
 
-    Reliving repeats what was said before the cut with the same ids; nothing is missing, nothing is new.
+    Reliving repeats what was said before the cut with the same ids; nothing is missing, nothing is new, but what a
+    detector says of the resume itself.
     """
-    steps = [i.step for i in items if isinstance(i, StepRecord)]
     forward = [items[k] for k in range(len(items)) if items[k].step >= max([0, *[i.step for i in items[:k]]])]
+    steps = [i.step for i in forward if isinstance(i, StepRecord)]  # an event may lie ahead of a row: that row is gone
     assume(steps)
     at = data.draw(st.sampled_from(sorted(set(steps))))
     past = [i for i in forward if i.step < at]
@@ -89,8 +92,8 @@ def test_resumed_equals_uninterrupted(items, data):
     monitor, outcomes = watch([again(i) for i in rest], default_detectors, history=lambda attempt, before: past)
     resumed = total(outcomes) + monitor.close()
 
-    assert told(resumed) == told(uninterrupted)
-    assert [(t.reason, t.alert.alert_id) for t in resumed.transitions] == [
+    assert [said for said in told(resumed) if said[0] != OF_A_RESUME] == told(uninterrupted)
+    assert [(t.reason, t.alert.alert_id) for t in resumed.transitions if t.alert.kind != OF_A_RESUME] == [
         (t.reason, t.alert.alert_id) for t in uninterrupted.transitions
     ]
 
