@@ -1,17 +1,18 @@
 # Two commands: `make demo` sets everything up and runs the main job, `make test` sets everything up and passes the tests.
 PYTHON ?= python3
 VENV ?= .venv
+VENV_VERL ?= .venv-verl
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check lint types unit wheel browser bench clean
+.PHONY: demo test check lint types unit verl wheel browser bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
 
-test: check unit wheel
+test: check unit verl wheel
 
 check: lint types
 
@@ -26,6 +27,10 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
+verl: $(VENV_VERL)/.dev
+	$(VENV_VERL)/bin/python -m pytest -n 2 --dist loadfile tests/verl $(ARGS)
 
 # The dashboard must start from an editable checkout and from a wheel alike.
 wheel: $(VENV)/.dev
@@ -58,5 +63,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV_VERL)/.dev: pyproject.toml constraints-verl.txt | $(BIN)/python
+	$(BIN)/python -m venv $(VENV_VERL)
+	$(VENV_VERL)/bin/pip install --quiet --disable-pip-version-check -c constraints-verl.txt -e '.[dev-verl]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(VENV_VERL) build dist

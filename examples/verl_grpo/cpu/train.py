@@ -127,9 +127,9 @@ def main():
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
     config = configuration(work, args)
-    ray.init(  # verl counts GPUs: let Ray count as many as there are workers
-        num_cpus=8, num_gpus=args.workers, include_dashboard=False, object_store_memory=100 * 2**20,
-        runtime_env={"env_vars": environment},
+    ray.init(  # a cluster of its own; verl counts GPUs: let Ray count as many as there are workers
+        address="local", num_cpus=8, num_gpus=args.workers, include_dashboard=False,
+        object_store_memory=100 * 2**20, runtime_env={"env_vars": environment},
     )  # fmt: skip
     try:
         run_ppo(config, task_runner_class=TaskRunnerV1)
