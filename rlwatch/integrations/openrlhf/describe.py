@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rlwatch.integrations.openrlhf.settings import Settings
-from rlwatch.run.config import REDACTED
+from rlwatch.run.config import recordable
 
 
 def init_arguments(args: Any, settings: Settings) -> dict[str, Any]:
@@ -17,26 +16,9 @@ def init_arguments(args: Any, settings: Settings) -> dict[str, Any]:
         "name": getattr(wandb, "run_name", None),
         "output_dir": args.ckpt.path,
         "resume": "auto" if args.ckpt.load_enable else "never",
-        "config": config_of(args),
+        "config": recordable(vars(args)),
         "source": "openrlhf",
         "rank": 0,
         "world_size": 1,
     }
     return {**{name: value for name, value in known.items() if value is not None}, **settings.init}
-
-
-def config_of(args: Any) -> dict[str, Any]:
-    """The arguments as dictionaries. wandb's key is called just ``key``: it is blacked out here."""
-    config = _plain(args)
-    wandb = config.get("logger", {}).get("wandb", {})
-    if wandb.get("key"):
-        wandb["key"] = REDACTED
-    return dict(config)
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dict__") and not callable(value):
-        return {name: _plain(inner) for name, inner in vars(value).items()}
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return value
