@@ -1,12 +1,15 @@
 """Watching changes nothing, costs no wait and never raises into training."""
 
 import logging
+import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from fake_vllm import install
-from tiny_trl import FakeRun, digits, make_trainer
+from peft import LoraConfig, get_peft_model
+from tiny_trl import FakeRun, digits, make_trainer, model_on_disk
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlwatch.errors import ConfigError
@@ -28,8 +31,8 @@ def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def train(tmp_path, *, watched, before=None, **config):
-    """Final weights, random state and what the reward function was asked."""
+def train(tmp_path, *, watched, before=None, watching=None, **config):
+    """Final weights, everything else that training leaves behind, what the reward function was asked, and the run."""
     asked = []
 
     def reward(completions, **kwargs):
@@ -38,37 +41,98 @@ def train(tmp_path, *, watched, before=None, **config):
 
     trainer, run = make_trainer(tmp_path, reward=reward, **config), FakeRun()
     if watched:
-        watch(trainer, run=run)
+        watch(trainer, run=run, **(watching or {}))
     if before is not None:
         before(trainer)
     trainer.train()
-    return weights(trainer), torch.get_rng_state(), asked, run
+    return weights(trainer), left_behind(trainer), asked, run
 
 
-@pytest.mark.parametrize(
-    "config",
-    [REUSING, {**REUSING, "max_grad_norm": 0}, {**REUSING, "kind": "rloo"}, {**REUSING, "loss_type": "grpo"}],
-    ids=["dapo", "unclipped", "rloo", "grpo"],
-)
-def test_parameters_rollouts_and_random_state_are_bit_identical_to_training_unwatched(tmp_path, config):
-    """The same seed, with and without: not one bit of difference."""
-    plain, plain_rng, plain_asked, _ = train(tmp_path / "a", watched=False, **config)
-    seen, seen_rng, seen_asked, run = train(tmp_path / "b", watched=True, **config)
-    other, *_ = train(tmp_path / "c", watched=False, **{**config, "seed": 1})
+def left_behind(trainer):
+    """The optimizer's moments and counts, and all random states, as tensors."""
+    optimizer = trainer.optimizer.state_dict()["state"]
+    moments = [torch.as_tensor(value) for entry in optimizer.values() for value in entry.values()]
+    assert len(moments) >= 3
+    assert any((moment != 0).any() for moment in moments)
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    drawn = [torch.as_tensor(numpy_state[1].astype(np.int64)), torch.tensor(numpy_state[2]), *moments]
+    return [torch.get_rng_state(), torch.tensor(python_state[1]), *drawn]
+
+
+def adapter(**kwargs):
+    return LoraConfig(r=4, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM", lora_dropout=0.1, **kwargs)
+
+
+def retrained(tmp_path):
+    """A model with an adapter already trained, which TRL keeps a copy of as its reference."""
+    return get_peft_model(model_on_disk(tmp_path / "base"), adapter(init_lora_weights=False))
+
+
+KINDS = {
+    "dapo": REUSING,
+    "unclipped": {**REUSING, "max_grad_norm": 0},
+    "rloo": {**REUSING, "kind": "rloo"},
+    "grpo": {**REUSING, "loss_type": "grpo"},
+    "gspo": {**REUSING, "importance_sampling_level": "sequence"},
+    "cispo": {**REUSING, "loss_type": "cispo", "epsilon_high": 2.0},
+    "evaluated": {**REUSING, "eval_rows": 8, "eval_strategy": "steps", "eval_steps": 2},
+    "new adapter": {**REUSING, "peft_config": adapter()},
+    "rloo adapter": {**REUSING, "kind": "rloo", "peft_config": adapter()},
+    "trained adapter": {**REUSING, "model": retrained},
+    "half precision": {**REUSING, "bf16": True},
+    "many rollouts": {"steps_per_generation": 4, "beta": 0.1, "max_steps": 5},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_bit_identical_to_training_unwatched(tmp_path, kind):
+    """The same seed, with and without: not one bit of weights, optimizer, rollouts and random states differs."""
+    config = dict(KINDS[kind])
+
+    def once(name, **kwargs):
+        given = {"model": config["model"](tmp_path / name)} if "model" in config else {}
+        return train(tmp_path / name, **{**config, **given}, **kwargs)
+
+    plain, plain_rest, plain_asked, _ = once("a", watched=False)
+    seen, seen_rest, seen_asked, run = once("b", watched=True, watching={"completions": True, "text": True})
 
     assert same(plain, seen)
-    assert torch.equal(plain_rng, seen_rng)
+    assert same(plain_rest, seen_rest)
     assert plain_asked == seen_asked
     assert len(run.taps()) == 5
+    assert run.counters.snapshot() == {}
+
+
+def test_another_seed_would_show(tmp_path):
+    """What the test above can tell."""
+    plain, plain_rest, *_ = train(tmp_path / "a", watched=False, **REUSING)
+    other, other_rest, *_ = train(tmp_path / "b", watched=False, **REUSING, learning_rate=1.0001e-3)
+
     assert not same(plain, other)
+    assert not same(plain_rest, other_rest)
 
 
-def test_a_second_engine_is_sampled_the_same_way(tmp_path):
+WATCHED = [{"level": level} for level in ("scalars", "tokens", "gradients", "full")]
+
+
+@pytest.mark.parametrize("watching", [*WATCHED, {"completions": True}, {"text": True}], ids=str)
+def test_no_level_and_no_option_changes_training(tmp_path, watching):
+    """However closely it is watched."""
+    plain, plain_rest, plain_asked, _ = train(tmp_path / "a", watched=False, **REUSING)
+    seen, seen_rest, seen_asked, _ = train(tmp_path / "b", watched=True, watching=watching, **REUSING)
+
+    assert same([*plain, *plain_rest], [*seen, *seen_rest])
+    assert plain_asked == seen_asked
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+def test_a_second_engine_is_sampled_the_same_way(tmp_path, mode):
     """Identical also where the rollouts come from an engine of their own."""
-    plain, *_ = train(tmp_path / "a", watched=False, before=lambda t: install(t, noise=0.02), max_steps=2)
-    seen, *_ = train(tmp_path / "b", watched=True, before=lambda t: install(t, noise=0.02), max_steps=2)
+    config = {"before": lambda t: install(t, noise=0.02), "vllm_importance_sampling_mode": mode, **REUSING}
+    plain, plain_rest, *_ = train(tmp_path / "a", watched=False, **config)
+    seen, seen_rest, *_ = train(tmp_path / "b", watched=True, **config)
 
-    assert same(plain, seen)
+    assert same([*plain, *plain_rest], [*seen, *seen_rest])
 
 
 class Waits(TorchDispatchMode):
@@ -118,7 +182,7 @@ def explode(*args, **kwargs):
     raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize("broken", ["token_batch", "grad_norms", "sequence_stats", "vocab_size_of"])
+@pytest.mark.parametrize("broken", ["token_batch", "grad_norms", "correction_stats", "vocab_size_of"])
 def test_a_failing_tap_neither_stops_nor_changes_training(tmp_path, monkeypatch, caplog, broken):
     """Errors of ours are counted, said once and once more when the tap is switched off."""
     plain, *_ = train(tmp_path / "a", watched=False, **REUSING)
