@@ -12,7 +12,10 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 ARGUMENTS = {
     "own_loop.py": ["--steps", "30", "--reset-at", "10"],
     "scalars.py": ["--steps", "60"],
+    "tee_wandb.py": ["--steps", "60"],
+    "transformers_trainer.py": ["--steps", "5"],
     "trl_grpo.py": ["--steps", "3"],
+    "trl_peft.py": ["--steps", "4"],
 }
 
 
@@ -51,3 +54,16 @@ def test_the_own_loop_is_reset_by_another_process_while_it_runs(tmp_path):
     assert f"reset-reference done at step {event.step}" in out.stdout
     assert kl[event.step] > 1e-4
     assert event.step == run.last_step or kl[event.step + 1] < 1e-6
+
+
+@pytest.mark.torch
+def test_what_the_mirrored_training_collapsed_of_is_told_to_wandb(tmp_path):
+    """The example promises an alert."""
+    command = [sys.executable, str(EXAMPLES / "tee_wandb.py"), "--store", str(tmp_path), *ARGUMENTS["tee_wandb.py"]]
+
+    subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path)
+    store = open_store(str(tmp_path))
+    (run,) = store.runs()
+
+    assert (run.project, run.name) == ("examples", "collapse")
+    assert "entropy_collapse" in {alert.kind for alert in store.alerts(run.run_id) if alert.state == "firing"}
