@@ -114,7 +114,7 @@ def choose(rewards: Sequence[float] | Sequence[str] | None, rows: int, most: int
     and the others spread evenly.
 
     >>> choose([0.1, 0.9, 0.4, 0.2, 0.3], 5, 3)
-    [0, 1, 2]
+    [0, 1, 3]
     """
     if rows <= most:
         return list(range(rows))

@@ -261,6 +261,24 @@ def test_a_round_ends_when_it_is_told_that_it_is_enough(store: Store, clock: Man
     assert deliver.run_once(enough=lambda: len(notifier.seen) >= 2) == DeliveryReport(sent=2)
 
 
+def test_a_slow_round_tries_a_message_once_although_it_is_due_again(store: Store, clock: ManualClock):
+    """Receivers that time out make a round longer than the first wait."""
+    put(store, message("m1", at=NOW), message("m2", at=NOW, alert="a2"))
+    deliver, notifier = deliverer(store, clock, LATER)
+    quick = notifier.deliver
+
+    def slow(one: OutboxMessage) -> Delivery:
+        clock.advance(600.0)
+        return quick(one)
+
+    notifier.deliver = slow  # type: ignore[method-assign]
+
+    assert deliver.run_once() == DeliveryReport(retried=2)
+    assert notifier.seen == ["m1", "m2"]
+    assert {one.status for one in store.outbox()} == {OutboxStatus.PENDING}
+    assert deliver.run_once() == DeliveryReport(retried=2)
+
+
 def test_the_console_alone_needs_no_extra(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch):
     """It never fails, so there is nothing to try again; a webhook says what to install."""
     monkeypatch.setitem(sys.modules, "tenacity", None)

@@ -94,7 +94,7 @@ def test_an_interrupt_is_recorded_too(tmp_path):
 
 def test_nan_weights_are_counted_where_the_log_reassures(tmp_path):
     """HF logs loss 0.0 and clip ratios 0.0; the taps say NaN, and how many tokens and tensors."""
-    trainer, run = make_trainer(tmp_path, max_steps=3, beta=0.1, num_iterations=2, steps_per_generation=2), FakeRun()
+    trainer, run = make_trainer(tmp_path, max_steps=3, beta=0.1, num_iterations=4), FakeRun()
     watch(trainer, run=run)
     trainer.add_callback(At(2, poison))
     trainer.train()
@@ -106,7 +106,7 @@ def test_nan_weights_are_counted_where_the_log_reassures(tmp_path):
     assert math.isnan(tap["loss/raw"])
     assert math.isnan(tap["ratio/clipfrac_low"])
     assert (tap["nonfinite/loss"], tap["nonfinite/ref_logp"], tap["nonfinite/old_logp"]) == (1, 0, 0)
-    assert tap["nonfinite/logp"] == tap["len/mean"] * 8
+    assert tap["nonfinite/logp"] == run.taps()[1]["len/mean"] * 8  # the generation is trained on again
     assert tap["nonfinite/grad"] > 0
     assert run.taps()[2]["nonfinite/logp"] == run.taps()[2]["nonfinite/grad"] == 0
     assert run.spikes[-1].step == 3
@@ -164,7 +164,8 @@ def test_far_out_tokens_are_kept_with_ids_and_text_on_request(tmp_path):
     assert columns["sequence"].dtype == columns["token_id"].dtype == "int64"
     assert columns["text"] == [trainer.processing_class.decode([t]) for t in columns["token_id"]]
     assert set(columns) == {
-        "sequence", "position", "token_id", "logp", "old_logp", "rollout_logp", "ratio", "advantage", "entropy", "text",
+        "sequence", "position", "token_id", "logp", "old_logp", "rollout_logp", "ratio", "advantage", "contribution",
+        "entropy", "text",
     }  # fmt: skip
 
 

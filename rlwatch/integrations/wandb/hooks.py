@@ -147,7 +147,7 @@ def run_id(project: str | None, theirs: str) -> str:
     """Our id for wandb's run: always the same, so that a run wandb resumes is resumed here too.
 
     >>> run_id("math", "x1y2z3"), run_id("math", "a b")
-    ('math-x1y2z3', 'math-a-b-c4d1cd30')
+    ('math-x1y2z3', 'math-a-b-1789ac2b')
     """
     name = f"{project or 'wandb'}-{theirs}"
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("._-")[:100]
