@@ -253,3 +253,26 @@ def test_a_loss_with_another_signature_goes_unmeasured_but_works(worker, caplog)
 
     assert tiny.measured(worker).metrics["nonfinite/loss"] == 0
     worker.rlwatch._taps._seam._failures.clear()
+
+
+def test_what_nobody_asks_for_is_thrown_away(worker, monkeypatch, caplog):
+    """A driver that never collects must not fill the worker's memory."""
+    monkeypatch.setattr("rlwatch.integrations.verl.taps.UNCOLLECTED", 8)
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        theirs = tiny.update(worker, tiny.batch_of(13))
+
+    assert np.isfinite(theirs["grad_norm"]).all()
+    assert "nobody asks for what is measured" in caplog.text
+    assert worker.rlwatch._taps._tokens < int(tiny.batch_of(13)["response_mask"].values().sum())
+    worker.rlwatch._taps._seam._failures.clear()
+
+
+def test_a_rank_with_the_same_tokens_tells_of_its_gradients_only(worker, monkeypatch):
+    """Sequence parallelism: tokens would count twice, but its shards of the gradients are its own."""
+    tiny.update(worker)
+    monkeypatch.setattr(worker.actor.engine, "is_mp_src_rank_with_outputs", lambda: False)
+
+    names = tiny.measured(worker).metrics.keys()
+
+    assert {"grad_layer/model.layers.0", "nonfinite/grad"} & names
+    assert not {"ratio/mean", "adv/mean", "optim/grad_norm", "optim/step_skipped"} & names

@@ -2,6 +2,7 @@
 
 import logging
 import types
+from contextlib import nullcontext
 
 import pytest
 import tiny_verl as tiny
@@ -9,12 +10,13 @@ import torch
 from omegaconf import open_dict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.tracking import Tracking
 
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.verl import plugin, workers
 from rlwatch.integrations.verl import trainer as hooks
-from rlwatch.integrations.verl import workers
 from rlwatch.records import Command, RunState
 from rlwatch.store.url import open_store
 
@@ -22,7 +24,7 @@ from rlwatch.store.url import open_store
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch):
     """No Ray here: what the group returns are the answers."""
-    monkeypatch.setattr(workers, "_got", list)
+    monkeypatch.setattr(workers, "_got", lambda pending, limit_s: list(pending))
     yield
     tiny.untap()
 
@@ -146,6 +148,35 @@ def test_a_set_up_that_fails_is_the_end_of_the_run(make, monkeypatch):
     assert (run.state, run.state_reason) == (RunState.CRASHED, "MemoryError: no room for the model")
 
 
+def test_a_trainer_with_a_loop_of_its_own_logs_to_the_same_run(make):
+    """Its ``fit`` calls no ``super``, so that only ``Tracking`` tells us that it began."""
+    trainer = make()
+    trainer.init()
+
+    tracker = Tracking("math", "seed3", ["rlwatch"], trainer.config)
+
+    assert tracker.logger["rlwatch"].run is driver_of(trainer).run
+    tracker.finish()
+    assert len(open_store(trainer.config.trainer.rlwatch.store).runs()) == 1
+
+
+@pytest.mark.parametrize(("error", "longest"), [(None, hooks.ENDED_S), (ValueError("broke"), hooks.CRASHED_S)])
+def test_the_end_waits_for_the_last_statistics_but_not_for_ever(make, monkeypatch, error, longest):
+    """Longer where training ended well than where an exception wants out."""
+    trainer = make()
+    driver, waited = started(trainer), []
+    monkeypatch.setattr(driver.statistics, "close", waited.append)
+
+    def loop(_self):
+        if error is not None:
+            raise error
+
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        hooks._fit(loop)(trainer)
+
+    assert waited == [longest]
+
+
 def test_workers_without_rlwatch_cost_the_taps_only(make, caplog):
     """Installed on the driver's node alone: one warning, and the batch is still measured."""
     trainer = make()
@@ -156,6 +187,7 @@ def test_workers_without_rlwatch_cost_the_taps_only(make, caplog):
 
     assert "the workers do not know rlwatch: install it in the environment of every node" in caplog.text
     assert driver_of(trainer).run.active
+    assert plugin.beat.error.startswith("workers: "), "the doctor hears of it too"
     trainer.on_step_end()
 
 

@@ -15,6 +15,7 @@ from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
+from rlwatch.integrations.verl.plugin import failing
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.statistics import Statistics
@@ -41,8 +42,13 @@ class Driver:
         self._kept: KeptSettings | None = None
 
     def attach(self) -> None:
-        """The workers are there: put their taps in place."""
-        self.seam.attempt("set-up of the workers", self._attach)
+        """The workers are there: put their taps in place. Without them only the batch is measured."""
+        try:
+            self._attach()
+        except Exception as error:  # noqa: BLE001  (a seam: training is set up)
+            self.run.counters.add("errors")
+            failing(f"workers: {type(error).__name__}: {error}")
+            logger.warning("rlwatch sees no updates and obeys no commands (training goes on): %s", error)
 
     def loaded(self) -> None:
         """A checkpoint was loaded, or none was found."""
@@ -67,26 +73,26 @@ class Driver:
 
     def measure(self, meta: Any) -> None:
         """Read the step's batch ``meta`` (a ``KVBatchMeta``) before verl drops it; compute on another thread."""
-        step = int(self._trainer.global_steps)
-        if not self._settings.level.includes(Level.TOKENS) or not self.statistics.room():
+        if not self._settings.level.includes(Level.TOKENS):
             return
-        answers = None
-        if self._workers is not None:
+        step, answers = int(self._trainer.global_steps), None
+        if self._workers is not None:  # asked even if there is no room: what they keep of this step must go
             answers = self.seam.attempt("workers", self._workers.ask, "collect", step)
-        batch = self.seam.attempt("batch", self._read, meta, step)
-        self.statistics.submit(step, batch, answers)
+        if self.statistics.room():
+            self.statistics.submit(step, self.seam.attempt("batch", self._read, meta, step), answers)
 
-    def settle(self) -> None:
+    def settle(self, deadline_s: float) -> None:
         """Training has ended: wait for the statistics of the last steps."""
-        self.seam.attempt("last steps", self.statistics.close)
+        self.seam.attempt("last steps", self.statistics.close, deadline_s)
+        if self.seam.errors:
+            failing(f"{self.seam.errors} errors in the driver, see its log")
 
     def _attach(self) -> None:
         trainer = self._trainer
-        reading = Reading.of(trainer.config, trainer.tokenizer)
+        reading = self.statistics.reading = Reading.of(trainer.config, trainer.tokenizer)
         workers = Workers(trainer.actor_rollout_wg)
         given = {"level": str(self._settings.level), "bypass": reading.bypass}
         self._attached(accepted(workers.call("attach", given)))
-        self.statistics.reading = reading
         if self._settings.text:
             tokenizer = copy.deepcopy(trainer.tokenizer)  # one of two threads must not share it with the other
             self.statistics.decode = lambda token: str(tokenizer.decode([token]))
@@ -101,6 +107,7 @@ class Driver:
     def _attached(self, replies: Sequence[Reply]) -> None:
         obstacle = next((str(reply["obstacle"]) for reply in replies if reply["obstacle"]), None)
         if obstacle is not None:
+            failing(obstacle)
             logger.warning("rlwatch sees nothing of the update itself: %s", obstacle)
         if replies[0]["vocab_size"] is not None:
             self.statistics.numbers["policy/vocab_size"] = float(replies[0]["vocab_size"])

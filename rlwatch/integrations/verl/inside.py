@@ -11,6 +11,7 @@ from rlwatch.integrations.handlers.learning_rate import LowerLR, Paced
 from rlwatch.integrations.handlers.unwrapping import unwrapped
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl.anchor import Anchor
 from rlwatch.integrations.verl.keeper import Keeper
 from rlwatch.integrations.verl.taps import WorkerTaps
@@ -19,6 +20,7 @@ from rlwatch.integrations.verl.whole import encoded
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
+from rlwatch.tensors.sharded import Sharded
 
 NEEDS = ("optimizer_step", "is_mp_src_rank_with_outputs")
 """Methods of the actor's engine that the taps rely on."""
@@ -65,16 +67,18 @@ class Inside:
         return obstacle(actor.engine, NEEDS)
 
     def collect(self, step: int) -> Mapping[str, Any]:
-        """What was measured since the last call, packed for rank 0 of the run; nothing on a rank that only repeats.
+        """What was measured since the last call, packed for the driver.
 
+        Of ranks that see the same tokens (sequence parallelism) one tells of them; each tells of its own gradients.
         Waits for the device: the actor has updated and is idle.
         """
         if self._taps is None:
             return {}
         tally = self._taps.take()
-        if tally.empty or not self._worker.actor.engine.is_mp_src_rank_with_outputs():
-            return {"errors": self._seam.errors}
-        return {"parcel": encoded(tally, step), "errors": self._seam.errors}
+        if not self._worker.actor.engine.is_mp_src_rank_with_outputs():
+            tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
+        parcel = {} if tally.empty else {"parcel": encoded(tally, step)}
+        return {**parcel, "errors": self._seam.errors}
 
     def check(self, kind: str, args: Mapping[str, Any]) -> None:
         """Raise ``RLWatchError`` if this rank cannot carry out ``kind``."""

@@ -61,6 +61,12 @@ def acting(role: str) -> None:
         beat.act(role)
 
 
+def failing(error: str) -> None:
+    """Remember ``error`` as the last one of this process."""
+    if beat is not None:
+        beat.fail(error)
+
+
 def _note(theirs: str, how: str) -> None:
     if beat is not None:
         beat.note(theirs, how)

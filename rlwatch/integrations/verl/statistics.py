@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
@@ -17,8 +17,6 @@ from rlwatch.tensors.response_stats import observe_responses
 
 WAITING = 2
 """Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
-DEADLINE_S = 30.0
-"""Longest the end of training waits for those of the last steps, in seconds."""
 SLOW = "statistics take longer than training steps; a step goes without them"
 BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
 """The batch's log-probs are those of the policy before the update; here is what to call its statistics."""
@@ -51,11 +49,10 @@ class Statistics:
         """Compute and record ``step`` of its batch and of what the workers will answer."""
         self._waiting.append(self._thread.submit(self._guarded, step, batch, answers))
 
-    def close(self) -> None:
-        """Wait for what was submitted, but not for ever. What is logged afterwards is lost."""
+    def close(self, deadline_s: float = 30.0) -> None:
+        """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
         self._thread.shutdown(wait=False)
-        for future in self._waiting:
-            future.result(DEADLINE_S)
+        wait(self._waiting, deadline_s)
 
     def _guarded(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
         self._seam.attempt("statistics", self._record, step, batch, answers)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
@@ -29,6 +30,9 @@ from rlwatch.tensors.observe import observe
 
 TAPPED = "rlwatch_tapped_by"
 """Attribute of a wrapped policy loss: whose it is."""
+
+UNCOLLECTED = 2**24
+"""Tokens whose statistics are kept for a driver that does not ask for them; then they go."""
 
 Loss = Callable[..., Any]
 
@@ -65,6 +69,7 @@ class WorkerTaps:
         self._rank = rank
         self._data: Any = None
         self._inside = False
+        self._tokens = 0
 
     def attach(self) -> None:
         """Put the wrappers in place."""
@@ -76,7 +81,7 @@ class WorkerTaps:
 
     def take(self) -> StepTally:
         """What was measured since the last call."""
-        tally, self.tally = self.tally, StepTally()
+        tally, self.tally, self._tokens = self.tally, StepTally(), 0
         if self._level.includes(Level.TOKENS):
             self._seam.attempt("policy losses", self._wrap_registry)
         return tally
@@ -129,6 +134,9 @@ class WorkerTaps:
     def _after_policy_loss(
         self, mode: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if self._tokens > UNCOLLECTED:
+            self.take()
+            raise RLWatchError("nobody asks for what is measured; it is thrown away")
         given = dict(signature.bind(*args, **kwargs).arguments)
         given |= given.pop("kwargs", {})
         with torch.no_grad():
@@ -137,6 +145,7 @@ class WorkerTaps:
             known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
             self.tally.add_stats(observe(known, full=self._level.includes(Level.FULL)))
             self.tally.add_spikes(batch)
+            self._tokens += batch.logp.numel()
 
     def _wrap_optimizer_step(self) -> None:
         """Gradients are complete and unclipped when the engine's step begins; it returns their norm."""
@@ -158,7 +167,8 @@ class WorkerTaps:
 
     def _after_step(self, norms: GradNorms | None, total: Any, scaled: bool) -> None:
         """``total`` is the norm over all ranks; ``scaled`` gradients carry a loss scale."""
-        whole = total.detach().float() if isinstance(total, Tensor) else torch.tensor(float(total))
+        device = "cpu" if norms is None else norms.squares.device
+        whole = total.detach().float() if isinstance(total, Tensor) else torch.full((), float(total), device=device)
         self.tally.add_stats(step_stats(whole))
         if norms is not None:
             self.tally.add_stats(gradient_stats(norms, whole, scaled=scaled))

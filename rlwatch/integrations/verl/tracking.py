@@ -112,7 +112,7 @@ def _wrap_finish(tracking: Any, name: str) -> None:
 def _opened(project: str, name: str, config: Any) -> Run:
     """The driver's run; without a driver that knows this trainer, a run of scalars. May raise: this is set-up."""
     current = session.get() or Session()
-    if current.run is None:
+    if current.run is None or not current.run.active:
         logger.warning(
             "rlwatch records scalars only: this trainer is not the v1 PPOTrainer of verl 0.9 (verl %s)", verl_version()
         )

@@ -14,7 +14,7 @@ import rlwatch
 from rlwatch.integrations.verl.endings import fitting
 from rlwatch.integrations.verl.heartbeat import IN_PLACE
 from rlwatch.integrations.verl.settings import Settings, plain, wanted
-from rlwatch.integrations.verl.tracking import Session
+from rlwatch.integrations.verl.tracking import Session, session
 from rlwatch.integrations.verl.versions import obstacle
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NEEDS = ("init", "fit", "on_step_end", "_load_checkpoint", "_save_checkpoint", "_compute_metrics")
 HELD = "rlwatch_driver"
 """Where a trainer holds its driver."""
+
+ENDED_S, CRASHED_S = 30.0, 5.0
+"""Longest the end of training, good or bad, waits for statistics."""
 
 Method = Callable[..., Any]
 
@@ -46,6 +49,7 @@ def begin(trainer: Any) -> Driver:
     settings = Settings.of(plain(trainer.config))
     driver = Driver(trainer, rlwatch.init(**settings.init), settings)
     setattr(trainer, HELD, driver)
+    session.set(Session(driver.run))  # for a trainer that has a fit of its own
     acting("driver")
     return driver
 
@@ -88,9 +92,12 @@ def _fit(original: Method) -> Method:
         _tap(self, driver)
         with fitting(Session(driver.run), self):
             try:
-                return original(self, *args, **kwargs)
-            finally:
-                driver.settle()
+                result = original(self, *args, **kwargs)
+            except BaseException:
+                driver.settle(CRASHED_S)
+                raise
+            driver.settle(ENDED_S)
+            return result
 
     return fit
 

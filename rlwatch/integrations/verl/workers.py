@@ -8,8 +8,10 @@ from typing import Any
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.verl.replies import Reply
 
-TIMEOUT_S = 120.0
-"""Longest the driver waits for all workers to answer: they may be copying a whole model, or saving it."""
+TIMEOUT_S = 300.0
+"""Longest the driver waits for all workers to answer."""
+LIMITS_S = {"collect": 30.0, "save_reference": 1800.0, "restore_reference": 1800.0}
+"""The same where they answer at once, and where they write or read a whole model."""
 
 Answers = Callable[[], Sequence[Reply]]
 
@@ -31,19 +33,19 @@ class Workers:
                 "the workers do not know rlwatch: install it in the environment of every node (rlwatch doctor)"
             )
         pending = remote(*args)
-        return lambda: _got(pending)
+        return lambda: _got(pending, LIMITS_S.get(method, TIMEOUT_S))
 
     def call(self, method: str, *args: Any) -> Sequence[Reply]:
         """Call and wait."""
         return self.ask(method, *args)()
 
 
-def _got(pending: Any) -> Sequence[Reply]:
+def _got(pending: Any, limit_s: float) -> Sequence[Reply]:
     import ray
 
     try:
-        return list(ray.get(pending, timeout=TIMEOUT_S))
+        return list(ray.get(pending, timeout=limit_s))
     except ray.exceptions.GetTimeoutError:
-        raise RLWatchError(f"the workers did not answer within {TIMEOUT_S:g} s") from None
+        raise RLWatchError(f"the workers did not answer within {limit_s:g} s") from None
     except ray.exceptions.RayError as error:
         raise RLWatchError(f"the workers could not answer: {type(error).__name__}: {str(error)[:300]}") from None
