@@ -2,8 +2,8 @@
 
     python examples/trl_peft.py --steps 20
 
-The reference is the model without its adapter. Told `rlwatch command RUN reset-reference`, rlwatch freezes a copy of the
-adapter as the new one. A few completions are kept as text, to be read in the dashboard.
+The reference is the model without its adapter. Told `rlwatch command RUN reset-reference`, rlwatch freezes a copy of
+the adapter as the new one. A few completions are kept as text, to be read in the dashboard.
 """
 
 import argparse
