@@ -10,6 +10,7 @@ import time
 import pytest
 
 from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.verl import heartbeat, plugin, versions
 from rlwatch.integrations.verl.afterimport import AfterImport
@@ -250,12 +251,27 @@ def test_the_section_of_our_own_wins():
 
 @pytest.mark.parametrize(
     ("section", "complaint"),
-    [({"levle": "full"}, "has no 'levle'; it may hold: level"), ({"level": "all"}, "level must be one of")],
+    [
+        ({"levle": "full"}, "has no 'levle'; it may hold: level"),
+        ({"level": "all"}, "level must be one of"),
+        ({"completions": "some"}, "completions must be True, False"),
+        ({"completions": {"rwos": 3}}, "completions may hold: every, rows, max_chars, budget_mb; got rwos"),
+    ],
 )
 def test_a_wrong_section_stops_set_up(section, complaint):
     """With what was wrong and what there is."""
     with pytest.raises(ConfigError, match=complaint):
         Settings.of({"trainer": {"rlwatch": section}})
+
+
+@pytest.mark.parametrize(
+    ("wish", "kept"),
+    [(False, None), (True, KeepCompletions()), ({"every": 5, "rows": 2}, KeepCompletions(every=5, rows=2))],
+)
+def test_completions_are_kept_where_that_is_asked_for(wish, kept):
+    """No text leaves the trainer otherwise."""
+    assert Settings.of({"trainer": {"rlwatch": {"completions": wish}}}).completions == kept
+    assert Settings.of(CONFIG).completions is None
 
 
 def test_no_configuration_is_enough():

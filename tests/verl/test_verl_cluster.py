@@ -5,6 +5,7 @@ One run of the example, 5 steps at most; a person asks for a reset, a checkpoint
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
     command = [sys.executable, str(TRAIN), "--workers", "2", "--steps", "5", "--store", "runs", "--work", "work"]
     command += [part for text in COMMANDS for part in ("--command", text)]
+    command += ["+trainer.rlwatch.completions={every:2,rows:3}"]
     environment = {**os.environ, "RLWATCH_STATE_DIR": str(folder / "state")}
 
     out = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False)
@@ -100,6 +102,26 @@ def test_tasks_and_groups_are_told_apart(run):
 
     assert {"reward/by_task/even_rows", "reward/by_task/odd_rows"} <= steps[1].keys()
     assert 0 <= steps[1]["reward/zero_std_frac"] <= 1
+
+
+def test_completions_are_kept_as_text(run):
+    """Where that was asked for: prompts of the dataset, responses over the same digits, with verl's own score."""
+    info, steps, store = run
+    kept = store.completions(info.run_id)
+
+    assert [batch.step for batch in kept] == [1, 3]
+    assert all(re.fullmatch(r"\d{3}=", prompt) for batch in kept for prompt in batch.columns["prompt"])
+    assert all(len(said) for batch in kept for said in batch.columns["completion"])
+    assert [max(batch.columns["reward"]) for batch in kept] == pytest.approx(
+        [steps[batch.step]["critic/score/max"] for batch in kept]
+    )
+
+
+def test_text_is_measured_without_being_kept(run):
+    """A report on a few responses every half a minute, in the record of a later step."""
+    _, steps, _ = run
+
+    assert any("text/retok_exact" in step for step in steps.values())
 
 
 def test_kl_starts_again_from_zero_after_the_reset(run):

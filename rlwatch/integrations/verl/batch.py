@@ -32,6 +32,8 @@ TOKEN_FIELDS = (
 )
 """Per token, jagged over responses; ``loss_mask`` is the mask before verl rejected anything."""
 RESPONSE_FIELDS = ("uid", "data_source")
+PROMPTS = "prompts"
+"""Read only where completions are kept as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class StepBatch:
     keys: tuple[str, ...]
     named: dict[str, list[Any]]
     staleness: Tensor | None
+    prompts: tuple[Tensor, ...] = ()
 
     @classmethod
     def of(cls, meta: Any, data: Any, step: int) -> StepBatch:
@@ -82,7 +85,15 @@ class StepBatch:
         named = {name: [_listed(data[name])[i] for i in rows] for name in RESPONSE_FIELDS if name in present}
         versions = [meta.tags[i].get("max_global_steps") for i in rows]
         stale = None if None in versions else torch.tensor([step - 1 - version for version in versions])
-        return cls(tokens, lengths, tuple(meta.keys[i] for i in rows), named, stale)
+        asked = data[PROMPTS].unbind() if PROMPTS in present else ()
+        prompts = tuple(asked[i].clone() for i in rows if asked)
+        return cls(tokens, lengths, tuple(meta.keys[i] for i in rows), named, stale, prompts)
+
+    @property
+    def responses(self) -> list[Tensor]:
+        """The ids of each response, without padding."""
+        rows = zip(self.tokens["responses"], self.lengths.tolist(), strict=True)
+        return [ids[:length] for ids, length in rows]
 
     def token_batch(self, reading: Reading) -> TokenBatch | None:
         """The per-token view; None where the trainer's own log-probs are not known."""
@@ -98,7 +109,7 @@ class StepBatch:
             ref_logp=self.tokens.get("ref_log_prob"),
             rollout_logp=self.tokens.get("rollout_log_probs"),
             truncation=reading.truncation,
-            environment=self._environment(),
+            environment=self.environment(),
             staleness=self.staleness,
         )
 
@@ -120,7 +131,7 @@ class StepBatch:
             eos=() if reading.eos is None else (reading.eos,),
         )
 
-    def _environment(self) -> Tensor | None:
+    def environment(self) -> Tensor | None:
         """Tokens of a response that no loss was to count: tools and users wrote them."""
         first = self.tokens.get("loss_mask")
         if first is None or first.shape != self.tokens["responses"].shape:

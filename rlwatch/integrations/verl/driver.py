@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from rlwatch.integrations.verl.plugin import failing
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.statistics import Statistics
+from rlwatch.integrations.verl.texts import Texts
 from rlwatch.integrations.verl.workers import Workers
 
 if TYPE_CHECKING:
@@ -93,9 +93,7 @@ class Driver:
         workers = Workers(trainer.actor_rollout_wg)
         given = {"level": str(self._settings.level), "bypass": reading.bypass}
         self._attached(accepted(workers.call("attach", given)))
-        if self._settings.text:
-            tokenizer = copy.deepcopy(trainer.tokenizer)  # one of two threads must not share it with the other
-            self.statistics.decode = lambda token: str(tokenizer.decode([token]))
+        self.seam.attempt("tokenizer", self._decode, trainer.tokenizer)
         self._workers = workers
         self._checkpoints = Checkpoints(trainer, workers, self.seam)
         coefficient = Coefficient(trainer, workers)
@@ -112,9 +110,15 @@ class Driver:
         if replies[0]["vocab_size"] is not None:
             self.statistics.numbers["policy/vocab_size"] = float(replies[0]["vocab_size"])
 
-    @staticmethod
-    def _read(meta: Any, step: int) -> StepBatch:
+    def _decode(self, tokenizer: Any) -> None:
+        texts = self.statistics.texts = Texts(self._settings, tokenizer)
+        if self._settings.text:
+            self.statistics.decode = lambda token: texts.decode([token])
+
+    def _read(self, meta: Any, step: int) -> StepBatch:
         import transfer_queue as tq
 
-        data = tq.kv_batch_get(meta.keys, meta.partition_id, select_fields=[*TOKEN_FIELDS, *RESPONSE_FIELDS])
+        texts = self.statistics.texts
+        names = [*TOKEN_FIELDS, *RESPONSE_FIELDS, *(() if texts is None else texts.fields)]
+        data = tq.kv_batch_get(meta.keys, meta.partition_id, select_fields=names)
         return StepBatch.of(meta, data, step)

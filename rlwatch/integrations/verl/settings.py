@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rlwatch.errors import ConfigError
+from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 
 NAME = "rlwatch"
 """The tracking backend, and the optional section ``trainer.rlwatch``."""
 
-OURS = ("level", "text")
+OURS = ("level", "text", "completions")
 FOR_INIT = ("project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url")
 """Arguments of :func:`rlwatch.init` that ``trainer.rlwatch`` may give."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How closely to watch, whether extreme tokens keep their text, and the arguments for :func:`rlwatch.init`."""
+    """How closely to watch, which text to keep, and the arguments for :func:`rlwatch.init`.
+
+    Without ``text`` (of extreme tokens) and ``completions`` no text leaves the trainer, only measures of it.
+    """
 
     level: Level = Level.FULL
     text: bool = False
+    completions: KeepCompletions | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -48,7 +53,19 @@ class Settings:
             "world_size": 1,
         }
         init |= {key: given[key] for key in FOR_INIT if key in given}
-        return cls(Level.of(str(given.get("level", Level.FULL))), bool(given.get("text", False)), init)
+        level = Level.of(str(given.get("level", Level.FULL)))
+        return cls(level, bool(given.get("text", False)), _keep(given.get("completions", False)), init)
+
+
+def _keep(wish: Any) -> KeepCompletions | None:
+    """``true``, ``false``, or a section with the fields of :class:`KeepCompletions`."""
+    if not isinstance(wish, Mapping):
+        return KeepCompletions.of(wish)
+    try:
+        return KeepCompletions(**wish)
+    except TypeError:
+        known = ", ".join(one.name for one in fields(KeepCompletions))
+        raise ConfigError(f"trainer.rlwatch.completions may hold: {known}; got {', '.join(map(str, wish))}") from None
 
 
 def wanted(loggers: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
@@ -11,9 +12,13 @@ from rlwatch.integrations.step_tally import Decode, StepTally
 from rlwatch.integrations.verl.batch import Reading, StepBatch
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
+from rlwatch.integrations.verl.texts import Texts
 from rlwatch.integrations.verl.whole import together
 from rlwatch.integrations.verl.workers import Answers
 from rlwatch.tensors.response_stats import observe_responses
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
 
 WAITING = 2
 """Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
@@ -29,6 +34,7 @@ class Statistics:
         self.reading = Reading()
         self.numbers: dict[str, float] = {}
         self.decode: Decode | None = None
+        self.texts: Texts | None = None
         self.latest: Mapping[str, float] = {}
         self._seam = seam
         self._full = settings.level.includes(Level.FULL)
@@ -53,6 +59,8 @@ class Statistics:
         """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
         self._thread.shutdown(wait=False)
         wait(self._waiting, deadline_s)
+        if self.texts is not None:
+            self.texts.close()
 
     def _guarded(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
         self._seam.attempt("statistics", self._record, step, batch, answers)
@@ -66,6 +74,7 @@ class Statistics:
         tally = StepTally()
         if batch is not None:
             self._seam.attempt("batch statistics", self._add_batch, tally, batch)
+            self._seam.attempt("text", self._add_text, tally, run, step, batch)
         for name, value in self.numbers.items():
             tally.add_number(name, value)
         parcels = {int(reply["rank"]): reply["parcel"] for reply in replies if "parcel" in reply}
@@ -83,6 +92,13 @@ class Statistics:
                 if theirs in tally.stats:
                     tally.stats[ours] = tally.stats.pop(theirs)
         tally.add_stats(observe_responses(batch.response_batch(self.reading)))
+
+    def _add_text(self, tally: StepTally, run: Run, step: int, batch: StepBatch) -> None:
+        if self.texts is None:
+            return
+        for name, value in self.texts.take().items():
+            tally.add_number(name, value)
+        self.texts.offer(run, step, batch, self.reading)
 
     def _count_errors(self, replies: Sequence[Reply]) -> None:
         """What the workers' seams swallowed is counted on the run, which they do not have."""
