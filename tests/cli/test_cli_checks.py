@@ -120,6 +120,12 @@ def test_each_extra_says_what_it_lacks(site: Path) -> None:
         ("trl", "2.0.0.dev0", Level.WARN),
         ("verl", "0.9.1", Level.OK),
         ("verl", "0.10.0", Level.WARN),
+        ("openrlhf", "0.11.2", Level.OK),
+        ("openrlhf", "0.12.0", Level.WARN),
+        ("transformers", "5.23.0", Level.OK),
+        ("transformers", "4.57.6", Level.WARN),
+        ("wandb", "0.31.0", Level.OK),
+        ("wandb", "0.18.7", Level.WARN),
     ],
 )
 def test_a_trainer_of_an_unknown_version_warns(name: str, version: str, level: Level, site: Path) -> None:

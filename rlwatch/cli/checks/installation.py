@@ -26,12 +26,21 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "cli": ("typer", "rich"),
     "app": ("streamlit",),
     "trl": ("torch", "transformers", "trl"),
+    "transformers": ("torch", "transformers", "accelerate"),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
     "chat services": ("apprise",),
 }
 """What each optional part needs."""
 
-TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"trl": ((1, 0), (2,)), "verl": ((0, 9), (0, 10))}
-"""Trainer -> the versions whose metric names and hooks are known: from the first up to, not with, the second."""
+TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "trl": ((1, 0), (2,)),
+    "transformers": ((5, 0), (6,)),
+    "verl": ((0, 9), (0, 10)),
+    "openrlhf": ((0, 11), (0, 12)),
+    "wandb": ((0, 19), (1,)),
+}
+"""Trainer (or tracker) -> the versions whose names and hooks are known: from the first up to, not with, the second."""
 
 
 def python() -> Check:
