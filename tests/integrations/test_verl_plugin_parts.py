@@ -8,12 +8,12 @@ import sys
 import time
 
 import pytest
+from rlwatch.integrations.afterimport import AfterImport
 
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.verl import heartbeat, plugin, versions
-from rlwatch.integrations.verl.afterimport import AfterImport
 from rlwatch.integrations.verl.replies import accepted, answering, refusal_of
 from rlwatch.integrations.verl.settings import Settings, plain, wanted
 

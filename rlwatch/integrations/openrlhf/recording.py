@@ -11,7 +11,7 @@ from rlwatch.integrations.openrlhf.responses import response_stats
 from rlwatch.integrations.openrlhf.taps import PARCEL
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode, StepTally
-from rlwatch.integrations.verl.whole import together
+from rlwatch.integrations.whole import together
 
 WAITING = 2
 """Steps that may wait for their statistics; beyond it a step goes without, and is counted."""

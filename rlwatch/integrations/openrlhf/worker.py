@@ -8,10 +8,10 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from rlwatch.integrations.afterimport import AfterImport
 from rlwatch.integrations.openrlhf.compat import ACTOR, DRIVER, OF_ACTOR, OF_DRIVER, lacking, unknown
 from rlwatch.integrations.openrlhf.settings import Settings
 from rlwatch.integrations.seam import Seam
-from rlwatch.integrations.verl.afterimport import AfterImport
 
 logger = logging.getLogger("rlwatch")
 

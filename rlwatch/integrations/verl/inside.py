@@ -16,8 +16,8 @@ from rlwatch.integrations.verl.anchor import Anchor
 from rlwatch.integrations.verl.keeper import Keeper
 from rlwatch.integrations.verl.taps import WorkerTaps
 from rlwatch.integrations.verl.versions import obstacle
-from rlwatch.integrations.verl.whole import encoded
 from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.integrations.whole import encoded
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.tensors.sharded import Sharded

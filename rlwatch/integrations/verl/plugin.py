@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 
 from rlwatch import __version__
-from rlwatch.integrations.verl.afterimport import AfterImport
+from rlwatch.integrations.afterimport import AfterImport
 from rlwatch.integrations.verl.heartbeat import WAITING, Heartbeat, begin
 from rlwatch.integrations.verl.versions import verl_version
 

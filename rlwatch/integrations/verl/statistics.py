@@ -13,8 +13,8 @@ from rlwatch.integrations.verl.batch import Reading, StepBatch
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.texts import Texts
-from rlwatch.integrations.verl.whole import together
 from rlwatch.integrations.verl.workers import Answers
+from rlwatch.integrations.whole import together
 from rlwatch.tensors.response_stats import observe_responses
 
 if TYPE_CHECKING:
