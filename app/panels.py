@@ -16,7 +16,7 @@ VITAL = frozenset({"reward/mean", "policy/entropy", "policy/kl_ref", "optim/grad
 TELLING = (
     *("reward/mean", "reward/std", "reward/zero_std_frac"),
     *("policy/entropy", "policy/entropy_p10", "policy/entropy_p90"),
-    *("policy/kl_ref", "ratio/clipfrac", "ratio/max", "policy/kl_old"),
+    *("policy/kl_ref", "policy/kl_ref_k3", "ratio/clipfrac", "ratio/max", "policy/kl_old"),
     *("optim/grad_norm", "loss/policy", "optim/lr"),
     *("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/ess"),
     *("len/mean", "len/clipped", "text/repetition"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -22,12 +23,12 @@ EPILOG = examples(
 )
 
 KEY_METRICS = {
-    "reward": "reward/mean",
-    "entropy": "policy/entropy",
-    "KL": "policy/kl_ref",
-    "grad norm": "optim/grad_norm",
+    "reward": ("reward/mean",),
+    "entropy": ("policy/entropy",),
+    "KL": ("policy/kl_ref", "policy/kl_ref_k3"),
+    "grad norm": ("optim/grad_norm",),
 }
-"""Column -> canonical metric: what tells a healthy run from a dying one at a glance."""
+"""Column -> canonical metrics, the first that was measured: what tells a healthy run from a dying one at a glance."""
 LONGEST_NAME = 40
 
 
@@ -76,6 +77,11 @@ def describe(store: RunReader, run: RunInfo, now: float) -> dict[str, JSON]:
     }
 
 
+def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
+    """Column -> last value, None where nothing of it was measured."""
+    return {column: next((last[name] for name in names if name in last), None) for column, names in KEY_METRICS.items()}
+
+
 def _cells(row: dict[str, JSON]) -> list[Cell]:
     values = row["last_values"]
     return [
@@ -84,6 +90,6 @@ def _cells(row: dict[str, JSON]) -> list[Cell]:
         one_line(row["name"] or "-", LONGEST_NAME),
         row["run_id"],
         step(row["last_step"]),
-        *(number(values.get(metric)) for metric in KEY_METRICS.values()),
+        *(number(value) for value in key_values(values).values()),
         age(row["age_s"]),
     ]

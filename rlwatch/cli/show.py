@@ -12,7 +12,7 @@ from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.findings_table import print_findings
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
-from rlwatch.cli.runs import KEY_METRICS, describe
+from rlwatch.cli.runs import describe, key_values
 from rlwatch.cli.spike_rows import print_token_spikes, spike_rows
 from rlwatch.cli.stores import opened
 from rlwatch.cli.wording import STATUS_STYLES, age, number, step
@@ -96,7 +96,7 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
         if text:
             say(f"  {label:<10} {text}")
     values = row["last_values"]
-    shown = [f"{label} {number(values[name])}" for label, name in KEY_METRICS.items() if name in values]
+    shown = [f"{label} {number(value)}" for label, value in key_values(values).items() if value is not None]
     if shown:
         say(f"  {'last':<10} {'  '.join(shown)}")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cli_helpers import NOW, Invoke, record_run, strict
 
+import rlwatch
 from rlwatch.clock import ManualClock
 from rlwatch.records import (
     Alert,
@@ -263,3 +264,12 @@ def test_no_alerts_is_said_in_words_and_as_an_empty_list(runs_dir: Path, invoke:
     """Empty output would look like a failure."""
     assert invoke("alerts", "--store", runs_dir).stdout.strip() == "no alerts"
     assert strict(invoke("alerts", "alpha-1", "--store", runs_dir, "--format", "json").stdout) == []
+
+
+def test_a_run_that_measures_kl_by_its_estimators_shows_one(invoke: Invoke, tmp_path: Path) -> None:
+    """A loop of one's own has k1, k2 and k3 and no number called KL: k3 is it."""
+    with rlwatch.init(store=str(tmp_path), run_id="mine") as run:
+        run.log({"policy/kl_ref_k1": -0.5, "policy/kl_ref_k3": 0.125}, step=1)
+
+    assert "0.125" in invoke("runs", "--store", tmp_path).stdout
+    assert "KL 0.125" in invoke("show", "mine", "--store", tmp_path).stdout
