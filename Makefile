@@ -7,12 +7,12 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check lint types unit verl wheel browser bench clean
+.PHONY: demo test check lint types unit verl openrlhf wheel browser bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
 
-test: check unit verl wheel
+test: check unit verl openrlhf wheel
 
 check: lint types
 
@@ -31,6 +31,10 @@ unit: $(VENV)/.dev browser
 # The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
 verl: $(VENV_VERL)/.dev
 	$(VENV_VERL)/bin/python -m pytest -n 2 --dist loadfile tests/verl $(ARGS)
+
+# The OpenRLHF integration, against the real OpenRLHF with DeepSpeed and Ray, on a CPU.
+openrlhf: $(VENV_VERL)/.openrlhf
+	$(VENV_VERL)/bin/python -m pytest tests/openrlhf $(ARGS)
 
 # The dashboard must start from an editable checkout and from a wheel alike.
 wheel: $(VENV)/.dev
@@ -66,6 +70,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV_VERL)/.dev: pyproject.toml constraints-verl.txt | $(BIN)/python
 	$(BIN)/python -m venv $(VENV_VERL)
 	$(VENV_VERL)/bin/pip install --quiet --disable-pip-version-check -c constraints-verl.txt -e '.[dev-verl]'
+	@touch $@
+
+# DeepSpeed builds nothing; its build needs the environment's torch.
+$(VENV_VERL)/.openrlhf: constraints-openrlhf.txt $(VENV_VERL)/.dev
+	DS_BUILD_OPS=0 $(VENV_VERL)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  -r constraints-openrlhf.txt
 	@touch $@
 
 clean:

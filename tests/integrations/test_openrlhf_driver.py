@@ -5,7 +5,6 @@ from types import SimpleNamespace as Names
 
 import pytest
 import torch
-from rlwatch.integrations.whole import encoded
 
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
@@ -17,6 +16,7 @@ from rlwatch.integrations.openrlhf.recording import taken_out
 from rlwatch.integrations.openrlhf.settings import Settings
 from rlwatch.integrations.openrlhf.taps import PARCEL
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.whole import encoded
 from rlwatch.records import Command
 from rlwatch.tensors.tokens import TokenBatch
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace as Names
 
 import pytest
 import torch
-from rlwatch.integrations.whole import together
 from torch import nn
 
 from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
@@ -15,6 +14,7 @@ from rlwatch.integrations.openrlhf.recording import taken_out
 from rlwatch.integrations.openrlhf.settings import Settings
 from rlwatch.integrations.openrlhf.taps import PARCEL, ActorTaps, first_of_its_data
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.whole import together
 
 pytestmark = pytest.mark.torch
 B, A, V = 3, 5, 11

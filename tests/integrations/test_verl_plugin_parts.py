@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
-from rlwatch.integrations.afterimport import AfterImport
 
 from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.afterimport import AfterImport
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.verl import heartbeat, plugin, versions

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rlwatch.integrations.whole import encoded, together
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
@@ -17,6 +16,7 @@ from rlwatch.integrations.verl.batch import Reading, StepBatch
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.statistics import Statistics
 from rlwatch.integrations.verl.steps import EverMarked, gradient_stats, step_stats
+from rlwatch.integrations.whole import encoded, together
 from rlwatch.recorder.counters import Counters
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.mergeable import Mean, merge

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 Look = Callable[..., Any]
-"""``before(*args, **kwargs)`` sees what a function is given; ``after(seen, *args, **kwargs)`` also what ``before`` said."""
+"""``before(*args, **kwargs)`` sees what a function is given; ``after(seen, *args, **kwargs)`` what it returned, too."""
 
 
 class Patches:

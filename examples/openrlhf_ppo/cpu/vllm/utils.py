@@ -1,0 +1,7 @@
+"""Part of the stand-in."""
+
+import uuid
+
+
+def random_uuid():
+    return uuid.uuid4().hex
