@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from rlwatch.integrations.whole import encoded
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -12,6 +11,7 @@ from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl.flat import flat_pairs
 from rlwatch.integrations.verl.gradients import gradients_of
 from rlwatch.integrations.verl.steps import gradient_stats
+from rlwatch.integrations.whole import encoded
 
 
 class Block(nn.Module):

@@ -2,10 +2,10 @@
 
 import flattened
 import pytest
-from rlwatch.integrations.whole import together
 from several import several
 
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.whole import together
 
 
 @pytest.fixture(scope="module")

@@ -126,9 +126,8 @@ def untap():
 
 def measured(worker, step=1):
     """The metrics of what the worker measured since the last call."""
-    from rlwatch.integrations.whole import together
-
     from rlwatch.integrations.step_tally import StepTally
+    from rlwatch.integrations.whole import together
 
     (reply,) = accepted([worker.rlwatch_collect(step)])
     parcels = {0: reply["parcel"]} if "parcel" in reply else {}
