@@ -129,30 +129,42 @@ def ordered_to_stop(store_url, run_id, orders):
         request(store, run_id, kind, args=args, why="test", by="test")
 
 
-def test_a_live_training_saves_and_stops_on_command_and_refuses_what_it_cannot(cluster, tmp_path):
-    """Long before its last step, in good order: the final model is saved."""
-    where = make(tmp_path / "world")
-    store = str(tmp_path / "runs")
+@pytest.fixture(scope="module")
+def told(cluster, tmp_path_factory):
+    """A training of two policy actors that a person steers: (output, directory, store)."""
+    where = make(tmp_path_factory.mktemp("told"))
+    store = str(where / "runs")
     orders = [("reset-reference", {}), ("set-kl-coef", {"value": 0.02}), ("stop", {"save": "yes"})]
+    two = {"actor__num_gpus_per_node": 2, "ref__num_gpus_per_node": 2, "vllm__num_engines": 2, "ckpt__save_hf": None}
     person = threading.Thread(target=ordered_to_stop, args=(store, "told", orders))
     person.start()
-    output = cluster.train(
-        where, rlwatch=["--rlwatch.store", store, "--rlwatch.run_id", "told"], **{**SMALL, "data__max_samples": 64}, steps=64,
-        ckpt__save_hf=None,
-    )  # fmt: skip
+    ours = ["--rlwatch.store", store, "--rlwatch.run_id", "told"]
+    output = cluster.train(where, rlwatch=ours, steps=64, **{**SMALL, **two, "data__max_samples": 64})
     person.join()
-    opened = rlwatch.open_store(store)
+    return output, where, rlwatch.open_store(store)
+
+
+def test_a_live_training_saves_and_stops_on_command_and_refuses_what_it_cannot(told):
+    """Long before its last step, in good order: the final model is saved."""
+    output, where, store = told
     last = max(console_rows(output))
-    answers = {command.kind: command for command in opened.commands("told")}
+    answers = {command.kind: command for command in store.commands("told")}
 
     assert last < 64
-    assert opened.run("told").state == "finished"
+    assert store.run("told").state == "finished"
     assert (where / "final" / "model.safetensors").exists()
     assert (where / "checkpoints" / f"global_step{last}_hf").is_dir()
     assert answers["stop"].status == "done"
     assert answers["set-kl-coef"].status == "done"
     assert answers["reset-reference"].status == "rejected"
     assert "only load weights from a directory" in answers["reset-reference"].result
+
+
+def test_the_shares_of_several_policy_actors_are_put_together_exactly(told):
+    """OpenRLHF reduces its numbers over the actors by itself: ours must be the same."""
+    for step, row in steps_of(told[2], "told").items():
+        for ours in ("mismatch/kl", "policy/kl_old", "policy/kl_ref_k1", "len/mean"):
+            assert row[ours] == pytest.approx(row[SAME[ours]], abs=2e-6), (step, ours)
 
 
 def test_a_training_that_dies_is_recorded_with_its_cause(cluster, tmp_path):
