@@ -154,10 +154,11 @@ def test_what_was_set_shows_in_verls_own_log(run):
 
 @pytest.mark.parametrize("step", [LOWER, LAST])
 def test_checkpoints_hold_the_reference_of_both_ranks(trained, step):
-    """Beside the actor's shards."""
+    """Beside the actor's shards, with what it is."""
     kept = trained[0] / "work" / "checkpoints" / f"global_step_{step}" / "actor" / "rlwatch_reference"
 
-    assert sorted(path.name for path in kept.iterdir()) == ["world_size_2_rank_0.pt", "world_size_2_rank_1.pt"]
+    shards = ["world_size_2_rank_0.pt", "world_size_2_rank_1.pt"]
+    assert sorted(path.name for path in kept.iterdir()) == ["reference.json", *shards]
 
 
 def test_driver_and_workers_left_their_heartbeats(trained):

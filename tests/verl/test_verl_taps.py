@@ -276,3 +276,19 @@ def test_a_rank_with_the_same_tokens_tells_of_its_gradients_only(worker, monkeyp
 
     assert {"grad_layer/model.layers.0", "nonfinite/grad"} & names
     assert not {"ratio/mean", "adv/mean", "optim/grad_norm", "optim/step_skipped"} & names
+
+
+def test_other_engines_tell_their_total_norm_only(policy, worker):
+    """Megatron has no gradients per parameter; automodel's become what is clipped within its step."""
+    other = tiny.make_worker(policy)
+    other.config.actor.strategy = "automodel"
+    tiny.attach(other)
+    try:
+        theirs = tiny.update(other)
+        ours = tiny.measured(other).metrics
+    finally:
+        tiny.measured(worker)  # takes the registry of losses back
+
+    assert ours["optim/grad_norm"] == pytest.approx(theirs["grad_norm"][-1], rel=1e-6)
+    assert ours["ratio/mean"] > 0
+    assert not [name for name in ours if name.startswith("grad_layer/")]

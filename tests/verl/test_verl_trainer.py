@@ -1,5 +1,6 @@
 """verl's real v1 trainer class, hooked: its own checkpoint code over a real worker in this process, without Ray."""
 
+import errno
 import logging
 import types
 from contextlib import nullcontext
@@ -216,12 +217,12 @@ def test_a_reset_at_a_step_is_in_the_checkpoints_from_then_on(make):
             path = f"{trainer.config.trainer.default_local_dir}/global_step_{step}"
             again.config.trainer.resume_from_path = path
         resumed = started(again)
-        restored = events(resumed, "reference_restored")
         if expected is None:
-            assert not [event for event in restored if event.step == step]
+            assert "reset at step 2 came after" in events(resumed, "reference_not_restored")[-1].body["reason"]
             assert apart(again) > 0
         else:
-            assert restored[-1].step == step
+            restored = events(resumed, "reference_restored")[-1]
+            assert (restored.step, restored.body["reset_step"]) == (step, 2)
             assert apart(again) == pytest.approx(expected, abs=1e-6)
         resumed.run.finish()
         tiny.untap()
@@ -249,24 +250,75 @@ def test_a_checkpoint_written_again_forgets_an_undone_reset(make):
     assert not kept.exists()
 
 
-def test_a_reference_of_other_ranks_is_not_restored(make, caplog):
-    """Saved by two workers, resumed by one: said, and training goes on with verl's own reference."""
+def other_ranks(kept):
+    (kept / "world_size_1_rank_0.pt").rename(kept / "world_size_2_rank_0.pt")
+
+
+def another_reset(kept):
+    path = kept / "reference.json"
+    path.write_text(path.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
+
+
+def no_shards(kept):
+    (kept / "world_size_1_rank_0.pt").unlink()
+
+
+def no_facts(kept):
+    (kept / "reference.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (other_ranks, "of another number of ranks"),
+        (another_reset, "is not the reference of the reset at step 1"),
+        (no_shards, "some ranks do not find their part"),
+        (no_facts, "cannot be read"),
+    ],
+)
+def test_a_reference_that_does_not_fit_is_not_restored(make, caplog, damage, reason):
+    """Said, with the reason, and training goes on with verl's own reference."""
     trainer = make()
     driver = started(trainer)
     trainer.step_to(1)
     send(driver, "reset-reference")
     trainer._save_checkpoint()
-    kept = driver._checkpoints.here / "actor" / "rlwatch_reference"
-    (kept / "world_size_1_rank_0.pt").rename(kept / "world_size_2_rank_0.pt")
+    damage(driver._checkpoints.here / "actor" / "rlwatch_reference")
     driver.run.finish()
 
     tiny.untap()
     again = make()
     with caplog.at_level(logging.WARNING, "rlwatch"):
         resumed = started(again)
+    (event,) = events(resumed, "reference_not_restored")
 
     assert "did not take up the reference" in caplog.text
-    assert events(resumed, "reference_not_restored")[0].step == 1
+    assert (event.step, reason in event.body["reason"]) == (1, True)
+    assert apart(again) > 0
+
+
+def no_space(_what, where):
+    where.write_bytes(b"half of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_is_full_costs_the_copy_only(make, caplog, monkeypatch):
+    """verl's checkpoint is there; what it lacks is said, and the next one tries again."""
+    trainer = make()
+    driver = started(trainer)
+    trainer.step_to(1)
+    send(driver, "reset-reference")
+
+    with monkeypatch.context() as full:
+        full.setattr(torch, "save", no_space)
+        driver._checkpoints.saved()
+    (event,) = events(driver, "reference_not_kept")
+    assert not list((driver._checkpoints.here / "actor" / "rlwatch_reference").iterdir())
+    trainer._save_checkpoint()
+
+    assert "No space left" in event.body["reason"]
+    assert caplog.text.count("did not keep the reference") == 1
+    assert (driver._checkpoints.here / "actor" / "rlwatch_reference" / "reference.json").exists()
 
 
 def test_lora_adapters_are_kept_too(make, policy):

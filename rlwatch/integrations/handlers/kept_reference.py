@@ -97,7 +97,7 @@ class KeptReference:
         try:
             facts = read_facts(checkpoint)
             command = None if facts is None else self._take_up.command(checkpoint, facts)
-            problem = _why_none(checkpoint, step) if facts is None else None
+            problem = why_none(kept_nearby(checkpoint), step) if facts is None else None
         except RLWatchError as error:
             problem = str(error)
         result = controller.order(self._take_up, command, step)
@@ -122,9 +122,11 @@ def _reason(result: Result | None) -> str:
     return UNREAD if result is None else result.refusal or UNREAD
 
 
-def _why_none(checkpoint: Path, step: int) -> str | None:
-    """What a checkpoint without a kept reference leaves out; None if no checkpoint beside it knows of a reset."""
-    nearby = kept_nearby(checkpoint)
+def why_none(nearby: Mapping[str, Facts], step: int) -> str | None:
+    """What a checkpoint of ``step`` without a kept reference leaves out, by those that checkpoints ``nearby`` hold.
+
+    None if none of them knows of a reset.
+    """
     missing = {name: facts for name, facts in nearby.items() if facts.step <= step}
     later = {name: facts for name, facts in nearby.items() if facts.step > step}
     if missing:

@@ -22,7 +22,7 @@ from rlwatch.integrations.verl.flat import flat_pairs, flattened
 from rlwatch.records import JSON, Command
 
 ENGINES = ("fsdp", "fsdp2")
-"""Strategies whose shards can be copied one to one."""
+"""Strategies whose shards can be copied one to one, and whose gradients can be read by layer."""
 
 
 class Anchor:

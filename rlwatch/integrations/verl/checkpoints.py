@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations.handlers.kept_reference import why_none
+from rlwatch.integrations.handlers.reference_files import FACTS, Facts, read_facts
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.keeper import FOLDER
-from rlwatch.integrations.verl.replies import accepted
+from rlwatch.integrations.verl.replies import accepted, joint
 from rlwatch.integrations.verl.workers import Workers
-from rlwatch.records import JSON
+from rlwatch.records import JSON, Command
 
 logger = logging.getLogger("rlwatch")
 
@@ -28,7 +33,7 @@ class Checkpoints:
         self._workers = workers
         self._seam = seam
         self._saved: int | None = None
-        self._reset = False
+        self._facts: Facts | None = None
 
     def save(self) -> str:
         """Save one now, unless this step has one; returns words for the answer."""
@@ -50,11 +55,12 @@ class Checkpoints:
         If it still is, what an earlier attempt left there, of steps that were undone since, goes.
         """
         self._saved = self._trainer.global_steps
-        self._seam.attempt("reference of a checkpoint", self._keep if self._reset else self._forget)
+        self._seam.attempt("reference of a checkpoint", self._forget if self._facts is None else self._keep)
 
-    def changed(self) -> None:
+    def changed(self, command: Command, fingerprint: str) -> None:
         """The reference has just been reset."""
-        self._reset = True
+        step = int(self._trainer.global_steps)
+        self._facts = Facts(step, command.command_id, fingerprint, command.requested_by, command.why)
         if self._saved == self._trainer.global_steps:
             self._seam.attempt("reference of a checkpoint", self._keep)
 
@@ -75,30 +81,60 @@ class Checkpoints:
         return Path(str(chosen)).absolute()
 
     def _keep(self) -> None:
+        """The shards, and only then what they are: without that they are not taken up."""
         try:
-            accepted(self._workers.call("save_reference", str(self.here / "actor" / FOLDER)))
-        except RLWatchError as problem:
+            self._forget_facts()
+            accepted(self._workers.call("save_reference", str(self._reference_of(self.here))))
+            self._write_facts()
+        except (RLWatchError, OSError) as problem:
             self._failed("reference_not_kept", self.here, problem)
 
+    def _write_facts(self) -> None:
+        if self._facts is not None:
+            path = self._reference_of(self.here) / FACTS
+            path.parent.mkdir(parents=True, exist_ok=True)  # the workers' disks may be others
+            path.write_text(json.dumps(asdict(self._facts), indent=1), encoding="utf-8")
+
     def _forget(self) -> None:
-        accepted(self._workers.call("forget_reference", str(self.here / "actor" / FOLDER)))
+        self._forget_facts()
+        accepted(self._workers.call("forget_reference", str(self._reference_of(self.here))))
+
+    def _forget_facts(self) -> None:
+        (self._reference_of(self.here) / FACTS).unlink(missing_ok=True)
 
     def _restore(self) -> None:
-        directory = self.origin / "actor" / FOLDER
+        directory = str(self._reference_of(self.origin))
         try:
-            found = accepted(self._workers.call("find_reference", str(directory)))
-            if not any(reply["found"] for reply in found):
+            facts = read_facts(self.origin / "actor")
+            if facts is None:
+                self._none_kept()
                 return
-            if not all(reply["found"] for reply in found):
+            found = [reply["found"] for reply in accepted(self._workers.call("find_reference", directory))]
+            if not all(found):
                 raise RLWatchError(f"some ranks do not find their part in {directory}")
-            restored = accepted(self._workers.call("restore_reference", str(directory)))
+            if joint(found) != facts.fingerprint:
+                raise RLWatchError(f"{directory} is not the reference of the reset at step {facts.step}")
+            restored = accepted(self._workers.call("restore_reference", directory))
         except RLWatchError as problem:
             self._failed("reference_not_restored", self.origin, problem)
             return
-        self._reset = True
-        self._event("reference_restored", self.origin, ranks=len(restored), **restored[0]["report"])
+        self._facts = facts
+        body = {**restored[0]["report"], "fingerprint": facts.fingerprint, "reset_step": facts.step}
+        self._event("reference_restored", self.origin, ranks=len(restored), **body)
 
-    def _failed(self, kind: str, checkpoint: Path, problem: RLWatchError) -> None:
+    def _none_kept(self) -> None:
+        """Checkpoints beside this one may know of a reset that it does not have."""
+        nearby = {}
+        for path in self.origin.parent.glob(f"global_step_*/actor/{FOLDER}"):
+            with suppress(RLWatchError):
+                facts = read_facts(path.parent)
+                if facts is not None:
+                    nearby[path.parents[1].name] = facts
+        problem = why_none(nearby, int(self._trainer.global_steps))
+        if problem is not None:
+            self._failed("reference_not_restored", self.origin, problem)
+
+    def _failed(self, kind: str, checkpoint: Path, problem: object) -> None:
         words = "keep the reference in" if kind == "reference_not_kept" else "take up the reference of"
         logger.warning("rlwatch did not %s %s (training goes on): %s", words, checkpoint, problem)
         self._event(kind, checkpoint, reason=str(problem))
@@ -106,6 +142,10 @@ class Checkpoints:
     def _event(self, kind: str, checkpoint: Path, **body: JSON) -> None:
         if self._seam.run is not None:
             self._seam.run.event(kind, self._trainer.global_steps, checkpoint=str(checkpoint), **body)
+
+    @staticmethod
+    def _reference_of(checkpoint: Path) -> Path:
+        return checkpoint / "actor" / FOLDER
 
     def _folder(self, step: int) -> Path:
         return Path(str(self._trainer.config.trainer.default_local_dir)).absolute() / f"global_step_{step}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
 from rlwatch.integrations.handlers.stop import Stop
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.checkpoints import Checkpoints
-from rlwatch.integrations.verl.replies import Reply, accepted
+from rlwatch.integrations.verl.replies import Reply, accepted, joint
 from rlwatch.integrations.verl.workers import Workers
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
@@ -63,7 +62,7 @@ class ResetOnWorkers(OnWorkers):
         """Reset on every rank, and keep the new reference with the checkpoint of this step, if there is one."""
         replies = accepted(self._workers.call("do", self.kind, dict(command.args)))
         report = merged(replies)
-        self._checkpoints.changed()
+        self._checkpoints.changed(command, str(report["fingerprint"]))
         cleared = f"optimizer state of {report['cleared']} parameters cleared"
         kept = cleared if report["optimizer"] == "clear" else "optimizer state kept"
         summary = f"reference = policy ({report['tensors']} tensors on {len(replies)} ranks), {kept}"
@@ -150,6 +149,5 @@ def stopper(trainer: Any, checkpoints: Checkpoints) -> Callable[[bool], str]:
 def merged(replies: Sequence[Reply]) -> dict[str, JSON]:
     """One report of what every rank did to its own shards."""
     reports = [reply["report"] for reply in replies]
-    prints = [str(report["fingerprint"]) for report in reports]
-    whole = prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:12]
+    whole = joint([str(report["fingerprint"]) for report in reports])
     return {**reports[0], "fingerprint": whole, "exact": all(r["exact"] for r in reports), "ranks": len(reports)}

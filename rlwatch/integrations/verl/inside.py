@@ -12,7 +12,7 @@ from rlwatch.integrations.handlers.unwrapping import unwrapped
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.verl.anchor import Anchor
+from rlwatch.integrations.verl.anchor import ENGINES, Anchor
 from rlwatch.integrations.verl.keeper import Keeper
 from rlwatch.integrations.verl.taps import WorkerTaps
 from rlwatch.integrations.verl.versions import obstacle
@@ -54,6 +54,7 @@ class Inside:
                 seam,
                 level,
                 bypass=bool(settings.get("bypass")),
+                layers=str(worker.config.actor.strategy) in ENGINES,
                 rank=int(worker.rank),
             )
             taps.attach()

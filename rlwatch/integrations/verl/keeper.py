@@ -36,8 +36,11 @@ class Keeper:
         path = Path(directory) / self._file
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        torch.save({name: tensor.detach().cpu() for name, tensor in tensors.items()}, temporary)
-        temporary.replace(path)
+        try:
+            torch.save({name: tensor.detach().cpu() for name, tensor in tensors.items()}, temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
         return str(path)
 
     def forget(self, directory: str) -> None:
@@ -47,14 +50,13 @@ class Keeper:
         with suppress(OSError):
             path.parent.rmdir()
 
-    def find(self, directory: str) -> bool:
-        """Whether it is there. Raises ``RLWatchError`` if it does not fit this rank."""
+    def find(self, directory: str) -> str | None:
+        """The fingerprint of what is there, or None. Raises ``RLWatchError`` for what does not fit this rank."""
         if not (Path(directory) / self._file).exists():
             if any(Path(directory).glob("*.pt")):
                 raise RLWatchError(f"{directory} holds a reference of another number of ranks: no {self._file}")
-            return False
-        self._fitting(directory)
-        return True
+            return None
+        return fingerprint(self._fitting(directory).values())
 
     def restore(self, directory: str) -> dict[str, Any]:
         """Put it back; returns what was restored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -41,3 +42,8 @@ def accepted(replies: Sequence[Reply]) -> Sequence[Reply]:
     if refusal is not None:
         raise RLWatchError(refusal)
     return sorted(replies, key=lambda reply: int(reply["rank"]))
+
+
+def joint(prints: Sequence[str]) -> str:
+    """One fingerprint of all ranks', in their order."""
+    return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:12]

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
@@ -48,6 +48,8 @@ class WorkerTaps:
         verl's registry of policy losses, by name; all entries are wrapped, new ones at the next :meth:`take`.
     bypass
         Whether the old log-probs are the rollout engine's: then only the update knows the trainer's own.
+    layers
+        Whether the engine's gradients are what its optimizer's step clips; some engines scale them within it.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class WorkerTaps:
         level: Level,
         *,
         bypass: bool = False,
+        layers: bool = True,
         rank: int = 0,
     ) -> None:
         self.tally = StepTally()
@@ -66,6 +69,7 @@ class WorkerTaps:
         self._seam = seam
         self._level = level
         self._bypass = bypass
+        self._layers = layers
         self._rank = rank
         self._data: Any = None
         self._inside = False
@@ -162,8 +166,7 @@ class WorkerTaps:
         engine.optimizer_step = tapped
 
     def _read_gradients(self, engine: Any) -> GradNorms | None:
-        model = engine.module
-        return gradients_of(model, self._rank) if isinstance(model, nn.Module) else None  # Megatron has a list
+        return gradients_of(engine.module, self._rank) if self._layers else None
 
     def _after_step(self, norms: GradNorms | None, total: Any, scaled: bool) -> None:
         """``total`` is the norm over all ranks; ``scaled`` gradients carry a loss scale."""

@@ -71,7 +71,7 @@ def rlwatch_forget_reference(self: Any, directory: str) -> dict[str, Any]:
 
 
 def rlwatch_find_reference(self: Any, directory: str) -> dict[str, Any]:
-    """Whether this rank finds its part of a reference in ``directory``; refuses one that does not fit."""
+    """The fingerprint of this rank's part of a reference in ``directory``, or None; refuses one that does not fit."""
     return {"found": _inside(self).keeper.find(directory)}
 
 
