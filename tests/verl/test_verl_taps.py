@@ -91,6 +91,9 @@ def test_a_pass_without_gradients_is_no_update(worker):
     """Recomputing old log-probs runs the same engine, and is not measured."""
     tiny.log_probs(worker)
     tiny.log_probs(worker, ref=True)
+    with torch.no_grad():
+        row = torch.zeros(1, 3)
+        POLICY_LOSS_REGISTRY["vanilla"](row, row, row, row + 1, config=worker.loss_fn.keywords["config"])
 
     assert tiny.measured(worker).metrics == {}
 

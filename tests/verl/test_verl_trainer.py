@@ -16,6 +16,7 @@ from verl.utils.tracking import Tracking
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.handlers.reference_files import read_facts
 from rlwatch.integrations.verl import plugin, workers
 from rlwatch.integrations.verl import trainer as hooks
 from rlwatch.records import Command, RunState
@@ -224,6 +225,9 @@ def test_a_reset_at_a_step_is_in_the_checkpoints_from_then_on(make):
             restored = events(resumed, "reference_restored")[-1]
             assert (restored.step, restored.body["reset_step"]) == (step, 2)
             assert apart(again) == pytest.approx(expected, abs=1e-6)
+            again.step_to(4)
+            again._save_checkpoint()
+            assert read_facts(resumed._checkpoints.here / "actor").step == 2, "a resumed run keeps it too"
         resumed.run.finish()
         tiny.untap()
 
