@@ -39,7 +39,7 @@ def queue(**changes):
 def meta(rows=4, *, padding=(), keys=None, versions=None):
     tags = [{"is_padding": row in padding, "max_global_steps": (versions or [6] * rows)[row]} for row in range(rows)]
     keys = keys or [f"{'ab'[row // 2]}_{row % 2}_0" for row in range(rows)]
-    return SimpleNamespace(keys=keys, tags=tags, partition_id="train")
+    return keys, tags
 
 
 def metrics(stats):
@@ -57,7 +57,7 @@ def responses(batch, reading=READING):
 
 def test_tokens_are_those_of_the_response_mask():
     """12 of 13 tokens count: mismatch and KL of the two that differ, averaged over 12."""
-    got = tokens(StepBatch.of(meta(), queue(), step=7))
+    got = tokens(StepBatch.of(*meta(), queue(), step=7))
 
     assert got["mismatch/kl"] == pytest.approx(-0.5 / 12)
     assert got["mismatch/logp_absdiff"] == pytest.approx(0.5 / 12)
@@ -68,7 +68,7 @@ def test_tokens_are_those_of_the_response_mask():
 
 def test_padding_rows_do_not_exist():
     """verl pads a batch to the number of workers with rows of its own."""
-    full, cut = StepBatch.of(meta(), queue(), 7), StepBatch.of(meta(padding=(3,)), queue(), 7)
+    full, cut = StepBatch.of(*meta(), queue(), 7), StepBatch.of(*meta(padding=(3,)), queue(), 7)
 
     assert len(cut.keys) == 3
     assert responses(cut)["reward/mean"] == pytest.approx(2 / 3)
@@ -78,7 +78,7 @@ def test_padding_rows_do_not_exist():
 
 def test_rewards_groups_and_tasks():
     """The first group disagrees, the second is all right: it teaches nothing."""
-    got = responses(StepBatch.of(meta(), queue(), 7))
+    got = responses(StepBatch.of(*meta(), queue(), 7))
 
     assert got["reward/mean"] == pytest.approx(0.75)
     assert got["reward/zero_std_frac"] == pytest.approx(0.5)
@@ -89,7 +89,7 @@ def test_rewards_groups_and_tasks():
 
 def test_lengths_count_every_token_and_cut_means_without_an_end():
     """Of two responses of the greatest length only the one that does not end with EOS was cut."""
-    got = responses(StepBatch.of(meta(), queue(), 7))
+    got = responses(StepBatch.of(*meta(), queue(), 7))
 
     assert got["len/mean"] == pytest.approx(13 / 4)
     assert got["len/max"] == 4
@@ -99,7 +99,7 @@ def test_lengths_count_every_token_and_cut_means_without_an_end():
 def test_tokens_of_the_environment_are_told_by_the_first_mask():
     """Masked from the start: a tool wrote them. Rejected later: a loss that does not count them."""
     rejected = jagged([0, 0], [1, 1, 1, 1], [1, 0, 1], [1, 1, 1, 1])
-    batch = StepBatch.of(meta(), queue(response_mask=rejected), 7)
+    batch = StepBatch.of(*meta(), queue(response_mask=rejected), 7)
 
     environment = batch.token_batch(READING).environment
 
@@ -108,10 +108,10 @@ def test_tokens_of_the_environment_are_told_by_the_first_mask():
 
 def test_staleness_is_counted_from_the_weights_of_the_step():
     """As verl does: at step 7 the weights of step 6 are fresh."""
-    batch = StepBatch.of(meta(versions=[6, 5, 6, 4]), queue(), 7)
+    batch = StepBatch.of(*meta(versions=[6, 5, 6, 4]), queue(), 7)
 
     assert batch.staleness.tolist() == [0, 1, 0, 2]
-    assert StepBatch.of(meta(versions=[6, None, 6, 6]), queue(), 7).staleness is None
+    assert StepBatch.of(*meta(versions=[6, None, 6, 6]), queue(), 7).staleness is None
 
 
 def test_only_the_last_output_of_a_session_has_the_reward():
@@ -120,12 +120,12 @@ def test_only_the_last_output_of_a_session_has_the_reward():
     assert finals(["one", "one_two", "a_b_c"]) == [True, True, True]
 
     keys = ["a_0_0", "a_0_1", "b_0_0", "b_1_0"]
-    assert responses(StepBatch.of(meta(keys=keys), queue(), 7))["reward/mean"] == pytest.approx(2 / 3)
+    assert responses(StepBatch.of(*meta(keys=keys), queue(), 7))["reward/mean"] == pytest.approx(2 / 3)
 
 
 def test_bypass_mode_knows_no_log_probs_of_the_trainer():
     """Old log-probs are the rollout engine's then: a mismatch of 0 would be a lie. Rewards are known all the same."""
-    batch = StepBatch.of(meta(), queue(), 7)
+    batch = StepBatch.of(*meta(), queue(), 7)
     reading = Reading(longest=4, eos=EOS, bypass=True)
 
     assert batch.token_batch(reading) is None
@@ -138,7 +138,7 @@ def test_bypass_mode_knows_no_log_probs_of_the_trainer():
 )
 def test_what_is_missing_is_absent(absent):
     """Every optional field, one at a time: nothing is made up, nothing else is lost."""
-    batch = StepBatch.of(meta(), queue(**{absent: None}), 7)
+    batch = StepBatch.of(*meta(), queue(**{absent: None}), 7)
     got = {**tokens(batch), **responses(batch)}
     prefix = {
         "rollout_log_probs": "mismatch/", "ref_log_prob": "policy/kl_ref", "entropy": "policy/entropy",
@@ -153,7 +153,7 @@ def test_what_is_missing_is_absent(absent):
 
 def test_without_old_log_probs_there_are_no_tokens():
     """A critic warm-up, an unusual trainer."""
-    batch = StepBatch.of(meta(), queue(old_log_probs=None), 7)
+    batch = StepBatch.of(*meta(), queue(old_log_probs=None), 7)
 
     assert batch.token_batch(READING) is None
     assert "len/mean" in responses(batch)
@@ -164,8 +164,8 @@ def test_nan_is_counted_inside_the_mask_only():
     outside = queue(old_log_probs=jagged([-1.0, -2.0], [-1.0] * 4, [-1.0, math.nan, -1.0], [-1.0] * 4))
     inside = queue(ref_log_prob=jagged([math.nan, -2.0], [-1.0] * 4, [-1.0] * 3, [-1.0] * 4))
 
-    assert tokens(StepBatch.of(meta(), outside, 7))["nonfinite/logp"] == 0
-    got = tokens(StepBatch.of(meta(), inside, 7))
+    assert tokens(StepBatch.of(*meta(), outside, 7))["nonfinite/logp"] == 0
+    got = tokens(StepBatch.of(*meta(), inside, 7))
     assert got["nonfinite/ref_logp"] == 1
     assert got["nonfinite/logp"] == 0
     assert math.isnan(got["policy/kl_ref_k3"])
@@ -173,7 +173,7 @@ def test_nan_is_counted_inside_the_mask_only():
 
 def test_a_nan_reward_is_a_nan_reward():
     """Not 0, and not dropped."""
-    got = responses(StepBatch.of(meta(), queue(rm_scores=jagged([0.0, math.nan], [0.0] * 4, [0.0] * 3, [0.0] * 4)), 7))
+    got = responses(StepBatch.of(*meta(), queue(rm_scores=jagged([0.0, math.nan], [0.0] * 4, [0.0] * 3, [0.0] * 4)), 7))
 
     assert math.isnan(got["reward/mean"])
     assert got["nonfinite/reward"] == 1
@@ -183,12 +183,12 @@ def test_half_precision_is_read_as_it_is():
     """verl's columns may be bf16."""
     columns = {name: queue()[name].to(torch.bfloat16) for name in ("old_log_probs", "rollout_log_probs", "entropy")}
 
-    assert tokens(StepBatch.of(meta(), queue(**columns), 7))["policy/entropy"] == pytest.approx(1.0)
+    assert tokens(StepBatch.of(*meta(), queue(**columns), 7))["policy/entropy"] == pytest.approx(1.0)
 
 
 def test_a_batch_of_padding_alone_is_empty():
     """No rows: nothing is measured, and nothing breaks."""
-    batch = StepBatch.of(meta(padding=range(4)), queue(), 7)
+    batch = StepBatch.of(*meta(padding=range(4)), queue(), 7)
 
     assert tokens(batch) == {}
     assert "reward/mean" not in responses(batch)

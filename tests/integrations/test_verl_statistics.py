@@ -68,8 +68,7 @@ def batch():
             "rm_scores": [[0.0, 1.0], [0.0, 0.0, 0.0]],
         }.items()
     }
-    meta = SimpleNamespace(keys=["a_0_0", "a_1_0"], tags=[{}, {}], partition_id="train")
-    return StepBatch.of(meta, rows, 5)
+    return StepBatch.of(["a_0_0", "a_1_0"], [{}, {}], rows, 5)
 
 
 def test_ranks_merge_exactly(stats, run):
@@ -84,7 +83,7 @@ def test_ranks_merge_exactly(stats, run):
 def test_batch_and_update_are_one_record(stats, run):
     """What the driver read of the batch, what the workers measured, and what never changes."""
     stats.numbers["policy/vocab_size"] = 16.0
-    stats.submit(5, batch(), lambda: [update_on(0, 1.0)])
+    stats.submit(5, batch, lambda: [update_on(0, 1.0)])
     stats.close()
 
     ((step, metrics),) = run.logged
@@ -96,7 +95,7 @@ def test_batch_and_update_are_one_record(stats, run):
 
 def test_log_probs_of_the_batch_are_those_before_the_update(stats, run):
     """Their non-finite ones are the old policy's."""
-    stats.submit(5, batch(), None)
+    stats.submit(5, batch, None)
     stats.close()
 
     assert run.logged[0][1]["nonfinite/old_logp"] == 0
@@ -116,7 +115,7 @@ def test_extreme_tokens_of_batch_and_workers(stats, run):
     worker = StepTally()
     worker.add_batch(TokenBatch(logp=old + torch.tensor([[0.0, 4.0, 0.0]]), mask=torch.ones(1, 3), old_logp=old))
     stats.decode = str
-    stats.submit(5, batch(), lambda: [{"rank": 1, "parcel": encoded(worker, 5), "errors": 0}])
+    stats.submit(5, batch, lambda: [{"rank": 1, "parcel": encoded(worker, 5), "errors": 0}])
     stats.close()
 
     by_rank = {found.rank: found.columns for found in run.spikes}
@@ -142,7 +141,7 @@ def test_workers_that_cannot_answer_cost_their_statistics_only(stats, run, caplo
 
     with caplog.at_level(logging.WARNING, "rlwatch"):
         for step in range(2):
-            stats.submit(step, batch(), silent)
+            stats.submit(step, batch, silent)
         stats.close()
 
     assert [step for step, _ in run.logged] == [0, 1]
@@ -151,9 +150,9 @@ def test_workers_that_cannot_answer_cost_their_statistics_only(stats, run, caplo
     assert run.counters["errors"] == 2
 
 
-def test_a_batch_that_cannot_be_read_costs_its_statistics_only(stats, run):
+@pytest.mark.parametrize("broken", [lambda: 1 / 0, lambda: SimpleNamespace(token_batch=lambda reading: 1 / 0)])
+def test_a_batch_that_cannot_be_read_costs_its_statistics_only(stats, run, broken):
     """A bug of ours there does not lose the workers' half."""
-    broken = SimpleNamespace(token_batch=lambda reading: 1 / 0)
     stats.submit(5, broken, lambda: [update_on(0, 1.0)])
     stats.close()
 
@@ -194,7 +193,7 @@ def test_levels_below_full_leave_out_what_sorts(run):
     for level, there in ((Level.TOKENS, False), (Level.FULL, True)):
         made = Statistics(Seam(run), Settings(level))
         made.reading = Reading()
-        made.submit(5, batch(), None)
+        made.submit(5, batch, None)
         made.close()
         assert ("text/repetition" in run.logged[-1][1] or "text/distinct_1" in run.logged[-1][1]) is there
 

@@ -1,7 +1,6 @@
 """What verl's policies say, kept as text and measured; here without verl."""
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,8 +62,7 @@ def batch(*, padding=(), tools=(), **changes):
         "data_source": ["greet", "greet", "exclaim", "exclaim"],
     }
     tags = [{"is_padding": row in padding} for row in range(4)]
-    meta = SimpleNamespace(keys=["p_0_0", "p_1_0", "q_0_0", "q_1_0"], tags=tags, partition_id="train")
-    return StepBatch.of(meta, {**data, **changes}, 1)
+    return StepBatch.of(["p_0_0", "p_1_0", "q_0_0", "q_1_0"], tags, {**data, **changes}, 1)
 
 
 def texts_of(keep=None, level=Level.FULL):

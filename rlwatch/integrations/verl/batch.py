@@ -6,7 +6,7 @@ what happens during the update the workers measure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,19 +75,19 @@ class StepBatch:
     prompts: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, meta: Any, data: Any, step: int) -> StepBatch:
-        """Of ``meta`` (a ``KVBatchMeta``) and ``data``, the TensorDict of its fields; copies what it keeps."""
-        rows = [i for i, tag in enumerate(meta.tags) if not tag.get("is_padding", False)]
+    def of(cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any, step: int) -> StepBatch:
+        """Of the keys and tags of a ``KVBatchMeta`` and ``data``, the TensorDict of its fields."""
+        rows = [i for i, tag in enumerate(tags) if not tag.get("is_padding", False)]
         keep = torch.tensor(rows, dtype=torch.int64)
         present = set(data.keys())
         tokens = {name: Padded.of(data[name]).values[keep] for name in TOKEN_FIELDS if name in present}
         lengths = data["responses"].offsets().diff()[keep]
         named = {name: [_listed(data[name])[i] for i in rows] for name in RESPONSE_FIELDS if name in present}
-        versions = [meta.tags[i].get("max_global_steps") for i in rows]
+        versions: list[Any] = [tags[i].get("max_global_steps") for i in rows]
         stale = None if None in versions else torch.tensor([step - 1 - version for version in versions])
         asked = data[PROMPTS].unbind() if PROMPTS in present else ()
         prompts = tuple(asked[i].clone() for i in rows if asked)
-        return cls(tokens, lengths, tuple(meta.keys[i] for i in rows), named, stale, prompts)
+        return cls(tokens, lengths, tuple(keys[i] for i in rows), named, stale, prompts)
 
     @property
     def responses(self) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlwatch.integrations.controller import Controller
@@ -17,7 +18,7 @@ from rlwatch.integrations.verl.commands import Coefficient, handlers
 from rlwatch.integrations.verl.plugin import failing
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
-from rlwatch.integrations.verl.statistics import Statistics
+from rlwatch.integrations.verl.statistics import Read, Statistics
 from rlwatch.integrations.verl.texts import Texts
 from rlwatch.integrations.verl.workers import Workers
 
@@ -79,7 +80,7 @@ class Driver:
         if self._workers is not None:  # asked even if there is no room: what they keep of this step must go
             answers = self.seam.attempt("workers", self._workers.ask, "collect", step)
         if self.statistics.room():
-            self.statistics.submit(step, self.seam.attempt("batch", self._read, meta, step), answers)
+            self.statistics.submit(step, self.seam.attempt("batch", self._fetch, meta, step), answers)
 
     def settle(self, deadline_s: float) -> None:
         """Training has ended: wait for the statistics of the last steps."""
@@ -115,10 +116,11 @@ class Driver:
         if self._settings.text:
             self.statistics.decode = lambda token: texts.decode([token])
 
-    def _read(self, meta: Any, step: int) -> StepBatch:
+    def _fetch(self, meta: Any, step: int) -> Read:
+        """Copies out of the queue, which verl empties next; the rest is for the thread of the statistics."""
         import transfer_queue as tq
 
         texts = self.statistics.texts
         names = [*TOKEN_FIELDS, *RESPONSE_FIELDS, *(() if texts is None else texts.fields)]
         data = tq.kv_batch_get(meta.keys, meta.partition_id, select_fields=names)
-        return StepBatch.of(meta, data, step)
+        return partial(StepBatch.of, tuple(meta.keys), [dict(tag) for tag in meta.tags], data, step)

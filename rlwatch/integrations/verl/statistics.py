@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode, StepTally
 from rlwatch.integrations.verl.batch import Reading, StepBatch
+from rlwatch.integrations.verl.pieces import pieces
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.texts import Texts
@@ -25,6 +26,9 @@ WAITING = 2
 SLOW = "statistics take longer than training steps; a step goes without them"
 BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
 """The batch's log-probs are those of the policy before the update; here is what to call its statistics."""
+
+
+Read = Callable[[], StepBatch]
 
 
 class Statistics:
@@ -51,9 +55,9 @@ class Statistics:
         run.counters.warn("dropped", SLOW)
         return False
 
-    def submit(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
-        """Compute and record ``step`` of its batch and of what the workers will answer."""
-        self._waiting.append(self._thread.submit(self._guarded, step, batch, answers))
+    def submit(self, step: int, read: Read | None, answers: Answers | None) -> None:
+        """Compute and record ``step`` of its batch, read on our thread, and of what the workers will answer."""
+        self._waiting.append(self._thread.submit(self._guarded, step, read, answers))
 
     def close(self, deadline_s: float = 30.0) -> None:
         """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
@@ -62,16 +66,16 @@ class Statistics:
         if self.texts is not None:
             self.texts.close()
 
-    def _guarded(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
-        self._seam.attempt("statistics", self._record, step, batch, answers)
+    def _guarded(self, step: int, read: Read | None, answers: Answers | None) -> None:
+        self._seam.attempt("statistics", self._record, step, read, answers)
 
-    def _record(self, step: int, batch: StepBatch | None, answers: Answers | None) -> None:
+    def _record(self, step: int, read: Read | None, answers: Answers | None) -> None:
         run = self._seam.run
         if run is None:
             return
         replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
         self._count_errors(replies)
-        tally = StepTally()
+        tally, batch = StepTally(), None if read is None else self._seam.attempt("batch", read)
         if batch is not None:
             self._seam.attempt("batch statistics", self._add_batch, tally, batch)
             self._seam.attempt("text", self._add_text, tally, run, step, batch)
@@ -87,7 +91,8 @@ class Statistics:
     def _add_batch(self, tally: StepTally, batch: StepBatch) -> None:
         tokens = batch.token_batch(self.reading)
         if tokens is not None:
-            tally.add_batch(tokens, full=self._full)
+            for piece in pieces(tokens, batch.lengths.tolist()):
+                tally.add_batch(piece, full=self._full)
             for theirs, ours in BEFORE_THE_UPDATE.items():
                 if theirs in tally.stats:
                     tally.stats[ours] = tally.stats.pop(theirs)
