@@ -131,14 +131,27 @@ class ClosedStep:
         return None
 
 
+CULPRITS = "culprits"
+"""Reason of a spike batch: the tokens that localisation blames for the gradient of the step, worst first."""
+RESPONSES = "responses"
+"""Reason of a spike batch: every token of the responses that culprits are in (or of a stretch around them)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpikeBatch:
     """Per-token records of one step and rank, in columns of equal length N.
 
     Usual columns: ``sequence``, ``position``, ``token_id`` (int64); ``logp``, ``old_logp``,
-    ``rollout_logp``, ``ref_logp`` (nats), ``ratio``, ``advantage``, ``entropy`` (nats),
-    ``contribution`` (float64); ``text`` (str, opt-in). ``nan`` in a float column means NaN was measured;
-    a column that was not measured is absent.
+    ``rollout_logp``, ``ref_logp`` (nats), ``ratio``, ``advantage``, ``entropy`` (nats), ``screen`` (|A| r (1 - p):
+    the norm of the token's gradient at the logits, up to a factor of sqrt 2; float64); ``text`` (str, opt-in).
+    ``nan`` in a float column means NaN was measured; a column that was not measured is absent.
+
+    Where ``reason`` is :data:`CULPRITS` or :data:`RESPONSES` also: ``microbatch`` (int64), ``reward``,
+    ``coefficient`` (dL/dlogp), ``contribution`` (signed, in the unit of the gradient norm; they sum up to it over
+    the step), ``share`` (contribution / norm). Of culprits also ``cause`` and ``why`` (str), ``verified`` (int64, 0 or
+    1), ``own_norm`` (norm of the token's own gradient, to be read where ``verified`` is 1 only) and ``layers`` (str:
+    JSON object, layer -> share of ``own_norm`` squared; ``{}`` where not verified); with text also ``before`` and
+    ``after``, the text around it.
     """
 
     step: int

@@ -1,0 +1,166 @@
+"""The loss passes of one optimizer step, kept so that each can be run again exactly as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlwatch.tensors.tokens import TokenBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a loss takes of the policy in one forward pass: all its gradient flows through these.
+
+    Parameters
+    ----------
+    logp
+        (B, T) log-probs of the sampled tokens, nats.
+    entropy
+        (B, T) entropies, nats; None where the loss has no entropy bonus.
+    aux
+        0-d auxiliary loss of the model (a router's balance); None where there is none.
+    """
+
+    logp: Tensor
+    entropy: Tensor | None = None
+    aux: Tensor | None = None
+
+    def parts(self) -> dict[str, Tensor]:
+        """Those there are, by name."""
+        parts = {"logp": self.logp, "entropy": self.entropy, "aux": self.aux}
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+class Forward(Protocol):
+    """A forward pass of the loss, to be run again: with the model, the inputs and the mode it had."""
+
+    def __call__(self, rows: Sequence[int] | None = None) -> Outputs:
+        """Run it; of some sequences of the micro-batch only, where ``rows`` says which (then ``aux`` may be None)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """Random number generators as a forward pass found them: the CPU's, and those of the accelerators in use."""
+
+    cpu: Tensor
+    cuda: Sequence[Tensor] = ()
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """As they are. Draws nothing, and waits for no device."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        return cls(torch.get_rng_state(), tuple(cuda))
+
+    def restore(self) -> None:
+        """Make them so again."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+
+    def same(self, other: RandomState) -> bool:
+        """Whether nothing was drawn between the two."""
+        return (
+            torch.equal(self.cpu, other.cpu)
+            and len(self.cuda) == len(other.cuda)
+            and all(torch.equal(ours, theirs) for ours, theirs in zip(self.cuda, other.cuda, strict=True))
+        )
+
+
+@dataclass(slots=True)
+class LossPass:
+    """One micro-batch of the step: how to run its forward again, and what the loss did with its outputs.
+
+    Parameters
+    ----------
+    forward
+        Runs the same forward again.
+    tokens
+        What is known of its tokens, detached: B sequences, T positions.
+    random
+        Generators as the forward found them.
+    drew
+        Whether the forward drew random numbers (dropout): then a part of the micro-batch would draw others.
+    first_row
+        Sequences before it in this step, on this rank.
+    rewards
+        (B,) rewards of the sequences, where they are known.
+    coefficients
+        dL/dlogp (B, T), dL/dentropy (B, T) and dL/daux (0-d) under ``"logp"``, ``"entropy"``, ``"aux"``: filled by
+        :meth:`hook` during the backward. They carry all scaling of the loss: by micro-batches, tokens, a loss scale.
+    """
+
+    forward: Forward
+    tokens: TokenBatch
+    random: RandomState
+    drew: bool = False
+    first_row: int = 0
+    rewards: Tensor | None = None
+    coefficients: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, T)."""
+        rows, positions = self.tokens.logp.shape
+        return int(rows), int(positions)
+
+    def coefficient(self, name: str = "logp") -> Tensor:
+        """dL/d``name``; zeros where the loss did not use it (or did not run its backward)."""
+        found = self.coefficients.get(name)
+        if found is not None:
+            return found
+        return torch.zeros((), device=self.tokens.logp.device) if name == "aux" else torch.zeros_like(self.tokens.logp)
+
+    def hook(self, outputs: Outputs) -> None:
+        """Read the coefficients when the loss runs its backward. The outputs and their gradients are not changed."""
+        for name, part in outputs.parts().items():
+            if part.requires_grad:
+                part.register_hook(_Reader(self.coefficients, name))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    into: dict[str, Tensor]
+    name: str
+
+    def __call__(self, gradient: Tensor) -> None:
+        """A second backward through the same forward adds to the first, as its gradient does."""
+        before = self.into.get(self.name)
+        self.into[self.name] = gradient.detach().clone() if before is None else before + gradient.detach()
+
+
+@dataclass(slots=True)
+class Passes:
+    """The loss passes of the step under way, in order. Holds inputs and coefficients until :meth:`clear`."""
+
+    all: list[LossPass] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Sequences so far."""
+        return sum(one.shape[0] for one in self.all)
+
+    def add(
+        self,
+        forward: Forward,
+        outputs: Outputs,
+        tokens: TokenBatch,
+        *,
+        random: RandomState,
+        drew: bool = False,
+        rewards: Tensor | None = None,
+    ) -> LossPass:
+        """Keep one, before its backward; ``random`` is as its forward found the generators."""
+        one = LossPass(forward, tokens, random, drew, self.rows, rewards)
+        one.hook(outputs)
+        self.all.append(one)
+        return one
+
+    def clear(self) -> None:
+        """Forget them: the step is over."""
+        self.all.clear()
