@@ -176,12 +176,15 @@ class RunReader(Protocol):
         """Metric name -> (step, value) as last recorded."""
         ...
 
-    def spikes(self, run_id: str, *, last: int | None = None) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest."""
+    def spikes(self, run_id: str, *, last: int | None = None, reason: str | None = None) -> list[SpikeBatch]:
+        """Spike batches by step, or the ``last`` newest; of one ``reason`` only, where it is said."""
         ...
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
-        """The worst rows of all spike batches, worst first: their columns, ``step``, ``attempt`` and ``rank``."""
+        """The worst rows of all spike batches, worst first: their columns, ``step``, ``attempt`` and ``rank``.
+
+        Not of whole responses (reason :data:`rlwatch.records.RESPONSES`): their worst tokens are culprits already.
+        """
         ...
 
     def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:

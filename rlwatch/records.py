@@ -131,6 +131,10 @@ class ClosedStep:
         return None
 
 
+FAR_OUT = "far-out tokens"
+"""Reason of a spike batch: tokens of an ordinary step that are beyond a limit, worst first."""
+NON_FINITE = "non-finite tokens"
+"""The same, of a step in which the log-probs of some token were NaN or infinite: those come first."""
 CULPRITS = "culprits"
 """Reason of a spike batch: the tokens that localisation blames for the gradient of the step, worst first."""
 RESPONSES = "responses"

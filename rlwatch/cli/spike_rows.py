@@ -10,7 +10,7 @@ from rlwatch.cli.wording import number, one_line
 from rlwatch.records import JSON, SpikeBatch
 
 MOST_ROWS = 50
-WORST_BY = ("contribution", "ratio", "advantage", "entropy")
+WORST_BY = ("contribution", "screen", "ratio", "advantage", "entropy")
 """The first of these columns a batch has decides which of its tokens are the worst."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlwatch.records import SpikeBatch
+from rlwatch.records import FAR_OUT, NON_FINITE, SpikeBatch
 
 Decode = Callable[[int], str]
 """Token id -> its text."""
@@ -32,7 +32,7 @@ def spike_batch(
     }
     if texts:
         columns["text"] = [texts[row] for row in worst]
-    reason = "non-finite tokens" if np.isinf(chosen[0, 0]) else "far-out tokens"
+    reason = NON_FINITE if np.isinf(chosen[0, 0]) else FAR_OUT
     return SpikeBatch(step, columns, reason=reason, rank=rank)
 
 

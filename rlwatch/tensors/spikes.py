@@ -95,11 +95,11 @@ def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, 
     if "old_logp" in columns:
         columns["ratio"] = (widen(columns["logp"]) - widen(columns["old_logp"])).exp()
     if "advantage" in columns:
-        columns["contribution"] = contribution(columns["logp"], columns["advantage"], columns.get("ratio"))
+        columns["screen"] = screen(columns["logp"], columns["advantage"], columns.get("ratio"))
     return columns
 
 
-def contribution(logp: Tensor, advantages: Tensor, ratio: Tensor | None) -> Tensor:
+def screen(logp: Tensor, advantages: Tensor, ratio: Tensor | None) -> Tensor:
     """|A| r (1 - p): how hard a token pushes its own logit, >= 0; r = 1 on-policy, where it is None. Any shape."""
     push = widen(advantages).abs() * -torch.expm1(widen(logp))
     return push if ratio is None else push * ratio

@@ -10,7 +10,19 @@ import pytest
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Item, Store
-from rlwatch.records import CompletionBatch, Event, Finding, RunInfo, Severity, SpikeBatch, StepRecord
+from rlwatch.records import (
+    CULPRITS,
+    FAR_OUT,
+    NON_FINITE,
+    RESPONSES,
+    CompletionBatch,
+    Event,
+    Finding,
+    RunInfo,
+    Severity,
+    SpikeBatch,
+    StepRecord,
+)
 from rlwatch.testing.store_hooks import StoreHooks, fill, steps
 
 
@@ -178,6 +190,9 @@ class ReadingContract(StoreHooks):
             np.testing.assert_array_equal(back.columns[name], columns[name])
         assert [batch.step for batch in store.spikes("run", last=2)] == [3, 5]
         assert store.spikes("run", last=0) == []
+        assert [batch.step for batch in store.spikes("run", reason="ratio")] == [9]
+        assert [batch.step for batch in store.spikes("run", reason="", last=1)] == [5]
+        assert store.spikes("run", reason="none") == []
 
     def test_the_worst_spike_rows_of_all_batches_come_first(self, store: Store) -> None:
         """By gradient contribution where measured; what is not a number is worst of all."""
@@ -200,6 +215,22 @@ class ReadingContract(StoreHooks):
         assert math.isnan(top[0]["contribution"])
         assert top[1] == {"step": 1, "attempt": 1, "rank": 0, "contribution": -8.0, "token_id": 2, "text": "b"}
         assert len(store.top_spikes("run", limit=2)) == 2
+
+    def test_whole_responses_are_not_among_the_worst_rows(self, store: Store) -> None:
+        """They are kept for reading; whoever is to blame in them is a culprit as well."""
+        columns = {"contribution": np.array([9.0, 1.0])}
+        fill(store, [SpikeBatch(1, columns, RESPONSES), SpikeBatch(1, {"contribution": np.array([9.0])}, CULPRITS)])
+
+        assert [row["contribution"] for row in store.top_spikes("run")] == [9.0]
+        assert len(store.spikes("run", reason=RESPONSES)[0]) == 2
+
+    @pytest.mark.parametrize("reason", [FAR_OUT, NON_FINITE])
+    def test_the_screen_of_far_out_tokens_reads_as_one_under_its_old_name_too(self, store: Store, reason: str) -> None:
+        """Runs recorded before contributions were call it ``contribution``."""
+        fill(store, [SpikeBatch(1, {"contribution": np.array([2.0]), "logp": np.array([-1.0])}, reason)])
+
+        assert list(store.spikes("run")[0].columns) == ["screen", "logp"]
+        assert store.top_spikes("run")[0]["screen"] == 2.0
 
     def test_completions_come_back_by_step(self, store: Store) -> None:
         """Text as it was sampled, a NaN reward as NaN; ``last`` means the newest written."""

@@ -164,7 +164,7 @@ def test_far_out_tokens_are_kept_with_ids_and_text_on_request(tmp_path):
     assert columns["sequence"].dtype == columns["token_id"].dtype == "int64"
     assert columns["text"] == [trainer.processing_class.decode([t]) for t in columns["token_id"]]
     assert set(columns) == {
-        "sequence", "position", "token_id", "logp", "old_logp", "rollout_logp", "ratio", "advantage", "contribution",
+        "sequence", "position", "token_id", "logp", "old_logp", "rollout_logp", "ratio", "advantage", "screen",
         "entropy", "text",
     }  # fmt: skip
 

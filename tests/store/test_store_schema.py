@@ -164,6 +164,8 @@ def test_a_blob_cannot_ask_for_python_objects():
     ("columns", "order"),
     [
         ({"contribution": [1.0, -3.0, 2.0], "ratio": [9.0, 1.0, 1.0]}, [1, 2, 0]),
+        ({"screen": [1.0, 0.0, 2.0], "ratio": [9.0, 1.0, 1.0]}, [2, 0, 1]),
+        ({"contribution": [1.0, -3.0], "screen": [9.0, 1.0]}, [1, 0]),
         ({"ratio": [1.1, 0.01, 20.0, 0.0]}, [3, 1, 2, 0]),
         ({"ratio": [1.0, float("nan"), -1.0]}, [1, 2, 0]),
         ({"logp": [-1.0, -5.0], "old_logp": [-1.0, -1.0]}, [1, 0]),
@@ -173,7 +175,7 @@ def test_a_blob_cannot_ask_for_python_objects():
     ],
 )
 def test_the_worst_rows_are_those_furthest_from_the_sampler(columns: dict, order: list[int]):
-    """By contribution, else |log ratio|, else |log-prob difference|; without any, in order."""
+    """By contribution, else screen, else |log ratio|, else |log-prob difference|; without any, in order."""
     columns = {name: np.array(column) for name, column in columns.items()}
     count = len(order)
     rows = {"at": np.arange(count), **columns} if count else columns

@@ -200,7 +200,7 @@ def test_a_spike_row_holds_every_number_known_of_the_token():
             "ratio": math.exp(8.0),
             "advantage": -2.0,
             "entropy": 0.2,
-            "contribution": 2.0 * math.exp(8.0) * (1 - math.exp(-0.5)),
+            "screen": 2.0 * math.exp(8.0) * (1 - math.exp(-0.5)),
         }
     )
     assert table.rows[0, 0].item() == pytest.approx(8.0 / math.log(10.0))

@@ -9,7 +9,7 @@ from operator import index
 
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Item
-from rlwatch.records import CompletionBatch, Event, Finding, SpikeBatch, StepRecord
+from rlwatch.records import RESPONSES, CompletionBatch, Event, Finding, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.codec import dumps, plain
 from rlwatch.store.sqlite.columns import pack, worst
 
@@ -108,7 +108,8 @@ class Batch:
     def _add_spikes(self, spikes: SpikeBatch) -> None:
         step, attempt, rank = _whole(spikes.step), _whole(spikes.attempt), _whole(spikes.rank)
         rows, blob = pack(spikes.columns)
-        tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst(spikes.columns, TOP_ROWS)]
+        most = 0 if spikes.reason == RESPONSES else TOP_ROWS
+        tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst(spikes.columns, most)]
         self._spikes.append(((step, attempt, rank, float(spikes.ts), plain(spikes.reason), rows, blob), tops))
 
     def _add_completions(self, batch: CompletionBatch) -> None:

@@ -60,8 +60,14 @@ def worst(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]]]:
 
 
 def _scores(columns: Columns) -> np.ndarray:
-    """How far out each row is: size of its gradient contribution, else of its log-ratio to the sampler (nats)."""
-    for name, other in (("contribution", ""), ("ratio", ""), ("logp", "old_logp"), ("logp", "rollout_logp")):
+    """How far out each row is: size of its gradient contribution, else its screen, else its log-ratio (nats)."""
+    for name, other in (
+        ("contribution", ""),
+        ("screen", ""),
+        ("ratio", ""),
+        ("logp", "old_logp"),
+        ("logp", "rollout_logp"),
+    ):
         if name not in columns or (other and other not in columns):
             continue
         values = np.asarray(columns[name], dtype=np.float64)

@@ -7,13 +7,14 @@ import sqlite3
 import struct
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from rlwatch.records import JSON, CompletionBatch, Event, Finding, Severity, SpikeBatch, StepRecord
+from rlwatch.records import FAR_OUT, JSON, NON_FINITE, CompletionBatch, Event, Finding, Severity, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.batch import FINDING_BODY, packing
 from rlwatch.store.sqlite.codec import loads
 from rlwatch.store.sqlite.columns import unpack
 
+_V = TypeVar("_V")
 _Row = tuple[int, int, int, int, float | None, int, bytes]
 _RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
 
@@ -77,17 +78,17 @@ def findings(db: sqlite3.Connection) -> list[Finding]:
     return [_finding(row) for row in found]
 
 
-def spikes(db: sqlite3.Connection, last: int | None) -> list[SpikeBatch]:
-    """The ``last`` batches written (None: all), by step."""
+def spikes(db: sqlite3.Connection, last: int | None, reason: str | None = None) -> list[SpikeBatch]:
+    """The ``last`` batches written (None: all), by step; of one ``reason``, or (None) of all."""
     most = -1 if last is None else last
     found = db.execute(
-        "SELECT step, v, reason, ts, attempt, rank FROM "
-        "(SELECT * FROM spike_batch ORDER BY id DESC LIMIT ?) ORDER BY step, id",
-        (most,),
+        "SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch "
+        "WHERE ?2 IS NULL OR reason = ?2 ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
+        (most, reason),
     )
     return [
-        SpikeBatch(step, unpack(blob), reason, _moment(ts), attempt, rank)
-        for step, blob, reason, ts, attempt, rank in found
+        SpikeBatch(step, _as_named_now(why, unpack(blob)), why, _moment(ts), attempt, rank)
+        for step, blob, why, ts, attempt, rank in found
     ]
 
 
@@ -105,8 +106,22 @@ def completions(db: sqlite3.Connection, last: int | None) -> list[CompletionBatc
 
 def top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:
     """The worst rows over all batches, worst first, each with its step, attempt and rank."""
-    found = db.execute("SELECT step, attempt, rank, body FROM spike_top ORDER BY score DESC, id LIMIT ?", (limit,))
-    return [{"step": step, "attempt": attempt, "rank": rank, **loads(body)} for step, attempt, rank, body in found]
+    found = db.execute(
+        "SELECT top.step, top.attempt, top.rank, body, reason FROM spike_top AS top "
+        "JOIN spike_batch AS whole ON whole.id = top.batch ORDER BY score DESC, top.id LIMIT ?",
+        (limit,),
+    )
+    return [
+        {"step": step, "attempt": attempt, "rank": rank, **_as_named_now(reason, loads(body))}
+        for step, attempt, rank, body, reason in found
+    ]
+
+
+def _as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
+    """The screen of far-out tokens was stored as ``contribution`` before contributions were."""
+    if reason not in {FAR_OUT, NON_FINITE} or "contribution" not in columns:
+        return columns
+    return {"screen" if name == "contribution" else name: column for name, column in columns.items()}
 
 
 def _bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:

@@ -72,10 +72,10 @@ class RunTables:
         with self._reading(run_id) as db:
             return reading.last_values(db)
 
-    def spikes(self, run_id: str, *, last: int | None = None) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest."""
+    def spikes(self, run_id: str, *, last: int | None = None, reason: str | None = None) -> list[SpikeBatch]:
+        """Spike batches by step, or the ``last`` newest; of one ``reason`` only, where it is said."""
         with self._reading(run_id) as db:
-            return reading.spikes(db, last)
+            return reading.spikes(db, last, reason)
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
         """The worst rows of all spike batches, worst first, with their step, attempt and rank."""

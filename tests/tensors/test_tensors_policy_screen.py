@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlwatch.tensors.spikes import contribution, top_tokens
+from rlwatch.tensors.spikes import screen, top_tokens
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -27,14 +27,14 @@ def test_it_is_the_gradient_of_the_loss_with_respect_to_the_tokens_logit(advanta
     logp = logits.log_softmax(-1)[0]
     (-(logp - old).exp() * advantage).backward()
 
-    got = contribution(logp, torch.tensor(advantage, dtype=D), (logp - old).exp().detach())
+    got = screen(logp, torch.tensor(advantage, dtype=D), (logp - old).exp().detach())
 
     assert got.item() == pytest.approx(abs(logits.grad[0].item()), rel=1e-12)
 
 
 def test_on_policy_the_ratio_is_one():
     """|A| (1 - p), accurate for a token that is almost certain."""
-    got = contribution(torch.tensor([-1e-9, -50.0]), torch.tensor([3.0, -3.0]), None)
+    got = screen(torch.tensor([-1e-9, -50.0]), torch.tensor([3.0, -3.0]), None)
 
     assert got.tolist() == pytest.approx([3e-9, 3.0])
 
@@ -45,16 +45,16 @@ def test_the_table_has_it_where_advantages_are_known():
 
     rows = table(logp=logp, advantages=torch.tensor([-2.0]))
 
-    assert [row["contribution"] for row in rows] == pytest.approx([2.0, 0.0])
+    assert [row["screen"] for row in rows] == pytest.approx([2.0, 0.0])
     assert "ratio" not in rows[0]
-    assert "contribution" not in table(logp=logp)[0]
+    assert "screen" not in table(logp=logp)[0]
 
 
-def test_what_is_no_number_has_no_contribution():
+def test_what_is_no_number_has_no_screen():
     """NaN, not 0."""
     row = table(logp=torch.tensor([[math.nan]]), advantages=torch.tensor([1.0]))[0]
 
-    assert (row["score"], math.isnan(row["contribution"])) == (math.inf, True)
+    assert (row["score"], math.isnan(row["screen"])) == (math.inf, True)
 
 
 def test_numbers_are_of_the_token_they_stand_beside():
