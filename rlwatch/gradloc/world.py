@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from datetime import timedelta
+from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -35,6 +38,10 @@ class World(Protocol):
         """``values`` of each rank (equal shapes), by rank, on every rank."""
         ...
 
+    def leave(self) -> None:
+        """Take part no longer: whoever waits for this rank gets an exception instead of an answer. No collective."""
+        ...
+
 
 class Alone:
     """The only rank there is."""
@@ -53,3 +60,43 @@ class Alone:
     def gather(self, values: Tensor) -> list[Tensor]:
         """As passed."""
         return [values]
+
+    def leave(self) -> None:
+        """Nobody waits."""
+
+
+class Processes:
+    """The ranks of ``torch.distributed``, through a process group of their own on the CPU.
+
+    Making one is a collective. What travels is small: scalars, and the numbers of some candidates. If a rank fails or
+    is gone, the others get an exception at once or after ``timeout_s`` seconds.
+    """
+
+    def __init__(self, timeout_s: float = 60.0) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.size = dist.get_world_size()
+        self.rank = dist.get_rank()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Over the ranks, elementwise."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Tensor) -> Tensor:
+        """Over the ranks, elementwise."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """By rank."""
+        here = values.detach().cpu().contiguous()
+        found = [torch.empty_like(here) for _ in range(self.size)]
+        dist.all_gather(found, here, group=self._group)
+        return [one.to(values.device) for one in found]
+
+    def leave(self) -> None:
+        """Close the group."""
+        dist.destroy_process_group(self._group)
+
+    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+        reduced = values.detach().cpu().clone()
+        dist.all_reduce(reduced, op=how, group=self._group)
+        return reduced.to(values.device)

@@ -59,8 +59,14 @@ class TrainerTaps:
 
     def gradients_if_unclipped(self) -> None:
         """Without clipping the trainer never asks for the norm: read it before the optimizer steps."""
-        if self._reads_gradients and not self._clipped and self.live:
+        if self._clipped:
+            return
+        if self._reads_gradients and self.live:
             self._add_gradients(self._read_gradients(self.trainer.model), None)
+        self.complete(None)
+
+    def complete(self, total: Tensor | float | None) -> None:
+        """The gradient of the step is complete and not used yet; ``total`` is its norm before clipping, if known."""
 
     @property
     def live(self) -> bool:
@@ -97,6 +103,7 @@ class TrainerTaps:
             total = original(model, *args, **kwargs)
             if self.live:
                 self._seam.attempt("gradients", self._add_gradients, norms, total)
+            self.complete(total)
             return total
 
         self.trainer._clip_grad_norm = tapped  # noqa: SLF001

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.transformers import stepper
 from rlwatch.integrations.transformers.attach import refuse_twice, tap
 from rlwatch.integrations.transformers.callback import RLWatchCallback
 from rlwatch.integrations.transformers.crash import report_crashes
 from rlwatch.integrations.trl.compat import obstacle
+from rlwatch.integrations.trl.localising import localiser_of, wished
 from rlwatch.integrations.trl.sampled import Sampled
 from rlwatch.integrations.trl.stepper import StepCallback
 from rlwatch.integrations.trl.taps import Taps
@@ -30,6 +33,7 @@ def watch(
     level: str = Level.FULL,
     text: bool = False,
     completions: bool | KeepCompletions = False,
+    localise: bool | Localise | None = None,
     **init_kwargs: Any,
 ) -> Run:
     """Watch a TRL trainer and return the run it records.
@@ -53,6 +57,10 @@ def watch(
     completions
         Whether to keep a few whole completions as text: True, or how many and how long. Without this and ``text`` no
         text leaves the trainer, only measures of it.
+    localise
+        Whether to name the tokens to blame when the gradient spikes or is not finite: True, False, or when and how
+        closely (:class:`~rlwatch.integrations.localising.Localise`). By default with level ``"full"``, unless weights
+        are sharded over ranks. It waits for the device once a step, for the norm.
     init_kwargs
         Arguments of :func:`rlwatch.init`; source, configuration, output directory and rank come from the trainer unless
         given.
@@ -66,29 +74,40 @@ def watch(
     """
     refuse_twice(trainer)
     chosen, keep = Level.of(level), KeepCompletions.of(completions)
+    wish = wished(localise, chosen, trainer)
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
-    steps = _steps(trainer, scalars.seam, chosen, keep, text=text)
+    steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, text=text))
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording
 
 
-def _steps(trainer: Any, seam: Seam, level: Level, keep: KeepCompletions | None, *, text: bool) -> stepper.StepCallback:
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a user wants beyond numbers: completions as text, spikes localised, the text of extreme tokens."""
+
+    keep: KeepCompletions | None
+    localise: Localise | None
+    text: bool
+
+
+def _steps(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> stepper.StepCallback:
     reason = obstacle(trainer)
     if reason is None:
-        return _tap(trainer, seam, level, keep, text=text)
+        return _tap(trainer, seam, level, wishes)
     logger.warning("rlwatch records the log, the raw loss and gradients, but nothing per token: %s", reason)
     return tap(trainer, seam, level)
 
 
-def _tap(trainer: Any, seam: Seam, level: Level, keep: KeepCompletions | None, *, text: bool) -> StepCallback:
+def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallback:
     """Attach the taps. Their callback comes before the scalars', so that a step's tensors precede its log row."""
-    sampled = Sampled.of(trainer, keep, measure=level.includes(Level.FULL))
-    taps = Taps(trainer, seam, level, sampled)
+    sampled = Sampled.of(trainer, wishes.keep, measure=level.includes(Level.FULL))
+    decode = _decoder(trainer.processing_class) if wishes.text else None
+    localiser = localiser_of(seam, wishes.localise, decode)
+    taps = Taps(trainer, seam, level, sampled, localiser)
     if level.includes(Level.TOKENS):
         taps.attach()
-    decode = _decoder(trainer.processing_class) if text else None
     steps = StepCallback(trainer, taps, seam, decode)
     trainer.add_callback(steps)
     if trainer.args.logging_nan_inf_filter:

@@ -80,10 +80,17 @@ class Generations:
         self._seen += 1
         return stats, scored
 
+    def rewards(self, scored: Scored) -> Tensor:
+        """(N,) total rewards of this rank's completions, NaN where none was given."""
+        return total_rewards(scored.rewards, self._trainer.reward_weights)[self._mine(scored)]
+
+    def _mine(self, scored: Scored) -> slice:
+        first = self._trainer.accelerator.process_index * len(scored.completions)
+        return slice(first, first + len(scored.completions))
+
     def _batch(self, scored: Scored, outputs: Mapping[str, Any]) -> ResponseBatch:
         rewards = total_rewards(scored.rewards, self._trainer.reward_weights)
-        first = self._trainer.accelerator.process_index * len(scored.completions)
-        mine = slice(first, first + len(scored.completions))
+        mine = self._mine(scored)
         ends = end_ids(self._trainer)
         ids = outputs.get("completion_ids") if self._full else None
         return ResponseBatch.of(

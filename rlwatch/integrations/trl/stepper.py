@@ -19,7 +19,15 @@ class StepCallback(stepper.StepCallback):
 
     def __init__(self, trainer: Any, taps: Taps, seam: Seam, decode: Decode | None = None) -> None:
         self._orders = Control(trainer, seam, lambda: self.latest, RunRanks(seam))
+        self._trl_taps = taps
         super().__init__(taps, seam, lambda _latest: self._orders, decode)
+
+    @override
+    def deliver(self, *, wait: bool = True) -> None:
+        before = self.latest
+        super().deliver(wait=wait)
+        if self.latest is not before:
+            self._trl_taps.delivered(self.latest)
 
     @override
     def noticed(self, args: Any, step: int) -> None:

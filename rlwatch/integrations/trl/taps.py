@@ -10,11 +10,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localiser
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.taps import TrainerTaps, loss_stats
 from rlwatch.integrations.trl.generation import Generations, Scored
 from rlwatch.integrations.trl.inputs import correction_stats, sequence_stats, token_batch
+from rlwatch.integrations.trl.localising import Localising
 from rlwatch.integrations.trl.passes import Passes
 from rlwatch.integrations.trl.sampled import Sampled
 from rlwatch.tensors.observe import observe
@@ -23,11 +25,19 @@ from rlwatch.tensors.observe import observe
 class Taps(TrainerTaps):
     """Reads a GRPO or RLOO trainer while it trains, as closely as ``level``, into the tally of the current step.
 
-    ``sampled`` is offered every generation, for its text.
+    ``sampled`` is offered every generation, for its text; ``localiser`` every loss pass, and the step's gradient.
     """
 
-    def __init__(self, trainer: Any, seam: Seam, level: Level = Level.FULL, sampled: Sampled | None = None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        seam: Seam,
+        level: Level = Level.FULL,
+        sampled: Sampled | None = None,
+        localiser: Localiser | None = None,
+    ) -> None:
         super().__init__(trainer, seam, level)
+        self._localising = None if localiser is None else Localising(trainer, seam, localiser)
         self._generations = Generations(trainer, full=level.includes(Level.FULL))
         self._sampled = sampled or Sampled()
         self._forward: tuple[Tensor, Tensor | None] | None = None
@@ -35,6 +45,8 @@ class Taps(TrainerTaps):
 
     def attach(self) -> None:
         """Put the closures in place."""
+        if self._localising is not None:
+            self._localising.attach(lambda: self.live)
         self.wrap("_get_per_token_logps_and_entropies", self._after_forward)
         self.wrap("_compute_loss", self._after_loss)
         self.wrap("_calculate_rewards", self._after_rewards)
@@ -58,6 +70,18 @@ class Taps(TrainerTaps):
         super().discard()
         self._forward = None
         self._passes.clear()
+        if self._localising is not None:
+            self._localising.forget()
+
+    @override
+    def complete(self, total: Tensor | float | None) -> None:
+        if self._localising is not None and self.trainer.model.training:
+            self._seam.attempt("localisation", self._localising.check, total)
+
+    def delivered(self, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step have arrived."""
+        if self._localising is not None:
+            self._localising.localiser.delivered(metrics)
 
     def _after_forward(self, result: Any, *_args: Any, compute_entropy: bool = False, **_kwargs: Any) -> None:
         """Only the loss pass asks for entropies; the passes for the old and the reference policy do not."""
@@ -79,6 +103,8 @@ class Taps(TrainerTaps):
                 stats |= sequence_stats(self.trainer, inputs, batch)
                 self.tally.add_stats(stats | correction_stats(inputs, batch))
                 self.tally.add_spikes(batch)
+                if self._localising is not None:
+                    self._localising.keep(batch, inputs)
 
     def _after_sampling(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
         """``result`` is a tuple of what was sampled; GRPO's third is (B, T) the tokens that are the policy's own."""
@@ -92,6 +118,8 @@ class Taps(TrainerTaps):
 
     def _after_generation(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
         stats, scored = self._generations.take(result)
+        if self._localising is not None and scored is not None:
+            self._localising.generated(result, self._generations.rewards(scored))
         self.tally.add_stats(stats)
         with torch.no_grad():
             self.tally.add_stats(self._passes.take(result))

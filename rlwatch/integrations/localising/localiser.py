@@ -1,0 +1,157 @@
+"""From a spike of the gradient to a record of the tokens that did it, between the backward and the optimizer's step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlwatch.gradloc.budget import Budget
+from rlwatch.gradloc.locate import Located, Options, locate
+from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.trigger import Decision, Trigger
+from rlwatch.gradloc.world import Alone, World
+from rlwatch.integrations.localising.recording import Recorded, record
+from rlwatch.integrations.localising.settings import Localise
+from rlwatch.integrations.localising.usual import UsualShares
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.spike_rows import Decode
+from rlwatch.tensors.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """The step in question: its gradient is in ``model``, complete, and not used yet.
+
+    ``norm`` is its norm before clipping, where it is known; ``scale`` the loss scale that the coefficients carry and
+    the gradients do not.
+    """
+
+    model: nn.Module
+    step: int
+    norm: Tensor | float | None = None
+    scale: float = 1.0
+
+
+class Localiser:
+    """Keeps the loss passes of the step under way, and localises its gradient if that spiked.
+
+    A step costs one wait for the device, for the norm; a localised one what :class:`Localise` allows. With several
+    ranks every rank makes one and calls :meth:`check` at the same steps; a rank that fails leaves for good, and the
+    others with it.
+
+    ``rewards`` fills in the rewards of the passes of a step that is to be localised, if somebody knows them.
+    """
+
+    def __init__(
+        self,
+        seam: Seam,
+        settings: Localise,
+        *,
+        decode: Decode | None = None,
+        world: World | None = None,
+        seconds: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.passes = Passes()
+        self.usual = UsualShares()
+        self.rewards: Callable[[list[LossPass]], None] | None = None
+        self._seam = seam
+        self._settings = settings
+        self._decode = decode
+        self._world: World | None = world or Alone()
+        self._seconds = seconds
+        self._trigger = Trigger(token_threshold=settings.threshold)
+        self._budget = Budget(share=settings.share)
+        self._took = 0.0
+
+    def check(self, spike: Spike) -> Located | None:
+        """Look at the step that is complete; forgets its passes. None where there is nothing to say.
+
+        May raise: call it through the seam.
+        """
+        world = self._world
+        try:
+            return None if world is None else self._check(spike, world)
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            self.passes.clear()
+
+    def delivered(self, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step have arrived: what its layers usually do is learnt from them."""
+        self.usual.update(metrics)
+
+    def _leave(self) -> None:
+        """Of several ranks none can go on without the others."""
+        world = self._world
+        if world is not None and world.size > 1:
+            self._world = None
+            world.leave()
+
+    def _check(self, spike: Spike, world: World) -> Located | None:
+        norm, tokens = self._read(spike, world)
+        decision = self._trigger.check(spike.step, norm, tokens)
+        if not decision.fires or not self._allowed(norm, world):
+            return None
+        begun = self._seconds()
+        try:
+            return self._localise(spike, norm, decision, world)
+        finally:
+            self._took = self._seconds() - begun
+            self._budget.spent(self._took)
+
+    def _read(self, spike: Spike, world: World) -> tuple[float, int]:
+        """The norm, and the tokens of all ranks, with one wait for the device."""
+        given = torch.tensor(math.nan) if spike.norm is None else torch.as_tensor(spike.norm)
+        norm = norm_of(spike.model) if spike.norm is None else given.detach()
+        counts = [one.tokens.mask.sum().to(norm.device, torch.float64) for one in self.passes.all]
+        tokens = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.float64, device=norm.device)
+        read = Transfer([norm.reshape(()).double(), tokens]).read()
+        here = torch.tensor(float(read[1]), dtype=torch.float64)
+        return float(read[0]), int(world.sum(here).item())
+
+    def _allowed(self, norm: float, world: World) -> bool:
+        """Whether the budget allows it: that of rank 0, because clocks differ. A refusal is counted."""
+        allowed = world.rank == 0 and self._budget.may(self._took, non_finite=not math.isfinite(norm))
+        agreed = bool(world.sum(torch.tensor(float(allowed))).item())
+        if not agreed and self._seam.run is not None:
+            self._seam.run.counters.add("localisations_refused")
+        return agreed
+
+    def _localise(self, spike: Spike, norm: float, decision: Decision, world: World) -> Located:
+        if spike.scale != 1.0:
+            _unscale(self.passes, spike.scale)
+        if self.rewards is not None:
+            self._seam.attempt("rewards of a spike", self.rewards, self.passes.all)
+        options = Options(culprits=self._settings.culprits)
+        located = locate(
+            spike.model,
+            self.passes,
+            world=world,
+            options=options,
+            norm=norm,
+            threshold=decision.threshold,
+            usual=self.usual.shares,
+        )
+        record(Recorded(spike.step, located, self.passes, self._settings, self._decode, world), self._seam.run)
+        return located
+
+
+def norm_of(model: nn.Module) -> Tensor:
+    """Norm of the gradients ``model`` holds now, 0-d, where they are whole; NaN if it holds none."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    if not grads:
+        return torch.tensor(math.nan)
+    norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # noqa: SLF001  (as clip_grad_norm_ does)
+    total: Tensor = torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum().sqrt()
+    return total
+
+
+def _unscale(passes: Passes, scale: float) -> None:
+    for one in passes.all:
+        one.coefficients.update({name: part / scale for name, part in one.coefficients.items()})

@@ -1,0 +1,40 @@
+"""The ranks that localise a step together."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlwatch.gradloc.world import Alone, Processes, World
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+logger = logging.getLogger("rlwatch")
+
+OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
+
+
+def world_of(run: Run | None) -> World | None:
+    """The ranks of ``run``; None, with a warning, where they cannot work together. Every rank calls it at set-up."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return Alone()
+    try:
+        world = Processes()
+        linked = bool(world.sum(_flag(run)).item() == world.size)
+    except RuntimeError as error:  # DistBackendError, DistNetworkError
+        logger.warning(OFF, f"a process group of their own could not be made: {error}")
+        return None
+    if linked:
+        return world
+    world.leave()
+    logger.warning(OFF, "they are not all linked to rank 0")
+    return None
+
+
+def _flag(run: Run | None) -> Tensor:
+    return torch.tensor(float(run is not None and run.linked))

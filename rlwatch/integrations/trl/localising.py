@@ -1,0 +1,103 @@
+"""Localising gradient spikes in GRPO and RLOO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlwatch.errors import ConfigError
+from rlwatch.gradloc.passes import LossPass
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise, Localiser
+from rlwatch.integrations.localising.localiser import Spike
+from rlwatch.integrations.localising.ranks import world_of
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.spike_rows import Decode
+from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
+from rlwatch.integrations.trl.loss_passes import LossPassTap
+from rlwatch.tensors.tokens import TokenBatch
+
+IDS = ("prompt_ids", "completion_ids")
+"""By which a sequence is known again: TRL shuffles a generation before it trains on it."""
+
+
+def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise | None:
+    """What to do of ``wish``; None stands for the default. Raises ``ConfigError`` if it cannot be had."""
+    engine = sharding_engine(trainer)
+    if wish is None:
+        return Localise() if level.includes(Level.FULL) and engine is None else None
+    settings = Localise.of(wish)
+    if settings is not None and engine in HIDDEN:
+        raise ConfigError(f"localise: gradients cannot be seen under {engine}; leave localise= out, or pass False")
+    if settings is not None and not level.includes(Level.TOKENS):
+        raise ConfigError(f'localise: it needs level="tokens" or closer, got {level.value!r}')
+    return settings
+
+
+def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -> Localiser | None:
+    """For the ranks of ``seam``'s run; None if it is not wanted or they cannot. Every rank calls it."""
+    world = None if settings is None else world_of(seam.run)
+    return None if settings is None or world is None else Localiser(seam, settings, decode=decode, world=world)
+
+
+class Localising:
+    """Offers a trainer's loss passes and gradients to ``localiser``."""
+
+    def __init__(self, trainer: Any, seam: Seam, localiser: Localiser) -> None:
+        self.localiser = localiser
+        self._trainer = trainer
+        self._tap = LossPassTap(trainer, seam, localiser.passes)
+        self._inputs: list[Mapping[str, Any]] = []
+        self._generated: tuple[Mapping[str, Any], Tensor] | None = None
+        localiser.rewards = self._add_rewards
+
+    def attach(self, live: Callable[[], bool]) -> None:
+        """Watch the forward of the loss while ``live``."""
+        self._tap.attach(live)
+
+    def generated(self, outputs: Mapping[str, Any], rewards: Tensor) -> None:
+        """A generation, and the rewards (N,) of its sequences."""
+        self._generated = {name: outputs[name] for name in IDS if name in outputs}, rewards
+
+    def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
+        """A loss pass is over, its backward comes next."""
+        self._tap.keep(tokens)
+        self._inputs.append({name: inputs[name] for name in IDS if name in inputs})
+
+    def forget(self) -> None:
+        """Training begins anew."""
+        self._tap.forget()
+        self._inputs.clear()
+
+    def check(self, total: Tensor | float | None) -> None:
+        """The gradient is complete; ``total`` is its norm before clipping, if the trainer computed it."""
+        try:
+            model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            step = int(self._trainer.state.global_step) + 1
+            self.localiser.check(Spike(model, step, total, self._loss_scale()))
+        finally:
+            self._inputs.clear()
+
+    def _loss_scale(self) -> float:
+        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        return 1.0 if scaler is None else float(scaler.get_scale())
+
+    def _add_rewards(self, passes: list[LossPass]) -> None:
+        """Find each sequence of the step in the generation it came from."""
+        if self._generated is None or len(passes) != len(self._inputs):
+            return
+        known, rewards = self._generated
+        for one, inputs in zip(passes, self._inputs, strict=True):
+            if inputs.keys() == known.keys() and inputs:
+                one.rewards = _looked_up(inputs, known, rewards.to(one.tokens.logp.device))
+
+
+def _looked_up(inputs: Mapping[str, Tensor], known: Mapping[str, Tensor], rewards: Tensor) -> Tensor | None:
+    """(B,) the reward of the sequence with the same ids; NaN where there is none, None where the widths differ."""
+    if any(inputs[name].shape[1:] != known[name].shape[1:] for name in known):
+        return None
+    same = torch.stack([(inputs[n][:, None] == known[n][None]).all(-1) for n in known]).all(0)
+    return torch.where(same.any(1), rewards[same.to(torch.uint8).argmax(1)], torch.nan)
