@@ -1,0 +1,130 @@
+"""The gradient of a step as a direction: its norm, what each layer has of it, and its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from rlwatch.gradloc.errors import NotLocalised
+from rlwatch.gradloc.sharding import reshard
+from rlwatch.gradloc.world import Alone, World
+from rlwatch.tensors.gradnorm import Piece, layer_of
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """The gradients a model held at some moment, or those of some of its layers.
+
+    Parameters
+    ----------
+    gradients
+        By the name of the parameter, as they lie in ``.grad``: not copied, never changed. A parameter with several
+        names is there once; parameters without a gradient are absent.
+    norm
+        ``G``, the L2 norm of the whole gradient of all ranks before anything clipped it, in the unit that the
+        coefficients of the loss passes have. 0, NaN and Inf are possible.
+    length
+        L2 norm of the whole gradient as it is held now: the unit vector is ``gradients / length``.
+    layers
+        Share of each layer in the squared norm, in model order; sums up to 1. Empty where that norm is 0 or not finite.
+    kept
+        Share of the squared norm that ``gradients`` have: 1, or less after :meth:`only`.
+    """
+
+    gradients: Mapping[str, Tensor]
+    norm: float
+    length: float
+    layers: Mapping[str, float]
+    kept: float = 1.0
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, *, world: World | None = None, rank: int | None = None, norm: float | None = None
+    ) -> Direction:
+        """Of the gradients that ``model`` holds now. A collective: all ranks of ``world`` call it.
+
+        Squares are added up in float32 within a tensor and in float64 between tensors. A whole gradient counts on
+        ``rank`` 0 only (default: the rank in ``world``), because data-parallel ranks all hold the same; of a DTensor
+        the local shard counts. ``norm`` is to be given where it is no longer that of the gradients held, because they
+        were clipped since, or divided by a loss scale that the coefficients carry.
+
+        Raises
+        ------
+        NotLocalised
+            There are no gradients, not on all ranks, or not in a form that can be read.
+        """
+        world = world or Alone()
+        reshard(model)
+        parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        squares = _squares(parameters, world, world.rank if rank is None else rank)
+        length = math.sqrt(sum(squares.values()))
+        held = {name: p.grad.detach() for name, p in parameters if p.grad is not None}
+        return cls(held, length if norm is None else norm, length, _shares(squares))
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is neither NaN nor Inf in it (and no norm beyond float32). A gradient of zeros is finite."""
+        return math.isfinite(self.length) and math.isfinite(self.norm)
+
+    @property
+    def expected(self) -> float:
+        """What the contributions along it sum up to: ``norm``, or the share of it that the kept layers have."""
+        return self.norm * self.kept
+
+    def only(self, layers: Collection[str]) -> Direction:
+        """Restricted to ``layers``: contributions along it sum up to ``norm`` times the share of these layers."""
+        chosen = set(layers)
+        left = {name: gradient for name, gradient in self.gradients.items() if layer_of(name) in chosen}
+        return replace(self, gradients=left, kept=math.fsum(self.layers.get(layer, 0.0) for layer in chosen))
+
+
+def _squares(parameters: list[tuple[str, Parameter]], world: World, rank: int) -> dict[str, float]:
+    """The sum of squares of each gradient that exists, over all ranks, by the name of its parameter."""
+    counted = [_counted(name, p, rank) for name, p in parameters]
+    held = torch.tensor([0 if piece is None else piece.numel() for piece in counted])
+    there = torch.tensor([p.grad is not None for _, p in parameters])
+    squares, elements, ranks = world.sum(torch.stack([_sums(counted), held.double(), there.double()])).tolist()
+    _check(parameters, elements, ranks, world.size)
+    return {name: square for (name, _), square, n in zip(parameters, squares, ranks, strict=True) if n}
+
+
+def _counted(name: str, parameter: Parameter, rank: int) -> Tensor | None:
+    """What of its gradient counts on this rank, if anything."""
+    if parameter.grad is None or parameter.grad.layout != torch.strided:
+        return None
+    return Piece.of(name, parameter, rank).counted
+
+
+def _sums(counted: list[Tensor | None]) -> Tensor:
+    """(P,) sums of squares, float64 on the CPU; 0 where there is nothing."""
+    tensors = [piece for piece in counted if piece is not None]
+    norms = iter(torch._foreach_norm(tensors, 2, dtype=torch.float32) if tensors else [])  # noqa: SLF001
+    zero = torch.zeros((), device=tensors[0].device if tensors else None)
+    every = [zero if piece is None else next(norms).to(zero.device) for piece in counted]
+    return torch.stack(every).cpu().double().square() if every else torch.zeros(0).double()
+
+
+def _check(parameters: list[tuple[str, Parameter]], elements: list[float], ranks: list[float], size: int) -> None:
+    """All ranks see the same numbers, and so all raise or none."""
+    if not any(ranks):
+        raise NotLocalised("no parameter of the model holds a gradient")
+    for (name, p), held, n in zip(parameters, elements, ranks, strict=True):
+        if n not in (0, size):
+            raise NotLocalised(f"the gradient of {name} exists on {int(n)} of {size} ranks")
+        if n and held != p.numel():
+            raise NotLocalised(f"the gradient of {name} is sparse, flattened, or not yet reduced over the ranks")
+
+
+def _shares(squares: Mapping[str, float]) -> dict[str, float]:
+    total = math.fsum(squares.values()) if all(math.isfinite(s) for s in squares.values()) else math.nan
+    if not (math.isfinite(total) and total > 0):
+        return {}
+    shares: dict[str, float] = {}
+    for name, square in squares.items():
+        shares[layer_of(name)] = shares.get(layer_of(name), 0.0) + square / total
+    return shares
