@@ -176,8 +176,10 @@ class RunReader(Protocol):
         """Metric name -> (step, value) as last recorded."""
         ...
 
-    def spikes(self, run_id: str, *, last: int | None = None, reason: str | None = None) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest; of one ``reason`` only, where it is said."""
+    def spikes(
+        self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
+    ) -> list[SpikeBatch]:
+        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
         ...
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:

@@ -193,6 +193,8 @@ class ReadingContract(StoreHooks):
         assert [batch.step for batch in store.spikes("run", reason="ratio")] == [9]
         assert [batch.step for batch in store.spikes("run", reason="", last=1)] == [5]
         assert store.spikes("run", reason="none") == []
+        assert [batch.reason for batch in store.spikes("run", step=9)] == ["ratio"]
+        assert store.spikes("run", step=9, reason="") == store.spikes("run", step=4) == []
 
     def test_the_worst_spike_rows_of_all_batches_come_first(self, store: Store) -> None:
         """By gradient contribution where measured; what is not a number is worst of all."""

@@ -78,17 +78,19 @@ def findings(db: sqlite3.Connection) -> list[Finding]:
     return [_finding(row) for row in found]
 
 
-def spikes(db: sqlite3.Connection, last: int | None, reason: str | None = None) -> list[SpikeBatch]:
-    """The ``last`` batches written (None: all), by step; of one ``reason``, or (None) of all."""
+def spikes(
+    db: sqlite3.Connection, last: int | None, reason: str | None = None, step: int | None = None
+) -> list[SpikeBatch]:
+    """The ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all."""
     most = -1 if last is None else last
     found = db.execute(
         "SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch "
-        "WHERE ?2 IS NULL OR reason = ?2 ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
-        (most, reason),
+        "WHERE (?2 IS NULL OR reason = ?2) AND (?3 IS NULL OR step = ?3) ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
+        (most, reason, step),
     )
     return [
-        SpikeBatch(step, _as_named_now(why, unpack(blob)), why, _moment(ts), attempt, rank)
-        for step, blob, why, ts, attempt, rank in found
+        SpikeBatch(at, _as_named_now(why, unpack(blob)), why, _moment(ts), attempt, rank)
+        for at, blob, why, ts, attempt, rank in found
     ]
 
 

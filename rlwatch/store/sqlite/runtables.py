@@ -72,10 +72,12 @@ class RunTables:
         with self._reading(run_id) as db:
             return reading.last_values(db)
 
-    def spikes(self, run_id: str, *, last: int | None = None, reason: str | None = None) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest; of one ``reason`` only, where it is said."""
+    def spikes(
+        self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
+    ) -> list[SpikeBatch]:
+        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
         with self._reading(run_id) as db:
-            return reading.spikes(db, last, reason)
+            return reading.spikes(db, last, reason, step)
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
         """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
