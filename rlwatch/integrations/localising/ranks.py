@@ -10,6 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlwatch.gradloc.world import Alone, Processes, World
+from rlwatch.integrations.localising.localiser import Localiser
+from rlwatch.integrations.localising.settings import Localise
+from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.spike_rows import Decode
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -17,6 +21,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlwatch")
 
 OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
+
+
+def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -> Localiser | None:
+    """For the ranks of ``seam``'s run; None if it is not wanted or they cannot. Every rank calls it at set-up."""
+    world = None if settings is None else world_of(seam.run)
+    return None if settings is None or world is None else Localiser(seam, settings, decode=decode, world=world)
 
 
 def world_of(run: Run | None) -> World | None:

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.gradloc.passes import Passes, RandomState
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising.localiser import Localiser, Spike
 from rlwatch.integrations.torch.generation import GenerationReader
-from rlwatch.integrations.torch.gradients import read_gradients
+from rlwatch.integrations.torch.gradients import coefficient_scale, read_gradients
+from rlwatch.integrations.torch.loss_passes import Call, LossPasses
 from rlwatch.integrations.torch.means import Means
 from rlwatch.integrations.torch.microbatch import Reader, Settings
 from rlwatch.integrations.torch.samples import Samples
@@ -42,7 +45,21 @@ class Collector:
     generation: GenerationReader
     samples: Samples
     scaler: Any = None
+    localiser: Localiser | None = None
     _rate: float | Tensor | None = field(default=None, init=False)
+    _loss_passes: LossPasses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loss_passes = LossPasses(Passes() if self.localiser is None else self.localiser.passes)
+
+    @property
+    def localises(self) -> bool:
+        """Whether forward passes are worth keeping."""
+        return self.localiser is not None and self.steps.seam.works("localisation")
+
+    def ran(self, call: Call, result: Any, before: RandomState) -> None:
+        """The forward of a loss ran; its log-probs are observed next."""
+        self._loss_passes.ran(call, result, before)
 
     def rollouts(self, inputs: Mapping[str, Any]) -> Refused:
         """One generation."""
@@ -64,6 +81,8 @@ class Collector:
             batch = reader.read(inputs)
             if batch is not None:
                 self.steps.tally.add_batch(_copied(batch) if full else batch, full=full)
+        if batch is not None and self.localises:
+            reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
         return reader.refused
 
     def gradients(self) -> None:
@@ -75,6 +94,14 @@ class Collector:
                 rank = 0 if run is None else run.rank
                 stats = read_gradients(self.means.model, self.means.optimizer, self.scaler, rank=rank)
             self.steps.tally.add_stats(stats)
+        self.steps.seam.attempt("localisation", self._localise)
+
+    def _localise(self) -> None:
+        """The gradient is complete and not used yet."""
+        model, localiser = self.means.model, self.localiser
+        if localiser is not None and model is not None and model.training:
+            scale, norm = coefficient_scale(self.means.optimizer, self.scaler), None
+            localiser.check(Spike(model, self.steps.last + 1, norm, scale))
 
     def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
         """Seal the step."""
@@ -87,6 +114,7 @@ class Collector:
             except ValueError as wrong:
                 refused["step"] = str(wrong)
         self._rate = None
+        self._loss_passes.forget()
         self.steps.seal(number)
         return refused
 

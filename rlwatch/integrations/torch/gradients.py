@@ -33,3 +33,10 @@ def _scale_left(scaler: Any, optimizer: Any) -> Tensor | None:
     state = scaler._per_optimizer_states.get(id(optimizer))  # noqa: SLF001  (asking it would wait for the device)
     stage = getattr(state["stage"], "name", "READY") if state else "READY"
     return scaler._get_scale_async() if stage == "READY" else None  # noqa: SLF001
+
+
+def coefficient_scale(optimizer: Any, scaler: Any) -> float:
+    """The factor that the loss was multiplied with and the gradients no longer carry; 1 without a scaler. A wait."""
+    if scaler is None or not scaler.is_enabled():
+        return 1.0
+    return 1.0 if _scale_left(scaler, optimizer) is not None else float(scaler.get_scale())

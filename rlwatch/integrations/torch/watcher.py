@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from typing_extensions import override
 
 import rlwatch
+from rlwatch.gradloc.passes import RandomState
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.distributed import begin_together, place_here
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise
+from rlwatch.integrations.localising.ranks import localiser_of
 from rlwatch.integrations.torch import checks
 from rlwatch.integrations.torch.collector import Collector, Refused
 from rlwatch.integrations.torch.generation import GenerationReader
+from rlwatch.integrations.torch.loss_passes import Call
 from rlwatch.integrations.torch.means import Means
 from rlwatch.integrations.torch.microbatch import Settings
 from rlwatch.integrations.torch.samples import Samples
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
     from rlwatch.run import Run
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Rows = Any
 """A tensor, padded or nested, or a list of rows of unequal length."""
 
@@ -71,6 +77,11 @@ class Watcher(Steering):
         :class:`~rlwatch.integrations.completions.KeepCompletions`). Off: no text leaves the trainer.
     level
         ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
+    localise
+        Whether :meth:`gradients` names the tokens to blame when the gradient spikes or is not finite: True, False, or
+        when and how closely (:class:`~rlwatch.integrations.localising.Localise`). It needs :meth:`forward`, and waits
+        for the device once a step, for the norm. By default in a loop of one process; with several ranks every rank
+        must ask for it.
     strict
         Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
     run
@@ -107,6 +118,7 @@ class Watcher(Steering):
         text: bool = False,
         completions: bool | KeepCompletions = False,
         level: str = Level.FULL,
+        localise: bool | Localise | None = None,
         strict: bool = False,
         run: Run | None = None,
         **init_arguments: Any,
@@ -126,12 +138,14 @@ class Watcher(Steering):
         means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef)
         generation = GenerationReader(checks.eos_of(eos, tokenizer))
         keep, decode = KeepCompletions.of(completions), checks.decoder_of(tokenizer) if text else None
+        wish = Localise.of(place_here().get("world_size", 1) == 1 if localise is None else localise)
         begin = {**place_here(), **init_arguments}
         recording = begin_together(lambda: rlwatch.init(**begin) if run is None else run)
         super().__init__(means, recording, ours=run is None, level=chosen, strict=strict, decode=decode)
         self._given(clip=clip, optimizer=optimizer)
         samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
-        self._collector = Collector(self._steps, chosen, settings, means, generation, samples, scaler)
+        localiser = localiser_of(self.seam, wish, decode)
+        self._collector = Collector(self._steps, chosen, settings, means, generation, samples, scaler, localiser)
 
     def rollouts(
         self,
@@ -235,6 +249,20 @@ class Watcher(Steering):
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**inputs)
         self._look("observe", self._collector.observe, inputs)
+
+    def forward(self, compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """``compute(*args, **kwargs)``, the forward pass of the loss, kept so that it can be run again.
+
+        It returns log-probs (B, T), or a tuple with them, and perhaps entropies, in it; pass those very tensors to
+        :meth:`observe`, and make the loss of them. When the gradient spikes, :meth:`gradients` runs it again without
+        a graph, with displaced copies of the weights, to see which tokens did it. Arguments are kept until
+        :meth:`step`: the loop must not write over them before. What ``compute`` raises passes.
+        """
+        before = self.seam.attempt("forward", RandomState.now) if self._collector.localises else None
+        result = compute(*args, **kwargs)
+        if before is not None:
+            self.seam.attempt("forward", self._collector.ran, Call(compute, args, kwargs), result, before)
+        return result
 
     def gradients(self) -> None:
         """Read the gradients: after the last ``backward()`` of the step, before they are clipped.

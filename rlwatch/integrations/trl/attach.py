@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
+from rlwatch.integrations.localising.ranks import localiser_of
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.transformers import stepper
 from rlwatch.integrations.transformers.attach import refuse_twice, tap
 from rlwatch.integrations.transformers.callback import RLWatchCallback
 from rlwatch.integrations.transformers.crash import report_crashes
 from rlwatch.integrations.trl.compat import obstacle
-from rlwatch.integrations.trl.localising import localiser_of, wished
+from rlwatch.integrations.trl.localising import wished
 from rlwatch.integrations.trl.sampled import Sampled
 from rlwatch.integrations.trl.stepper import StepCallback
 from rlwatch.integrations.trl.taps import Taps

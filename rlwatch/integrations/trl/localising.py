@@ -13,9 +13,7 @@ from rlwatch.gradloc.passes import LossPass
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, Localiser
 from rlwatch.integrations.localising.localiser import Spike
-from rlwatch.integrations.localising.ranks import world_of
 from rlwatch.integrations.seam import Seam
-from rlwatch.integrations.spike_rows import Decode
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
 from rlwatch.integrations.trl.loss_passes import LossPassTap
 from rlwatch.tensors.tokens import TokenBatch
@@ -35,12 +33,6 @@ def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise
     if settings is not None and not level.includes(Level.TOKENS):
         raise ConfigError(f'localise: it needs level="tokens" or closer, got {level.value!r}')
     return settings
-
-
-def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -> Localiser | None:
-    """For the ranks of ``seam``'s run; None if it is not wanted or they cannot. Every rank calls it."""
-    world = None if settings is None else world_of(seam.run)
-    return None if settings is None or world is None else Localiser(seam, settings, decode=decode, world=world)
 
 
 class Localising:
