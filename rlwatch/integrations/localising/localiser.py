@@ -75,7 +75,7 @@ class Localiser:
         """
         world = self._world
         try:
-            return None if world is None else self._check(spike, world)
+            return self._check(spike, world) if world is not None and (self.passes.all or world.size > 1) else None
         except BaseException:
             self._leave()
             raise
@@ -112,13 +112,12 @@ class Localiser:
         counts = [one.tokens.mask.sum().to(norm.device, torch.float64) for one in self.passes.all]
         tokens = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.float64, device=norm.device)
         read = Transfer([norm.reshape(()).double(), tokens]).read()
-        here = torch.tensor(float(read[1]), dtype=torch.float64)
-        return float(read[0]), int(world.sum(here).item())
+        return float(read[0]), int(_over(world, float(read[1])))
 
     def _allowed(self, norm: float, world: World) -> bool:
         """Whether the budget allows it: that of rank 0, because clocks differ. A refusal is counted."""
         allowed = world.rank == 0 and self._budget.may(self._took, non_finite=not math.isfinite(norm))
-        agreed = bool(world.sum(torch.tensor(float(allowed))).item())
+        agreed = bool(_over(world, float(allowed)))
         if not agreed and self._seam.run is not None:
             self._seam.run.counters.add("localisations_refused")
         return agreed
@@ -140,6 +139,11 @@ class Localiser:
         )
         record(Recorded(spike.step, located, self.passes, self._settings, self._decode, world), self._seam.run)
         return located
+
+
+def _over(world: World, number: float) -> float:
+    """The sum of a number over the ranks."""
+    return number if world.size == 1 else float(world.sum(torch.tensor(number, dtype=torch.float64)))
 
 
 def norm_of(model: nn.Module) -> Tensor:
