@@ -92,6 +92,8 @@ class LossPass:
     coefficients
         dL/dlogp (B, T), dL/dentropy (B, T) and dL/daux (0-d) under ``"logp"``, ``"entropy"``, ``"aux"``: filled by
         :meth:`hook` during the backward. They carry all scaling of the loss: by micro-batches, tokens, a loss scale.
+    differentiable
+        The same forward in operations that all have a forward derivative, where ``forward`` has others (a fused head).
     """
 
     forward: Forward
@@ -101,6 +103,7 @@ class LossPass:
     first_row: int = 0
     rewards: Tensor | None = None
     coefficients: dict[str, Tensor] = field(default_factory=dict)
+    differentiable: Forward | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -153,9 +156,10 @@ class Passes:
         random: RandomState,
         drew: bool = False,
         rewards: Tensor | None = None,
+        differentiable: Forward | None = None,
     ) -> LossPass:
         """Keep one, before its backward; ``random`` is as its forward found the generators."""
-        one = LossPass(forward, tokens, random, drew, self.rows, rewards)
+        one = LossPass(forward, tokens, random, drew, self.rows, rewards, differentiable=differentiable)
         one.hook(outputs)
         self.all.append(one)
         return one

@@ -1,0 +1,191 @@
+"""What each token of a step contributes to its gradient norm, in one directional derivative for all of them.
+
+With the coefficients ``a = dL/dlogp`` that the backward left and the unit gradient ``u``, a token contributes
+``c = a <dlogp/dtheta, u>`` (and ``e <dH/dtheta, u>`` with an entropy bonus), and all contributions, with that of an
+auxiliary loss, sum up to the norm G. How far they miss it is the gap: the check of every result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from rlwatch.gradloc.derived import Derived, summed_coefficients
+from rlwatch.gradloc.direction import Direction
+from rlwatch.gradloc.errors import NotLocalised
+from rlwatch.gradloc.finite_difference import KAPPA, KAPPA_RICHARDSON, finite_difference, richardson
+from rlwatch.gradloc.forward_ad import forward_mode
+from rlwatch.gradloc.kernels import routed
+from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.report import Method
+from rlwatch.gradloc.sharding import sharded_modules
+from rlwatch.gradloc.world import Alone, World
+
+TOLERANCE, TOLERANCE_LOW = 1e-3, 1e-2
+"""Largest |gap| of a complete result: where training computes in float32, and in less."""
+DENSE = (Method.FD, Method.RICHARDSON, Method.JVP)
+"""The order of trying, cheapest first."""
+ROUTED = (Method.JVP, Method.FD)
+"""With experts: a finite difference sends tokens across routing boundaries, where there is no derivative."""
+KAPPA_ROUTED = 1e-4
+FAR = 0.15
+"""nats: a log-prob that moved further has left where extrapolation to 0 holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Contributions of all tokens of this rank, and how well those of all ranks explain the gradient.
+
+    Parameters
+    ----------
+    contributions
+        (B, T) for each loss pass, signed, float64, on the CPU, in the unit of the norm; 0 where the loss has no
+        coefficient. Already divided by the number of ranks, so that those of all ranks sum up to the norm.
+    aux
+        What the auxiliary losses of all ranks contribute.
+    gap
+        (sum of all contributions - expected) / expected over all ranks, signed. Expected is the norm, or the part of it
+        that the layers of the direction have.
+    method
+        The one whose result this is: of those tried, the first that was complete, or the one with the smallest gap.
+    complete
+        Whether ``gap`` is within tolerance.
+    forwards
+        What all that was tried took, in forward passes of the whole step without gradient graph.
+    notes
+        What was tried before, and what came of it.
+    moved
+        The largest difference of a log-prob that was seen on any rank, nats; None by forward-mode differentiation.
+    """
+
+    contributions: tuple[Tensor, ...]
+    aux: float
+    gap: float
+    method: Method
+    complete: bool
+    forwards: int
+    notes: tuple[str, ...] = ()
+    moved: float | None = None
+
+
+def attribute(
+    model: nn.Module,
+    passes: Passes,
+    direction: Direction,
+    *,
+    world: World | None = None,
+    methods: Sequence[Method] | None = None,
+) -> Attribution:
+    """Attribute ``direction`` to the tokens of ``passes``. A collective: all ranks of ``world`` call it.
+
+    ``methods`` are tried in their order until one is complete (default: :data:`DENSE`, or :data:`ROUTED` for a
+    mixture of experts). The model, its gradients and the random state are as before afterwards, bit for bit.
+
+    Raises
+    ------
+    NotLocalised
+        There is nothing to attribute, or no method gives finite numbers; on all ranks alike.
+    """
+    world = world or Alone()
+    order = methods or (ROUTED if routed(model) else DENSE)
+    trial = _Trial(model, passes.all, direction, world, _scale(model, passes.all, direction, world))
+    best: Attribution | None = None
+    for method in order:
+        found = trial.run(method)
+        if found is not None and (best is None or abs(found.gap) < abs(best.gap)):
+            best = found
+        if best is not None and best.complete:
+            break
+    if best is None:
+        raise NotLocalised("the contributions of the tokens could not be computed: " + "; ".join(trial.notes))
+    return trial.told(best)
+
+
+def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World) -> float:
+    """S of all ranks, in the unit of the norm. Says why if there is nothing to attribute."""
+    here = [summed_coefficients(passes) / world.size, float(len(passes))]
+    there = world.gather(torch.tensor(here, dtype=torch.float64))
+    total = math.fsum(float(rank[0]) for rank in there)
+    numbers = {int(rank[1]) for rank in there}
+    if not direction.finite:
+        raise NotLocalised("the gradient is not finite, so it has no direction")
+    if numbers == {0}:
+        raise NotLocalised("no loss pass of this step was kept")
+    if total == 0:
+        raise NotLocalised("the loss depends on no token: all its coefficients are zero")
+    if direction.expected == 0:
+        raise NotLocalised("the gradient is zero")
+    if len(numbers) > 1 and sharded_modules(model):
+        raise NotLocalised("the model is sharded and its ranks made different numbers of forward passes")
+    return total
+
+
+class _Trial:
+    """Tries methods one after the other and remembers what came of them."""
+
+    def __init__(
+        self, model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World, scale: float
+    ) -> None:
+        self.notes: list[str] = []
+        self._forwards = 0
+        self._moved: float | None = None
+        self._model, self._passes, self._direction, self._world = model, passes, direction, world
+        self._step = scale / (direction.norm * math.sqrt(direction.kept))
+        """For a change of the log-probs by 1 nat, on a weighted mean, and far beyond where they are linear."""
+
+    def run(self, method: Method) -> Attribution | None:
+        """None if it failed on some rank, or gave no finite number."""
+        found, why = _attempt({Method.FD: self._fd, Method.RICHARDSON: self._richardson, Method.JVP: self._jvp}[method])
+        gap, aux, moved, low, failed = self._agree(found)
+        self._forwards += 2 if found is None else found.forwards
+        if found is None or failed or not math.isfinite(gap):
+            self.notes.append(f"{method.value}: {why or 'no finite numbers, or a failure on another rank'}")
+            return None
+        self._moved = moved if method is Method.FD else self._moved
+        self.notes.append(f"{method.value}: gap {gap:.1e}")
+        complete = abs(gap) <= (TOLERANCE_LOW if low else TOLERANCE)
+        return Attribution(
+            found.tokens, aux, gap, method, complete, found.forwards, moved=None if found.moved is None else moved
+        )
+
+    def told(self, best: Attribution) -> Attribution:
+        """With what it took, and the notes on the other methods."""
+        others = tuple(note for note in self.notes if not note.startswith(f"{best.method.value}:"))
+        return replace(best, forwards=self._forwards, notes=others)
+
+    def _agree(self, found: Derived | None) -> tuple[float, float, float, bool, bool]:
+        """Of all ranks: gap, aux, moved, low, failed."""
+        here = [0.0, 0.0, 0.0, 0.0, 1.0]
+        if found is not None:
+            here = [found.total, found.aux, found.moved or 0.0, float(found.low), 0.0]
+        ranks = torch.stack(self._world.gather(torch.tensor(here, dtype=torch.float64)))
+        total, aux = ranks[:, :2].sum(0).tolist()
+        moved, low, failed = ranks[:, 2:].amax(0).tolist()
+        return total / self._direction.expected - 1, aux, moved, bool(low), bool(failed)
+
+    def _fd(self) -> Derived:
+        kappa = KAPPA_ROUTED if routed(self._model) else KAPPA
+        return finite_difference(self._model, self._passes, self._direction, kappa * self._step, ranks=self._world.size)
+
+    def _richardson(self) -> Derived:
+        """With the usual step, unless the difference before has shown that some log-prob would move too far."""
+        kappa = KAPPA_RICHARDSON
+        if self._moved:
+            kappa = min(kappa, KAPPA * FAR / self._moved)
+        return richardson(self._model, self._passes, self._direction, kappa * self._step, ranks=self._world.size)
+
+    def _jvp(self) -> Derived:
+        return forward_mode(self._model, self._passes, self._direction, ranks=self._world.size)
+
+
+def _attempt(work: Callable[[], Derived]) -> tuple[Derived | None, str]:
+    """What ``work`` gives, or why it does not: operations that have no derivative, kernels, memory."""
+    try:
+        return work(), ""
+    except Exception as error:  # noqa: BLE001  (any kernel of any model may refuse; the other ranks must hear of it)
+        first = (str(error).splitlines() or [""])[0]
+        return None, f"{type(error).__name__}: {first[:200]}"

@@ -1,0 +1,89 @@
+"""Running forward passes of a model in training without a trace: nothing is as it was not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from rlwatch.gradloc.kernels import float32_kernels
+from rlwatch.gradloc.passes import RandomState
+from rlwatch.gradloc.precision import LOW, Precision, without_autocast
+
+
+@contextmanager
+def looking(model: nn.Module) -> Iterator[Precision]:
+    """Forward passes inside run without gradient graph and in float32, and leave no trace, also if they fail.
+
+    Random state, modes, autocast, configuration and hooks are as before afterwards. Buffers are never written:
+    modules see copies of them. Parameters are those of training unless :mod:`displacement` shows others. A forward
+    pass that starts another thread is beyond this.
+    """
+    random = RandomState.now()
+    modes = [(module, module.training) for module in model.modules()]
+    precision = Precision()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(without_autocast(precision))
+            stack.enter_context(float32_kernels(model))
+            stack.enter_context(_copied_buffers(model))
+            stack.enter_context(_unsynchronised(model))
+            yield precision
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        random.restore()
+
+
+class Copies(dict[str, Any]):
+    """Buffers of a module: each is copied when it is first read, widened to float32, and the copy is kept."""
+
+    def __init__(self, true: dict[str, Any]) -> None:
+        super().__init__(true)
+        self._untouched = set(true)
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        buffer = super().__getitem__(name)
+        if name in self._untouched and isinstance(buffer, Tensor):
+            self._untouched.discard(name)
+            buffer = buffer.detach().to(torch.float32 if buffer.dtype in LOW else buffer.dtype, copy=True)
+            super().__setitem__(name, buffer)
+        return buffer
+
+    @override
+    def __setitem__(self, name: str, buffer: Any) -> None:
+        self._untouched.discard(name)
+        super().__setitem__(name, buffer)
+
+
+@contextmanager
+def _copied_buffers(model: nn.Module) -> Iterator[None]:
+    true = [(module, module._buffers) for module in model.modules()]  # noqa: SLF001
+    try:
+        for module, buffers in true:
+            module.__dict__["_buffers"] = Copies(buffers)
+        yield
+    finally:
+        for module, buffers in true:
+            module.__dict__["_buffers"] = buffers
+
+
+@contextmanager
+def _unsynchronised(model: nn.Module) -> Iterator[None]:
+    """DDP sends buffers round before a forward pass: ranks with different numbers of passes would wait for ever."""
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    before = [wrapper.require_forward_param_sync for wrapper in wrappers]
+    try:
+        for wrapper in wrappers:
+            wrapper.require_forward_param_sync = False
+        yield
+    finally:
+        for wrapper, wish in zip(wrappers, before, strict=True):
+            wrapper.require_forward_param_sync = wish

@@ -1,0 +1,312 @@
+"""Contributions of the tokens: they sum up to the norm of the gradient, and each is what brute force gives."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_step import LOSSES, dapo, outputs, plant, policy, rollouts, take_step
+
+from rlwatch.gradloc.attribution import Attribution, attribute
+from rlwatch.gradloc.direction import Direction
+from rlwatch.gradloc.errors import NotLocalised
+from rlwatch.gradloc.passes import Outputs, Passes
+from rlwatch.gradloc.report import Method
+
+FD, RICHARDSON, JVP = Method.FD, Method.RICHARDSON, Method.JVP
+
+
+def attributed(model, passes, *methods, **more):
+    """The gradient that ``model`` holds now."""
+    return attribute(model, passes, Direction.of(model), methods=methods or None, **more)
+
+
+def brute_force(model, one, direction):
+    """a <dlogp, u> + e <dH, u>, by one backward for each token and output of a loss pass."""
+    named = dict(model.named_parameters())
+    weights = [named[name] for name in direction.gradients]
+    unit = [g.double() / direction.length for g in direction.gradients.values()]
+    found = torch.zeros(one.shape, dtype=torch.float64)
+    for name, part in one.forward().parts().items():
+        coefficient = one.coefficient(name)
+        for at in coefficient.nonzero().tolist():
+            own = torch.autograd.grad(part[tuple(at)], weights, retain_graph=True)
+            found[tuple(at)] += float(coefficient[tuple(at)]) * sum(
+                (g * u).sum() for g, u in zip(own, unit, strict=True)
+            )
+    return found
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_contributions_sum_up_to_the_norm(name, micro_batches):
+    """Whatever the loss: exactly by forward-mode, to a thousandth by finite differences."""
+    model = policy()
+    passes = take_step(model, rollouts(model), LOSSES[name], micro_batches=micro_batches)
+    exact, differences, extrapolated = (attributed(model, passes, method) for method in (JVP, FD, RICHARDSON))
+
+    assert abs(exact.gap) <= 1e-6
+    assert abs(differences.gap) <= 1e-3
+    assert abs(extrapolated.gap) <= 1e-4
+    assert [len(a.contributions) for a in (exact, differences)] == [micro_batches] * 2
+    for fine, coarse in zip(exact.contributions, differences.contributions, strict=True):
+        torch.testing.assert_close(
+            coarse, fine, rtol=0, atol=3e-3 * max(float(c.abs().max()) for c in exact.contributions)
+        )
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo", "dapo_entropy"])
+def test_each_contribution_is_what_brute_force_gives(name):
+    """One backward for each token, and the inner product with the unit gradient."""
+    model = policy()
+    passes = take_step(model, rollouts(model, batch=2, length=8), LOSSES[name])
+    found = attributed(model, passes, JVP).contributions[0]
+
+    expected = brute_force(model, passes.all[0], Direction.of(model))
+
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo", "dapo_entropy"])
+@pytest.mark.parametrize("low", ["weights", "autocast"])
+def test_half_precision_is_complete_to_a_hundredth(name, low):
+    """The passes run in float32 all the same; what is left is the rounding of the gradient itself."""
+    model = policy()
+    batch = rollouts(model)
+    model = model.bfloat16() if low == "weights" else model
+    passes = take_step(model, batch, LOSSES[name], micro_batches=2, autocast=True if low == "autocast" else None)
+    found = attributed(model, passes, FD)
+
+    assert abs(found.gap) <= 1e-2
+    assert found.complete
+    assert found.contributions[0].dtype == torch.float64
+
+
+def test_the_cheapest_complete_method_is_taken():
+    """Two forward passes, and nothing else tried."""
+    model = policy()
+    found = attributed(model, take_step(model, rollouts(model)))
+
+    assert (found.method, found.complete, found.forwards, found.notes) == (FD, True, 2, ())
+    assert 0.003 <= found.moved <= 0.1
+
+
+def test_a_failing_method_gives_way_to_the_next():
+    """And is noted with its reason."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    one = passes.all[0]
+    without_dual_numbers = outputs
+
+    def forward(rows=None):
+        if torch.autograd.forward_ad._current_level >= 0:
+            raise NotImplementedError("no forward derivative")
+        return without_dual_numbers(model, rollouts(model).ids, 4)
+
+    one.forward = forward
+    found = attributed(model, passes, JVP, FD)
+
+    assert found.method is FD
+    assert found.complete
+    assert found.notes == ("jvp: NotImplementedError: no forward derivative",)
+    assert found.forwards == 4
+
+
+def test_where_nothing_is_complete_the_best_is_given_and_said_to_be_incomplete():
+    """A hook that was missed: half of the loss is not in the coefficients."""
+    model = policy()
+    passes = take_step(model, rollouts(model), micro_batches=2)
+    passes.all.pop()
+    found = attributed(model, passes)
+
+    assert not found.complete
+    assert 0.02 < abs(found.gap) < 1
+    assert len(found.notes) == 2
+    assert found.forwards == 8
+
+
+def test_an_entropy_bonus_counts_only_with_its_own_coefficient():
+    """Without it the contributions miss the norm."""
+    model = policy(std=0.3)
+    passes = take_step(model, rollouts(model), lambda out, b, total: LOSSES["dapo_entropy"](out, b, total, coef=1.0))
+    with_it = attributed(model, passes, JVP)
+    del passes.all[0].coefficients["entropy"]
+
+    assert abs(with_it.gap) < 1e-6
+    assert abs(attributed(model, passes, JVP).gap) > 1e-2
+
+
+def test_planted_culprits_stand_out():
+    """Tokens off-policy by e^5 have the largest contributions, each of which is signed."""
+    model = policy(hidden=64)
+    batch, places = plant(rollouts(model), "ratio", 3, math.exp(5))
+    passes = take_step(model, batch)
+    found = attributed(model, passes).contributions[0]
+    worst = found.abs().flatten().topk(3).indices
+
+    assert {divmod(int(i), found.shape[1]) for i in worst} == set(places)
+
+
+def test_layers_alone_sum_up_to_their_share():
+    """And all layers together to the whole, for every token."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    direction = Direction.of(model)
+    whole = attribute(model, passes, direction, methods=[JVP]).contributions[0]
+    parts = {name: attribute(model, passes, direction.only([name]), methods=[JVP]) for name in direction.layers}
+
+    for name, part in parts.items():
+        share = direction.layers[name] * direction.norm
+        assert float(part.contributions[0].sum()) == pytest.approx(share, rel=1e-4, abs=1e-6 * direction.norm)
+        assert attribute(model, passes, direction.only([name]), methods=[FD]).gap == pytest.approx(0, abs=5e-3)
+    torch.testing.assert_close(
+        sum(p.contributions[0] for p in parts.values()), whole, rtol=1e-4, atol=1e-6 * direction.norm
+    )
+
+
+def test_a_clipped_gradient_gives_the_same_contributions():
+    """Its direction is the same; its norm is given."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    before = Direction.of(model)
+    expected = attribute(model, passes, before)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), before.norm / 20)
+    found = attribute(model, passes, Direction.of(model, norm=before.norm))
+
+    assert found.complete
+    torch.testing.assert_close(found.contributions[0], expected.contributions[0], rtol=1e-3, atol=1e-6)
+
+
+def test_what_was_clipped_or_unscaled_since_is_seen_in_the_gap():
+    """Without the true norm the result says that it is not complete."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), Direction.of(model).norm / 20)
+
+    assert not attributed(model, passes, JVP).complete
+
+
+def test_cancelling_culprits_have_contributions_beyond_the_norm():
+    """Two tokens that pull apart: the norm says nothing of them, their contributions do."""
+    model = policy()
+    batch = rollouts(model, batch=2)
+    batch = replace(
+        batch, ids=batch.ids[:1].repeat(2, 1), mask=batch.mask[:1].repeat(2, 1), old=batch.old[:1].repeat(2, 1)
+    )
+    advantages = torch.ones_like(batch.advantages)
+    advantages[1] = -0.9
+    passes = take_step(model, replace(batch, advantages=advantages))
+    found = attributed(model, passes)
+
+    assert found.complete
+    assert float(found.contributions[0][0].sum()) > 3 * Direction.of(model).norm
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda b: replace(b, advantages=torch.zeros_like(b.advantages)), "all its coefficients are zero"),
+        (lambda b: replace(b, mask=torch.zeros_like(b.mask)), "all its coefficients are zero"),
+    ],
+)
+def test_a_step_without_gradient_is_said(spoil, why):
+    """All advantages zero, or no token that counts."""
+    model = policy()
+    passes = take_step(model, spoil(rollouts(model)))
+
+    with pytest.raises(NotLocalised, match=why):
+        attributed(model, passes)
+
+
+def test_a_zero_gradient_is_said():
+    """Two sequences that cancel exactly: there is no direction."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    for p in model.parameters():
+        p.grad.zero_()
+
+    with pytest.raises(NotLocalised, match="the gradient is zero"):
+        attributed(model, passes)
+
+
+def test_a_gradient_that_is_not_finite_is_said():
+    """It has no direction: that is for the tracer."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    model.model.norm.weight.grad[0] = math.nan
+
+    with pytest.raises(NotLocalised, match="not finite"):
+        attributed(model, passes)
+
+
+def test_no_passes_are_said():
+    """Nothing was kept."""
+    model = policy()
+    take_step(model, rollouts(model))
+
+    with pytest.raises(NotLocalised, match="no loss pass"):
+        attributed(model, Passes())
+
+
+def test_one_token_has_all_of_the_norm():
+    """Its contribution is the norm."""
+    model = policy()
+    batch = rollouts(model, batch=1)
+    mask = torch.zeros_like(batch.mask)
+    mask[0, 5] = True
+    passes = take_step(model, replace(batch, mask=mask))
+    found = attributed(model, passes)
+
+    assert found.complete
+    assert float(found.contributions[0][0, 5]) == pytest.approx(Direction.of(model).norm, rel=1e-3)
+    assert found.contributions[0].count_nonzero() == 1
+
+
+def test_not_a_number_in_a_padded_slot_is_left_out():
+    """The loss is NaN there and the gradient is not: nothing flows back through what was filled after the fact."""
+    model = policy()
+    batch = rollouts(model)
+
+    def masked(model, ids, prompt):
+        out = outputs(model, ids, prompt)
+        keep = batch.mask if len(ids) == len(batch.ids) else batch.mask[: len(ids)]
+        return Outputs(out.logp.masked_fill(~keep, 0.0), None)
+
+    old = batch.old.masked_fill(~batch.mask, math.nan)
+    spoilt = replace(batch, old=old)
+    model.zero_grad()
+    passes = Passes()
+    out = masked(model, batch.ids, batch.prompt)
+    tokens = take_step(policy(), batch).all[0]
+    passes.add(lambda rows=None: masked(model, batch.ids, batch.prompt), out, tokens.tokens, random=tokens.random)
+    (torch.exp(out.logp - spoilt.old) * batch.advantages).sum().backward()
+    found = attributed(model, passes)
+
+    assert passes.all[0].coefficient().isnan().any()
+    assert found.complete
+    assert found.contributions[0].isfinite().all()
+
+
+def test_a_weak_step_of_many_sequences_is_as_complete():
+    """Temperature, long sequences and a model whose head is not tied."""
+    model = policy(tie=False, layers=3)
+
+    def warm(model, ids, prompt):
+        return outputs(model, ids, prompt, temperature=0.7)
+
+    passes = take_step(model, rollouts(model, batch=4, length=64), micro_batches=2, forward=warm)
+
+    assert abs(attributed(model, passes, JVP).gap) <= 1e-6
+    assert attributed(model, passes).complete
+
+
+def test_methods_are_tried_until_one_is_complete():
+    """Where finite differences are too coarse, extrapolation follows with a smaller step."""
+    model = policy(std=0.3, layers=3)
+    batch, _ = plant(rollouts(model, off=0.3), "advantage", 2, 200.0)
+    passes = take_step(model, batch, dapo)
+    found = attributed(model, passes)
+
+    assert isinstance(found, Attribution)
+    assert found.complete
+    assert found.forwards == 2 + 4 * len(found.notes[:1]) + 2 * len(found.notes[1:])
