@@ -8,12 +8,14 @@ float64.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from rlwatch.gradloc.passes import LossPass, Outputs, RandomState
 from rlwatch.gradloc.sharding import reshard
@@ -26,18 +28,22 @@ Weights = Mapping[str, Tensor]
 
 @contextmanager
 def beside_training(model: nn.Module) -> Iterator[None]:
-    """Gradients may be taken inside; afterwards ``.grad``, buffers, random state, modes are as before, bit for bit."""
+    """Gradients may be taken inside; afterwards ``.grad``, buffers, random state, modes are as before, bit for bit.
+
+    Ranks may run different numbers of passes inside: DDP neither sends buffers nor expects gradients. What was
+    compiled runs as it is written, because other shapes would be compiled anew.
+    """
     reshard(model)
     random = RandomState.now()
     gradients = [(p, p.grad) for p in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
     try:
-        with torch.enable_grad():
+        with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_kept_buffers(model))
+            stack.enter_context(_unsynchronised(model))
+            stack.enter_context(torch.enable_grad())
             yield
     finally:
         reshard(model)
@@ -45,12 +51,39 @@ def beside_training(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         for module, mode in modes:
             module.training = mode
+        random.restore()
+
+
+@contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """The same tensors with the same content afterwards."""
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
         with torch.no_grad():
             for module, name, buffer, content in buffers:
                 setattr(module, name, buffer)
                 if not torch.equal(buffer, content):
                     buffer.copy_(content)
-        random.restore()
+
+
+@contextmanager
+def _unsynchronised(model: nn.Module) -> Iterator[None]:
+    """DDP's wrappers run what they wrap and no more."""
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    before = [(each.require_forward_param_sync, each.require_backward_grad_sync) for each in wrappers]
+    try:
+        for each in wrappers:
+            each.require_forward_param_sync = each.require_backward_grad_sync = False
+        yield
+    finally:
+        for each, (parameters, gradients) in zip(wrappers, before, strict=True):
+            each.require_forward_param_sync, each.require_backward_grad_sync = parameters, gradients
 
 
 def run_again(one: LossPass, row: int | None = None) -> Outputs:

@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from tiny_step import LOSSES, dapo, outputs, plant, policy, rollouts, take_step
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from rlwatch.gradloc.passes import Outputs
 from rlwatch.gradloc.report import TokenAt
@@ -269,32 +272,69 @@ def test_gradients_are_means_over_ranks():
     assert notes == ["1 token of 2 not verified: another rank could not"]
 
 
-def test_sharded_parameters_have_the_same_gradients():
-    """FSDP2 on one process: the backward goes through .grad, which is as before afterwards."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
+@pytest.fixture
+def one_process():
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
+
+def test_ddp_does_not_notice(one_process):
+    """Even if forwards run through its wrapper: names and figures are the model's, and the next step works."""
+    model, wrapped = policy(), DistributedDataParallel(policy())
+    batch = rollouts(model)
+    passes = take_step(model, batch)
+    expected = verify(model, passes, places(passes)[:3])
+    passes = take_step(wrapped, batch)
+
+    found = verify(wrapped, passes, list(expected))
+
+    for own, other in zip(found.values(), expected.values(), strict=True):
+        assert own.layers == pytest.approx(other.layers, abs=1e-5)
+    before = [p.grad.clone() for p in wrapped.parameters()]
+    take_step(wrapped, batch)
+    assert all(torch.equal(p.grad, g) for p, g in zip(wrapped.parameters(), before, strict=True))
+
+
+def test_compiled_code_is_not_compiled_anew():
+    """A single sequence has another shape: the model runs as it is written."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    ran, compiled = [], []
+
+    def backend(graph, _inputs):
+        compiled.append(graph)
+        return graph
+
+    step = torch.compile(lambda x: ran.append(1) or x * 1.0, backend=backend)
+    forward = passes.all[0].forward
+    passes.all[0].forward = lambda rows=None: Outputs(step(forward(rows).logp))
+
+    assert len(verify(model, passes, places(passes)[:2])) == 2
+    assert ran == [1]
+    assert compiled == []
+
+
+def test_sharded_parameters_have_the_same_gradients(one_process):
+    """FSDP2 on one process: the backward goes through .grad, which is as before afterwards."""
     model = policy()
     batch = rollouts(model)
     passes = take_step(model, batch, LOSSES["dapo_entropy"], micro_batches=2)
     tokens = places(passes, every=30)
     expected = verify(model, passes, tokens)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        sharded = policy()
-        for layer in sharded.model.layers:
-            fully_shard(layer)
-        fully_shard(sharded)
-        passes = take_step(sharded, batch, LOSSES["dapo_entropy"], micro_batches=2)
-        before = [(p.grad, p.grad.to_local().clone()) for p in sharded.parameters()]
+    sharded = policy()
+    for layer in sharded.model.layers:
+        fully_shard(layer)
+    fully_shard(sharded)
+    passes = take_step(sharded, batch, LOSSES["dapo_entropy"], micro_batches=2)
+    before = [(p.grad, p.grad.to_local().clone()) for p in sharded.parameters()]
 
-        found = verify(sharded, passes, tokens)
+    found = verify(sharded, passes, tokens)
 
-        for p, (grad, content) in zip(sharded.parameters(), before, strict=True):
-            assert p.grad is grad
-            assert torch.equal(grad.to_local(), content)
-    finally:
-        dist.destroy_process_group()
+    for p, (grad, content) in zip(sharded.parameters(), before, strict=True):
+        assert p.grad is grad
+        assert torch.equal(grad.to_local(), content)
     assert [own.norm for own in found.values()] == pytest.approx([own.norm for own in expected.values()], rel=1e-5)
     for own, other in zip(found.values(), expected.values(), strict=True):
         assert own.layers == pytest.approx(other.layers, abs=1e-5)
