@@ -151,9 +151,10 @@ class SpikeBatch:
     ``nan`` in a float column means NaN was measured; a column that was not measured is absent.
 
     Where ``reason`` is :data:`CULPRITS` or :data:`RESPONSES` also: ``microbatch`` (int64), ``reward``,
-    ``coefficient`` (dL/dlogp), ``contribution`` (signed, in the unit of the gradient norm; they sum up to it over
-    the step), ``share`` (contribution / norm). Of culprits also ``cause`` and ``why`` (str), ``verified`` (int64, 0 or
-    1), ``own_norm`` (norm of the token's own gradient, to be read where ``verified`` is 1 only) and ``layers`` (str:
+    ``coefficient`` (dL/dlogp), ``entropy_coefficient`` (dL/dentropy), ``contribution`` (signed, in the unit of the
+    gradient norm; they sum up to it over the step), ``share`` (contribution / norm). Of culprits also ``cause`` and
+    ``why`` (str), ``verified`` (int64, 0 or 1), ``own_norm`` (norm of the token's own gradient, to be read where
+    ``verified`` is 1 only) and ``layers`` (str:
     JSON object, layer -> share of ``own_norm`` squared; ``{}`` where not verified); with text also ``before`` and
     ``after``, the text around it.
     """

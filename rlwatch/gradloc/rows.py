@@ -1,0 +1,188 @@
+"""A localisation as what a store keeps: culprits and their responses in columns, and one event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from rlwatch.gradloc.on_host import NUMBERS, HostPass
+from rlwatch.gradloc.report import Culprit, Localisation, TokenAt
+from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
+
+EVENT = "gradient_localised"
+"""Kind of the event that says what :func:`event_body` holds."""
+CONTEXT = 256
+"""Tokens on each side of a culprit that are kept of its response."""
+MOST_RESPONSES = 8
+MOST_LAYERS = 16
+MOST_CULPRITS = 5
+WINDOW = 12
+"""Tokens before and after a culprit whose text is kept with it."""
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> their text."""
+Columns = dict[str, "np.ndarray | Sequence[str]"]
+
+
+def culprit_batches(
+    step: int, report: Localisation, hosts: Sequence[HostPass] = (), *, decode: Decode | None = None
+) -> list[SpikeBatch]:
+    """The culprits of each rank, worst first, one batch for each rank that has some.
+
+    With ``decode`` also ``text``, ``before`` and ``after``: of those that ``hosts`` (this rank's) have, else ``""``.
+    """
+    ranks = sorted({culprit.at.rank for culprit in report.culprits})
+    return [
+        SpikeBatch(
+            step, _culprits([c for c in report.culprits if c.at.rank == rank], hosts, decode), CULPRITS, rank=rank
+        )
+        for rank in ranks
+    ]
+
+
+def response_batch(
+    step: int,
+    report: Localisation,
+    hosts: Sequence[HostPass],
+    contributions: Sequence[Any] = (),
+    *,
+    rank: int = 0,
+    context: int = CONTEXT,
+    most: int = MOST_RESPONSES,
+    decode: Decode | None = None,
+) -> SpikeBatch | None:
+    """Every token of this rank's responses with culprits, ``context`` tokens around each; None where there are none.
+
+    Of at most ``most`` responses, the worst culprit's first. ``contributions`` (B, T) are those of each pass.
+    """
+    pieces: list[Columns] = []
+    for (microbatch, row), positions in _stretches(report.culprits, rank, context, most):
+        host = hosts[microbatch]
+        kept = np.array([t for t in range(host.mask.shape[1]) if host.mask[row, t] and t in positions], dtype=np.int64)
+        blame = _blame(contributions[microbatch][row][kept], report.norm) if contributions else {}
+        pieces.append(_response(host, row, kept, decode) | blame)
+    if not pieces:
+        return None
+    names = [name for name in pieces[0] if all(name in piece for piece in pieces)]
+    columns: Columns = {name: _joined([piece[name] for piece in pieces]) for name in names}
+    return SpikeBatch(step, columns, RESPONSES, rank=rank)
+
+
+def event_body(report: Localisation) -> dict[str, JSON]:
+    """What was found, in short: JSON, NaN and infinities kept as floats."""
+    return {
+        "norm": report.norm,
+        "threshold": report.threshold,
+        "tokens": report.tokens,
+        "method": None if report.method is None else report.method.value,
+        "gap": report.gap,
+        "complete": report.complete,
+        "cause": report.cause.value,
+        "why_not": report.why_not,
+        "notes": list(report.notes),
+        "culprits": [_short(culprit) for culprit in report.culprits[:MOST_CULPRITS]],
+        "layers": _largest(report.layers),
+        "cost": asdict(report.cost),
+    }
+
+
+def _short(culprit: Culprit) -> dict[str, JSON]:
+    return {
+        **asdict(culprit.at),
+        "sequence": culprit.sequence,
+        "token_id": culprit.token_id,
+        "cause": culprit.cause.value,
+        "why": culprit.why,
+        "contribution": culprit.contribution,
+        "share": culprit.share,
+        "own_norm": None if culprit.own is None else culprit.own.norm,
+    }
+
+
+def _largest(layers: Mapping[str, float]) -> dict[str, float]:
+    """The largest layers, and what the others have together."""
+    ordered = sorted(layers.items(), key=lambda item: -item[1])
+    kept = dict(ordered[:MOST_LAYERS])
+    rest = [share for _, share in ordered[MOST_LAYERS:]]
+    return kept | ({"others": sum(rest)} if rest else {})
+
+
+def _culprits(culprits: Sequence[Culprit], hosts: Sequence[HostPass], decode: Decode | None) -> Columns:
+    """In columns; of numbers those that are known of all of them."""
+    columns: Columns = {
+        "microbatch": np.array([c.at.microbatch for c in culprits], dtype=np.int64),
+        "sequence": np.array([c.sequence for c in culprits], dtype=np.int64),
+        "position": np.array([c.at.position for c in culprits], dtype=np.int64),
+    }
+    if all(c.token_id is not None for c in culprits):
+        columns["token_id"] = np.array([c.token_id for c in culprits], dtype=np.int64)
+    numbers = [{"contribution": c.contribution, "share": c.share, **c.numbers} for c in culprits]
+    for name in (*NUMBERS, "contribution", "share"):
+        values = [one.get(name) for one in numbers]
+        if None not in values:
+            columns[name] = np.array(values, dtype=np.float64)
+    columns["cause"] = [c.cause.value for c in culprits]
+    columns["why"] = [c.why for c in culprits]
+    columns["verified"] = np.array([c.own is not None for c in culprits], dtype=np.int64)
+    columns["own_norm"] = np.array([0.0 if c.own is None else c.own.norm for c in culprits])
+    columns["layers"] = [json.dumps({} if c.own is None else dict(c.own.layers)) for c in culprits]
+    if decode is not None:
+        texts = [_around(c.at, hosts, decode) for c in culprits]
+        columns |= {name: [text[i] for text in texts] for i, name in enumerate(("before", "text", "after"))}
+    return columns
+
+
+def _around(at: TokenAt, hosts: Sequence[HostPass], decode: Decode) -> tuple[str, str, str]:
+    """The text before the token, its own, and that after it, within its response."""
+    host = next((host for host in hosts if (host.rank, host.microbatch) == (at.rank, at.microbatch)), None)
+    if host is None or host.ids is None:
+        return "", "", ""
+    ids, on = host.ids[at.row], host.mask[at.row]
+    before = [int(ids[t]) for t in range(max(0, at.position - WINDOW), at.position) if on[t]]
+    after = [int(ids[t]) for t in range(at.position + 1, min(len(ids), at.position + 1 + WINDOW)) if on[t]]
+    return decode(before) if before else "", decode([int(ids[at.position])]), decode(after) if after else ""
+
+
+def _stretches(
+    culprits: Sequence[Culprit], rank: int, context: int, most: int
+) -> Iterator[tuple[tuple[int, int], set[int]]]:
+    """The first ``most`` (micro-batch, row) with culprits, and the positions to keep of each."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for culprit in culprits:
+        at = culprit.at
+        where = (at.microbatch, at.row)
+        if at.rank == rank and (where in found or len(found) < most):
+            found.setdefault(where, set()).update(range(at.position - context, at.position + context + 1))
+    yield from found.items()
+
+
+def _response(host: HostPass, row: int, kept: np.ndarray, decode: Decode | None) -> Columns:
+    columns: Columns = {
+        "microbatch": np.full(len(kept), host.microbatch, dtype=np.int64),
+        "sequence": np.full(len(kept), host.first_row + row, dtype=np.int64),
+        "position": kept,
+    }
+    if host.ids is not None:
+        columns["token_id"] = host.ids[row, kept]
+    columns |= {name: values[row, kept] for name, values in host.columns.items()}
+    if decode is not None and host.ids is not None:
+        columns["text"] = [decode([int(token)]) for token in host.ids[row, kept]]
+    return columns
+
+
+def _blame(contributions: Any, norm: float) -> Columns:
+    values = np.asarray(contributions, dtype=np.float64)
+    columns: Columns = {"contribution": values}
+    if norm:
+        columns["share"] = values / norm
+    return columns
+
+
+def _joined(parts: Sequence[np.ndarray | Sequence[str]]) -> np.ndarray | Sequence[str]:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate([np.asarray(part) for part in parts])
+    return [str(text) for part in parts for text in part]
