@@ -77,7 +77,7 @@ class Localiser:
         try:
             return self._check(spike, world) if world is not None and (self.passes.all or world.size > 1) else None
         except BaseException:
-            self._leave()
+            self.leave()
             raise
         finally:
             self.passes.clear()
@@ -86,8 +86,8 @@ class Localiser:
         """The metrics of a step have arrived: what its layers usually do is learnt from them."""
         self.usual.update(metrics)
 
-    def _leave(self) -> None:
-        """Of several ranks none can go on without the others."""
+    def leave(self) -> None:
+        """Localise no more: something failed on this rank, and of several ranks none can go on without the others."""
         world = self._world
         if world is not None and world.size > 1:
             self._world = None
@@ -137,7 +137,7 @@ class Localiser:
             threshold=decision.threshold,
             usual=self.usual.shares,
         )
-        record(Recorded(spike.step, located, self.passes, self._settings, self._decode, world), self._seam.run)
+        record(Recorded(spike.step, located, self._settings, self._decode), world, self._seam.run)
         return located
 
 
