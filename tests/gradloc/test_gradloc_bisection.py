@@ -72,7 +72,7 @@ def positions(result):
     return [hit.at.position for hit in result.hits]
 
 
-@pytest.mark.parametrize("at", [0, 31337, 77_777, 99_999])
+@pytest.mark.parametrize("at", [0, 77_777])
 def test_one_culprit_in_a_hundred_thousand_tokens(at):
     """Exactly it, with its own norm, at the published price; the trace narrows down to it."""
     toy = Toy(planted(100_000, at))
