@@ -19,7 +19,6 @@ from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.errors import NotLocalised
 from rlwatch.gradloc.finite_difference import KAPPA, KAPPA_RICHARDSON, finite_difference, richardson
 from rlwatch.gradloc.forward_ad import forward_mode
-from rlwatch.gradloc.kernels import routed
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.gradloc.report import Method
 from rlwatch.gradloc.sharding import sharded_modules
@@ -27,11 +26,8 @@ from rlwatch.gradloc.world import Alone, World
 
 TOLERANCE, TOLERANCE_LOW = 1e-3, 1e-2
 """Largest |gap| of a complete result: where training computes in float32, and in less."""
-DENSE = (Method.FD, Method.RICHARDSON, Method.JVP)
+METHODS = (Method.FD, Method.RICHARDSON, Method.JVP)
 """The order of trying, cheapest first."""
-ROUTED = (Method.JVP, Method.FD)
-"""With experts: a finite difference sends tokens across routing boundaries, where there is no derivative."""
-KAPPA_ROUTED = 1e-4
 FAR = 0.15
 """nats: a log-prob that moved further has left where extrapolation to 0 holds."""
 
@@ -78,12 +74,12 @@ def attribute(
     direction: Direction,
     *,
     world: World | None = None,
-    methods: Sequence[Method] | None = None,
+    methods: Sequence[Method] = METHODS,
 ) -> Attribution:
     """Attribute ``direction`` to the tokens of ``passes``. A collective: all ranks of ``world`` call it.
 
-    ``methods`` are tried in their order until one is complete (default: :data:`DENSE`, or :data:`ROUTED` for a
-    mixture of experts). The model, its gradients and the random state are as before afterwards, bit for bit.
+    ``methods`` are tried in their order until one is complete. The model, its gradients and the random state are as
+    before afterwards, bit for bit.
 
     Raises
     ------
@@ -91,10 +87,9 @@ def attribute(
         There is nothing to attribute, or no method gives finite numbers; on all ranks alike.
     """
     world = world or Alone()
-    order = methods or (ROUTED if routed(model) else DENSE)
     trial = _Trial(model, passes.all, direction, world, _scale(model, passes.all, direction, world))
     best: Attribution | None = None
-    for method in order:
+    for method in methods:
         found = trial.run(method)
         if found is not None and (best is None or abs(found.gap) < abs(best.gap)):
             best = found
@@ -168,8 +163,7 @@ class _Trial:
         return total / self._direction.expected - 1, aux, moved, bool(low), bool(failed)
 
     def _fd(self) -> Derived:
-        kappa = KAPPA_ROUTED if routed(self._model) else KAPPA
-        return finite_difference(self._model, self._passes, self._direction, kappa * self._step, ranks=self._world.size)
+        return finite_difference(self._model, self._passes, self._direction, KAPPA * self._step, ranks=self._world.size)
 
     def _richardson(self) -> Derived:
         """With the usual step, unless the difference before has shown that some log-prob would move too far."""

@@ -7,6 +7,7 @@ sum a dlogp = h G, so with h = kappa S / G, S = sum |a|, the mean |dlogp| weight
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from rlwatch.gradloc.derived import Derived, Parts, aux_contribution, contributions, parts_of
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.displacement import displaced
+from rlwatch.gradloc.kernels import routed
 from rlwatch.gradloc.passes import LossPass
-from rlwatch.gradloc.precision import Precision
+from rlwatch.gradloc.routing import FirstChoice
 from rlwatch.gradloc.unharmed import looking
 
 KAPPA = 3e-3
@@ -27,10 +29,20 @@ KAPPA_RICHARDSON = 2e-2
 def finite_difference(
     model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, *, ranks: int = 1
 ) -> Derived:
-    """Central difference with ``step``, a length in the space of the parameters; of ``ranks`` whose mean is taken."""
+    """Central difference with ``step``, a length in the space of the parameters; of ``ranks`` whose mean is taken.
+
+    Of a mixture of experts a third pass, with the weights where they are, decides which expert a token goes to.
+    """
+    choices = [FirstChoice() if routed(model) else nullcontext() for _ in passes]
     with looking(model) as precision:
-        ahead = _outputs(model, passes, direction, step, precision)
-        behind = _outputs(model, passes, direction, -step, precision)
+
+        def at(step: float) -> list[Parts]:
+            with displaced(model, direction, step, precision):
+                return [_run(one, choice) for one, choice in zip(passes, choices, strict=True)]
+
+        if routed(model):
+            at(0.0)
+        ahead, behind = at(step), at(-step)
     slopes = [_slope(a, b, 2 * step) for a, b in zip(ahead, behind, strict=True)]
     moved = [float((a["logp"] - b["logp"]).abs().max()) / 2 for a, b in zip(ahead, behind, strict=True) if "logp" in a]
     return Derived(
@@ -38,7 +50,7 @@ def finite_difference(
         sum(aux_contribution(one, slope) for one, slope in zip(passes, slopes, strict=True)) / ranks,
         max(moved, default=0.0),
         precision.low,
-        forwards=2,
+        forwards=3 if routed(model) else 2,
     )
 
 
@@ -49,18 +61,13 @@ def richardson(
     coarse = finite_difference(model, passes, direction, step, ranks=ranks)
     fine = finite_difference(model, passes, direction, step / 2, ranks=ranks)
     tokens = tuple((4 * f - c) / 3 for f, c in zip(fine.tokens, coarse.tokens, strict=True))
-    return replace(coarse, tokens=tokens, aux=(4 * fine.aux - coarse.aux) / 3, forwards=4)
+    return replace(coarse, tokens=tokens, aux=(4 * fine.aux - coarse.aux) / 3, forwards=coarse.forwards + fine.forwards)
 
 
-def _outputs(
-    model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, precision: Precision
-) -> list[Parts]:
-    found: list[Parts] = []
-    with displaced(model, direction, step, precision):
-        for one in passes:
-            one.random.restore()
-            found.append(parts_of(one, one.forward().parts()))
-    return found
+def _run(one: LossPass, choice: AbstractContextManager[object]) -> Parts:
+    one.random.restore()
+    with choice:
+        return parts_of(one, one.forward().parts())
 
 
 def _slope(ahead: Parts, behind: Parts, distance: float) -> dict[str, Tensor]:

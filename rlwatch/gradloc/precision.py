@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 LOW = (torch.bfloat16, torch.float16)
+NARROW = (torch.Tensor.bfloat16, torch.Tensor.half)
 
 
 @dataclass(slots=True)
@@ -50,6 +53,37 @@ def without_autocast(precision: Precision) -> Iterator[None]:
             yield
         finally:
             torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+
+
+class WithoutNarrowing(TorchFunctionMode):
+    """Casts to bfloat16 or float16 that a forward pass makes by itself are casts to float32 inside.
+
+    What is rounded to 8 bits on its way loses the small differences that are looked for.
+    """
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self._precision = precision
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in NARROW:
+            func = torch.Tensor.float
+        elif func is torch.Tensor.to and any(
+            isinstance(a, torch.dtype) and a in LOW for a in (*args, *kwargs.values())
+        ):
+            args = tuple(self._wide(value) for value in args)
+            kwargs = {name: self._wide(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype) and value in LOW:
+            self._precision.low = True
+            return torch.float32
+        return value
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from rlwatch.gradloc.kernels import float32_kernels
 from rlwatch.gradloc.passes import RandomState
-from rlwatch.gradloc.precision import LOW, Precision, without_autocast
+from rlwatch.gradloc.precision import LOW, Precision, WithoutNarrowing, without_autocast
+from rlwatch.gradloc.sharding import sharded_modules
 
 
 @contextmanager
@@ -32,6 +33,8 @@ def looking(model: nn.Module) -> Iterator[Precision]:
             stack.enter_context(torch.no_grad())
             stack.enter_context(without_autocast(precision))
             stack.enter_context(float32_kernels(model))
+            if not sharded_modules(model):  # FSDP2 casts what it gathers, and must go on so
+                stack.enter_context(WithoutNarrowing(precision))
             stack.enter_context(_copied_buffers(model))
             stack.enter_context(_unsynchronised(model))
             yield precision

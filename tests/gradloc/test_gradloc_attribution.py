@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_step import LOSSES, dapo, outputs, plant, policy, rollouts, take_step
 
-from rlwatch.gradloc.attribution import Attribution, attribute
+from rlwatch.gradloc.attribution import METHODS, Attribution, attribute
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.errors import NotLocalised
 from rlwatch.gradloc.passes import Outputs, Passes
@@ -18,7 +18,7 @@ FD, RICHARDSON, JVP = Method.FD, Method.RICHARDSON, Method.JVP
 
 def attributed(model, passes, *methods, **more):
     """The gradient that ``model`` holds now."""
-    return attribute(model, passes, Direction.of(model), methods=methods or None, **more)
+    return attribute(model, passes, Direction.of(model), methods=methods or METHODS, **more)
 
 
 def brute_force(model, one, direction):
