@@ -51,6 +51,17 @@ class Segment:
         """The norm, to compare by: NaN is larger than anything."""
         return math.inf if math.isnan(self.norm) else self.norm
 
+    @property
+    def first(self) -> int:
+        """Its first token, counted through the micro-batch."""
+        return self.tokens[0] if self.tokens else 0
+
+    def holds(self, token: Segment) -> bool:
+        """Whether ``token``, a single one, is in it."""
+        if self.microbatch != token.microbatch or token.ranks[0] not in self.ranks:
+            return False
+        return self.tokens is None or token.first in self.tokens
+
 
 class BudgetSpent(Exception):  # noqa: N818  (an end, not a fault)
     """There are fewer probes left than asked for."""
@@ -122,16 +133,14 @@ class Probes:
 
     def leave_out(self, segment: Segment) -> None:
         """A single token that further probes shall not contain."""
-        index = segment.tokens[0] if segment.tokens else 0
-        self._left_out.setdefault((segment.ranks[0], segment.microbatch), []).append(index)
+        self._left_out.setdefault((segment.ranks[0], segment.microbatch), []).append(segment.first)
 
     def tokens(self, segments: Sequence[Segment]) -> list[TokenAt]:
         """Where single tokens are."""
         where = torch.full((len(segments), 2), -1, dtype=torch.int64)
         for i, segment in enumerate(segments):
             if self._world.rank in segment.ranks:
-                index = segment.tokens[0] if segment.tokens else 0
-                where[i] = self._places[segment.microbatch][index].cpu()
+                where[i] = self._places[segment.microbatch][segment.first].cpu()
         found = self._world.max(where).tolist()
         return [TokenAt(s.ranks[0], s.microbatch, *at) for s, at in zip(segments, found, strict=True)]
 

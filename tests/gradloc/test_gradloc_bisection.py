@@ -235,6 +235,20 @@ def test_the_larger_half_finds_several_one_after_the_other():
     assert follow_larger(few.model, few.ranks[0], culprits=3, budget=3).exhausted
 
 
+def test_what_was_probed_is_not_probed_again():
+    """Further culprits cost less than the first, and are the ones that stand out most without those before."""
+    places = [3, 90, 500, 501, 900, 1000]
+    toy = Toy(planted(1024, *places, size=1e6), micro_batches=2)
+
+    found = follow_larger(toy.model, toy.ranks[0], culprits=6)
+
+    assert sorted(hit.at.microbatch * 512 + hit.at.position for hit in found.hits) == places
+    assert found.probes <= 0.85 * 6 * (2 + 2 * 9)
+    assert follow_larger(toy.model, toy.ranks[0], culprits=1).probes == 2 + 2 * 9
+    own = verify(toy.model, toy.ranks[0], [hit.at for hit in found.hits])
+    assert [hit.norm for hit in found.hits] == pytest.approx([each.norm for each in own.values()], rel=1e-4)
+
+
 def test_a_real_model_and_its_loss():
     """Any loss is searched as it is, entropy bonus included; training does not notice."""
     model = policy(dropout=0.2)
