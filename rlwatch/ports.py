@@ -275,7 +275,10 @@ class Detector(Protocol):
     family: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     requires: ClassVar[tuple[tuple[str, ...], ...]]
-    """Alternatives: it can run if all canonical metrics of any one tuple were ever seen."""
+    """Alternatives: it can run if all canonical metrics of any one tuple were ever seen.
+
+    A name that ends in a slash is an open family (``grad_layer/``): any of its metrics will do.
+    """
 
     def update(self, step: ClosedStep) -> list[Finding]:
         """Take the next closed step; return the findings whose condition holds now (usually none)."""

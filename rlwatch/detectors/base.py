@@ -33,7 +33,7 @@ class BaseDetector:
     def update(self, step: ClosedStep) -> list[Finding]:
         """Take the next closed step; return what holds now."""
         self.listen(step)
-        if any(finite(step, name) is not None for name in self.reads):
+        if self.measured(step):
             self._blank_rows = 0
             self._held = self.judge(step)
         else:
@@ -50,6 +50,10 @@ class BaseDetector:
 
     def listen(self, step: ClosedStep) -> None:
         """Take notice of corroborating metrics, on every row."""
+
+    def measured(self, step: ClosedStep) -> bool:
+        """Whether the row holds a reading."""
+        return any(finite(step, name) is not None for name in self.reads)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge a row in which one of ``reads`` is finite."""

@@ -6,6 +6,7 @@ from rlwatch.detectors.entropy_collapse import EntropyCollapse
 from rlwatch.detectors.entropy_explosion import EntropyExplosion
 from rlwatch.detectors.grad_spike import GradSpike
 from rlwatch.detectors.kl_reference import KLReference
+from rlwatch.detectors.layer_spike import LayerSpike
 from rlwatch.detectors.length_explosion import LengthExplosion
 from rlwatch.detectors.mismatch_growth import MismatchGrowth
 from rlwatch.detectors.no_signal import NoSignal
@@ -20,6 +21,7 @@ REGISTRY: tuple[type[Detector], ...] = (
     EntropyExplosion,
     MismatchGrowth,
     GradSpike,
+    LayerSpike,
     KLReference,
     ReferenceContinuity,
     NoSignal,

@@ -188,10 +188,14 @@ class Monitor:
         return Outcome(tuple(published), tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)))
 
     def _lacks(self, detector: Detector) -> str | None:
-        if any(self._seen.issuperset(needed) for needed in detector.requires):
+        if any(all(map(self._was_seen, needed)) for needed in detector.requires):
             return None
         alternatives = " or ".join(" + ".join(needed) for needed in detector.requires)
         return f"needs {alternatives}, which this run has not logged"
+
+    def _was_seen(self, needed: str) -> bool:
+        """A name that ends in a slash stands for any metric of that open family."""
+        return needed in self._seen or (needed.endswith("/") and any(name.startswith(needed) for name in self._seen))
 
 
 def _stamp(findings: Sequence[Finding], step: ClosedStep) -> list[Finding]:

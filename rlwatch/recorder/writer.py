@@ -3,6 +3,7 @@
 * Order of arrival is kept; every record and event gets the next ``seq``.
 * A step that awaits the shares of other ranks holds back what was queued after it; the sinks go on ticking.
 * A sink that raises is counted and warned of once; the others still get the batch.
+* Where a record holds layer norms, what they say of the layers is added to it; it learns anew in each process.
 * ``flush`` and ``stop`` wait until a deadline, never longer; the thread is a daemon.
 
 A process killed without warning (SIGKILL) loses at most the last ``interval`` (0.1 s) of records.
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlwatch.layers import DerivedLayers
 from rlwatch.ports import Item, Sink
 from rlwatch.recorder.awaited import Awaited
 from rlwatch.recorder.counters import Counters
@@ -62,6 +64,7 @@ class Writer:
         self._seq = last_seq
         self._interval = interval
         self._reported: dict[str, int] = {}
+        self._layers = DerivedLayers()
         self._held: deque[Queued] = deque()
         self._stopping = False
         self._hurry_at = float("inf")
@@ -146,6 +149,7 @@ class Writer:
             batch.append(replace(queued, attempt=self._attempt, seq=self._seq))
         elif metrics := numbers(queued, self._counters):
             self._report(metrics)
+            self._guard(self._layers.add, queued.step, metrics)
             self._seq += 1
             batch.append(StepRecord(queued.step, metrics, queued.ts, self._attempt, self._rank, self._seq))
 

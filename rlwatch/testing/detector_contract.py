@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.metrics import BY_NAME, Family
+from rlwatch.metrics import BY_NAME, OPEN, Family
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.testing.healthy import healthy_run
 
 Make = Callable[[], Detector]
+LAYERS = 6
+"""Layers whose gradient norms the runs hold."""
 EVENT_KINDS = (
     "reference_reset",
     "reference_restored",
@@ -43,8 +45,13 @@ values = st.one_of(
 
 def metric_names(detector: Detector) -> list[str]:
     """What it requires, and what it may ask for corroboration."""
-    own = {name for option in detector.requires for name in option}
+    own = {name for option in detector.requires for one in option for name in _members(one)}
     return sorted(own | {"reward/mean", "reward/zero_std_frac", "optim/grad_norm", "policy/vocab_size"})
+
+
+def _members(name: str) -> list[str]:
+    """The metric, or some of an open family."""
+    return [f"{name}layers.{i}" for i in range(LAYERS)] if name.endswith("/") else [name]
 
 
 def streams(detector: Detector, max_size: int = 40) -> st.SearchStrategy[list[ClosedStep]]:
@@ -74,7 +81,7 @@ def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedSte
     """
     return [
         row if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
-        for row in healthy_run(seed, length=length)
+        for row in healthy_run(seed, length=length, layers=LAYERS)
     ]
 
 
@@ -87,6 +94,7 @@ def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
     }
     worse = {name: value * factors.get(name, 1.0) for name, value in row.metrics.items()}
     worse |= {name: value * 200.0 for name, value in worse.items() if name.startswith("mismatch/")}
+    worse["grad_layer/layers.1"] *= 200.0
     return worse | {"reward/zero_std_frac": 1.0, "len/clipped": 1.0, "loss/policy": math.nan}
 
 
@@ -121,7 +129,7 @@ class DetectorContract:
         assert detector.kinds
         assert detector.family in {family.value for family in Family}
         assert detector.requires
-        assert {name for option in detector.requires for name in option} <= set(BY_NAME)
+        assert {name for option in detector.requires for name in option} <= {*BY_NAME, *(row.name for row in OPEN)}
 
     def test_a_prefix_of_the_run_gives_a_prefix_of_the_findings(self, make: Make) -> None:
         """Causal: what comes later changes nothing that was said."""
@@ -165,9 +173,9 @@ class DetectorContract:
     def test_memory_does_not_grow_with_the_run(self, make: Make) -> None:
         """Twice as many rows, the same footprint."""
         detector = make()
-        outputs(detector, healthy_run(length=2000))
+        outputs(detector, healthy_run(length=2000, layers=LAYERS))
         size = len(pickle.dumps(detector))
-        outputs(detector, [replace(row, step=row.step + 2000) for row in healthy_run(1, length=2000)])
+        outputs(detector, [replace(row, step=row.step + 2000) for row in healthy_run(1, length=2000, layers=LAYERS)])
 
         assert len(pickle.dumps(detector)) <= 1.05 * size + 200
 
@@ -175,13 +183,15 @@ class DetectorContract:
     @pytest.mark.parametrize("seed", range(4))
     def test_is_silent_on_a_healthy_run(self, make: Make, seed: int, every: int) -> None:
         """No finding above ``info``, at any logging cadence."""
-        said = [f for found in outputs(make(), healthy_run(seed, length=600, every=every)) for f in found]
+        said = [
+            f for found in outputs(make(), healthy_run(seed, length=600, every=every, layers=LAYERS)) for f in found
+        ]
 
         assert [f for f in said if f.severity is not Severity.INFO] == []
 
     def test_a_constant_run_raises_no_critical_alarm(self, make: Make) -> None:
         """Every metric the same for ever: a stuck logger is no crash."""
-        row = healthy_run()[0]
+        row = healthy_run(layers=LAYERS)[0]
         said = outputs(make(), [replace(row, step=step) for step in range(200)])
 
         assert [f for found in said for f in found if f.severity is Severity.CRITICAL] == []

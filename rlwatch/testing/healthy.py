@@ -40,10 +40,22 @@ def healthy_metrics(step: int, length: int, noise: random.Random) -> dict[str, f
     }
 
 
-def healthy_run(seed: int = 0, *, length: int = 300, every: int = 1) -> list[ClosedStep]:
-    """A whole run, logged every ``every`` steps as the mean over them, the way trainers do."""
-    noise = random.Random(seed)
+def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, float]:
+    """``grad_layer/layers.<i>`` of a model whose lower layers carry more; their squares add up to ``total`` squared."""
+    raw = [(1.0 + 3.0 / (1 + i)) * math.exp(noise.gauss(0.0, 0.1)) for i in range(layers)]
+    whole = math.sqrt(math.fsum(x * x for x in raw))
+    return {f"grad_layer/layers.{i}": total * x / whole for i, x in enumerate(raw)}
+
+
+def healthy_run(seed: int = 0, *, length: int = 300, every: int = 1, layers: int = 0) -> list[ClosedStep]:
+    """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
+
+    With ``layers``, gradient norms of so many layers are among its metrics; the others are the same without.
+    """
+    noise, of_layers = random.Random(seed), random.Random(seed + 1)
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
+    for step in steps if layers else ():
+        step.update(layer_norms(step["optim/grad_norm"], layers, of_layers))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return [
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + i)
