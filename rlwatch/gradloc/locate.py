@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
+from rlwatch.gradloc.attribution import Attribution, attribute
+from rlwatch.gradloc.bisection import follow_larger
+from rlwatch.gradloc.causes import StepLevels, cause_of_step
+from rlwatch.gradloc.culprits import culprit_of, culprits_of_trace, describe
+from rlwatch.gradloc.direction import Direction
+from rlwatch.gradloc.errors import NotLocalised
+from rlwatch.gradloc.nonfinite import trace
+from rlwatch.gradloc.on_host import HostPass, on_host, step_levels
 from rlwatch.gradloc.passes import Passes
-from rlwatch.gradloc.report import Localisation
+from rlwatch.gradloc.report import Cause, Cost, Culprit, Localisation, Method, TokenAt
+from rlwatch.gradloc.screen import screen
+from rlwatch.gradloc.shared_culprits import shared
+from rlwatch.gradloc.summary import of_culprits
+from rlwatch.gradloc.verification import union_candidates, verify
 from rlwatch.gradloc.world import Alone, World
+
+STANDS_OUT = 0.1
+"""A token is named if its own gradient (or contribution) is at least this part of the worst one's."""
+SEARCHED, PROBES = 4, 64
+"""Culprits searched for by bisection where attribution is incomplete, and what that may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``culprits``: tokens named at most."""
+    """``culprits``: tokens named at most; twice as many by contribution, and by screen, are verified."""
 
     culprits: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The report, and the contributions (B, T) of each pass of this rank, where there are any."""
+    """The report, and what it is made of on this rank: the numbers of its passes on the CPU, and ``contributions``
+    (B, T) of each, where tokens were attributed.
+    """
 
     report: Localisation
+    hosts: Sequence[HostPass] = ()
     contributions: tuple[Tensor, ...] = ()
 
 
@@ -37,7 +60,167 @@ def locate(
     threshold: float | None = None,
     usual: Mapping[str, float] | None = None,
 ) -> Located:
-    """Say which tokens made the gradient that ``model`` holds."""
-    del model, passes, options, usual
-    world = world or Alone()
-    return Located(Localisation(norm=float("nan") if norm is None else norm, threshold=threshold, why_not="not built"))
+    """Say which tokens made the gradient that ``model`` holds. A collective: all ranks call it, and report the same.
+
+    To be called after the backward and before the optimizer's step; the model, its gradients and the random state are
+    afterwards as they were, bit for bit. What cannot be done is said in the report.
+
+    Parameters
+    ----------
+    model
+        The module that was trained, without DDP's wrapping.
+    passes
+        This rank's loss passes of the step.
+    world, options
+        The ranks; how closely to look.
+    norm
+        Of the gradient before it was clipped; default: of the gradient that is held.
+    threshold
+        What it was compared with.
+    usual
+        Share of each layer in the squared norm in earlier steps.
+    """
+    begun = time.perf_counter()
+    step = _Step(model, passes, world or Alone(), options or Options(), norm, usual or {})
+    try:
+        located = step.localised()
+    except NotLocalised as why:
+        located = Located(step.report(why_not=str(why)))
+    cost = replace(located.report.cost, seconds=time.perf_counter() - begun)
+    return replace(located, report=replace(located.report, threshold=threshold, cost=cost))
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step in question, and what was found out of it so far."""
+
+    model: nn.Module
+    passes: Passes
+    world: World
+    options: Options
+    norm: float | None
+    usual: Mapping[str, float]
+    notes: list[str] = field(default_factory=list)
+    cost: Cost = field(default_factory=Cost)
+
+    def localised(self) -> Located:
+        """By attribution; by tracing where there is no direction."""
+        if self.norm is not None and not math.isfinite(self.norm):
+            return self.traced()
+        direction = Direction.of(self.model, world=self.world, norm=self.norm)
+        self.norm = direction.norm
+        if not direction.finite:
+            return self.traced()
+        found = self.attributed(direction)
+        contributions = () if found is None else found.contributions
+        culprits, hosts = self.culprits(self.candidates(found), contributions, direction)
+        levels = StepLevels(layers=direction.layers, usual=self.usual, top_share=_top_share(culprits))
+        cause = cause_of_step(culprits, levels)
+        named = self.standing_out(culprits)
+        report = self.report(
+            method=Method.BISECTION if found is None else found.method,
+            gap=None if found is None else found.gap,
+            complete=found is not None and found.complete,
+            culprits=named,
+            layers=direction.layers,
+            cause=cause,
+        )
+        return Located(replace(report, message=of_culprits(report)), hosts, contributions)
+
+    def traced(self) -> Located:
+        """There is no direction to attribute along."""
+        found = trace(self.model, self.passes, world=self.world)
+        hosts = on_host(self.passes, self.world.rank)
+        culprits = shared(culprits_of_trace(hosts, found, self.options.culprits), self.world)
+        self.notes += found.notes
+        self.cost = found.cost
+        report = self.report(
+            method=Method.TRACE,
+            cause=Cause.NON_FINITE,
+            culprits=culprits[: self.options.culprits],
+            message=found.message,
+            trace=found,
+        )
+        return Located(report, hosts)
+
+    def attributed(self, direction: Direction) -> Attribution | None:
+        """None if no method gives finite numbers; says why there is nothing to attribute."""
+        try:
+            found = attribute(self.model, self.passes, direction, world=self.world)
+        except NotLocalised as why:
+            if not direction.norm > 0 or not any(one.coefficients for one in self.passes.all):
+                raise
+            self.notes.append(str(why))
+            return None
+        self.notes += found.notes
+        self.spend(forwards=found.forwards)
+        return found
+
+    def candidates(self, found: Attribution | None) -> list[TokenAt]:
+        """Whose own gradients are worth a backward. Where contributions do not add up, a search finds more."""
+        contributions = () if found is None else found.contributions
+        screens = [screen(one) for one in self.passes.all]
+        tokens = union_candidates(self.passes, contributions, screens, self.options.culprits, world=self.world)
+        if found is not None and found.complete:
+            return tokens
+        searched = follow_larger(
+            self.model, self.passes, culprits=min(SEARCHED, self.options.culprits), budget=PROBES, world=self.world
+        )
+        self.spend(forwards=searched.probes, backwards=searched.probes)
+        if searched.why_not:
+            self.notes.append(f"bisection: {searched.why_not}")
+        return list(dict.fromkeys([*(hit.at for hit in searched.hits), *tokens]))
+
+    def culprits(
+        self, tokens: Sequence[TokenAt], contributions: Sequence[Tensor], direction: Direction
+    ) -> tuple[list[Culprit], list[HostPass]]:
+        """All candidates of all ranks, described, the worst first."""
+        own = verify(self.model, self.passes, tokens, world=self.world, notes=self.notes)
+        self.spend(backwards=len(own))
+        hosts = on_host(self.passes, self.world.rank)
+        most = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
+        top = float(self.world.max(torch.tensor(most, dtype=torch.float64))) / direction.norm if contributions else None
+        levels = step_levels(hosts, layers=direction.layers, usual=self.usual, top_share=top)
+        ours = [
+            culprit_of(
+                describe(hosts, at),
+                levels,
+                norm=direction.norm,
+                contribution=_value(contributions, at),
+                own=own.get(at),
+            )
+            for at in tokens
+            if at.rank == self.world.rank
+        ]
+        return sorted(shared(ours, self.world), key=lambda culprit: -size_of(culprit)), hosts
+
+    def standing_out(self, culprits: Sequence[Culprit]) -> list[Culprit]:
+        """Those that are not small beside the worst."""
+        least = STANDS_OUT * (size_of(culprits[0]) if culprits else 0.0)
+        return [culprit for culprit in culprits if size_of(culprit) >= least][: self.options.culprits]
+
+    def spend(self, forwards: int = 0, backwards: int = 0) -> None:
+        """Count passes."""
+        self.cost = Cost(self.cost.forwards + forwards, self.cost.backwards + backwards)
+
+    def report(self, **more: object) -> Localisation:
+        """With what holds for every outcome."""
+        count = sum(int(one.tokens.mask.sum()) for one in self.passes.all)
+        tokens = int(self.world.sum(torch.tensor(float(count), dtype=torch.float64)))
+        norm = math.nan if self.norm is None else self.norm
+        return Localisation(norm=norm, tokens=tokens, notes=tuple(self.notes), cost=self.cost, **more)  # type: ignore[arg-type]
+
+
+def size_of(culprit: Culprit) -> float:
+    """What culprits are ranked by: the norm of the token's own gradient, which no contribution exceeds, or that."""
+    own = 0.0 if culprit.own is None else culprit.own.norm
+    contribution = 0.0 if culprit.contribution is None else abs(culprit.contribution)
+    return max((value for value in (own, contribution) if not math.isnan(value)), default=math.inf)
+
+
+def _value(contributions: Sequence[Tensor], at: TokenAt) -> float | None:
+    return float(contributions[at.microbatch][at.row, at.position]) if contributions else None
+
+
+def _top_share(culprits: Sequence[Culprit]) -> float | None:
+    return max((abs(c.share) for c in culprits if c.share is not None), default=None)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlwatch.gradloc.traced import Trace
 
 
 class Cause(StrEnum):
@@ -103,6 +107,10 @@ class Localisation:
         Share of each layer in ``norm**2``; sums up to 1.
     why_not
         Why tokens were not localised: one sentence, empty if they were.
+    message
+        What was found, in one sentence.
+    trace
+        Where the first number that is not finite was, if the gradient has no direction.
     notes
         What could not be checked, and what was tried before, in the order of trying.
     """
@@ -117,5 +125,7 @@ class Localisation:
     layers: Mapping[str, float] = field(default_factory=dict)
     cause: Cause = Cause.UNEXPLAINED
     why_not: str = ""
+    message: str = ""
+    trace: Trace | None = None
     notes: Sequence[str] = ()
     cost: Cost = field(default_factory=Cost)

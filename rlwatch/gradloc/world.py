@@ -100,3 +100,13 @@ class Processes:
         reduced = values.detach().cpu().clone()
         dist.all_reduce(reduced, op=how, group=self._group)
         return reduced.to(values.device)
+
+
+def gather_bytes(world: World, data: bytes) -> list[bytes]:
+    """``data`` of each rank, by rank, on every rank. A collective."""
+    if world.size == 1:
+        return [data]
+    lengths = [int(n) for n in world.gather(torch.tensor([len(data)]))]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
+    return [one[:length].numpy().tobytes() for one, length in zip(world.gather(padded), lengths, strict=True)]

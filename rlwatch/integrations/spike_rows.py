@@ -8,8 +8,8 @@ import numpy as np
 
 from rlwatch.records import FAR_OUT, NON_FINITE, SpikeBatch
 
-Decode = Callable[[int], str]
-"""Token id -> its text."""
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> their text."""
 
 _WHOLE = ("sequence", "position", "token_id")
 
@@ -41,7 +41,7 @@ def texts_of(rows: np.ndarray, names: Sequence[str], decode: Decode | None) -> l
     if decode is None or "token_id" not in names:
         return []
     ids = rows[:, 1 + list(names).index("token_id")]
-    return [decode(int(token)) if score >= 1 else "" for score, token in zip(rows[:, 0], ids, strict=True)]
+    return [decode([int(token)]) if score >= 1 else "" for score, token in zip(rows[:, 0], ids, strict=True)]
 
 
 def most_extreme(tables: Sequence[np.ndarray], most: int) -> list[np.ndarray]:

@@ -69,7 +69,7 @@ def statistics(rank, ranks, folder):
     join_group(rank, ranks, folder)
     run = begin(folder)
     state = [run.active, run.linked, run.measures]
-    tally_steps(run, rank, ranks, text=lambda token: f"<{token}>")
+    tally_steps(run, rank, ranks, text=lambda ids: f"<{ids[0]}>")
     finished = run.finish(deadline_s=30.0)
     return {"state": state, "finished": finished, "counters": dict(run.counters.snapshot())}
 

@@ -143,4 +143,4 @@ def _saving(checkpoints: Any, *, now: bool) -> Iterator[None]:
 
 
 def _decoder(tokenizer: Any) -> Decode:
-    return lambda token: str(tokenizer.decode([token]))
+    return lambda ids: str(tokenizer.decode(list(ids)))

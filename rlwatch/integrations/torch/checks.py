@@ -59,12 +59,12 @@ def eos_of(eos: Any, tokenizer: Any = None) -> tuple[int, ...]:
 
 
 def decoder_of(tokenizer: Any) -> Decode | None:
-    """Token id -> its text. Raises ``ConfigError`` for a tokenizer that cannot tell."""
+    """Token ids -> their text. Raises ``ConfigError`` for a tokenizer that cannot tell."""
     if tokenizer is None:
         return None
     if not callable(getattr(tokenizer, "decode", None)):
         raise ConfigError(f"tokenizer must have decode(ids), got {type(tokenizer).__name__}")
-    return lambda token: str(tokenizer.decode([token]))
+    return lambda ids: str(tokenizer.decode(list(ids)))
 
 
 def positive(name: str, value: Any) -> float | None:

@@ -41,7 +41,7 @@ class Recording:
     strict
         Raise where an input is refused.
     decode
-        Token id -> text, if text may be recorded.
+        Token ids -> text, if text may be recorded.
     """
 
     def __init__(self, run: Run, *, ours: bool, level: Level, strict: bool, decode: Decode | None = None) -> None:

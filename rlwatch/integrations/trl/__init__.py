@@ -17,7 +17,8 @@ except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "trl", "the TRL integration") from error
 
 from rlwatch.integrations.transformers.callback import RLWatchCallback
+from rlwatch.integrations.transformers.layer_clipping import clip_layers
 from rlwatch.integrations.trl.attach import watch
 
-__all__ = ["RLWatchCallback", "watch"]
+__all__ = ["RLWatchCallback", "clip_layers", "watch"]
 del _torch, _transformers

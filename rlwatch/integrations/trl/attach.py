@@ -118,4 +118,4 @@ def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallback
 
 def _decoder(processing_class: Any) -> Any:
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    return lambda token: str(tokenizer.decode([token]))
+    return lambda ids: str(tokenizer.decode(list(ids)))

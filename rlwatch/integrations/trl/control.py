@@ -15,8 +15,8 @@ from rlwatch.integrations.handlers.reference import Anchored, ResetReference
 from rlwatch.integrations.handlers.trainer_loop import TrainerLoop
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.transformers.resume import ResumedFrom
 from rlwatch.integrations.trl.compat import sharding_engine
-from rlwatch.integrations.trl.resume import ResumedFrom
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 

@@ -114,7 +114,7 @@ class Driver:
     def _decode(self, tokenizer: Any) -> None:
         texts = self.statistics.texts = Texts(self._settings, tokenizer)
         if self._settings.text:
-            self.statistics.decode = lambda token: texts.decode([token])
+            self.statistics.decode = texts.decode
 
     def _fetch(self, meta: Any, step: int) -> Read:
         """Copies out of the queue, which verl empties next; the rest is for the thread of the statistics."""
