@@ -139,6 +139,8 @@ CULPRITS = "culprits"
 """Reason of a spike batch: the tokens that localisation blames for the gradient of the step, worst first."""
 RESPONSES = "responses"
 """Reason of a spike batch: every token of the responses that culprits are in (or of a stretch around them)."""
+LOCALISED = "gradient_localised"
+"""Kind of an event: what localisation said of the gradient of the step, in short."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import typer
 
 from rlwatch.cli.completion_rows import completion_rows, print_completions
 from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.culprit_rows import culprit_rows, localisations, print_culprits
 from rlwatch.cli.findings_table import print_findings
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
@@ -18,7 +19,7 @@ from rlwatch.cli.stores import opened
 from rlwatch.cli.wording import STATUS_STYLES, age, number, step
 from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Store
-from rlwatch.records import JSON, Finding, RunInfo
+from rlwatch.records import CULPRITS, JSON, Finding, RunInfo
 
 EPILOG = examples(
     "rlwatch show math-7b-s3",
@@ -33,7 +34,9 @@ def show(
     run: Annotated[str, typer.Argument(help="A run: its id, its name, or the unambiguous beginning of either.")],
     *,
     metrics: Annotated[bool, typer.Option("--metrics", help="Every metric: last value, step, family.")] = False,
-    spikes: Annotated[bool, typer.Option("--spikes", help="The tokens of the newest spikes, worst first.")] = False,
+    spikes: Annotated[
+        bool, typer.Option("--spikes", help="Tokens to blame for gradient spikes, and far-out tokens.")
+    ] = False,
     completions: Annotated[bool, typer.Option("--completions", help="The newest completions recorded.")] = False,
     findings: Annotated[bool, typer.Option("--findings", help="Every finding, not only the newest ones.")] = False,
     store: StoreOption = None,
@@ -46,10 +49,10 @@ def show(
         row = describe(source, info, now)
         found = source.findings(info.run_id)
         every = last_metrics(source, info) if metrics else None
-        tokens = spike_rows(source.spikes(info.run_id, last=MOST_SPIKES)) if spikes else None
+        tokens = _spikes(source, info.run_id) if spikes else None
         texts = completion_rows(source.completions(info.run_id, last=MOST_SPIKES)) if completions else None
     if output is Format.JSON:
-        extra = {"metrics": every, "spikes": tokens, "completions": texts}
+        extra = {"metrics": every, "completions": texts, **(tokens or {})}
         print_json(
             row
             | {"config": info.config, "tags": info.tags, "host": info.host, "pid": info.pid, "findings": found}
@@ -61,9 +64,24 @@ def show(
     if every is not None:
         _print_metrics(every)
     if tokens is not None:
-        print_token_spikes(tokens)
+        _print_spikes(tokens)
     if texts is not None:
         print_completions(texts)
+
+
+def _spikes(store: Store, run_id: str) -> dict[str, list[dict[str, JSON]]]:
+    """Culprits first, then far-out tokens; and what each localisation said."""
+    culprits = culprit_rows(store.spikes(run_id, last=MOST_SPIKES, reason=CULPRITS))
+    far_out = spike_rows(store.spikes(run_id, last=MOST_SPIKES))
+    return {"spikes": culprits + far_out, "localisations": localisations(store.events(run_id))}
+
+
+def _print_spikes(found: dict[str, list[dict[str, JSON]]]) -> None:
+    culprits = [row for row in found["spikes"] if row["reason"] == CULPRITS]
+    print_culprits(culprits, found["localisations"])
+    far_out = [row for row in found["spikes"] if row["reason"] != CULPRITS]
+    if far_out or not culprits:
+        print_token_spikes(far_out)
 
 
 def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:

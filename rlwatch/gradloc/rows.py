@@ -13,8 +13,6 @@ from rlwatch.gradloc.on_host import NUMBERS, HostPass
 from rlwatch.gradloc.report import Culprit, Localisation, TokenAt
 from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
 
-EVENT = "gradient_localised"
-"""Kind of the event that says what :func:`event_body` holds."""
 CONTEXT = 256
 """Tokens on each side of a culprit that are kept of its response."""
 MOST_RESPONSES = 8
@@ -73,7 +71,7 @@ def response_batch(
 
 
 def event_body(report: Localisation) -> dict[str, JSON]:
-    """What was found, in short: JSON, NaN and infinities kept as floats."""
+    """What was found, in short, for an event of kind ``LOCALISED``: JSON, NaN and infinities kept as floats."""
     return {
         "norm": report.norm,
         "threshold": report.threshold,

@@ -20,14 +20,14 @@ def of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Origin, str
         return values is not None and bool(values[at].isfinite())
 
     if name in {"rewards", "advantages"}:
-        return Origin.REWARD, "which the loss multiplies with"
+        return Origin.REWARD, "the loss multiplies with it"
     if name == "ref_logp":
-        return Origin.FORWARD, "which only the reference model gave"
+        return Origin.FORWARD, "the reference model gave it"
     if name == "rollout_logp" and fine(tokens.old_logp):
-        return Origin.ENGINE, "while the trainer's own log-prob is finite: the rollout engine gave it"
+        return Origin.ENGINE, "the rollout engine gave it, the trainer's own log-prob is finite"
     if name in {"old_logp", "rollout_logp"} and fine(tokens.ref_logp):
-        return Origin.WEIGHTS, "while the reference is finite: the policy's weights were broken when it was computed"
-    return Origin.UNKNOWN, "and nothing here says where it comes from"
+        return Origin.WEIGHTS, "the reference is finite, so the policy's weights were broken when it was computed"
+    return Origin.UNKNOWN, "nothing here says where it comes from"
 
 
 def of_coefficient(one: LossPass, flags: Tensor) -> tuple[Origin, str]:
@@ -40,10 +40,10 @@ def of_coefficient(one: LossPass, flags: Tensor) -> tuple[Origin, str]:
     }
     apart = {name: _largest(ours - other, flags) for name, (ours, other) in pairs.items() if other is not None}
     if not apart:
-        return Origin.BACKWARD, "from finite inputs: the loss itself overflowed"
+        return Origin.BACKWARD, "its inputs are finite, the loss itself overflowed"
     farthest = max(apart, key=apart.__getitem__)
     data = apart.get("the rollout engine", 0.0) > APART
-    said = f"from finite inputs: its log-prob is {apart[farthest]:.3g} nats from that of {farthest}"
+    said = f"its inputs are finite, its log-prob is {apart[farthest]:.3g} nats from that of {farthest}"
     return (Origin.DATA if data else Origin.BACKWARD), said
 
 

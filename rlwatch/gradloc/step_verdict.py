@@ -41,7 +41,7 @@ class StepVerdict:
         """Log-probs of finite weights are not finite: in which module that began, if in one that was seen."""
         if found is None:
             k, worst = self.facts.inside["logp"][0]
-            why = "though weights and the outputs of all modules are finite: the head or what follows it overflowed"
+            why = "weights and the outputs of all modules are finite, the head or what follows it overflowed"
             return self._of_tokens(Kind.LOGP, worst, (k, self.facts.flags(self.passes, k, "logp")), Origin.FORWARD, why)
         return self._of_module(
             Kind.ACTIVATION, Origin.FORWARD, (k, found), "from finite weights, the output of", "is the first not finite"
@@ -144,7 +144,7 @@ class StepVerdict:
         whole = len(places) > 1 and bool((flags[at[0]] == one.tokens.mask[at[0]].bool()).all())
         token = self._id(places[0])
         which = "every token" if whole else f"token {at[1]}" + ("" if token is None else f" (id {token})")
-        text = f"{found.name} of {which} of {self._sequence(k, at[0])} is not finite, {why}"
+        text = f"{found.name} is not finite at {which} of {self._sequence(k, at[0])}: {why}"
         return _trace(kind, found, origin, text, at=places[0], token_id=token, tokens=places)
 
     def _of_module(self, kind: Kind, origin: Origin, where: tuple[int, Broken], before: str, after: str) -> Trace:
