@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlwatch.gradloc.locate import Located
-from rlwatch.gradloc.rows import EVENT, culprit_batches, event_body, response_batch
+from rlwatch.gradloc.rows import culprit_batches, event_body, response_batch
 from rlwatch.gradloc.world import World, gather_bytes
 from rlwatch.integrations.localising.settings import Localise
 from rlwatch.integrations.spike_rows import Decode
-from rlwatch.records import SpikeBatch
+from rlwatch.records import LOCALISED, SpikeBatch
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -39,7 +39,7 @@ def record(what: Recorded, world: World, run: Run | None) -> None:
     for data in theirs:
         for batch in decoded(data):
             run.log_spikes(batch)
-    run.event(EVENT, what.step, **event_body(what.located.report))
+    run.event(LOCALISED, what.step, **event_body(what.located.report))
 
 
 def batches_of(what: Recorded, rank: int) -> list[SpikeBatch]:
