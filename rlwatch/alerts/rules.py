@@ -20,6 +20,8 @@ BUILTIN_KINDS = (
     "entropy_explosion",
     "mismatch_growth",
     "grad_spike",
+    "layer_spike",
+    "layer_heterogeneity",
     "kl_drift",
     "kl_saturation",
     "silent_reference_reset",
@@ -139,7 +141,7 @@ def default_rules() -> tuple[Rule, ...]:
         _family("non-finite", "nonfinite"),
         _family("entropy", "entropy_collapse", "entropy_explosion"),
         _family("mismatch", "mismatch_growth"),
-        _family("gradients", "grad_spike"),
+        _family("gradients", "grad_spike", "layer_spike", "layer_heterogeneity"),
         _family("kl", "kl_drift"),
         # Maintenance, not an emergency: twice the patience.
         Rule("reset-due", kinds=("kl_saturation",), for_steps=2 * WARNING_STEPS, keep_firing_for=2 * KEEP_STEPS),

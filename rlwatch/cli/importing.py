@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rlwatch.errors import ConfigError, RunNotFoundError
+from rlwatch.layers import DerivedLayers
 from rlwatch.ports import RunReader, Store
 from rlwatch.records import Finding, RunInfo, RunState, StepRecord
 
@@ -54,7 +55,9 @@ def import_run(store: Store, info: RunInfo, records: list[StepRecord], findings:
     for number, (attempt, group) in enumerate(groups, 1):
         writer = store.open_run(info)
         try:
-            writer.write([*group, *(finding for finding in findings if finding.attempt == attempt)])
+            writer.write(
+                [*DerivedLayers().added(group), *(finding for finding in findings if finding.attempt == attempt)]
+            )
             if number == len(groups):
                 writer.finish(RunState.FINISHED, "imported from a log", last)
         finally:

@@ -10,6 +10,7 @@ from rlwatch.alerts.messages import messages_for
 from rlwatch.alerts.rules import Rule
 from rlwatch.alerts.transitions import Transition
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.layers import DerivedLayers
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import RunWriter, Store
@@ -68,7 +69,8 @@ class Recording:
                 self._let_go()
                 self._begin()
             self._log_attempt = attempt
-            batch = [replace(record, attempt=self._writer.run.attempt) for record in group]
+            derived = self._layers.added(group)
+            batch = [replace(record, attempt=self._writer.run.attempt) for record in derived]
             self._writer.write(batch)
             self._sink.write(batch)
             self.records += len(batch)
@@ -88,6 +90,7 @@ class Recording:
 
     def _begin(self) -> None:
         self._writer: RunWriter = self._store.open_run(self._info)
+        self._layers = DerivedLayers()
         run = self._writer.run
         monitor = Monitor(
             run_id=run.run_id,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlwatch.detectors.base import BaseDetector, number, rounded
-from rlwatch.layers import LayerHealth, LayerStep, SpikingLayer, layer_norms
-from rlwatch.layers.health import TIMES, WINDOW
+from rlwatch.layers import LayerStep, SpikingLayer, layer_health, layer_norms
+from rlwatch.layers.step import TIMES, WINDOW
 from rlwatch.metrics import LAYER_PREFIX, Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold
+
+if TYPE_CHECKING:
+    from rlwatch.layers.health import LayerHealth
 
 FEW = 0.25
 """Largest share of the layers that may spike together: more are no matter of single layers."""
@@ -40,7 +43,7 @@ class LayerSpike(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._health = LayerHealth()
+        self._health: LayerHealth | None = None
         self._start = Baseline(floor=0.02)
         self._rows = 0
         self._apart = Hold(forgive=1)
@@ -51,6 +54,7 @@ class LayerSpike(BaseDetector):
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the layers of the row, and their correlation over the last rows."""
+        self._health = self._health or layer_health()
         told = self._health.update(step.step, layer_norms(step.metrics))
         if told is None:
             return []

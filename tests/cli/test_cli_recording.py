@@ -64,6 +64,22 @@ def test_what_is_said_does_not_depend_on_how_the_log_was_cut(cuts: list[int], na
     assert repr(pieces.records("r")) == repr(whole.records("r")) == repr(records)
 
 
+def test_layer_norms_of_a_log_bring_the_layer_metrics_with_them() -> None:
+    """Learnt anew when the trainer started again in the middle of it."""
+    store = _fresh()
+    recording = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    recording.take(
+        [
+            StepRecord(step, {"grad_layer/a": 3.0, "grad_layer/b": 4.0, "grad_layer/c": 0.0}, attempt=attempt, seq=seq)
+            for seq, (attempt, step) in enumerate([*((1, s) for s in range(30)), *((2, s) for s in range(30, 40))], 1)
+        ]
+    )
+    recording.finish("")
+
+    assert store.series("r", ["layers/max_share"])["layers/max_share"].values.tolist() == [0.64] * 40
+    assert "layers/participation" in store.records("r")[-1].metrics
+
+
 def _ignore(outcome: Outcome) -> None:
     """Nobody listens."""
 
