@@ -15,9 +15,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from rlwatch.gradloc.passes import LossPass, Outputs, RandomState
+from rlwatch.gradloc.replicated import unsynchronised
 from rlwatch.gradloc.sharding import reshard
 from rlwatch.gradloc.world import World
 from rlwatch.tensors.gradnorm import Piece, layer_of
@@ -42,7 +42,7 @@ def beside_training(model: nn.Module) -> Iterator[None]:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_kept_buffers(model))
-            stack.enter_context(_unsynchronised(model))
+            stack.enter_context(unsynchronised())
             stack.enter_context(torch.enable_grad())
             yield
     finally:
@@ -70,20 +70,6 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
                 setattr(module, name, buffer)
                 if not torch.equal(buffer, content):
                     buffer.copy_(content)
-
-
-@contextmanager
-def _unsynchronised(model: nn.Module) -> Iterator[None]:
-    """DDP's wrappers run what they wrap and no more."""
-    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    before = [(each.require_forward_param_sync, each.require_backward_grad_sync) for each in wrappers]
-    try:
-        for each in wrappers:
-            each.require_forward_param_sync = each.require_backward_grad_sync = False
-        yield
-    finally:
-        for each, (parameters, gradients) in zip(wrappers, before, strict=True):
-            each.require_forward_param_sync, each.require_backward_grad_sync = parameters, gradients
 
 
 def run_again(one: LossPass, row: int | None = None) -> Outputs:

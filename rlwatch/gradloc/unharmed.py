@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from rlwatch.gradloc.kernels import float32_kernels
 from rlwatch.gradloc.passes import RandomState
 from rlwatch.gradloc.precision import LOW, Precision, WithoutNarrowing, without_autocast
+from rlwatch.gradloc.replicated import unsynchronised
 from rlwatch.gradloc.sharding import sharded_modules
 
 
@@ -36,7 +36,7 @@ def looking(model: nn.Module) -> Iterator[Precision]:
             if not sharded_modules(model):  # FSDP2 casts what it gathers, and must go on so
                 stack.enter_context(WithoutNarrowing(precision))
             stack.enter_context(_copied_buffers(model))
-            stack.enter_context(_unsynchronised(model))
+            stack.enter_context(unsynchronised())
             yield precision
     finally:
         for module, mode in modes:
@@ -76,17 +76,3 @@ def _copied_buffers(model: nn.Module) -> Iterator[None]:
     finally:
         for module, buffers in true:
             module.__dict__["_buffers"] = buffers
-
-
-@contextmanager
-def _unsynchronised(model: nn.Module) -> Iterator[None]:
-    """DDP sends buffers round before a forward pass: ranks with different numbers of passes would wait for ever."""
-    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    before = [wrapper.require_forward_param_sync for wrapper in wrappers]
-    try:
-        for wrapper in wrappers:
-            wrapper.require_forward_param_sync = False
-        yield
-    finally:
-        for wrapper, wish in zip(wrappers, before, strict=True):
-            wrapper.require_forward_param_sync = wish

@@ -90,12 +90,15 @@ def union_candidates(
         The ranks; default: this one alone.
     """
     world = world or Alone()
-    found = [top_tokens(passes, values, 2 * k, world=world) for values in (contributions, screens) if values]
+    found = [top_tokens(passes, values, 2 * k, world=world) for values in (contributions, screens)]
     return list(dict.fromkeys(at for tokens in found for at in tokens))
 
 
 def top_tokens(passes: Passes, values: Sequence[Tensor], n: int, *, world: World | None = None) -> list[TokenAt]:
-    """The ``n`` tokens of all ranks with the largest ``values`` (B, T) of each pass by size; see above for ties."""
+    """The ``n`` tokens of all ranks with the largest ``values`` (B, T) of each pass by size; see above for ties.
+
+    A rank without ``values``, because it has none or no passes, takes part all the same.
+    """
     world = world or Alone()
     every = torch.cat([_ours(passes, values, n), torch.full((n, 4), -1.0, dtype=torch.float64)])[:n]
     rows = [
@@ -110,7 +113,7 @@ def top_tokens(passes: Passes, values: Sequence[Tensor], n: int, *, world: World
 def _ours(passes: Passes, values: Sequence[Tensor], n: int) -> Tensor:
     """(at most n, 4), float64, CPU: size of the value, micro-batch, row, position; the largest first."""
     tables = [torch.zeros(0, 4, dtype=torch.float64)]
-    for m, (one, value) in enumerate(zip(passes.all, values, strict=True)):
+    for m, (one, value) in enumerate(zip(passes.all, values, strict=True) if values else ()):
         places = one.tokens.mask.bool().nonzero()
         size = value.detach().double()[tuple(places.T)].abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
         best = size.sort(descending=True, stable=True).indices[:n]
