@@ -80,6 +80,7 @@ def event_body(report: Localisation) -> dict[str, JSON]:
         "gap": report.gap,
         "complete": report.complete,
         "cause": report.cause.value,
+        "message": report.message,
         "why_not": report.why_not,
         "notes": list(report.notes),
         "culprits": [_short(culprit) for culprit in report.culprits[:MOST_CULPRITS]],

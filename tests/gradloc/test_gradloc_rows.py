@@ -231,6 +231,7 @@ def test_the_event_says_in_short_what_was_found(step):
     assert (body["cause"], body["complete"], body["why_not"], body["notes"]) == ("token ratio", True, "", ["a"])
     assert [culprit["position"] for culprit in body["culprits"]] == [0, 1, 2, 3, 4]
     assert body["culprits"][0]["own_norm"] == 3.5
+    assert event_body(replace(found, message="the first NaN is an advantage"))["message"].startswith("the first NaN")
     assert len(body["layers"]) == MOST_LAYERS + 1
     assert body["layers"]["others"] == pytest.approx(sum(list(layers.values())[16:]))
     assert body["cost"] == {"forwards": 2, "backwards": 8, "seconds": 0.5}
