@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlwatch.clipping import LayerClip
     from rlwatch.errors import RLWatchError
     from rlwatch.integrations.tensorboard import tee_tensorboard
     from rlwatch.integrations.torch import Watcher
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "LayerClip": "rlwatch.clipping",
     "RLWatchError": "rlwatch.errors",
     "Report": "rlwatch.scanner",
     "Run": "rlwatch.run",
@@ -36,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "LayerClip",
     "RLWatchError",
     "Report",
     "Run",

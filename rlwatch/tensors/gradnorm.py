@@ -34,9 +34,18 @@ def layer_of(name: str) -> str:
     >>> layer_of("lm_head.weight")
     'lm_head'
     """
-    bare = _WRAPPERS.sub("", name).removeprefix(_PEFT)
+    bare = plain_name(name)
     found = _LAYER.match(bare)
     return found.group(1) if found else bare.rpartition(".")[0] or bare
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what DDP, FSDP, ``torch.compile`` and PEFT put before it.
+
+    >>> plain_name("module._orig_mod.base_model.model.lm_head.weight")
+    'lm_head.weight'
+    """
+    return _WRAPPERS.sub("", name).removeprefix(_PEFT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ except ImportError as error:
 
 from rlwatch.integrations.transformers.attach import watch
 from rlwatch.integrations.transformers.callback import RLWatchCallback
+from rlwatch.integrations.transformers.layer_clipping import clip_layers
 
-__all__ = ["RLWatchCallback", "watch"]
+__all__ = ["RLWatchCallback", "clip_layers", "watch"]
 del _torch, _transformers

@@ -17,6 +17,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
+from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
@@ -100,10 +101,17 @@ class TrainerTaps:
         def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
             self._clipped = True
             norms = self._seam.attempt("gradients", self._read_gradients, model) if self.live else None
+            layers = clipping_of(self.trainer)
+            if layers is not None:
+                layers.before = self.complete
             total = original(model, *args, **kwargs)
+            clipped = None if layers is None else layers.clipped
             if self.live:
                 self._seam.attempt("gradients", self._add_gradients, norms, total)
-            self.complete(total)
+            if self.live and clipped is not None:
+                self._seam.attempt("clipped layers", self.tally.add_stats, clipped.stats())
+            if clipped is None:
+                self.complete(total)
             return total
 
         self.trainer._clip_grad_norm = tapped  # noqa: SLF001

@@ -1,0 +1,110 @@
+"""Leaving out the optimizer's step on a batch that is to blame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from rlwatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlwatch.gradloc.report import Localisation
+
+
+def skip_step(of: nn.Module | Optimizer | Iterable[Parameter]) -> None:
+    """Let the optimizer's next step change nothing: no gradient is left.
+
+    A gradient of zero would not do: momentum and weight decay go on with it, and Adam counts the step. With None,
+    optimizers of torch leave parameter and state alone, bit for bit. A learning-rate schedule still advances. With a
+    float16 loss scale call it after ``scaler.unscale_(optimizer)`` (or a trainer's clip): a scaler refuses to step
+    with no gradient before. On several ranks every rank must skip, or none.
+    """
+    for parameter in _parameters(of):
+        parameter.grad = None
+
+
+def _parameters(of: nn.Module | Optimizer | Iterable[Parameter]) -> Iterable[Parameter]:
+    if isinstance(of, nn.Module):
+        return of.parameters()
+    if isinstance(of, Optimizer):
+        return [parameter for group in of.param_groups for parameter in group["params"]]
+    return of
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether to skip, and why."""
+
+    skip: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class SkipOnSpike:
+    """Decides from a localisation whether to skip the step; the same localisations give the same decisions.
+
+    >>> from rlwatch.gradloc.report import Localisation
+    >>> SkipOnSpike().decide(Localisation(norm=float("nan")), step=7)
+    Decision(skip=True, reason='the gradient norm is nan')
+
+    A step whose gradient is not finite is always skipped: taking it would destroy the weights. One with a culprit that
+    holds more than ``share`` of the norm is skipped unless ``most`` of the last ``within`` steps were skipped for that
+    reason already: a run whose every batch looks guilty has another trouble, and must not stand still unnoticed. A
+    spike that was not localised, or that no single token holds, is never skipped.
+
+    Parameters
+    ----------
+    share
+        Of the gradient norm (contribution / norm, size), in (0, 1].
+    most, within
+        At most ``most`` >= 1 culprit batches skipped in any ``within`` steps.
+    skipped
+        How many steps were skipped, by reason: ``"non-finite"``, ``"culprit"``; and ``"refused"``, how many were not
+        because of the limit.
+    """
+
+    share: float = 0.5
+    most: int = 2
+    within: int = 100
+    skipped: dict[str, int] = field(default_factory=lambda: {"non-finite": 0, "culprit": 0, "refused": 0})
+    _recent: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"SkipOnSpike: share must be in (0, 1], got {self.share!r}")
+        if not 1 <= self.most <= self.within:
+            raise ConfigError(f"SkipOnSpike: need 1 <= most <= within, got {self.most} and {self.within}")
+
+    def decide(self, found: Localisation, step: int) -> Decision:
+        """Whether to skip ``step``; call it once for each localised step, in order."""
+        if not math.isfinite(found.norm):
+            return self._skip("non-finite", f"the gradient norm is {found.norm}")
+        shares = [abs(culprit.share) for culprit in found.culprits if culprit.share is not None]
+        worst = max((share for share in shares if math.isfinite(share)), default=0.0)
+        if not worst > self.share:
+            return Decision(skip=False, reason=f"no token holds more than {self.share:.0%} of the gradient norm")
+        self._recent = [s for s in self._recent if step - self.within < s <= step]
+        if len(self._recent) >= self.most:
+            self.skipped["refused"] += 1
+            return Decision(skip=False, reason=f"{self.most} of the last {self.within} steps were skipped already")
+        self._recent.append(step)
+        return self._skip("culprit", f"one token holds {worst:.0%} of the gradient norm")
+
+    def _skip(self, kind: str, reason: str) -> Decision:
+        self.skipped[kind] += 1
+        return Decision(skip=True, reason=reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has decided so far, as JSON."""
+        return {"recent": list(self._recent), "skipped": dict(self.skipped)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned."""
+        self._recent = [int(step) for step in state["recent"]]
+        self.skipped |= {str(kind): int(n) for kind, n in state["skipped"].items()}

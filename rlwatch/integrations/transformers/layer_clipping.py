@@ -1,0 +1,192 @@
+"""``clip_layers(trainer)``: layer-wise clipping in any ``Trainer``, kept in its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+from transformers import TrainerCallback
+from typing_extensions import override
+
+from rlwatch.clipping import Clipped, ClipRule, LayerClip
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.seam import Seam, guarded
+from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, lacking, sharding_engine
+from rlwatch.integrations.transformers.resume import ResumedFrom
+
+logger = logging.getLogger("rlwatch")
+FILE = "rlwatch_layer_clip.pt"
+
+
+def clip_layers(
+    trainer: Any, rule: str | ClipRule = "layer-median", *, by: str | None = None, nonfinite: str = "keep"
+) -> LayerClip:
+    """Clip every layer of a trainer's model by a threshold of its own, before the trainer clips all of them together.
+
+    First each layer by ``rule``, then the global clip to ``max_grad_norm``, which the trainer does as ever: a layer
+    that spikes no longer starves the others. (For layers only: ``max_grad_norm=float("inf")``.) Where the rule scales
+    nothing, training is bit-identical to training without. What the trainer logs as ``grad_norm`` is the norm before
+    any clipping. The state of the rule is saved with every checkpoint and taken up when training resumes from one.
+
+    Works with :func:`watch` in either order: the gradients it records are those before clipping, and it records what
+    was clipped. With several ranks every rank calls this. On one rank a rule that raises is warned of and left out; on
+    several the error ends training, because ranks that clip differently would drift apart unseen.
+
+    Parameters
+    ----------
+    trainer
+        A trainer that has not begun to train. Its accelerator's ``clip_grad_norm_`` is wrapped, on the instance.
+    rule, by, nonfinite
+        As :class:`~rlwatch.clipping.LayerClip` takes them.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is not what it should be, layers are clipped already, the trainer does not clip
+        (``max_grad_norm=0``), or an engine (DeepSpeed, FSDP1...) holds the gradients where they cannot be scaled.
+    """
+    _refuse(trainer)
+    clip = LayerClip(trainer.model, rule, by=by, nonfinite=nonfinite)
+    trainer.add_callback(LayerClipping(trainer, clip))
+    return clip
+
+
+def clipping_of(trainer: Any) -> LayerClipping | None:
+    """What :func:`clip_layers` attached to ``trainer``; None if nothing."""
+    found = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, LayerClipping))
+    return next(found, None)
+
+
+def _refuse(trainer: Any) -> None:
+    """Raise ``ConfigError`` where layers cannot be clipped."""
+    if clipping_of(trainer) is not None:
+        raise ConfigError("the layers of this trainer are clipped already")
+    reason = lacking(trainer, CLIP)
+    if reason is not None or not hasattr(trainer, "accelerator"):
+        raise ConfigError(f"layers cannot be clipped: {reason or 'the trainer has no accelerator'}")
+    if not trainer.args.max_grad_norm:
+        raise ConfigError(
+            "layers cannot be clipped: max_grad_norm is 0, so the trainer never clips; "
+            "set a global norm, or float('inf') for layers only"
+        )
+    engine = sharding_engine(trainer)
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if engine in HIDDEN or (engine == "FSDP" and getattr(plugin, "fsdp_version", None) != 2):
+        raise ConfigError(f"layers cannot be clipped: {engine} holds the gradients (FSDP2 can be clipped)")
+
+
+class LayerClipping(TrainerCallback):  # type: ignore[misc]
+    """Clips before the accelerator does, and keeps the rule's state with checkpoints.
+
+    ``before``, if set, is called between the step's backward and its clipping, with the norm: the gradient is complete,
+    without a loss scale, and not clipped. ``clipped`` is what was done in this step; None if nothing (yet).
+    """
+
+    def __init__(self, trainer: Any, clip: LayerClip) -> None:
+        self.clip = clip
+        self.clipped: Clipped | None = None
+        self.before: Callable[[Tensor], object] | None = None
+        self.seam = Seam()
+        self._trainer = trainer
+        self._resumed = ResumedFrom(trainer, self.seam)
+        self._asked = False
+        self._warned = False
+        self._wrap(trainer.accelerator)
+
+    def _wrap(self, accelerator: Any) -> None:
+        original = accelerator.clip_grad_norm_
+
+        @wraps(original)
+        def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            accelerator.unscale_gradients()
+            with _unscaled(accelerator):
+                self.clipped = self._clip()
+                total = original(parameters, *args, **kwargs)
+            return total if self.clipped is None else _before_clipping(self.clipped, total)
+
+        accelerator.clip_grad_norm_ = clip_grad_norm_
+
+    def _clip(self) -> Clipped | None:
+        self._asked = True
+        self.clip.model = self._trainer.model
+        if self._trainer.args.world_size > 1:
+            return self.clip(self.before)
+        return self.seam.attempt("layers to clip", self.clip, self.before)
+
+    @override
+    @guarded
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say so once if this trainer clips without its accelerator."""
+        if not self._asked and not self._warned:
+            self._warned = True
+            logger.warning("rlwatch does not clip layers: this trainer does not clip through its accelerator")
+
+    @override
+    @guarded
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The next step begins anew."""
+        self._asked, self.clipped = False, None
+
+    @override
+    @guarded
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the state into the checkpoint that was just written; it is the same on every rank."""
+        if not args.should_save:
+            return
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        draft = checkpoint / f".{FILE}-{os.getpid()}"
+        try:
+            torch.save(self.clip.state_dict(), draft)
+            draft.replace(checkpoint / FILE)
+        except OSError as error:
+            logger.warning("rlwatch could not keep layer clipping in %s (training goes on): %s", checkpoint, error)
+
+    @override
+    @guarded
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take up the state of the checkpoint that training resumes from: what rank 0 reads, on every rank."""
+        checkpoint = self._resumed.checkpoint
+        if checkpoint is None:
+            return
+        found = (
+            self.seam.attempt("what was kept of layer clipping", _read, checkpoint) if args.process_index == 0 else None
+        )
+        (found,) = broadcast_object_list([found])
+        try:
+            if found is not None:
+                self.clip.load_state_dict(found)
+        except RLWatchError as error:
+            logger.warning("rlwatch begins layer clipping anew: %s does not fit: %s", checkpoint / FILE, error)
+
+
+def _read(checkpoint: Path) -> Any:
+    return torch.load(checkpoint / FILE, map_location="cpu", weights_only=True)
+
+
+def _before_clipping(clipped: Clipped, total: Any) -> Any:
+    """The trainer's own norm where nothing was scaled, to the last bit; else ours, of before."""
+    if not isinstance(total, Tensor) or hasattr(total, "full_tensor"):
+        return clipped.total
+    return torch.where((clipped.scales == 1).all(), total, clipped.total.to(total))
+
+
+@contextmanager
+def _unscaled(accelerator: Any) -> Iterator[None]:
+    """Gradients have no loss scale any more; a scaler refuses to take it out twice."""
+    before = vars(accelerator).get("unscale_gradients")
+    accelerator.unscale_gradients = lambda optimizer=None: None  # noqa: ARG005
+    try:
+        yield
+    finally:
+        if before is None:
+            del accelerator.unscale_gradients
+        else:
+            accelerator.unscale_gradients = before
