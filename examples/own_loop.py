@@ -101,7 +101,7 @@ def main() -> None:
             optimizer.zero_grad()
             total = 0.0
             for rows in torch.arange(len(ids)).chunk(MICRO_BATCHES):
-                logp, logits = logp_of(policy, ids[rows])
+                logp, logits = watcher.forward(logp_of, policy, ids[rows])  # so that a spike can be traced to tokens
                 loss = loss_of(logp, old_logp[rows], ref_logp[rows], advantages[rows], mask[rows]) / MICRO_BATCHES
                 watcher.observe(
                     logp=logp, logits=logits, ids=ids[rows, 1:], mask=mask[rows], advantages=advantages[rows],

@@ -22,19 +22,23 @@ from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.spike_rows import Decode
 from rlwatch.tensors.transfer import Transfer
 
+OVERFLOWS = 16
+"""Overflows in a row from which they no longer are the search for a loss scale: each halves it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spike:
     """The step in question: its gradient is in ``model``, complete, and not used yet.
 
-    ``norm`` is its norm before clipping, where it is known; ``scale`` the loss scale that the coefficients carry and
-    the gradients do not.
+    ``norm`` is its norm before clipping and without any loss scale, where it is known. ``scale`` is the loss scale of
+    float16: the coefficients carry it, and the gradients still ``left`` of it; None where there is none.
     """
 
     model: nn.Module
     step: int
     norm: Tensor | float | None = None
-    scale: float = 1.0
+    scale: float | None = None
+    left: float = 1.0
 
 
 class Localiser:
@@ -65,8 +69,9 @@ class Localiser:
         self._world: World | None = world or Alone()
         self._seconds = seconds
         self._trigger = Trigger(token_threshold=settings.threshold)
-        self._budget = Budget(share=settings.share)
+        self._budget = Budget(share=settings.share, allowance_s=settings.allowance_s)
         self._took = 0.0
+        self._overflows = 0
 
     def check(self, spike: Spike) -> Located | None:
         """Look at the step that is complete; forgets its passes. None where there is nothing to say.
@@ -95,6 +100,8 @@ class Localiser:
 
     def _check(self, spike: Spike, world: World) -> Located | None:
         norm, tokens = self._read(spike, world)
+        if self._overflowed(spike, norm):
+            return None
         decision = self._trigger.check(spike.step, norm, tokens)
         if not decision.fires or not self._allowed(norm, world):
             return None
@@ -111,8 +118,15 @@ class Localiser:
         norm = norm_of(spike.model) if spike.norm is None else given.detach()
         counts = [one.tokens.mask.sum().to(norm.device, torch.float64) for one in self.passes.all]
         tokens = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.float64, device=norm.device)
+        if spike.norm is None:
+            norm = norm / spike.left
         read = Transfer([norm.reshape(()).double(), tokens]).read()
         return float(read[0]), int(_over(world, float(read[1])))
+
+    def _overflowed(self, spike: Spike, norm: float) -> bool:
+        """Whether this is how a loss scale is found, and no trouble of the run: not if it goes on and on."""
+        self._overflows = self._overflows + 1 if spike.scale is not None and not math.isfinite(norm) else 0
+        return 0 < self._overflows < OVERFLOWS
 
     def _allowed(self, norm: float, world: World) -> bool:
         """Whether the budget allows it: that of rank 0, because clocks differ. A refusal is counted."""
@@ -123,7 +137,7 @@ class Localiser:
         return agreed
 
     def _localise(self, spike: Spike, norm: float, decision: Decision, world: World) -> Located:
-        if spike.scale != 1.0:
+        if spike.scale is not None:
             _unscale(self.passes, spike.scale)
         if self.rewards is not None:
             self._seam.attempt("rewards of a spike", self.rewards, self.passes.all)

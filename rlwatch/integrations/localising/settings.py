@@ -20,8 +20,9 @@ class Localise:
         Tokens named at most. Twice as many candidates by contribution and by screen are verified.
     context
         Tokens kept on each side of a culprit in its response, for the view of the response.
-    share
-        Part of the training time that localisation may take, amortised; 0.01 is 1 %.
+    share, allowance_s
+        Part of the training time that localisation may take, amortised (0.01 is 1 %), and seconds it may take beyond
+        that before much training time has passed.
     threshold
         Fixed threshold on the norm of a single token's gradient (METHODS: T_tok), in place of the run's own level.
         Published runs use 100 to 640 (GradLoc, Tencent Hunyuan 2026).
@@ -35,6 +36,7 @@ class Localise:
     culprits: int = 8
     context: int = 256
     share: float = 0.01
+    allowance_s: float = 30.0
     threshold: float | None = None
     keep_inputs: str | os.PathLike[str] | None = None
     skip: Any = None

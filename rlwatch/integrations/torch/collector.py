@@ -14,7 +14,7 @@ from rlwatch.gradloc.passes import Passes, RandomState
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising.localiser import Localiser, Spike
 from rlwatch.integrations.torch.generation import GenerationReader
-from rlwatch.integrations.torch.gradients import coefficient_scale, read_gradients
+from rlwatch.integrations.torch.gradients import read_gradients, scales
 from rlwatch.integrations.torch.loss_passes import Call, LossPasses
 from rlwatch.integrations.torch.means import Means
 from rlwatch.integrations.torch.microbatch import Reader, Settings
@@ -100,8 +100,8 @@ class Collector:
         """The gradient is complete and not used yet."""
         model, localiser = self.means.model, self.localiser
         if localiser is not None and model is not None and model.training:
-            scale, norm = coefficient_scale(self.means.optimizer, self.scaler), None
-            localiser.check(Spike(model, self.steps.last + 1, norm, scale))
+            scale, left = scales(self.means.optimizer, self.scaler)
+            localiser.check(Spike(model, self.steps.last + 1, scale=scale, left=left))
 
     def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
         """Seal the step."""

@@ -35,8 +35,12 @@ def _scale_left(scaler: Any, optimizer: Any) -> Tensor | None:
     return scaler._get_scale_async() if stage == "READY" else None  # noqa: SLF001
 
 
-def coefficient_scale(optimizer: Any, scaler: Any) -> float:
-    """The factor that the loss was multiplied with and the gradients no longer carry; 1 without a scaler. A wait."""
+def scales(optimizer: Any, scaler: Any) -> tuple[float | None, float]:
+    """The loss scale, which coefficients carry, and what the gradients still carry of it; waits for the device.
+
+    (None, 1) without an enabled ``scaler``.
+    """
     if scaler is None or not scaler.is_enabled():
-        return 1.0
-    return 1.0 if _scale_left(scaler, optimizer) is not None else float(scaler.get_scale())
+        return None, 1.0
+    scale = float(scaler.get_scale())
+    return scale, 1.0 if _scale_left(scaler, optimizer) is None else scale

@@ -73,9 +73,10 @@ class Localising:
         finally:
             self._inputs.clear()
 
-    def _loss_scale(self) -> float:
+    def _loss_scale(self) -> float | None:
+        """By the time the norm is known, the gradients no longer carry it."""
         scaler = getattr(self._trainer.accelerator, "scaler", None)
-        return 1.0 if scaler is None else float(scaler.get_scale())
+        return None if scaler is None else float(scaler.get_scale())
 
     def _add_rewards(self, passes: list[LossPass]) -> None:
         """Find each sequence of the step in the generation it came from."""
