@@ -9,6 +9,7 @@ from tiny_loop import FakeRun, Rollouts, fresh_policy, generate, logp_of, loss_o
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlwatch
+from rlwatch.clipping import SkipOnSpike
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.localising import localiser as localiser_module
@@ -181,6 +182,19 @@ def test_a_localisation_that_fails_is_counted_and_given_up(monkeypatch):
 
     assert same(train(steps=5), left)
     assert run.counters["errors"] == LIMIT
+
+
+def test_a_step_with_a_culprit_is_left_out_if_that_is_wanted():
+    """Weights, moments and counts stay as they were before it; the run says why; all other steps are taken."""
+    skip = Localise(threshold=1e-12, share=0.99, skip=SkipOnSpike(share=0.8))
+    run, place = FakeRun(), (11, 0)
+    skipped = train(lambda p, o: watched(p, o, run, localise=skip), steps=3, plant=(3, place, 4e4))
+    before = train(steps=2)
+    events = [event for event in run.events if event.kind == "step_skipped"]
+
+    assert [event.step for event in events] == [3]
+    assert "one token holds" in events[0].body["reason"]
+    assert same(skipped[:-1], before[:-1])
 
 
 def test_a_budget_that_is_spent_is_kept():

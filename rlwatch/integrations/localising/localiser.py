@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from rlwatch.clipping.skip import skip_step
 from rlwatch.gradloc.budget import Budget
 from rlwatch.gradloc.locate import Located, Options, locate
 from rlwatch.gradloc.passes import LossPass, Passes
@@ -152,7 +153,17 @@ class Localiser:
             usual=self.usual.shares,
         )
         record(Recorded(spike.step, located, self._settings, self._decode), world, self._seam.run)
+        self._skip(spike, located)
         return located
+
+    def _skip(self, spike: Spike, located: Located) -> None:
+        """Leave the step out, if that is wanted: the report is the same on all ranks, and so is the decision."""
+        skip = self._settings.skip
+        decision = None if skip is None else skip.decide(located.report, spike.step)
+        if decision is not None and decision.skip:
+            skip_step(spike.model)
+            if self._seam.run is not None:
+                self._seam.run.event("step_skipped", spike.step, reason=decision.reason)
 
 
 def _over(world: World, number: float) -> float:

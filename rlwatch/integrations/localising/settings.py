@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from rlwatch.clipping.skip import SkipOnSpike
 from rlwatch.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ class Localise:
     allowance_s: float = 30.0
     threshold: float | None = None
     keep_inputs: str | os.PathLike[str] | None = None
-    skip: Any = None
+    skip: SkipOnSpike | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("culprits", 1), ("context", 0)):
@@ -50,6 +50,8 @@ class Localise:
             raise ConfigError(f"localise: share is a part of the training time within (0, 1), got {self.share!r}")
         if self.threshold is not None and not (isinstance(self.threshold, int | float) and self.threshold > 0):
             raise ConfigError(f"localise: threshold must be a number above 0, got {self.threshold!r}")
+        if self.skip is not None and not isinstance(self.skip, SkipOnSpike):
+            raise ConfigError(f"localise: skip must be SkipOnSpike(...) or None, got {self.skip!r}")
 
     @classmethod
     def of(cls, wish: bool | Localise) -> Localise | None:
