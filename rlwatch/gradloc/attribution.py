@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from rlwatch.gradloc.derived import Derived, summed_coefficients
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.finite_difference import KAPPA, KAPPA_RICHARDSON, finite_difference, richardson
+from rlwatch.gradloc.finite_difference import (
+    KAPPA,
+    KAPPA_CURVED,
+    KAPPA_RICHARDSON,
+    finite_difference,
+    richardson,
+)
 from rlwatch.gradloc.forward_ad import forward_mode
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.gradloc.report import Method
@@ -28,8 +34,8 @@ TOLERANCE, TOLERANCE_LOW = 1e-3, 1e-2
 """Largest |gap| of a complete result: where training computes in float32, and in less."""
 METHODS = (Method.FD, Method.RICHARDSON, Method.JVP)
 """The order of trying, cheapest first."""
-FAR = 0.15
-"""nats: a log-prob that moved further has left where extrapolation to 0 holds."""
+CURVED = 5e-3
+"""A |gap| of a finite difference beyond this is curvature, not rounding: then the step is to be smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class _Trial:
     ) -> None:
         self.notes: list[str] = []
         self._forwards = 0
-        self._moved: float | None = None
+        self._gap = 0.0
         self._model, self._passes, self._direction, self._world = model, passes, direction, world
         self._step = scale / (direction.norm * math.sqrt(direction.kept))
         """For a change of the log-probs by 1 nat, on a weighted mean, and far beyond where they are linear."""
@@ -140,7 +146,7 @@ class _Trial:
         if found is None or failed or not math.isfinite(gap):
             self.notes.append(f"{method.value}: {why or 'no finite numbers, or a failure on another rank'}")
             return None
-        self._moved = moved if method is Method.FD else self._moved
+        self._gap = gap if method is Method.FD else self._gap
         self.notes.append(f"{method.value}: gap {gap:.1e}")
         complete = abs(gap) <= (TOLERANCE_LOW if low else TOLERANCE)
         return Attribution(
@@ -166,10 +172,7 @@ class _Trial:
         return finite_difference(self._model, self._passes, self._direction, KAPPA * self._step, ranks=self._world.size)
 
     def _richardson(self) -> Derived:
-        """With the usual step, unless the difference before has shown that some log-prob would move too far."""
-        kappa = KAPPA_RICHARDSON
-        if self._moved:
-            kappa = min(kappa, KAPPA * FAR / self._moved)
+        kappa = KAPPA_CURVED if abs(self._gap) > CURVED else KAPPA_RICHARDSON
         return richardson(self._model, self._passes, self._direction, kappa * self._step, ranks=self._world.size)
 
     def _jvp(self) -> Derived:

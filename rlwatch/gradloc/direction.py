@@ -103,7 +103,8 @@ def _counted(name: str, parameter: Parameter, rank: int) -> Tensor | None:
 def _sums(counted: list[Tensor | None]) -> Tensor:
     """(P,) sums of squares, float64 on the CPU; 0 where there is nothing."""
     tensors = [piece for piece in counted if piece is not None]
-    norms = iter(torch._foreach_norm(tensors, 2, dtype=torch.float32) if tensors else [])  # noqa: SLF001
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    norms = iter(torch._foreach_norm(tensors, 2, dtype=wide) if tensors else [])  # noqa: SLF001
     zero = torch.zeros((), device=tensors[0].device if tensors else None)
     every = [zero if piece is None else next(norms).to(zero.device) for piece in counted]
     return torch.stack(every).cpu().double().square() if every else torch.zeros(0).double()

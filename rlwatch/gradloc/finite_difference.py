@@ -24,6 +24,8 @@ KAPPA = 3e-3
 """nats: among those tried, the step at which rounding (float32) and curvature both stay below 3e-4 of the norm."""
 KAPPA_RICHARDSON = 2e-2
 """nats, the larger of the two steps: extrapolation removes the curvature, so rounding decides."""
+KAPPA_CURVED = 1e-3
+"""nats, the larger of the two steps where curvature is beyond what extrapolation removes (attended zero vectors)."""
 
 
 def finite_difference(

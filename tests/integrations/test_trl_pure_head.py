@@ -1,0 +1,62 @@
+"""TRL's fused head in plain operations: the same numbers, and a forward derivative."""
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwad
+from trl.trainer import utils
+
+from rlwatch.integrations.trl import pure_head as module
+from rlwatch.integrations.trl.pure_head import PureHead, pure_head
+
+
+def arguments(n=7, bias=True, softcap=None, scale=1.0, outputs=("entropy",)):
+    """Of a head over 33 tokens."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(n, 8), torch.randn(33, 8)
+    targets = torch.randint(33, (n,))
+    return hidden, weight, torch.randn(33) if bias else None, targets, 0.7, 16, softcap, scale, outputs
+
+
+@pytest.mark.parametrize("more", [{}, {"bias": False}, {"softcap": 3.0, "scale": 0.5}, {"outputs": ()}])
+def test_it_gives_what_the_fused_one_gives(more, monkeypatch):
+    """Over several chunks, with and without a bias, a soft cap and a scale."""
+    monkeypatch.setattr(module, "TOKENS", 3)
+    found, expected = PureHead.apply(*arguments(**more)), utils._ChunkedLogProbFunction.apply(*arguments(**more))
+
+    torch.testing.assert_close(found[0], expected[0])
+    if more.get("outputs", True):
+        torch.testing.assert_close(found[1], expected[1])
+    else:
+        assert found[1] is expected[1] is None
+
+
+def test_it_has_a_forward_derivative():
+    """The fused one has none: that is what it is for."""
+    hidden, *others = arguments()
+    with fwad.dual_level():
+        dual = fwad.make_dual(hidden, torch.ones_like(hidden))
+        slope = fwad.unpack_dual(PureHead.apply(dual, *others)[0]).tangent
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            utils._ChunkedLogProbFunction.apply(dual, *others)
+    h = 1e-3
+    there, back = (PureHead.apply(hidden + sign * h, *others)[0] for sign in (1, -1))
+
+    torch.testing.assert_close(slope, (there - back) / (2 * h), rtol=1e-2, atol=1e-2)
+
+
+def test_trl_has_its_own_again_afterwards():
+    """Also after a failure; and nothing happens where there is none."""
+    fused = utils._ChunkedLogProbFunction
+    with pure_head():
+        assert utils._ChunkedLogProbFunction is PureHead
+    with pytest.raises(ZeroDivisionError), pure_head():
+        1 / 0  # noqa: B018
+
+    assert utils._ChunkedLogProbFunction is fused
+
+
+def test_a_trl_without_fused_head_is_left_alone(monkeypatch):
+    """Older ones compute logits."""
+    monkeypatch.delattr(utils, "_ChunkedLogProbFunction")
+    with pure_head():
+        assert not hasattr(utils, "_ChunkedLogProbFunction")
