@@ -99,7 +99,7 @@ def load_model(folder: Path, dtype: str, device: str = "cpu") -> nn.Module:
     Raises
     ------
     ConfigError
-        transformers is not installed, or there is no such model in ``folder``.
+        transformers is not installed, there is no such model in ``folder``, or no such ``device``.
     """
     try:
         from transformers import AutoModelForCausalLM
@@ -107,9 +107,9 @@ def load_model(folder: Path, dtype: str, device: str = "cpu") -> nn.Module:
         raise ConfigError("replaying a step needs transformers; run: pip install transformers") from error
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no causal language model could be loaded from {folder}: {error}") from error
-    return model.to(device)
+        return model.to(device)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"no causal language model could be loaded from {folder} on {device}: {error}") from error
 
 
 def _check(recordings: Sequence[Recording]) -> None:
@@ -219,6 +219,11 @@ class _Figures:
         for name in sorted(layers, key=layers.__getitem__, reverse=True):
             yield Figure(f"share of {name}", layers[name], direction.layers.get(name), 1.0, self.tolerance)
 
+    def _place(self, culprit: Mapping[str, Any]) -> str:
+        rank = f"rank {culprit['rank']}, " if self.recording.ranks > 1 else ""
+        place = f"{rank}micro-batch {culprit['microbatch']}, row {culprit['row']}, position {culprit['position']}"
+        return place if culprit["token_id"] is None else f"token {culprit['token_id']} ({place})"
+
     def _all_contributions(self, contributions: Sequence[Tensor], norm: float) -> Figure:
         """Over all tokens of the first rank's passes, which are the first here too."""
         stored = [arrays.get("contribution") for arrays in self.recording.passes]
@@ -242,7 +247,7 @@ class _Figures:
         if contributions:
             yield self._all_contributions(contributions, norm)
         for at, culprit in zip(places, culprits, strict=True):
-            name = f"{culprit['rank']}/{culprit['microbatch']}/{culprit['row']}/{culprit['position']}"
+            name = self._place(culprit)
             value = float(contributions[at.microbatch][at.row, at.position]) if contributions else None
             yield Figure(f"contribution of {name}", culprit["contribution"], value, norm, self.tolerance)
             if culprit["own"] is not None:

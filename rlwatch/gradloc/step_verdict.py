@@ -112,7 +112,7 @@ class StepVerdict:
             for k, found in self.facts.inside[name]:
                 flags = self._where(k, name)
                 if name != "rewards":  # one reward breaks the advantages of a whole group
-                    flags &= self._spoilt(k).any(1, keepdim=True)
+                    flags &= self._spoilt(k)
                 if flags.any():
                     origin, why = signatures.of_input(name, self.passes.all[k], first(flags))
                     return self._of_tokens(Kind.INPUT, found, (k, flags), origin, why)

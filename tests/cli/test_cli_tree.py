@@ -20,8 +20,8 @@ from rlwatch.cli.app import app
 from rlwatch.errors import ConfigError
 
 ROOT = Path(rlwatch.__file__).parent.parent
-COMMANDS = ("demo", "ui", "scan", "watch", "import", "runs", "show", "alerts", "command", "doctor", "rules")
-WITH_JSON = ("scan", "import", "runs", "show", "alerts", "command", "doctor")
+COMMANDS = ("demo", "ui", "scan", "watch", "import", "runs", "show", "alerts", "command", "replay", "doctor", "rules")
+WITH_JSON = ("scan", "import", "runs", "show", "alerts", "command", "replay", "doctor")
 TREE: Any = get_command(app)
 
 

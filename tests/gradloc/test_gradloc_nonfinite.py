@@ -112,6 +112,20 @@ def test_what_the_loss_does_not_use_is_not_to_blame():
     assert found.broken == {"ref_logp": 1}
 
 
+def test_what_the_loss_does_not_use_is_not_to_blame_for_another_token_of_its_response():
+    """NaN of the engine beside an overflow: the coefficient at the engine's NaN is finite."""
+    model, batch = at("old", 1, 3, -200.0)
+    batch.advantages[1] = -1.0
+    passes = take_step(model, batch)
+    rollout = batch.old.clamp(min=-5.0)
+    rollout[1, 6] = math.nan
+    passes.all[0].tokens = replace(passes.all[0].tokens, rollout_logp=rollout)
+
+    found = trace(model, passes)
+
+    assert (found.kind, found.at, found.broken["rollout_logp"]) == (Kind.COEFFICIENT, TokenAt(0, 0, 1, 3), 1)
+
+
 def test_further_inputs_of_a_loss_can_be_given():
     """A weight of one's own, by name."""
     model = policy()

@@ -1,0 +1,109 @@
+"""``rlwatch replay FILE --model DIR``: a recorded step run again, and its figures beside the recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.options import Format, FormatOption, examples
+from rlwatch.cli.wording import number, step
+from rlwatch.errors import ConfigError
+from rlwatch.records import JSON
+
+if TYPE_CHECKING:
+    from rlwatch.gradloc.recording import Recording
+    from rlwatch.gradloc.replay import Figure, Replayed
+
+EPILOG = examples(
+    "rlwatch replay steps/step00001200-rank0.npz --model checkpoint-1199",
+    "rlwatch replay steps/step00001200-rank*.npz --model checkpoint-1199 --device cuda",
+    "rlwatch replay steps/step00001200-rank0.npz --model checkpoint-1199 --format json",
+)
+MOST_LAYERS = 8
+"""Shares of layers shown, besides those that differ."""
+
+
+def replay(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="The files of one recorded step, one of each rank.")
+    ],
+    *,
+    model: Annotated[
+        Path,
+        typer.Option("--model", metavar="DIR", help="The model as it was before that step: a checkpoint's folder."),
+    ],
+    device: Annotated[str, typer.Option("--device", help="Where to run it: cpu, cuda, cuda:1...")] = "cpu",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run a recorded step again: its gradient norm, layers, contributions and own norms beside the recorded ones.
+
+    Exit code 0: they agree as far as rounding goes, 1: they differ, 2: the files or the model cannot be read.
+    """
+    for needed in ("torch", "transformers"):
+        if find_spec(needed) is None:
+            raise ConfigError(f"replaying a step needs {needed}; run: pip install {needed}")
+    from rlwatch.gradloc.recording import load
+    from rlwatch.gradloc.replay import load_model
+    from rlwatch.gradloc.replay import replay as run_again
+
+    recordings = [load(path) for path in files]
+    found = run_again(recordings, load_model(model, recordings[0].dtype, device))
+    if output is Format.JSON:
+        print_json(_document(recordings[0], found))
+    else:
+        _print(recordings[0], found)
+    if not found.agrees:
+        raise typer.Exit(1)
+
+
+def _document(recording: Recording, found: Replayed) -> dict[str, JSON]:
+    return {
+        "step": recording.step,
+        "agrees": found.agrees,
+        "same_parameters": found.same_parameters,
+        "gap": found.gap,
+        "recorded_gap": recording.figures["gap"],
+        "notes": list(found.notes),
+        "figures": [
+            {"name": f.name, "recorded": f.recorded, "recomputed": f.recomputed, "agrees": f.agrees}
+            for f in found.figures
+        ],
+    }
+
+
+def _print(recording: Recording, found: Replayed) -> None:
+    said = {True: "those of the recording", False: "NOT those of the recording", None: "not compared: it was in shards"}
+    say(f"step {step(recording.step)}, {recording.dtype}", style="bold")
+    say(f"  parameters {said[found.same_parameters]}")
+    say(f"  gap        recorded {number(recording.figures['gap'])}, recomputed {number(found.gap)}")
+    for note in found.notes:
+        say(f"  note       {note}")
+    print_table(
+        ("figure", ">recorded", ">recomputed", ""),
+        [(f.name, _exact(f.recorded), _exact(f.recomputed), _verdict(f)) for f in _shown(found.figures)],
+    )
+    verdict = "all figures agree" if found.agrees else "figures differ"
+    say(verdict, style="green" if found.agrees else "bold red")
+
+
+def _shown(figures: Sequence[Figure]) -> list[Figure]:
+    """Without the smallest of the layers' shares, where these agree."""
+    shares = [figure for figure in figures if figure.name.startswith("share of ")]
+    hidden = {figure.name for figure in shares[MOST_LAYERS:] if figure.agrees}
+    return [figure for figure in figures if figure.name not in hidden]
+
+
+def _verdict(figure: Figure) -> tuple[str, str]:
+    if figure.agrees is None:
+        return "not compared", "dim"
+    return ("agrees", "green") if figure.agrees else ("differs", "bold red")
+
+
+def _exact(value: float | None) -> str:
+    """Six digits: agreement is to be seen."""
+    return "-" if value is None else f"{value:.6g}"
