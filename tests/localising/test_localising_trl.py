@@ -6,9 +6,11 @@ import pytest
 import torch
 from peft import LoraConfig
 from planted import Planted, broken, off_policy
-from tiny_trl import FakeRun, make_trainer
+from tiny_trl import FakeRun, fresh_model, make_trainer
 
 from rlwatch.errors import ConfigError
+from rlwatch.gradloc.recording import load
+from rlwatch.gradloc.replay import replay
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.trl import watch
 from rlwatch.records import CULPRITS, RESPONSES
@@ -168,6 +170,20 @@ def _recording(asked):
         return [sum(c in "13579" for c in text) / 8 for text in completions]
 
     return reward
+
+
+@pytest.mark.parametrize("setting", [{}, {"temperature": 0.7, "beta": 0.1, "gradient_accumulation_steps": 2}], ids=str)
+def test_a_kept_step_replays_to_the_same_figures(tmp_path, setting):
+    """From its file and the checkpoint before it: norm, layers, contributions, own norms."""
+    localise = Localise(threshold=1e-12, share=0.99, keep_inputs=tmp_path / "kept")
+    saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 4}
+    spiked(tmp_path, off_policy(), localise=localise, **saving, **setting)
+    model = type(fresh_model()).from_pretrained(tmp_path / "out" / "checkpoint-3")
+    replayed = replay([load(tmp_path / "kept" / "step00000004-rank0.npz")], model)
+
+    assert replayed.same_parameters
+    assert replayed.agrees, [figure for figure in replayed.figures if figure.agrees is False]
+    assert any(figure.agrees for figure in replayed.figures)
 
 
 def test_an_ordinary_run_is_left_alone(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from rlwatch.clipping.skip import skip_step
 from rlwatch.gradloc.budget import Budget
 from rlwatch.gradloc.locate import Located, Options, locate
 from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.recording import Context, save
 from rlwatch.gradloc.trigger import Decision, Trigger
 from rlwatch.gradloc.world import Alone, World
 from rlwatch.integrations.localising.recording import Recorded, record
@@ -49,7 +50,8 @@ class Localiser:
     ranks every rank makes one and calls :meth:`check` at the same steps; a rank that fails leaves for good, and the
     others with it.
 
-    ``rewards`` fills in the rewards of the passes of a step that is to be localised, if somebody knows them.
+    ``rewards`` fills in the rewards of the passes of a step that is to be localised, and ``contexts`` says what their
+    forwards read, if somebody knows; ``autocast`` is the type they computed in, if not that of the weights.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Localiser:
         self.passes = Passes()
         self.usual = UsualShares()
         self.rewards: Callable[[list[LossPass]], None] | None = None
+        self.contexts: Callable[[], Sequence[Context]] | None = None
+        self.autocast = ""
         self._seam = seam
         self._settings = settings
         self._decode = decode
@@ -153,8 +157,27 @@ class Localiser:
             usual=self.usual.shares,
         )
         record(Recorded(spike.step, located, self._settings, self._decode), world, self._seam.run)
+        self._seam.attempt("inputs of a spike", self._keep_inputs, spike, located, world)
         self._skip(spike, located)
         return located
+
+    def _keep_inputs(self, spike: Spike, located: Located, world: World) -> None:
+        """No collective: each rank writes its own."""
+        folder = self._settings.directory
+        if folder is None or self.contexts is None or located.report.why_not:
+            return
+        save(
+            folder,
+            spike.step,
+            located.report,
+            model=spike.model,
+            passes=self.passes,
+            contexts=self.contexts(),
+            contributions=located.contributions,
+            rank=world.rank,
+            ranks=world.size,
+            autocast=self.autocast,
+        )
 
     def _skip(self, spike: Spike, located: Located) -> None:
         """Leave the step out, if that is wanted: the report is the same on all ranks, and so is the decision."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from typing_extensions import override
 
 import rlwatch
+from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import RandomState
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.distributed import begin_together, place_here
@@ -139,6 +140,8 @@ class Watcher(Steering):
         generation = GenerationReader(checks.eos_of(eos, tokenizer))
         keep, decode = KeepCompletions.of(completions), checks.decoder_of(tokenizer) if text else None
         wish = Localise.of(place_here().get("world_size", 1) == 1 if localise is None else localise)
+        if wish is not None and wish.keep_inputs is not None:
+            raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
         begin = {**place_here(), **init_arguments}
         recording = begin_together(lambda: rlwatch.init(**begin) if run is None else run)
         super().__init__(means, recording, ours=run is None, level=chosen, strict=strict, decode=decode)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import LossPass
+from rlwatch.gradloc.recording import Context
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, Localiser
 from rlwatch.integrations.localising.localiser import Spike
@@ -20,6 +21,7 @@ from rlwatch.tensors.tokens import TokenBatch
 
 IDS = ("prompt_ids", "completion_ids")
 """By which a sequence is known again: TRL shuffles a generation before it trains on it."""
+MASKS = ("prompt_mask", "completion_mask")
 
 
 def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise | None:
@@ -45,6 +47,8 @@ class Localising:
         self._inputs: list[Mapping[str, Any]] = []
         self._generated: tuple[Mapping[str, Any], Tensor] | None = None
         localiser.rewards = self._add_rewards
+        localiser.contexts = self._contexts
+        localiser.autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.accelerator.mixed_precision, "")
 
     def attach(self, live: Callable[[], bool]) -> None:
         """Watch the forward of the loss while ``live``."""
@@ -57,7 +61,7 @@ class Localising:
     def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
         """A loss pass is over, its backward comes next."""
         self._tap.keep(tokens)
-        self._inputs.append({name: inputs[name] for name in IDS if name in inputs})
+        self._inputs.append({name: inputs[name] for name in (*IDS, *MASKS) if name in inputs})
 
     def forget(self) -> None:
         """Training begins anew."""
@@ -84,8 +88,18 @@ class Localising:
             return
         known, rewards = self._generated
         for one, inputs in zip(passes, self._inputs, strict=True):
-            if inputs.keys() == known.keys() and inputs:
+            if known.keys() <= inputs.keys():
                 one.rewards = _looked_up(inputs, known, rewards.to(one.tokens.logp.device))
+
+    def _contexts(self) -> list[Context]:
+        """What the forward of each micro-batch read."""
+        temperature = float(self._trainer.temperature)
+        return [Context(_whole(inputs, IDS), _whole(inputs, MASKS), temperature) for inputs in self._inputs]
+
+
+def _whole(inputs: Mapping[str, Tensor], names: tuple[str, str]) -> Tensor:
+    """Prompt and completion, (B, L)."""
+    return torch.cat([inputs[name] for name in names], 1)
 
 
 def _looked_up(inputs: Mapping[str, Tensor], known: Mapping[str, Tensor], rewards: Tensor) -> Tensor | None:
