@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlwatch.metrics import BY_NAME, TABLE, Family, family_of, resolve
+from rlwatch.metrics import BY_NAME, LAYER_PREFIX, TABLE, Family, family_of, resolve
 
 from . import format as fmt
 from .queries import Trace, canonical_names
@@ -17,7 +17,7 @@ TELLING = (
     *("reward/mean", "reward/std", "reward/zero_std_frac"),
     *("policy/entropy", "policy/entropy_p10", "policy/entropy_p90"),
     *("policy/kl_ref", "policy/kl_ref_k3", "ratio/clipfrac", "ratio/max", "policy/kl_old"),
-    *("optim/grad_norm", "loss/policy", "optim/lr"),
+    *("optim/grad_norm", "layers/rise", "loss/policy", "layers/heterogeneity", "optim/lr"),
     *("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/ess"),
     *("len/mean", "len/clipped", "text/repetition"),
     *("time/step", "rlwatch/dropped"),
@@ -65,13 +65,16 @@ class Section:
 
 
 def catalogue(names: Sequence[str], source: str) -> list[Panel]:
-    """Every metric once: known ones, the telling first, then the others by name."""
+    """Every metric once: known ones, the telling first, then the others by name; layers have a map of their own."""
     canonical = canonical_names(names, source)
     order = dict.fromkeys((*TELLING, *(metric.name for metric in TABLE)))
     rank = {name: place for place, name in enumerate(order)}
     known = sorted((c for c in canonical if c in rank), key=rank.__getitem__)
     used = {canonical[name] for name in known}
-    return [*(Panel(canonical[c], c) for c in known), *(Panel(name) for name in sorted(set(names) - used))]
+    return [
+        *(Panel(canonical[c], c) for c in known),
+        *(Panel(name) for name in sorted(set(names) - used) if not name.startswith(LAYER_PREFIX)),
+    ]
 
 
 def sections(

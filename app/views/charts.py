@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
+from rlwatch.metrics import Family
 from rlwatch.records import RunInfo
 
 from .. import marks, panels, queries, shell, story, window
@@ -14,7 +15,7 @@ from ..charts import COLUMNS, Plot, family_option, height
 from ..markup import el
 from ..panels import Panel, Section
 from ..queries import Trace
-from . import history
+from . import history, layers
 
 
 def show(run_id: str) -> None:
@@ -59,6 +60,8 @@ class _Canvas:
                     opened.append(section)
         for section in opened:
             self._more(section)
+        if any(section.family is Family.OPTIMISATION for section, _ in shelf):
+            layers.show(self.run, self.window)
 
     def _more(self, section: Section) -> None:
         chosen = section.more[: panels.MOST_MORE]
