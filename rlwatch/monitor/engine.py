@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.detectors.registry import default_detectors
+from rlwatch.monitor.blame import Blame
 from rlwatch.monitor.episodes import Episodes
 from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite
 from rlwatch.ports import Detector, History
@@ -83,6 +84,7 @@ class Monitor:
         self._detectors = list(self._make())
         self._alerts = AlertEngine(self.run_id, self.rules)
         self._episodes = Episodes()
+        self._blame = Blame()
         self._open: OpenStep | None = None
         self._seen: set[str] = set()
         self._holding: tuple[Finding, ...] = ()
@@ -123,6 +125,10 @@ class Monitor:
         if event.attempt != (self._attempt or 1):
             self._early.append(event)
             return
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        self._blame.note(event)
         for detector in self._detectors:
             detector.notice(event)
 
@@ -145,8 +151,7 @@ class Monitor:
     def _relive(self, past: StepRecord | Event) -> Outcome:
         if isinstance(past, StepRecord):
             return self._record(past)
-        for detector in self._detectors:
-            detector.notice(past)
+        self._tell(past)
         return NOTHING
 
     def _record(self, record: StepRecord) -> Outcome:
@@ -166,7 +171,7 @@ class Monitor:
     def _arrival(self, record: StepRecord, now: int) -> Outcome:
         """Non-finite values do not wait for their step to close, nor are they missed when late."""
         view = arrived(record, self.source)
-        holding = [f for detector in self._detectors for f in detector.arrival(view)]
+        holding = self._blame.told([f for detector in self._detectors for f in detector.arrival(view)])
         if not holding:
             return NOTHING
         newest = {(f.detector, f.kind): f for f in (*self._holding, *holding)}
@@ -182,7 +187,7 @@ class Monitor:
         step = self._open.closed(self.source)
         self._open = None
         self._seen.update(step.metrics)
-        holding = [finding for detector in self._detectors for finding in detector.update(step)]
+        holding = self._blame.told([finding for detector in self._detectors for finding in detector.update(step)])
         self._holding = tuple(holding)
         published = _stamp(self._episodes.closed(holding), step)
         return Outcome(tuple(published), tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)))
