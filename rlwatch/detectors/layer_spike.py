@@ -70,15 +70,17 @@ class LayerSpike(BaseDetector):
             step,
             "layer_spike",
             Severity.WARNING,
-            f"{_subject(spiking)} {number(worst.times)} times what the other layers make usual for it "
-            f"({number(worst.norm)} against {number(worst.usual)}), {_global(told)}: clipping layer by layer "
+            f"{_subject(spiking)} {number(worst.times)} times the usual relative to the other layers "
+            f"({number(worst.norm)} instead of {number(worst.usual)}), {_global(told)}: clipping layer by layer "
             "(LayerClip) would contain it, clipping the global norm scales every layer down",
             metric="layers/rise",
             score=worst.times / TIMES,
             evidence={
                 "layers": {one.layer: float(f"{one.times:.4g}") for one in spiking[:20]},
-                **rounded({"spiking": len(spiking), "of": told.layers, "norm": worst.norm, "usual": worst.usual}),
-                **rounded({"deviations": worst.deviations, "global_times": told.total_times}),
+                "spiking": len(spiking),
+                "of": told.layers,
+                **rounded({"norm": worst.norm, "usual": worst.usual, "deviations": worst.deviations}),
+                **rounded({"global_times": told.total_times}),
             },
         )
 
