@@ -170,7 +170,10 @@ def test_a_coefficient_that_is_no_number_spoils_its_own_token_only():
     assert math.isfinite(good.norm)
 
 
-@pytest.mark.parametrize("error", [MemoryError("no more"), torch.OutOfMemoryError("CUDA out of memory. Tried...")])
+FAILURES = [MemoryError("no more"), torch.OutOfMemoryError("CUDA out of memory. Tried..."), TypeError("no rows")]
+
+
+@pytest.mark.parametrize("error", FAILURES)
 def test_out_of_memory_is_said_and_the_others_are_verified(error):
     """One sequence is too long: its candidates are absent, with the reason; nothing raises, nothing is left behind."""
     model = policy()
