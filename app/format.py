@@ -45,6 +45,17 @@ def _signed(text: str) -> str:
     return text.replace("-", "−").replace(",", THIN)
 
 
+def percent(share: float | None) -> str:
+    r"""A share in per cent, two significant digits.
+
+    >>> percent(0.4136), percent(-0.0002), percent(1.0), percent(float("nan")), percent(None)
+    ('41\u202f%', '−0.020\u202f%', '100\u202f%', 'NaN', '–')
+    """
+    if share is None or not math.isfinite(share):
+        return number(share)
+    return f"{number(100 * share, 3 if abs(share) >= 0.995 else 2)}{THIN}%"
+
+
 def step(value: int | None) -> str:
     r"""A step, exact.
 
@@ -115,6 +126,7 @@ _KINDS = {
     "nonfinite": "NaN or Inf",
     "mismatch_growth": "engine mismatch growing",
     "grad_spike": "gradient spike",
+    "gradient_localised": "gradient localised",
     "kl_saturation": "KL saturated",
     "kl_drift": "KL drift",
     "silent_reference_reset": "reference moved unannounced",

@@ -78,7 +78,7 @@ function fill(td, cell, { open, opened }) {
 }
 
 function row(columns, data, context) {
-  const tr = el("tr", data.quiet ? "faded" : "");
+  const tr = el("tr", [data.quiet ? "faded" : "", data.chosen ? "chosen" : ""].join(" ").trim());
   data.cells.forEach((cell, place) => {
     const td = el("td", columns[place].style);
     td.dataset.label = columns[place].label;
@@ -88,6 +88,9 @@ function row(columns, data, context) {
   if (data.id) {
     tr.classList.add("opens");
     tr.addEventListener("click", () => context.open(data.id));
+    if (data.cells.some((cell) => cell.kind === "link")) return tr;  // which the keyboard reaches by itself
+    tr.tabIndex = 0;
+    tr.addEventListener("keydown", (event) => event.key === "Enter" && context.open(data.id));
   }
   return tr;
 }
@@ -109,7 +112,7 @@ export default function (component) {
     parentElement.append(host);
   }
   const context = { open: (id) => setTriggerValue("open", id), opened: openedOf(data.name) };
-  const table = el("table");
+  const table = el("table", data.rows.some((one) => one.chosen) ? "choosing" : "");
   const head = el("tr");
   for (const column of data.columns) head.append(el("th", column.style, column.label));
   const thead = el("thead");

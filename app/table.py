@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -30,11 +30,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``opens`` is the run a click leads to (``""``: nothing)."""
+    """``opens`` is what a click asks for, a run's id on most pages (``""``: nothing); ``chosen``: it is shown now."""
 
     cells: Sequence[Cell]
     opens: str = ""
     quiet: bool = False
+    chosen: bool = False
 
 
 def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:
@@ -71,6 +72,11 @@ def run_link(run_id: str, project: str, name: str) -> Cell:
     }
 
 
+def link(label: str, href: str, asks: str) -> Cell:
+    """A link to another page of the app; a plain click asks for ``asks`` and stays inside the app."""
+    return {"kind": "link", "text": label, "sub": "", "title": "", "href": href, "id": asks}
+
+
 def spark(points: Sequence[Sequence[float]], bad: Sequence[float]) -> Cell:
     """A small line in the unit square, with red ticks where a value was not finite."""
     return {"kind": "spark", "points": points, "bad": bad}
@@ -86,14 +92,16 @@ def marked(cell: Cell, shape: str, colour: str) -> Cell:
     return {**cell, "shape": shape, "colour": colour}
 
 
-def show(key: str, columns: Sequence[Column], rows: Sequence[Row]) -> str | None:
-    """Draw the table; the run id a click asked for, if any."""
+def show(
+    key: str, columns: Sequence[Column], rows: Sequence[Row], on_open: Callable[[str], None] | None = None
+) -> str | None:
+    """Draw the table; what a click asked for, if anything. ``on_open`` is told of it before the page is drawn anew."""
     data = {
         "name": key,
         "columns": [{"label": column.label, "style": column.style} for column in columns],
-        "rows": [{"id": row.opens, "quiet": row.quiet, "cells": list(row.cells)} for row in rows],
+        "rows": [{"id": row.opens, "quiet": row.quiet, "chosen": row.chosen, "cells": list(row.cells)} for row in rows],
     }
-    result = _component()(key=key, data=data, on_open_change=_ignore)
+    result = _component()(key=key, data=data, on_open_change=partial(_tell, key, on_open))
     opened = getattr(result, "open", None)
     return str(opened) if opened else None
 
@@ -105,5 +113,8 @@ def _component() -> Callable[..., Any]:
     return mounted
 
 
-def _ignore() -> None:
-    """A trigger needs a callback to exist; what it brings is read from the result."""
+def _tell(key: str, on_open: Callable[[str], None] | None) -> None:
+    """A trigger needs a callback to exist; what it brings can be read from the result, too."""
+    opened = getattr(st.session_state.get(key), "open", None)
+    if opened and on_open is not None:
+        on_open(str(opened))
