@@ -7,26 +7,11 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from .views import alerts, run, runs
+from .style import STYLE
+from .views import alerts, run, runs, tokens
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import StreamlitPage
-
-STYLE = """<style>
-[data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }
-.rl-store { text-align: right; font-size: .75rem; opacity: .6; overflow-wrap: anywhere; }
-.rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
-.rl-project { font-weight: 400; opacity: .6; }
-.rl-head { font-size: 1.5rem; font-weight: 600; line-height: 1.3; }
-.rl-facts { font-size: .875rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-variant-numeric: tabular-nums; }
-.rl-facts .label { opacity: .6; }
-.rl-word { font-weight: 600; white-space: nowrap; }
-.rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
-.rl-why .label { opacity: .6; margin-right: .75rem; }
-.rl-why .arrow { opacity: .5; padding: 0 .4rem; }
-.rl-family { font-size: 1rem; font-weight: 600; margin: .9rem 0 .1rem; }
-.rl-quiet { font-size: .8rem; opacity: .6; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-</style>"""
 
 
 def show() -> None:
@@ -38,10 +23,11 @@ def show() -> None:
 
 
 def pages() -> dict[str, StreamlitPage]:
-    """Every page by its name in the address; the run page is reached through a run."""
+    """Every page by its name in the address; the run page is reached through a run, the tokens page through that."""
     return {
         "runs": st.Page(partial(runs.page, go_to_run), title="Runs", url_path="runs", default=True),
-        "run": st.Page(run.page, title="Run", url_path="run", visibility="hidden"),
+        "run": st.Page(partial(run.page, go_to_tokens), title="Run", url_path="run", visibility="hidden"),
+        "tokens": st.Page(partial(tokens.page, go_to_run), title="Tokens", url_path="tokens", visibility="hidden"),
         "alerts": st.Page(partial(alerts.page, go_to_run), title="Alerts", url_path="alerts"),
     }
 
@@ -49,3 +35,8 @@ def pages() -> dict[str, StreamlitPage]:
 def go_to_run(run_id: str) -> None:
     """Leave for the page of a run."""
     st.switch_page(pages()["run"], query_params={"run": run_id})
+
+
+def go_to_tokens(run_id: str, step: int) -> None:
+    """Leave for the tokens of a run at a step."""
+    st.switch_page(pages()["tokens"], query_params={"run": run_id, "step": str(step)})

@@ -8,6 +8,7 @@ from .curves import Outline, Trace, canonical_names, metric_names, outline, trac
 from .door import store, store_url
 from .glance import Fleet, Glance, Vitals, fleet, vitals
 from .rows import alerts, alerts_by_run, commands, events, findings, last_values, outbox, run, runs_by_id
+from .tokens import culprits, far_out, localised, of_step, usual_norm
 
 __all__ = [
     "Fleet",
@@ -19,11 +20,15 @@ __all__ = [
     "alerts_by_run",
     "canonical_names",
     "commands",
+    "culprits",
     "events",
+    "far_out",
     "findings",
     "fleet",
     "last_values",
+    "localised",
     "metric_names",
+    "of_step",
     "outbox",
     "outline",
     "run",
@@ -31,5 +36,6 @@ __all__ = [
     "store",
     "store_url",
     "traces",
+    "usual_norm",
     "vitals",
 ]

@@ -94,6 +94,11 @@ def constant(values: np.ndarray) -> float | None:
     return float(values[0]) if len(values) >= 3 and np.ptp(values) == 0 else None
 
 
+def whole(run: RunInfo, names: Sequence[str]) -> Mapping[str, Series]:
+    """Whole series of ``names``, shared and not to be changed."""
+    return _whole(store_url(), version(run), tuple(names))
+
+
 def _known(run: RunInfo) -> tuple[str, ...]:
     return tuple(sorted(canonical_names(metric_names(run), run.source).values()))
 

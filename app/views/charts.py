@@ -16,9 +16,10 @@ from ..markup import el
 from ..panels import Panel, Section
 from ..queries import Trace
 from . import history, layers
+from .blame import GoToTokens
 
 
-def show(run_id: str) -> None:
+def show(run_id: str, go_to_tokens: GoToTokens) -> None:
     """Everything below the controls."""
     with shell.readable("This run"):
         run = queries.run(run_id)
@@ -33,7 +34,7 @@ def show(run_id: str) -> None:
         suspects = {finding.metric for finding in findings}
         for shelf in panels.shelves(panels.sections(catalogue, traces, run.source, suspects), COLUMNS):
             canvas.shelf(shelf, traces)
-        history.findings(findings)
+        history.findings(findings, history.Localised.of(run_id, events), go_to_tokens)
         history.events(events)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
 
 import streamlit as st
 
-from rlwatch.records import Command, CommandStatus, Event, Finding
+from rlwatch.records import LOCALISED, Command, CommandStatus, Event, Finding
 
 from .. import control, evidence, queries, shell, table
 from .. import format as fmt
 from ..health import BLUE, GREY, VERMILLION
 from ..markup import el
+from .blame import GoToTokens
 
 STATUS_LOOK = {
     CommandStatus.QUEUED: ("◌", GREY),
@@ -33,6 +36,7 @@ FINDING_COLUMNS = (
     table.Column("evidence", "long"),
     table.Column("detector", "tight wide"),
 )
+TOKENS_COLUMN = table.Column("", "tight")
 EVENT_COLUMNS = (table.Column("step", "right tight"), table.Column("event", "tight"), table.Column("what", "long"))
 COMMAND_COLUMNS = (
     table.Column("command", "tight"),
@@ -44,14 +48,46 @@ COMMAND_COLUMNS = (
 )
 
 
-def findings(found: Sequence[Finding]) -> None:
-    """Published findings, newest first."""
+@dataclass(frozen=True, slots=True)
+class Localised:
+    """The steps of a run whose tokens were localised."""
+
+    run_id: str
+    steps: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, run_id: str, happened: Sequence[Event]) -> Localised:
+        """As its events say."""
+        steps = (event.step for event in happened if event.kind == LOCALISED)
+        return cls(run_id, frozenset(step for step in steps if step is not None))
+
+    def step_of(self, finding: Finding) -> int | None:
+        """The localised step that a finding is about: where it was seen, else where it began."""
+        return next((step for step in (finding.step, finding.onset_step) if step in self.steps), None)
+
+    def link(self, finding: Finding) -> table.Cell:
+        """To the tokens of that step; empty where it was not localised."""
+        step = self.step_of(finding)
+        if step is None:
+            return table.text("")
+        href = "tokens?" + urlencode({"run": self.run_id, "step": step})
+        return table.link(f"tokens of step {fmt.step(step)}", href, str(step))
+
+
+def findings(found: Sequence[Finding], localised: Localised, go_to_tokens: GoToTokens) -> None:
+    """Published findings, newest first; those of a localised step with the way to its tokens."""
     st.html(el("div", "Findings", cls="rl-family"))
     if not found:
         st.caption("Nothing found.")
         return
     newest = list(reversed(found))[:MOST]
-    table.show("findings", FINDING_COLUMNS, [finding_row(finding) for finding in newest])
+    linked = any(localised.step_of(finding) is not None for finding in newest)
+    rows = [finding_row(finding) for finding in newest]
+    if linked:
+        rows = [table.Row([*row.cells, localised.link(f)]) for row, f in zip(rows, newest, strict=True)]
+    opened = table.show("findings", (*FINDING_COLUMNS, *((TOKENS_COLUMN,) if linked else ())), rows)
+    if opened is not None:
+        go_to_tokens(localised.run_id, int(opened))
     _older(found, newest)
 
 
@@ -81,7 +117,8 @@ def evidence_lines(finding: Finding) -> list[tuple[str, str]]:
 
 
 def events(happened: Sequence[Event]) -> None:
-    """Events, newest first; nothing where nothing happened."""
+    """Events, newest first, but for the localised steps, which have a page; nothing where nothing happened."""
+    happened = [event for event in happened if event.kind != LOCALISED]
     if not happened:
         return
     st.html(el("div", "Events", cls="rl-family"))

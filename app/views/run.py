@@ -9,23 +9,24 @@ import streamlit as st
 from rlwatch.records import RunInfo, RunState
 
 from .. import asks, control, pauses, queries, shell, window
-from . import asking, charts, head, history
+from . import asking, blame, charts, head, history
+from .blame import GoToTokens
 
 COMMAND_REFRESH_S = 1.0
 """How often a command on its way is looked after, in seconds."""
 
 
-def page() -> None:
+def page(go_to_tokens: GoToTokens) -> None:
     """The run named in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run chosen: open one from the list of runs.")
         return
     with shell.readable("This run"):
-        _run(queries.run(run_id))
+        _run(queries.run(run_id), go_to_tokens)
 
 
-def _run(run: RunInfo) -> None:
+def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     wanted = st.session_state.get("live", st.query_params.get("live") != "false")
     live = run.state is RunState.RUNNING and wanted
     every = shell.REFRESH_S if live else None
@@ -36,7 +37,8 @@ def _run(run: RunInfo) -> None:
     st.fragment(history.commands, run_every=COMMAND_REFRESH_S if control.waiting(commands, time.time()) else every)(
         run.run_id
     )
-    st.fragment(charts.show, run_every=every)(run.run_id)
+    st.fragment(blame.show, run_every=every)(run.run_id, go_to_tokens)
+    st.fragment(charts.show, run_every=every)(run.run_id, go_to_tokens)
 
 
 def _controls(run: RunInfo, *, paused: bool) -> None:

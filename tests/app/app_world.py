@@ -145,7 +145,7 @@ def run_page(run_id="run-1", **params):
     def script():
         from rlwatch_app.views import run
 
-        run.page()
+        run.page(lambda run_id, step: None)
 
     page = AppTest.from_function(script, default_timeout=30)
     page.query_params["run"] = run_id

@@ -62,9 +62,11 @@ def test_nothing_turns_streamlits_guards_off():
             assert not {k.arg for k in call.keywords} & {"unsafe_allow_html", "unsafe_allow_javascript"}, (path, name)
 
 
-def test_the_tables_script_never_parses_html():
+@pytest.mark.parametrize("name", ["table.js", "response.js"])
+def test_no_script_parses_html(name):
     """Text nodes only."""
-    script = (APP / "table.js").read_text(encoding="utf-8")
+    assert sorted(path.name for path in APP.glob("*.js")) == ["response.js", "table.js"]
+    script = (APP / name).read_text(encoding="utf-8")
     assert "textContent" in script
     for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert sink not in script

@@ -1,0 +1,115 @@
+// A response, token by token. Data arrive as JSON and become text nodes: nothing here builds HTML from data.
+const DEEPEST = 62;  // per cent of the colour at the end of the scale: text stays readable on it
+
+function el(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined && text !== null) node.textContent = text;
+  return node;
+}
+
+function background(level, { below, above }) {
+  const share = (Math.abs(level) * DEEPEST).toFixed(0);
+  return `color-mix(in srgb, ${level < 0 ? below : above} ${share}%, transparent)`;
+}
+
+function token(one, data) {
+  const node = el("span", one.culprit ? "token culprit" : "token");
+  node.dataset.key = one.key;
+  if (typeof one.level === "number") node.style.background = background(one.level, data);
+  else node.classList.add(one.level === null ? "missing" : one.level === "nan" ? "nan" : "inf");
+  for (const [text, mark] of one.text) node.append(mark ? el("i", "", text) : document.createTextNode(text));
+  return node;
+}
+
+function gap([leftOut, unrecorded]) {
+  const count = (n) => n.toLocaleString("en").replaceAll(",", "\u202f") + (n === 1 ? " token" : " tokens");
+  const words = [leftOut && `${count(leftOut)} not drawn`, unrecorded && `${count(unrecorded)} not recorded`];
+  return el("span", "gap", `… ${words.filter(Boolean).join(", ")} …`);
+}
+
+// Lines may break before a token that begins with a space, and after one that ends a line.
+function flow(data) {
+  const nodes = [];
+  data.tokens.forEach((one, place) => {
+    if (data.gaps[place].some(Boolean)) nodes.push(gap(data.gaps[place]));
+    if (data.ids || "·⇥".includes(one.text[0][0][0])) nodes.push(el("wbr"));
+    nodes.push(token(one, data));
+    const [last, mark] = one.text.at(-1);
+    if (mark && last.endsWith("↵")) nodes.push(el("br"));
+  });
+  if (data.gaps.at(-1).some(Boolean)) nodes.push(gap(data.gaps.at(-1)));
+  return nodes;
+}
+
+function fillTip(tip, one, names) {
+  const list = el("dl");
+  names.forEach((name, place) => list.append(el("dt", "", name), el("dd", "", one.values[place])));
+  tip.replaceChildren(el("div", "title", one.title), list);
+}
+
+// Beside the token, inside the frame: to its right end if there is room, above it if there is none below.
+function placeTip(frame, tip, node) {
+  const around = frame.getBoundingClientRect(), box = node.getBoundingClientRect();
+  tip.hidden = false;
+  const left = Math.min(box.left - around.left, around.width - tip.offsetWidth - 4);
+  const below = box.bottom + tip.offsetHeight + 6 < window.innerHeight;
+  tip.style.left = `${Math.max(0, left)}px`;
+  tip.style.top = `${below ? box.bottom - around.top + 4 : box.top - around.top - tip.offsetHeight - 4}px`;
+}
+
+function build(parent) {
+  const frame = el("div", "rlwatch-response"), text = el("div", "text"), tip = el("div", "tip");
+  const at = (event) => event.target.closest?.(".token");
+  tip.hidden = true;
+  text.addEventListener("mouseover", (event) => {
+    const node = at(event), one = node && frame.tokens.get(node.dataset.key);
+    if (!one) return (tip.hidden = true);
+    fillTip(tip, one, frame.names);
+    placeTip(frame, tip, node);
+  });
+  text.addEventListener("mouseleave", () => (tip.hidden = true));
+  text.addEventListener("scroll", () => (tip.hidden = true));
+  text.addEventListener("click", (event) => {
+    const node = at(event);
+    if (!node || getSelection()?.toString()) return;  // whoever selects text to copy it does not choose a token
+    choose(frame, node.dataset.key);
+    frame.pick(node.dataset.key);
+  });
+  frame.append(text, tip);
+  parent.append(frame);
+  return frame;
+}
+
+function choose(frame, key) {
+  for (const node of frame.querySelectorAll(".chosen")) node.classList.remove("chosen");
+  const node = [...frame.querySelectorAll(".token")].find((one) => one.dataset.key === key);
+  node?.classList.add("chosen");
+  return node;
+}
+
+function intoView(text, node) {
+  const around = text.getBoundingClientRect(), box = node.getBoundingClientRect();
+  if (box.top >= around.top && box.bottom <= around.bottom) return;
+  text.scrollTop += box.top - around.top - around.height / 3;
+}
+
+export default function (component) {
+  const { data, parentElement, setTriggerValue } = component;
+  const frame = parentElement.querySelector(".rlwatch-response") ?? build(parentElement);
+  const text = frame.querySelector(".text");
+  frame.pick = (key) => setTriggerValue("pick", key);
+  const look = `${data.version} ${data.below} ${data.above}`;
+  if (frame.dataset.look !== look) {
+    frame.dataset.look = look;
+    frame.names = data.names;
+    frame.tokens = new Map(data.tokens.map((one) => [one.key, one]));
+    text.classList.toggle("ids", data.ids);
+    text.replaceChildren(...flow(data));
+    frame.dataset.chosen = "";
+  }
+  if (frame.dataset.chosen === data.chosen) return;
+  frame.dataset.chosen = data.chosen;
+  const node = choose(frame, data.chosen);
+  if (node) intoView(text, node);
+}

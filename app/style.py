@@ -1,0 +1,30 @@
+"""How the HTML of the pages looks: the classes that :func:`markup.el` is given."""
+
+STYLE = """<style>
+[data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }
+.rl-store { text-align: right; font-size: .75rem; opacity: .6; overflow-wrap: anywhere; }
+.rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
+.rl-project { font-weight: 400; opacity: .6; }
+.rl-head { font-size: 1.5rem; font-weight: 600; line-height: 1.3; }
+.rl-facts { font-size: .875rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-variant-numeric: tabular-nums; }
+.rl-facts .label { opacity: .6; }
+.rl-word { font-weight: 600; white-space: nowrap; }
+.rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
+.rl-why .label { opacity: .6; margin-right: .75rem; }
+.rl-why .arrow { opacity: .5; padding: 0 .4rem; }
+.rl-step { margin-top: .4rem; }
+.rl-token { font-family: monospace; font-size: .95em; font-weight: 700; overflow-wrap: anywhere;
+  unicode-bidi: isolate; }
+.rl-context { font-family: monospace; font-size: .85rem; overflow-wrap: anywhere; }
+.rl-layers { display: flex; height: .9rem; margin: .25rem 0; border-radius: 2px; overflow: hidden; gap: 1px; }
+.rl-legend { font-size: .8rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; align-items: center; }
+.rl-legend .label { opacity: .6; }
+.rl-legend .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }
+.rl-scale { display: inline-block; width: 9rem; height: .8em; margin: 0 .4em; vertical-align: -1px; border-radius: 2px;
+  box-shadow: 0 0 0 1px color-mix(in srgb, currentColor 20%, transparent); }
+.rl-culprit { outline: 1.5px solid currentColor; font-weight: 700; font-family: monospace; padding: 0 2px;
+  margin-right: .4em; }
+.rl-missing { text-decoration: underline dotted; font-family: monospace; opacity: .75; margin-right: .4em; }
+.rl-family { font-size: 1rem; font-weight: 600; margin: .9rem 0 .1rem; }
+.rl-quiet { font-size: .8rem; opacity: .6; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+</style>"""

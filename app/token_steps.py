@@ -1,0 +1,218 @@
+"""The steps of a run about whose tokens something is known: localised ones, and those with far-out tokens (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlwatch.records import JSON, NON_FINITE, Event, SpikeBatch
+
+from . import format as fmt
+from . import table
+from .token_looks import FAR_OUT_ONLY, NON_FINITE_ONLY, NOT_LOCALISED, look
+
+Key = tuple[int, int]
+"""Attempt and step."""
+
+COLUMNS = (
+    table.Column("step", "right tight"),
+    table.Column("gradient norm", "right tight"),
+    table.Column("threshold", "right tight wide"),
+    table.Column("what", "tight"),
+    table.Column("culprits", "right tight"),
+    table.Column("worst holds", "right tight"),
+    table.Column("found", "long middling"),
+    table.Column("far-out tokens", "right tight wide"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an event ``gradient_localised`` says of its step; as :class:`rlwatch.gradloc.report.Localisation`.
+
+    What the event does not say is None or empty; ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
+    ``worst`` is the largest share of a culprit.
+    """
+
+    norm: float | None = None
+    threshold: float | None = None
+    tokens: int = 0
+    method: str = ""
+    gap: float | None = None
+    complete: bool = False
+    cause: str = ""
+    message: str = ""
+    why_not: str = ""
+    notes: tuple[str, ...] = ()
+    layers: Mapping[str, float] = field(default_factory=dict)
+    cost: Mapping[str, float] = field(default_factory=dict)
+    worst: float | None = None
+
+    @classmethod
+    def of(cls, body: Mapping[str, JSON]) -> Report:
+        """Read leniently: a page must not fail on an entry it does not know."""
+        notes = body.get("notes")
+        return cls(
+            norm=_number(body.get("norm")),
+            threshold=_number(body.get("threshold")),
+            tokens=int(_number(body.get("tokens")) or 0),
+            method=str(body.get("method") or ""),
+            gap=_number(body.get("gap")),
+            complete=body.get("complete") is True,
+            cause=str(body.get("cause") or ""),
+            message=str(body.get("message") or ""),
+            why_not=str(body.get("why_not") or ""),
+            notes=tuple(map(str, notes)) if isinstance(notes, list | tuple) else (),
+            layers=_numbers(body.get("layers")),
+            cost=_numbers(body.get("cost")),
+            worst=_worst(body.get("culprits")),
+        )
+
+
+def _number(value: JSON) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _worst(culprits: JSON) -> float | None:
+    """The largest share of the culprits that the event lists."""
+    listed = culprits if isinstance(culprits, list | tuple) else ()
+    shares = [_number(one.get("share")) for one in listed if isinstance(one, Mapping)]
+    return max((share for share in shares if share is not None and np.isfinite(share)), default=None)
+
+
+def _numbers(value: JSON) -> dict[str, float]:
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return {str(name): number for name, entry in pairs if (number := _number(entry)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One step. ``report`` is None where it was not looked at; ``culprits`` None where they are too old to be read.
+
+    ``worst`` is the largest share of a culprit, ``far_out`` counts far-out tokens.
+    """
+
+    attempt: int
+    step: int
+    report: Report | None = None
+    culprits: int | None = None
+    worst: float | None = None
+    far_out: int = 0
+    non_finite: bool = False
+
+    @property
+    def cause(self) -> str:
+        """The word of :data:`token_looks.LOOKS` for it."""
+        if self.report is None:
+            return NON_FINITE_ONLY if self.non_finite else FAR_OUT_ONLY
+        return NOT_LOCALISED if self.report.why_not and not self.culprits else self.report.cause or "unexplained"
+
+    @property
+    def key(self) -> str:
+        """Its name in the list of steps."""
+        return f"{self.attempt}.{self.step}"
+
+
+def entries(localised: Iterable[Event], culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> list[Entry]:
+    """Every step that something is known of, newest first; of one localised twice what was said last."""
+    reports = {(e.attempt, e.step): Report.of(e.body) for e in localised if e.step is not None}
+    blamed, distant = _by_step(culprits), _by_step(far)
+    keys: set[Key] = {*reports, *blamed, *distant}
+    found = [_entry(key, reports.get(key), blamed.get(key, []), distant.get(key, [])) for key in keys]
+    return sorted(found, key=lambda entry: (entry.attempt, entry.step), reverse=True)
+
+
+def _by_step(batches: Sequence[SpikeBatch]) -> dict[Key, list[SpikeBatch]]:
+    found: dict[Key, list[SpikeBatch]] = {}
+    for batch in batches:
+        found.setdefault((batch.attempt, batch.step), []).append(batch)
+    return found
+
+
+def _entry(key: Key, report: Report | None, blamed: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> Entry:
+    known = blamed or (report is not None and report.why_not)
+    return Entry(
+        *key,
+        report=Report() if report is None and blamed else report,
+        culprits=sum(map(len, blamed)) if known else None,
+        worst=report.worst if report is not None and not blamed else largest_share(blamed),
+        far_out=sum(map(len, far)),
+        non_finite=any(batch.reason == NON_FINITE for batch in far),
+    )
+
+
+def largest_share(batches: Sequence[SpikeBatch]) -> float | None:
+    """The largest share of a culprit; None where none has a finite one."""
+    shares = [np.asarray(batch.columns["share"], dtype=float) for batch in batches if "share" in batch.columns]
+    finite = [share for column in shares for share in column.tolist() if np.isfinite(share)]
+    return max(finite, default=None)
+
+
+def matching(all_entries: Sequence[Entry], causes: Sequence[str]) -> list[Entry]:
+    """Entries of the chosen causes (none chosen: all)."""
+    return [entry for entry in all_entries if not causes or entry.cause in causes]
+
+
+def chosen(all_entries: Sequence[Entry], step: str | None, attempt: str | None) -> Entry | None:
+    """The entry the address names: of that step the newest attempt unless one is named; None if it is not among them.
+
+    Without a step the newest localised one; where nothing was localised, the newest.
+    """
+    number = numbered(step)
+    if number is None:
+        return next((entry for entry in all_entries if entry.report is not None), next(iter(all_entries), None))
+    tries = [entry for entry in all_entries if entry.step == number]
+    wanted = [entry for entry in tries if attempt is None or str(entry.attempt) == attempt]
+    return next(iter(wanted or tries), None)
+
+
+def numbered(step: str | None) -> int | None:
+    """The step an address names; None where it names none."""
+    return int(step) if step is not None and step.isascii() and step.isdecimal() and len(step) < 16 else None
+
+
+def row(entry: Entry, shown: Entry | None, attempts: int) -> table.Row:
+    """The entry as a row of :data:`COLUMNS`; the one that is ``shown`` stands out."""
+    report, appearance = entry.report, look(entry.cause)
+    norm = "" if report is None else fmt.number(report.norm)
+    threshold = "" if report is None else fmt.number(report.threshold)
+    return table.Row(
+        [
+            table.text(fmt.step(entry.step), f"attempt {entry.attempt}" if attempts > 1 else ""),
+            table.text(norm),
+            table.text(threshold, quiet=True),
+            table.mark(appearance.shape, appearance.colour, fmt.shorten(entry.cause, 40)),
+            table.text("" if entry.culprits is None else fmt.step(entry.culprits)),
+            table.text("" if entry.worst is None else fmt.percent(entry.worst)),
+            table.text("" if report is None else fmt.shorten(_found(entry, report), 160), quiet=True),
+            table.text(fmt.step(entry.far_out) if entry.far_out else "", quiet=True),
+        ],
+        opens=entry.key,
+        chosen=shown is not None and shown.key == entry.key,
+    )
+
+
+def _found(entry: Entry, report: Report) -> str:
+    return report.why_not if entry.cause == NOT_LOCALISED else completeness(report)
+
+
+METHODS = {
+    "fd": "finite differences",
+    "richardson": "finite differences, refined",
+    "jvp": "forward differentiation",
+    "bisection": "bisection",
+    "trace": "the first value that is not finite",
+}
+"""Methods as :class:`rlwatch.gradloc.report.Method` words them, in words."""
+
+
+def completeness(report: Report) -> str:
+    """``complete to 0.02 %``, or ``incomplete: 7.0 % of the norm is not accounted for``; empty if not known."""
+    if report.gap is None or not np.isfinite(report.gap):
+        return ""
+    gap = fmt.percent(abs(report.gap))
+    if report.complete:
+        return f"complete to {gap}"
+    return f"incomplete: {gap} of the norm {'too much' if report.gap > 0 else 'is not accounted for'}"

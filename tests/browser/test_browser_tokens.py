@@ -1,0 +1,71 @@
+"""What only a browser can tell of the tokens page: clicks, hovering, text that stays text, a view that keeps still."""
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+from token_world import HOSTILE, Spiked, write_spikes
+
+pytestmark = pytest.mark.browser
+
+
+def culprit_rows(page):
+    """The rows of the table of culprits."""
+    return page.locator("tr.opens", has_text="micro-batch")
+
+
+def test_a_token_and_its_row_choose_each_other(app, page, store_url):
+    """By click on either; the address keeps the choice, hovering shows the numbers, a reload changes nothing."""
+    write_spikes(store_url, [Spiked(15), Spiked(20, words=HOSTILE, length=120, blamed=12)])
+    page.goto(f"{app}/run?run=run-1")
+    page.get_by_role("button", name="Tokens").click()
+    expect(page.locator(".rl-step")).to_contain_text("Step 20")
+    expect(page.locator(".token.chosen")).to_have_count(1)
+    check_text_is_text(page)
+
+    culprit_rows(page).nth(1).click()
+    expect(page).to_have_url(re.compile(r"run=run-1.*step=20.*token=0\.1\.3\.\d+"))
+    expect(page.locator(".token.chosen")).to_have_attribute("data-key", page.url.split("token=")[1])
+
+    last = page.locator(".token.culprit").last
+    key = last.get_attribute("data-key")
+    last.hover()
+    expect(page.locator(".tip")).to_contain_text("logp rollout")
+    last.click()
+    expect(page).to_have_url(re.compile(f"token={re.escape(key)}$"))
+    expect(culprit_rows(page).and_(page.locator(".chosen"))).to_contain_text(f"position {key.split('.')[-1]}")
+    page.reload()
+    expect(page.locator(".token.chosen")).to_have_attribute("data-key", key)
+
+    page.locator("tr.opens", has_text="15").first.click()
+    expect(page.locator(".rl-step")).to_contain_text("Step 15")
+    assert "token=" not in page.url
+
+
+def check_text_is_text(page):
+    """Scripts, markup, controls, directions: shown, and they do nothing. The page fixture fails on any dialog."""
+    expect(page.locator(".rlwatch-response .text")).to_contain_text("<script>alert(1)</script>")
+    for place in range(0, page.locator(".token").count(), 20):
+        page.locator(".token").nth(place).hover()
+    shown = page.locator(".rlwatch-response").inner_text()
+    assert page.locator("img[src='x']").count() == 0
+    assert "‹U+202E›" in shown
+    assert "200 characters" in shown
+    assert not set(shown) & set("\u202e\x00\x1b\u200b")
+
+
+def test_a_huge_response_is_drawn_in_time_and_keeps_still_while_the_run_goes_on(app, page, store_url):
+    """16 384 tokens; new steps arrive, and neither the place nor the choice is lost."""
+    write_spikes(store_url, [Spiked(20, length=16384, blamed=8)])
+    began = time.monotonic()
+    page.goto(f"{app}/tokens?run=run-1")
+    expect(page.locator(".token.chosen")).to_be_visible()
+    assert time.monotonic() - began < 15.0
+    page.locator(".rlwatch-response .text").evaluate("text => text.scrollTop = 40")
+
+    write_spikes(store_url, [Spiked(38, attempt=2)], steps=40)
+
+    expect(page.locator("tr.opens", has_text="38").first).to_be_visible()
+    expect(page.locator(".rl-step")).to_contain_text("Step 20")
+    assert page.locator(".rlwatch-response .text").evaluate("text => text.scrollTop") == 40
