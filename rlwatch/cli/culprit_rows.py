@@ -66,9 +66,11 @@ def _summary(found: Mapping[str, JSON]) -> str:
 
 def _details(found: Mapping[str, JSON]) -> list[str]:
     lines = [f"not localised: {found['why_not']}"] if found.get("why_not") else []
-    culprits = found.get("culprits") or []
-    if culprits and culprits[0].get("why"):
-        lines.append(f"worst: {culprits[0]['why']}")
+    if found.get("message"):
+        lines.append(str(found["message"]))
+    chain = (found.get("trace") or {}).get("chain")
+    if chain:
+        lines.append(f"not finite, in order of time: {', '.join(chain)}")
     lines += [f"note: {note}" for note in found.get("notes") or []]
     cost = found.get("cost") or {}
     if cost.get("forwards") or cost.get("backwards"):

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlwatch.gradloc.on_host import NUMBERS, HostPass
 from rlwatch.gradloc.report import Culprit, Localisation, TokenAt
+from rlwatch.gradloc.traced import Trace
 from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
 
 CONTEXT = 256
@@ -20,6 +21,8 @@ MOST_LAYERS = 16
 MOST_CULPRITS = 5
 WINDOW = 12
 """Tokens before and after a culprit whose text is kept with it."""
+
+_TRACED = ("kind", "name", "origin", "layer", "index", "dtype", "count", "chain", "broken", "id0_frac")
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> their text."""
@@ -72,6 +75,7 @@ def response_batch(
 
 def event_body(report: Localisation) -> dict[str, JSON]:
     """What was found, in short, for an event of kind ``LOCALISED``: JSON, NaN and infinities kept as floats."""
+    traced = {} if report.trace is None else {"trace": {name: _plain(report.trace, name) for name in _TRACED}}
     return {
         "norm": report.norm,
         "threshold": report.threshold,
@@ -86,7 +90,13 @@ def event_body(report: Localisation) -> dict[str, JSON]:
         "culprits": [_short(culprit) for culprit in report.culprits[:MOST_CULPRITS]],
         "layers": _largest(report.layers),
         "cost": asdict(report.cost),
+        **traced,
     }
+
+
+def _plain(trace: Trace, name: str) -> JSON:
+    value = getattr(trace, name)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _short(culprit: Culprit) -> dict[str, JSON]:

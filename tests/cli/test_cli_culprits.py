@@ -26,7 +26,8 @@ BODY = {
     "cause": "token ratio",
     "why_not": "",
     "notes": ["the router was replayed"],
-    "culprits": [{"why": "the token is 153 times as likely under the policy as under the old policy"}],
+    "message": "one token at position 1017 of sequence 3 contributes 88% of the gradient norm",
+    "culprits": [{"position": 1017}],
     "cost": {"forwards": 2, "backwards": 6, "seconds": 0.214},
 }
 
@@ -99,14 +100,22 @@ def test_as_json_every_column_is_there(tmp_path: Path, invoke: Invoke) -> None:
 
 
 def test_what_a_localisation_said_is_a_line_with_details(tmp_path: Path, invoke: Invoke) -> None:
-    """Norm, cause, method and gap; why the worst is one; what it cost."""
+    """Norm, cause, method and gap; the sentence; what it cost."""
     text, document = shown(tmp_path, invoke, culprits(), Event(LOCALISED, 12, BODY, seq=2))
 
     assert "step 12: gradient norm 7.97 (threshold 0.8), token ratio; by fd, gap -4.8e-05, complete\n" in text
-    assert "\n  worst: the token is 153 times as likely" in text
+    assert "\n  one token at position 1017 of sequence 3 contributes 88%" in text
     assert "\n  note: the router was replayed" in text
     assert "\n  cost: 2 forwards, 6 backwards, 0.214 s" in text
     assert document["localisations"] == [{"step": 12, **BODY}]
+
+
+def test_of_a_trace_the_chain_is_shown(tmp_path: Path, invoke: Invoke) -> None:
+    """Which links were broken, the first one first."""
+    body = {"norm": math.nan, "method": "trace", "trace": {"chain": ["parameters", "logp", "gradients"]}}
+    text, _ = shown(tmp_path, invoke, Event(LOCALISED, 9, body, seq=2))
+
+    assert "\n  not finite, in order of time: parameters, logp, gradients\n" in text
 
 
 def test_why_tokens_were_not_localised_is_said(tmp_path: Path, invoke: Invoke) -> None:

@@ -10,9 +10,11 @@ from tiny_step import LOSSES, Outputs, dapo, dapo_kl, gspo, outputs, policy, rol
 from torch import nn
 
 from rlwatch.gradloc.nonfinite import trace
-from rlwatch.gradloc.passes import RandomState
+from rlwatch.gradloc.passes import Passes, RandomState
 from rlwatch.gradloc.report import TokenAt
+from rlwatch.gradloc.shared_traces import shared_trace
 from rlwatch.gradloc.traced import MOST_TOKENS, Kind, Origin, Trace
+from rlwatch.gradloc.world import Alone
 
 pytestmark = pytest.mark.torch
 SMALL = {"batch": 4, "length": 8, "varied": False}
@@ -482,6 +484,33 @@ def test_places_are_of_the_rank():
     assert found.at == TokenAt(1, 0, 0, 1)
 
 
+class Four:
+    """Four ranks, of which this is the first; what the others send is given."""
+
+    size, rank = 4, 0
+
+    def __init__(self, *others):
+        self.others = [json.dumps(one and asdict(one)).encode() for one in others]
+
+    def gather(self, values):
+        if values.dtype == torch.int64:  # the lengths
+            return [values, *(torch.tensor([len(one)]) for one in self.others)]
+        size = max(len(values), *(len(one) for one in self.others))
+        every = [values.numpy().tobytes(), *self.others]
+        return [torch.frombuffer(bytearray(one.ljust(size, b"\0")), dtype=torch.uint8) for one in every]
+
+
+def test_what_one_rank_found_is_known_to_all():
+    """The first of them that found something, as it found it; where none did, each keeps its own."""
+    model, batch = at("advantages", 2, 5, math.nan)
+    found = trace(model, take_step(model, batch))
+    finite = trace(policy(), Passes())
+
+    assert shared_trace(finite, Four(None, found, replace(found, name="later"))) == found
+    assert shared_trace(finite, Four(None, None, None)) is finite
+    assert shared_trace(finite, Alone()) is finite
+
+
 def test_a_trace_is_plain_and_bounded():
     """It can be written down: no tensor in it, and never thousands of tokens."""
     model = policy()
@@ -498,6 +527,4 @@ def test_a_trace_is_plain_and_bounded():
 
 def test_a_step_of_nothing_is_finite():
     """No pass was kept."""
-    from rlwatch.gradloc.passes import Passes
-
     assert trace(policy(), Passes()).kind is Kind.NOTHING

@@ -10,11 +10,12 @@ import torch
 from tiny_step import plant, policy, rollouts, take_step
 
 from rlwatch.gradloc.causes import StepLevels
-from rlwatch.gradloc.culprits import culprit_of, culprits_of_trace, describe, describe_all
+from rlwatch.gradloc.culprits import culprit_of, culprits_of_trace, describe
 from rlwatch.gradloc.nonfinite import trace
 from rlwatch.gradloc.on_host import on_host, step_levels
 from rlwatch.gradloc.report import Cause, Cost, Localisation, Method, OwnGradient, TokenAt
 from rlwatch.gradloc.rows import MOST_LAYERS, culprit_batches, event_body, response_batch
+from rlwatch.gradloc.traced import Kind, Trace
 from rlwatch.records import CULPRITS, RESPONSES
 from rlwatch.store.sqlite.columns import pack, unpack
 
@@ -220,6 +221,37 @@ def test_nan_stays_nan(step):
     assert not {"contribution", "share"} & set(kept.columns)
 
 
+def test_of_a_trace_each_rank_describes_its_own_tokens(step):
+    """The numbers of the others are not here."""
+    _, _, hosts, _, at = step
+    named = (replace(at, rank=1), at)
+
+    found = culprits_of_trace(hosts, Trace(Kind.INPUT, "advantages", "said", tokens=named))
+
+    assert [(culprit.at, culprit.why) for culprit in found] == [(at, "said")]
+
+
+def test_the_event_says_what_was_first_where_there_was_no_direction():
+    """Its kind, name and origin, the broken links of the chain, and how much is broken."""
+    found = Trace(Kind.PARAMETER, "a.weight", "said", chain=("parameters", "logp"), broken={"parameters": 1, "logp": 8})
+
+    body = json.loads(json.dumps(event_body(Localisation(math.nan, method=Method.TRACE, trace=found))))
+
+    assert body["trace"] == {
+        "kind": "parameter",
+        "name": "a.weight",
+        "origin": "unknown",
+        "layer": "",
+        "index": [],
+        "dtype": "",
+        "count": 0,
+        "chain": ["parameters", "logp"],
+        "broken": {"parameters": 1, "logp": 8},
+        "id0_frac": None,
+    }
+    assert "trace" not in event_body(Localisation(1.0))
+
+
 def test_the_event_says_in_short_what_was_found(step):
     """JSON: at most five culprits, the sixteen largest layers and what is left of the others."""
     layers = {f"layers.{i}": 2.0**-i for i in range(1, 20)}
@@ -235,46 +267,6 @@ def test_the_event_says_in_short_what_was_found(step):
     assert len(body["layers"]) == MOST_LAYERS + 1
     assert body["layers"]["others"] == pytest.approx(sum(list(layers.values())[16:]))
     assert body["cost"] == {"forwards": 2, "backwards": 8, "seconds": 0.5}
-
-
-class TwoRanks:
-    """This rank and one that described the other token; what they say is added up, as between processes."""
-
-    size, rank = 2, 0
-
-    def __init__(self, other):
-        self.other = other
-
-    def sum(self, values):
-        return values + self.other
-
-
-def test_tokens_of_another_rank_are_described_by_it(step):
-    """Numbers, their absence and their NaN arrive as they were."""
-    _, _, hosts, _, at = step
-    theirs = replace(at, rank=1)
-    sent = []
-
-    class Sender(TwoRanks):
-        rank = 1
-
-        def sum(self, values):
-            sent.append(values)
-            return values
-
-    there = [replace(host, rank=1) for host in hosts]
-    there[at.microbatch].columns["reward"][at.row, at.position] = math.nan
-    try:
-        expected = describe_all(there, [at, theirs], Sender(None))[1]
-        _, found = describe_all(hosts, [at, theirs], TwoRanks(sent[0]))
-    finally:
-        there[at.microbatch].columns["reward"][at.row, at.position] = 2 * at.microbatch + at.row
-
-    assert (found.at, found.sequence, found.token_id) == (theirs, expected.sequence, expected.token_id)
-    assert math.isnan(found.numbers.pop("reward"))
-    assert "rollout_logp" not in found.numbers
-    assert found.numbers.items() <= describe(hosts, at).numbers.items()
-    assert found.response == describe(hosts, at).response
 
 
 def test_a_culprit_without_a_direction_has_no_share(step):
