@@ -274,6 +274,58 @@ def test_completions_are_kept_where_that_is_asked_for(wish, kept):
     assert Settings.of(CONFIG).completions is None
 
 
+def trained_with(strategy, **section):
+    """A configuration of verl."""
+    return {"trainer": {"rlwatch": section}, "actor_rollout_ref": {"actor": {"strategy": strategy}}}
+
+
+def test_spikes_are_localised_at_the_closest_level():
+    """Unless something else is wished; a worker that cannot says so, which stops nothing."""
+    assert Settings.of(trained_with("fsdp2")).localise == {}
+    assert Settings.of(trained_with("fsdp")).localise == {}
+    assert Settings.of(trained_with("fsdp2", level="gradients")).localise is None
+    assert Settings.of(trained_with("fsdp2", localise=False)).localise is None
+    assert Settings.of(trained_with("fsdp2", level="tokens", localise=True)).localise == {}
+
+
+@pytest.mark.torch
+def test_how_spikes_are_localised_can_be_chosen():
+    """``+trainer.rlwatch.localise={culprits:3}``"""
+    chosen = {"culprits": 3, "threshold": 100}
+
+    assert Settings.of(trained_with("fsdp2", localise=chosen)).localise == chosen
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (trained_with("fsdp", localise=True), "localise: FSDP1 flattens parameters, .*actor.strategy=fsdp2"),
+        (trained_with("megatron", localise=True), "localise: megatron does not show gradients parameter by parameter"),
+        (trained_with("fsdp2", localise=True, level="scalars"), "localise needs level=tokens or closer, got 'scalars'"),
+    ],
+)
+def test_spikes_that_cannot_be_localised_stop_set_up_where_it_was_wished(config, complaint):
+    """Before the models are loaded, and with what would help."""
+    with pytest.raises(ConfigError, match=complaint):
+        Settings.of(config)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("wish", "complaint"),
+    [
+        ("yes", "localise is true, false, or holds: culprits, .*; got 'yes'"),
+        ({"culprit": 3}, "localise is true, false, or holds: culprits, .*; got culprit"),
+        ({"skip": True}, "got skip"),
+        ({"culprits": 0}, "culprits must be an integer of at least 1"),
+    ],
+)
+def test_a_wrong_wish_stops_set_up(wish, complaint):
+    """With what was wrong and what there is; steps are not left out in verl."""
+    with pytest.raises(ConfigError, match=complaint):
+        Settings.of(trained_with("fsdp2", localise=wish))
+
+
 def test_no_configuration_is_enough():
     """Older trainers give Tracking none."""
     assert Settings.of(None, "project", "name").init["project"] == "project"

@@ -4,11 +4,13 @@ import logging
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising.recording import encoded as encoded_batches
 from rlwatch.integrations.seam import LIMIT, Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl import statistics
@@ -18,6 +20,7 @@ from rlwatch.integrations.verl.statistics import Statistics
 from rlwatch.integrations.verl.steps import EverMarked, gradient_stats, step_stats
 from rlwatch.integrations.whole import encoded, together
 from rlwatch.recorder.counters import Counters
+from rlwatch.records import CULPRITS, LOCALISED, SpikeBatch
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.mergeable import Mean, merge
 from rlwatch.tensors.tokens import TokenBatch
@@ -27,13 +30,16 @@ class Run:
     """Remembers what it is told."""
 
     def __init__(self):
-        self.active, self.counters, self.logged, self.spikes = True, Counters(), [], []
+        self.active, self.counters, self.logged, self.spikes, self.events = True, Counters(), [], [], []
 
     def log(self, metrics, step):
         self.logged.append((step, dict(metrics)))
 
     def log_spikes(self, batch):
         self.spikes.append(batch)
+
+    def event(self, kind, step, **body):
+        self.events.append((kind, step, body))
 
 
 @pytest.fixture
@@ -114,7 +120,7 @@ def test_extreme_tokens_of_batch_and_workers(stats, run):
     old = torch.full((1, 3), -3.0)
     worker = StepTally()
     worker.add_batch(TokenBatch(logp=old + torch.tensor([[0.0, 4.0, 0.0]]), mask=torch.ones(1, 3), old_logp=old))
-    stats.decode = str
+    stats.decode = lambda ids: "".join(map(str, ids))
     stats.submit(5, batch, lambda: [{"rank": 1, "parcel": encoded(worker, 5), "errors": 0}])
     stats.close()
 
@@ -123,6 +129,32 @@ def test_extreme_tokens_of_batch_and_workers(stats, run):
     assert by_rank[0]["text"] == ["2"]
     assert by_rank[1]["position"].tolist() == [1]
     assert "text" not in by_rank[1]
+
+
+def test_localised_spikes_of_all_ranks_are_recorded_and_told_once(stats, run):
+    """Two optimizer steps of one global step; rank 1 has a culprit in the second, rank 0 tells of both."""
+    culprit = SpikeBatch(5, {"position": np.array([3]), "cause": ["token ratio"]}, CULPRITS, rank=1)
+    nothing = encoded_batches([])
+    workers = [
+        {"rank": 1, "errors": 0, "localised": [{"batches": nothing}, {"batches": encoded_batches([culprit])}]},
+        {"rank": 0, "errors": 0, "localised": [{"batches": nothing, "event": {"norm": n}} for n in (7.0, 9.0)]},
+    ]
+    stats.submit(5, None, lambda: workers)
+    stats.close()
+
+    (found,) = run.spikes
+    assert (found.step, found.rank, found.reason) == (5, 1, CULPRITS)
+    assert (found.columns["position"].tolist(), found.columns["cause"]) == ([3], ["token ratio"])
+    assert run.events == [(LOCALISED, 5, {"norm": 7.0}), (LOCALISED, 5, {"norm": 9.0})]
+
+
+def test_a_localised_spike_that_cannot_be_read_costs_nothing_else(stats, run):
+    """A worker of another version."""
+    stats.submit(5, None, lambda: [{**update_on(0, 1.0), "localised": [{"batches": b"?"}]}])
+    stats.close()
+
+    assert run.logged == [(5, {"ratio/mean": 1.0})]
+    assert run.counters["errors"] == 1
 
 
 def test_a_rank_that_repeats_another_sends_no_parcel(stats, run):

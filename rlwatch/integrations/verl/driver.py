@@ -92,7 +92,12 @@ class Driver:
         trainer = self._trainer
         reading = self.statistics.reading = Reading.of(trainer.config, trainer.tokenizer)
         workers = Workers(trainer.actor_rollout_wg)
-        given = {"level": str(self._settings.level), "bypass": reading.bypass}
+        given = {
+            "level": str(self._settings.level),
+            "bypass": reading.bypass,
+            "localise": self._settings.localise,
+            "text": self._settings.text,
+        }
         self._attached(accepted(workers.call("attach", given)))
         self.seam.attempt("tokenizer", self._decode, trainer.tokenizer)
         self._workers = workers
@@ -108,6 +113,9 @@ class Driver:
         if obstacle is not None:
             failing(obstacle)
             logger.warning("rlwatch sees nothing of the update itself: %s", obstacle)
+        why_not = next((str(reply["not_localised"]) for reply in replies if reply.get("not_localised")), None)
+        if why_not is not None:
+            logger.warning("rlwatch does not localise gradient spikes: %s", why_not)
         if replies[0]["vocab_size"] is not None:
             self.statistics.numbers["policy/vocab_size"] = float(replies[0]["vocab_size"])
 

@@ -10,10 +10,12 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.learning_rate import LowerLR, Paced
 from rlwatch.integrations.handlers.unwrapping import unwrapped
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl.anchor import ENGINES, Anchor
 from rlwatch.integrations.verl.keeper import Keeper
+from rlwatch.integrations.verl.localising import Localising
 from rlwatch.integrations.verl.taps import WorkerTaps
 from rlwatch.integrations.verl.versions import obstacle
 from rlwatch.integrations.vocabulary import vocab_size_of
@@ -29,8 +31,17 @@ NEEDS = ("optimizer_step", "is_mp_src_rank_with_outputs")
 class Inside:
     """One rank's end. Nothing raises through the taps; everything else is called by the driver, and may refuse."""
 
-    def __init__(self, worker: Any, seam: Seam, taps: WorkerTaps | None, reason: str | None) -> None:
+    def __init__(
+        self,
+        worker: Any,
+        seam: Seam,
+        taps: WorkerTaps | None,
+        reason: str | None,
+        localising: Localising | str | None = None,
+    ) -> None:
         self.obstacle = reason
+        self.localising = localising
+        """What looks at spikes of the gradient, or why nothing does; None if it is not wanted."""
         self.anchor = Anchor(worker)
         self.keeper = Keeper(self.anchor, rank=int(worker.rank), world_size=int(worker.world_size))
         self._worker = worker
@@ -44,8 +55,9 @@ class Inside:
         """The end of verl's ``worker``, its taps in place unless something is in their way."""
         seam, level = Seam(), Level.of(str(settings.get("level", Level.FULL)))
         reason = cls._obstacle(worker)
-        taps = None
+        taps, found = None, None
         if reason is None:
+            found = _localising(worker, seam, settings)
             from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
             taps = WorkerTaps(
@@ -56,9 +68,10 @@ class Inside:
                 bypass=bool(settings.get("bypass")),
                 layers=str(worker.config.actor.strategy) in ENGINES,
                 rank=int(worker.rank),
+                localising=found if isinstance(found, Localising) else None,
             )
             taps.attach()
-        return cls(worker, seam, taps, reason)
+        return cls(worker, seam, taps, reason, found)
 
     @staticmethod
     def _obstacle(worker: Any) -> str | None:
@@ -79,7 +92,8 @@ class Inside:
         if not self._worker.actor.engine.is_mp_src_rank_with_outputs():
             tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
         parcel = {} if tally.empty else {"parcel": encoded(tally, step)}
-        return {**parcel, "errors": self._seam.errors}
+        found = self.localising.take(step) if isinstance(self.localising, Localising) else []
+        return {**parcel, "localised": found, "errors": self._seam.errors}
 
     def check(self, kind: str, args: Mapping[str, Any]) -> None:
         """Raise ``RLWatchError`` if this rank cannot carry out ``kind``."""
@@ -118,3 +132,12 @@ class Inside:
     def _paced(self) -> Paced:
         engine = self._worker.actor.engine
         return Paced([engine.optimizer], [engine.lr_scheduler])
+
+
+def _localising(worker: Any, seam: Seam, settings: Mapping[str, Any]) -> Localising | str | None:
+    """What looks at spikes, as it is wished; or why it cannot."""
+    wish = settings.get("localise")
+    try:
+        return None if wish is None else Localising.of(worker, seam, Localise(**wish), text=bool(settings.get("text")))
+    except RLWatchError as reason:
+        return str(reason)

@@ -13,9 +13,19 @@ from rlwatch.integrations.level import Level
 NAME = "rlwatch"
 """The tracking backend, and the optional section ``trainer.rlwatch``."""
 
-OURS = ("level", "text", "completions")
+OURS = ("level", "text", "completions", "localise")
 FOR_INIT = ("project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url")
 """Arguments of :func:`rlwatch.init` that ``trainer.rlwatch`` may give."""
+
+
+USE = "use actor_rollout_ref.actor.strategy=fsdp2"
+
+
+def hindrance(strategy: str) -> str | None:
+    """Why gradient spikes of an actor trained with ``strategy`` cannot be localised; None if they can."""
+    if strategy == "fsdp":
+        return f"FSDP1 flattens parameters, so that none can be displaced by itself; {USE}"
+    return None if strategy == "fsdp2" else f"{strategy} does not show gradients parameter by parameter; {USE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +33,14 @@ class Settings:
     """How closely to watch, which text to keep, and the arguments for :func:`rlwatch.init`.
 
     Without ``text`` (of extreme tokens) and ``completions`` no text leaves the trainer, only measures of it.
+    ``localise`` are the fields of :class:`~rlwatch.integrations.localising.Localise` that were given; None: spikes are
+    not localised.
     """
 
     level: Level = Level.FULL
     text: bool = False
     completions: KeepCompletions | None = None
+    localise: Mapping[str, Any] | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +67,10 @@ class Settings:
         }
         init |= {key: given[key] for key in FOR_INIT if key in given}
         level = Level.of(str(given.get("level", Level.FULL)))
-        return cls(level, bool(given.get("text", False)), _keep(given.get("completions", False)), init)
+        text, completions = bool(given.get("text", False)), _keep(given.get("completions", False))
+        actor = ((config or {}).get("actor_rollout_ref") or {}).get("actor") or {}
+        localise = _localise(given.get("localise"), level, str(actor.get("strategy", "fsdp")))
+        return cls(level, text, completions, localise, init)
 
 
 def _keep(wish: Any) -> KeepCompletions | None:
@@ -66,6 +82,32 @@ def _keep(wish: Any) -> KeepCompletions | None:
     except TypeError:
         known = ", ".join(one.name for one in fields(KeepCompletions))
         raise ConfigError(f"trainer.rlwatch.completions may hold: {known}; got {', '.join(map(str, wish))}") from None
+
+
+def _localise(wish: Any, level: Level, strategy: str) -> Mapping[str, Any] | None:
+    """``true``, ``false``, or a section with the fields of ``Localise``; by default only what can be had."""
+    if wish is None:
+        return {} if level.includes(Level.FULL) else None
+    if wish is False:
+        return None
+    fields_given = {} if wish is True else _fields(wish)
+    if not level.includes(Level.TOKENS):
+        raise ConfigError(f"trainer.rlwatch.localise needs level=tokens or closer, got {level.value!r}")
+    reason = hindrance(strategy)
+    if reason is not None:
+        raise ConfigError(f"trainer.rlwatch.localise: {reason}")
+    return fields_given
+
+
+def _fields(wish: Any) -> Mapping[str, Any]:
+    from rlwatch.integrations.localising import Localise
+
+    known = [one.name for one in fields(Localise) if one.name != "skip"]
+    if not isinstance(wish, Mapping) or not wish.keys() <= set(known):
+        got = ", ".join(map(str, wish)) if isinstance(wish, Mapping) else repr(wish)
+        raise ConfigError(f"trainer.rlwatch.localise is true, false, or holds: {', '.join(known)}; got {got}")
+    Localise(**wish)
+    return dict(wish)
 
 
 def wanted(loggers: object) -> bool:

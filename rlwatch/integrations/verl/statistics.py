@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising.recording import decoded
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode, StepTally
 from rlwatch.integrations.verl.batch import Reading, StepBatch
@@ -16,6 +17,7 @@ from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.texts import Texts
 from rlwatch.integrations.verl.workers import Answers
 from rlwatch.integrations.whole import together
+from rlwatch.records import LOCALISED
 from rlwatch.tensors.response_stats import observe_responses
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Statistics:
         run.log(whole.metrics, step=step)
         for found in whole.spikes:
             run.log_spikes(found)
+        self._seam.attempt("localised spikes", _write_localised, replies, step, run)
 
     def _add_batch(self, tally: StepTally, batch: StepBatch) -> None:
         tokens = batch.token_batch(self.reading)
@@ -113,6 +116,16 @@ class Statistics:
             self._errors[rank] = total
             if new > 0 and self._seam.run is not None:
                 self._seam.run.counters.warn("errors", f"the taps of worker {rank} failed; see its log", new)
+
+
+def _write_localised(replies: Sequence[Reply], step: int, run: Run) -> None:
+    """What each worker found of the optimizer steps of ``step``; of each, rank 0 tells the event."""
+    for reply in replies:
+        for found in reply.get("localised", ()):
+            for batch in decoded(found["batches"]):
+                run.log_spikes(batch)
+            if "event" in found:
+                run.event(LOCALISED, step, **found["event"])
 
 
 def _gathered(answers: Answers) -> Sequence[Reply]:

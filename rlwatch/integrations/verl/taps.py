@@ -1,7 +1,8 @@
 """Taps in one worker: on the registry of policy losses, on the actor's loss function, on its optimizer step.
 
 Every wrapper calls what it replaces exactly once, with what it was given, and returns what that returned; only
-then (for gradients: only just before) does it look. Nothing here waits for the device.
+then (for gradients and spikes: only just before) does it look. Nothing here waits for the device, but for spikes of
+the gradient: where the engine itself waits next.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl.gradients import gradients_of
+from rlwatch.integrations.verl.localising import Localising
 from rlwatch.integrations.verl.losses import Clipping
 from rlwatch.integrations.verl.microbatch import beside, loss_batch
 from rlwatch.integrations.verl.steps import gradient_stats, step_stats
@@ -30,6 +32,9 @@ from rlwatch.tensors.observe import observe
 
 TAPPED = "rlwatch_tapped_by"
 """Attribute of a wrapped policy loss: whose it is."""
+
+SPIKE = "spike of the gradient"
+"""What the tap is called that looks at one."""
 
 UNCOLLECTED = 2**24
 """Tokens whose statistics are kept for a driver that does not ask for them; then they go."""
@@ -50,6 +55,8 @@ class WorkerTaps:
         Whether the old log-probs are the rollout engine's: then only the update knows the trainer's own.
     layers
         Whether the engine's gradients are what its optimizer's step clips; some engines scale them within it.
+    localising
+        What looks at spikes of the gradient, if anything does.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class WorkerTaps:
         bypass: bool = False,
         layers: bool = True,
         rank: int = 0,
+        localising: Localising | None = None,
     ) -> None:
         self.tally = StepTally()
         self._actor = actor
@@ -71,6 +79,7 @@ class WorkerTaps:
         self._bypass = bypass
         self._layers = layers
         self._rank = rank
+        self._localising = localising
         self._data: Any = None
         self._inside = False
         self._tokens = 0
@@ -80,7 +89,9 @@ class WorkerTaps:
         if self._level.includes(Level.TOKENS):
             self._wrap_loss_fn()
             self._wrap_registry()
-        if self._level.includes(Level.GRADIENTS):
+        if self._localising is not None:
+            self._localising.attach()
+        if self._level.includes(Level.GRADIENTS) or self._localising is not None:
             self._wrap_optimizer_step()
 
     def take(self) -> StepTally:
@@ -97,6 +108,8 @@ class WorkerTaps:
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             self._data = kwargs.get("data")
+            if self._localising is not None and self._seam.works(SPIKE) and torch.is_grad_enabled():
+                self._seam.attempt("loss pass", self._localising.keep, kwargs.get("model_output"), self._data)
             try:
                 result = original(*args, **kwargs)
             finally:
@@ -159,8 +172,12 @@ class WorkerTaps:
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             norms = self._seam.attempt("gradients", self._read_gradients, engine)
+            if self._localising is not None:
+                self._seam.attempt(SPIKE, self._localising.check, norms)
             total = original(*args, **kwargs)
-            self._seam.attempt("gradients", self._after_step, norms, total, getattr(engine, "scaler", None) is not None)
+            if self._level.includes(Level.GRADIENTS):
+                scaled = getattr(engine, "scaler", None) is not None
+                self._seam.attempt("gradients", self._after_step, norms, total, scaled)
             return total
 
         engine.optimizer_step = tapped

@@ -26,14 +26,20 @@ def install(module: ModuleType) -> str:
 
 
 def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the taps in place. ``settings``: ``level``, and ``bypass`` for verl's bypass mode."""
+    """Put the taps in place.
+
+    ``settings``: ``level``; ``bypass`` for verl's bypass mode; ``localise``, fields of ``Localise`` (None: spikes are
+    not localised), with ``text`` if their text is kept. Every rank is given the same, and waits for the others.
+    """
     from rlwatch.integrations.verl.inside import Inside
     from rlwatch.integrations.verl.plugin import acting
 
     if getattr(self, "rlwatch", None) is None:
         self.rlwatch = Inside.of(self, settings)
         acting("worker")
-    return {"obstacle": self.rlwatch.obstacle, "vocab_size": self.rlwatch.vocab_size}
+    localising = self.rlwatch.localising
+    why_not = localising if isinstance(localising, str) else None
+    return {"obstacle": self.rlwatch.obstacle, "vocab_size": self.rlwatch.vocab_size, "not_localised": why_not}
 
 
 def rlwatch_collect(self: Any, step: int) -> dict[str, Any]:
