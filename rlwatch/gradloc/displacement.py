@@ -21,7 +21,7 @@ from rlwatch.gradloc.precision import LOW, Precision
 from rlwatch.gradloc.sharding import Gathered, recover, reshard
 
 Shift = Callable[[Tensor, Tensor], Tensor]
-"""(weight in float32 or wider, gradient) -> what the forward pass sees in place of the weight. Changes neither."""
+"""(weight, gradient) -> what the forward pass sees in place of the weight. Changes neither."""
 
 
 def displaced(
@@ -48,7 +48,8 @@ def tangent(model: nn.Module, direction: Direction, precision: Precision) -> Abs
 def seen(model: nn.Module, direction: Direction, shift: Shift, precision: Precision) -> Iterator[None]:
     """Forward passes inside see ``shift(weight, gradient)`` for each weight that has a gradient in ``direction``.
 
-    Other weights in bfloat16 or float16 are seen in float32, so that all of the pass is. Without gradient graph.
+    If ``precision`` is wide, weights in bfloat16 or float16 are seen in float32, so that all of the pass is, and
+    ``shift`` gets them so. Without gradient graph.
     """
     reshard(model)
     named = dict(model.named_parameters())

@@ -2,6 +2,9 @@
 
 It needs a forward derivative of every operation. Fused attention, grouped experts and custom functions have none: the
 first two are replaced for the while, the third by :attr:`LossPass.differentiable`.
+
+It runs in the precision of training: there it explains the gradient as training computed it, with most of its rounding,
+where differences have to be taken in float32 and show that rounding as a gap.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ def forward_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direct
         By torch, where an operation has no forward derivative.
     """
     scale = 1 / (direction.length * ranks)
-    with looking(model) as precision, differentiable_kernels(model), tangent(model, direction, precision):
+    with looking(model, wide=False) as precision, differentiable_kernels(model), tangent(model, direction, precision):
         slopes = [_slopes(one) for one in passes]
     return Derived(
         tuple(contributions(one, slope) * scale for one, slope in zip(passes, slopes, strict=True)),

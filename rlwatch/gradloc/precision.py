@@ -1,4 +1,4 @@
-"""Forward passes in float32, whatever precision training has chosen for its own."""
+"""Forward passes in float32, whatever precision training has chosen for its own; or in that one, noting it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ NARROW = (torch.Tensor.bfloat16, torch.Tensor.half)
 
 @dataclass(slots=True)
 class Precision:
-    """``low``: whether training computes what was looked at in less than float32 (weights, autocast, FSDP's policy)."""
+    """What forward passes compute in.
 
+    ``wide``: in float32 where training takes less; else as training does. ``low``: whether training takes less, for
+    weights, by autocast or by FSDP's policy, as far as was seen.
+    """
+
+    wide: bool = True
     low: bool = False
 
-    def widen(self, weight: Tensor) -> Tensor:
-        """``weight``, detached: in float32 where it is narrower, which is noted."""
-        if weight.dtype not in LOW:
-            return weight.detach()
+    def widen(self, value: Tensor) -> Tensor:
+        """``value``, detached: if ``wide``, in float32 where it is narrower, which is noted."""
+        if value.dtype not in LOW:
+            return value.detach()
         self.low = True
-        return weight.detach().float()
+        return value.detach().float() if self.wide else value.detach()
 
 
 @contextmanager
 def without_autocast(precision: Precision) -> Iterator[None]:
-    """No autocast on this thread, not even where a forward pass switches it on itself.
+    """No autocast on this thread if ``precision`` is wide, not even where a forward pass switches it on itself.
 
     Trainers do: accelerate wraps ``model.forward``, TRL calls ``accelerator.autocast()``, loops write
     ``torch.autocast``. All of them end in ``torch.autocast.__enter__``. Other threads go on as they were.
@@ -44,7 +49,7 @@ def without_autocast(precision: Precision) -> Iterator[None]:
         entered = enter(self)  # type: ignore[no-untyped-call]
         if threading.get_ident() == here and torch.is_autocast_enabled(self.device):
             precision.low = True
-            torch.set_autocast_enabled(self.device, False)
+            torch.set_autocast_enabled(self.device, not precision.wide)
         return entered
 
     with _all_off(precision):
@@ -93,7 +98,7 @@ def _all_off(precision: Precision) -> Iterator[None]:
     on = [device for device in devices if torch.is_autocast_enabled(device)]
     precision.low |= bool(on)
     for device in on:
-        torch.set_autocast_enabled(device, False)
+        torch.set_autocast_enabled(device, not precision.wide)
     try:
         yield
     finally:
