@@ -22,9 +22,10 @@ from rlwatch.gradloc.passes import Passes
 from rlwatch.gradloc.report import Cause, Cost, Culprit, Localisation, Method, TokenAt
 from rlwatch.gradloc.screen import screen
 from rlwatch.gradloc.shared_culprits import shared
+from rlwatch.gradloc.shared_traces import shared_trace
 from rlwatch.gradloc.summary import of_culprits
 from rlwatch.gradloc.verification import union_candidates, verify
-from rlwatch.gradloc.world import Alone, World
+from rlwatch.gradloc.world import Alone, World, gather_plain
 
 STANDS_OUT = 0.1
 """A token is named if its own gradient (or contribution) is at least this part of the worst one's."""
@@ -78,10 +79,11 @@ def locate(
     threshold
         What it was compared with.
     usual
-        Share of each layer in the squared norm in earlier steps.
+        Share of each layer in the squared norm in earlier steps; of several ranks that of rank 0 counts.
     """
-    begun = time.perf_counter()
-    step = _Step(model, passes, world or Alone(), options or Options(), norm, usual or {})
+    begun, world = time.perf_counter(), world or Alone()
+    known = gather_plain(world, dict(usual or {}))[0]
+    step = _Step(model, passes, world, options or Options(), norm, known)
     try:
         located = step.localised()
     except NotLocalised as why:
@@ -113,7 +115,7 @@ class _Step:
             return self.traced()
         found = self.attributed(direction)
         contributions = () if found is None else found.contributions
-        culprits, hosts = self.culprits(self.candidates(found), contributions, direction)
+        culprits, hosts = self.culprits(self.candidates(found), found, direction)
         levels = StepLevels(layers=direction.layers, usual=self.usual, top_share=_top_share(culprits))
         cause = cause_of_step(culprits, levels)
         named = self.standing_out(culprits)
@@ -129,9 +131,10 @@ class _Step:
 
     def traced(self) -> Located:
         """There is no direction to attribute along."""
-        found = trace(self.model, self.passes, world=self.world)
+        ours = trace(self.model, self.passes, world=self.world)
         hosts = on_host(self.passes, self.world.rank)
-        culprits = shared(culprits_of_trace(hosts, found, self.options.culprits), self.world)
+        culprits = shared(culprits_of_trace(hosts, ours, self.options.culprits), self.world)
+        found = shared_trace(ours, self.world)
         self.notes += found.notes
         self.cost = found.cost
         report = self.report(
@@ -148,7 +151,8 @@ class _Step:
         try:
             found = attribute(self.model, self.passes, direction, world=self.world)
         except NotLocalised as why:
-            if not direction.norm > 0 or not any(one.coefficients for one in self.passes.all):
+            kept = float(any(one.coefficients for one in self.passes.all))
+            if not direction.norm > 0 or not self.world.max(torch.tensor(kept)):
                 raise
             self.notes.append(str(why))
             return None
@@ -172,15 +176,15 @@ class _Step:
         return list(dict.fromkeys([*(hit.at for hit in searched.hits), *tokens]))
 
     def culprits(
-        self, tokens: Sequence[TokenAt], contributions: Sequence[Tensor], direction: Direction
+        self, tokens: Sequence[TokenAt], found: Attribution | None, direction: Direction
     ) -> tuple[list[Culprit], list[HostPass]]:
         """All candidates of all ranks, described, the worst first."""
         own = verify(self.model, self.passes, tokens, world=self.world, notes=self.notes)
         self.spend(backwards=len(own))
         hosts = on_host(self.passes, self.world.rank)
-        most = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
-        top = float(self.world.max(torch.tensor(most, dtype=torch.float64))) / direction.norm if contributions else None
-        levels = step_levels(hosts, layers=direction.layers, usual=self.usual, top_share=top)
+        contributions = () if found is None else found.contributions
+        top = None if found is None else self.largest(contributions) / direction.norm
+        levels = step_levels(hosts, world=self.world, layers=direction.layers, usual=self.usual, top_share=top)
         ours = [
             culprit_of(
                 describe(hosts, at),
@@ -193,6 +197,11 @@ class _Step:
             if at.rank == self.world.rank
         ]
         return sorted(shared(ours, self.world), key=lambda culprit: -size_of(culprit)), hosts
+
+    def largest(self, contributions: Sequence[Tensor]) -> float:
+        """By size, of all ranks."""
+        ours = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
+        return float(self.world.max(torch.tensor(ours, dtype=torch.float64)))
 
     def standing_out(self, culprits: Sequence[Culprit]) -> list[Culprit]:
         """Those that are not small beside the worst."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlwatch.gradloc.causes import ResponseLevels, StepLevels
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.gradloc.report import TokenAt
+from rlwatch.gradloc.world import World, gather_plain
 from rlwatch.tensors.masked import widen
 
 NUMBERS = (
@@ -73,13 +74,15 @@ def on_host(passes: Passes, rank: int = 0) -> list[HostPass]:
 def step_levels(
     hosts: Sequence[HostPass],
     *,
+    world: World | None = None,
     layers: Mapping[str, float] | None = None,
     usual: Mapping[str, float] | None = None,
     top_share: float | None = None,
 ) -> StepLevels:
-    """What is usual in this rank's part of the step: advantages and rewards of its responses."""
-    advantages = [value for host in hosts for value in host.per_response("advantage")]
-    rewards = [value for host in hosts for value in host.per_response("reward")]
+    """What is usual in the step: advantages and rewards of the responses of all ranks of ``world``. A collective."""
+    ours = [[value for host in hosts for value in host.per_response(name)] for name in ("advantage", "reward")]
+    every = [ours] if world is None else gather_plain(world, ours)
+    advantages, rewards = ([value for rank in every for value in rank[i]] for i in (0, 1))
     return StepLevels.of(advantages, rewards, layers=layers, usual=usual, top_share=top_share)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from rlwatch.gradloc.report import Cost, TokenAt
 from rlwatch.gradloc.traced import Kind, Origin, Trace
-from rlwatch.gradloc.world import World, gather_bytes
+from rlwatch.gradloc.world import World, gather_plain
 
 
 def shared_trace(ours: Trace, world: World) -> Trace:
@@ -19,8 +18,8 @@ def shared_trace(ours: Trace, world: World) -> Trace:
     """
     if world.size == 1:
         return ours
-    texts = gather_bytes(world, json.dumps(asdict(ours) if ours.found else None).encode())
-    said = next((body for body in map(json.loads, texts) if body is not None), None)
+    every = gather_plain(world, asdict(ours) if ours.found else None)
+    said = next((body for body in every if body is not None), None)
     return ours if said is None else _read(said)
 
 
