@@ -10,6 +10,7 @@ from rlwatch.store.url import open_store
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ARGUMENTS = {
+    "layer_clip.py": ["--steps", "30"],
     "own_loop.py": ["--steps", "30", "--reset-at", "10"],
     "scalars.py": ["--steps", "60"],
     "tee_wandb.py": ["--steps", "60"],

@@ -1,8 +1,6 @@
 """LayerClip on real gradients: who is clipped together, by how much, and what is left untouched."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +8,13 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from waits import CountWaits
 
 import rlwatch
 from rlwatch.clipping import AdaGC, By, LayerClip, LayerMaxNorm, LayerMedian
 from rlwatch.clipping.grouping import module_type_of
 from rlwatch.clipping.rules import RULES
 from rlwatch.errors import ConfigError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tensors"))
-from waits import CountWaits
 
 pytestmark = pytest.mark.torch
 NEVER = LayerMaxNorm(each=1e30)

@@ -1,15 +1,11 @@
 """clip_layers(trainer): any Trainer and TRL's, with and without watch, resumed, with a loss scale."""
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 import tiny_trainer
 import tiny_trl
+import torch
 from transformers import TrainerCallback
 
 from rlwatch.clipping import AGGC, By, LayerClip, LayerMaxNorm, LayerMedian
