@@ -17,12 +17,12 @@ def untouched():
     tiny.untap()
 
 
-def trained(policy, *overrides, level=None, role="actor_rollout_ref", **settings):
+def trained(policy, *overrides, level=None, role="actor_rollout_ref", localise=None, **settings):
     """Two updates of several mini- and micro-batches; what came of them."""
     tiny.untap()
     worker = tiny.make_worker(policy, *overrides, role=role)
     if level is not None:
-        tiny.attach(worker, level)
+        tiny.attach(worker, level, localise=localise)
     torch.manual_seed(7), np.random.seed(7), random.seed(7)
     logged = []
     for step in range(2):
@@ -86,6 +86,25 @@ def test_whatever_is_trained(policy, overrides):
     with_rlwatch = trained(policy, *overrides, role=role, level="full", **settings)
 
     assert_same(without, with_rlwatch)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [
+            "+actor_rollout_ref.model.override_config.attention_dropout=0.2",
+            "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+            "actor_rollout_ref.model.use_remove_padding=True",
+        ],
+    ],
+    ids=["plain", "dropout and checkpointing, packed"],
+)
+def test_localising_every_step_changes_nothing(policy, overrides):
+    """Each of four optimizer steps is looked at with displaced weights and with backwards of single tokens."""
+    looked_at = trained(policy, *overrides, level="full", localise={"threshold": 1e-9, "culprits": 1})
+
+    assert_same(trained(policy, *overrides), looked_at)
 
 
 def test_a_bypassed_worker_too(policy):
