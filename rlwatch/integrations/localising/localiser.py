@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from rlwatch.integrations.localising.settings import Localise
 from rlwatch.integrations.localising.usual import UsualShares
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.spike_rows import Decode
+from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.transfer import Transfer
 
 OVERFLOWS = 16
@@ -104,7 +106,10 @@ class Localiser:
             world.leave()
 
     def _check(self, spike: Spike, world: World) -> Located | None:
-        norm, tokens = self._read(spike, world)
+        read = self._read(spike, world)
+        if read is None:
+            return None
+        norm, tokens = read
         if self._overflowed(spike, norm):
             return None
         decision = self._trigger.check(spike.step, norm, tokens)
@@ -117,16 +122,16 @@ class Localiser:
             self._took = self._seconds() - begun
             self._budget.spent(self._took)
 
-    def _read(self, spike: Spike, world: World) -> tuple[float, int]:
-        """The norm, and the tokens of all ranks, with one wait for the device."""
-        given = torch.tensor(math.nan) if spike.norm is None else torch.as_tensor(spike.norm)
-        norm = norm_of(spike.model) if spike.norm is None else given.detach()
-        counts = [one.tokens.mask.sum().to(norm.device, torch.float64) for one in self.passes.all]
-        tokens = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.float64, device=norm.device)
-        if spike.norm is None:
-            norm = norm / spike.left
-        read = Transfer([norm.reshape(()).double(), tokens]).read()
-        return float(read[0]), int(_over(world, float(read[1])))
+    def _read(self, spike: Spike, world: World) -> tuple[float, int] | None:
+        """The norm, and the tokens of all ranks, with one wait for the device; None where no rank has gradients."""
+        part = _part_of_norm(spike, world.rank)
+        counts = [one.tokens.mask.sum() for one in self.passes.all]
+        read = [float(each) for each in Transfer([*counts, *([] if part is None else [part.reshape(())])]).read()]
+        ours = 0.0 if part is None else read.pop()
+        tokens, there, total = _over(world, sum(read), float(part is not None), ours)
+        if not there:
+            return None
+        return total if spike.norm is not None else math.sqrt(total) / spike.left, int(tokens)
 
     def _overflowed(self, spike: Spike, norm: float) -> bool:
         """Whether this is how a loss scale is found, and no trouble of the run: not if it goes on and on."""
@@ -136,7 +141,7 @@ class Localiser:
     def _allowed(self, norm: float, world: World) -> bool:
         """Whether the budget allows it: that of rank 0, because clocks differ. A refusal is counted."""
         allowed = world.rank == 0 and self._budget.may(self._took, non_finite=not math.isfinite(norm))
-        agreed = bool(_over(world, float(allowed)))
+        agreed = _over(world, float(allowed)) != [0.0]
         if not agreed and self._seam.run is not None:
             self._seam.run.counters.add("localisations_refused")
         return agreed
@@ -189,19 +194,22 @@ class Localiser:
                 self._seam.run.event("step_skipped", spike.step, reason=decision.reason)
 
 
-def _over(world: World, number: float) -> float:
-    """The sum of a number over the ranks."""
-    return number if world.size == 1 else float(world.sum(torch.tensor(number, dtype=torch.float64)))
+def _over(world: World, *numbers: float) -> list[float]:
+    """The sum of each number over the ranks."""
+    return list(numbers) if world.size == 1 else world.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
 
-def norm_of(model: nn.Module) -> Tensor:
-    """Norm of the gradients ``model`` holds now, 0-d, where they are whole; NaN if it holds none."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    if not grads:
-        return torch.tensor(math.nan)
-    norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # noqa: SLF001  (as clip_grad_norm_ does)
-    total: Tensor = torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum().sqrt()
-    return total
+def _part_of_norm(spike: Spike, rank: int) -> Tensor | None:
+    """What this rank adds, 0-d: to the norm if it is known, which is then that of rank 0; else to its square.
+
+    So all ranks have the same number. Whole gradients count on rank 0, and shards where they are.
+    """
+    if spike.norm is not None:
+        norm: Any = torch.as_tensor(spike.norm).detach()
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole if rank == 0 else None
+    norms = grad_norms(spike.model.named_parameters(), rank=rank)
+    return None if norms is None else norms.squares.sum()
 
 
 def _unscale(passes: Passes, scale: float) -> None:
