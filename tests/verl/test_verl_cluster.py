@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.records import CommandStatus, RunState
+from rlwatch.records import CULPRITS, LOCALISED, CommandStatus, RunState
 from rlwatch.store.url import open_store
 
 TRAIN = Path(__file__).parents[2] / "examples" / "verl_grpo" / "cpu" / "train.py"
@@ -29,7 +29,10 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
     command = [sys.executable, str(TRAIN), "--workers", "2", "--steps", "5", "--store", "runs", "--work", "work"]
     command += [part for text in COMMANDS for part in ("--command", text)]
-    command += ["+trainer.rlwatch.completions={every:2,rows:3}"]
+    command += [
+        "+trainer.rlwatch.completions={every:2,rows:3}",
+        "+trainer.rlwatch.localise={threshold:1e-9,culprits:1}",
+    ]
     environment = {**os.environ, "RLWATCH_STATE_DIR": str(folder / "state")}
 
     out = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False)
@@ -116,6 +119,21 @@ def test_completions_are_kept_as_text(run):
     assert [max(batch.columns["reward"]) for batch in kept] == pytest.approx(
         [steps[batch.step]["critic/score/max"] for batch in kept]
     )
+
+
+def test_every_optimizer_step_was_localised(run):
+    """By both workers together, told once by the driver: several steps of each global step, with culprits and why."""
+    info, steps, store = run
+    told = events(run, LOCALISED)
+    culprits = [batch for batch in store.spikes(info.run_id) if batch.reason == CULPRITS]
+
+    assert {event.step for event in told} == steps.keys()
+    assert len(told) > len(steps)
+    for event in told:
+        assert event.body["complete"] or event.body["why_not"], event.body
+    assert {batch.step for batch in culprits} <= steps.keys()
+    assert {batch.rank for batch in culprits} <= {0, 1}
+    assert all(batch.columns["verified"].all() for batch in culprits)
 
 
 def test_text_is_measured_without_being_kept(run):
