@@ -1,0 +1,112 @@
+"""Segments of a search, and probes of them: counted, summed over ranks, the same with sharded parameters."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_step import LOSSES, policy, rollouts, take_step
+from torch.distributed.fsdp import fully_shard
+
+from rlwatch.gradloc.bisection import follow_larger
+from rlwatch.gradloc.gradients import beside_training
+from rlwatch.gradloc.probes import BudgetSpent, Probes, Segment
+from rlwatch.gradloc.world import Alone
+
+
+def token(index, *, microbatch=0, rank=0):
+    return Segment(microbatch, range(rank, rank + 1), range(index, index + 1), 1)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A model, and its step in two micro-batches."""
+    model = policy()
+    return model, take_step(model, rollouts(model, batch=4, length=8), micro_batches=2)
+
+
+@given(st.integers(2, 500))
+def test_halves_part_a_segment(n):
+    """Nothing is lost, nothing is in both, and they differ by one token at most."""
+    probes = Probes.__new__(Probes)
+    left, right = probes.halves(Segment(0, range(1), None, n))
+
+    assert [*left.tokens, *right.tokens] == list(range(n))
+    assert abs(left.count - right.count) <= 1
+
+
+def test_a_token_is_held_by_its_own_segments():
+    """By those of its micro-batch, its rank and its stretch."""
+    every = Segment(0, range(4), None, 100)
+
+    assert every.holds(token(7, rank=3))
+    assert not every.holds(token(7, microbatch=1))
+    assert not Segment(0, range(2), None, 50).holds(token(7, rank=3))
+    assert Segment(0, range(1), range(7, 9), 2).holds(token(7))
+    assert not Segment(0, range(1), range(8, 9), 1).holds(token(7))
+    assert Segment(0, range(1), None, 1).first == 0
+
+
+def test_what_is_not_a_number_is_largest():
+    """NaN cannot be compared, and must not lose."""
+    assert Segment(0, range(1), None, 1, float("nan")).size > 1e300
+
+
+def test_the_norm_of_everything_is_that_of_the_step(step):
+    """Micro-batches together are the gradient; the squares of orthogonal parts would add up, these need not."""
+    model, passes = step
+    probes = Probes(model, passes, 10, Alone())
+    grads = {id(p): p.grad.clone() for p in model.parameters()}
+    with beside_training(model):
+        norms = probes.norms(probes.microbatches())
+
+    for segment, one in zip(norms, passes.all, strict=True):
+        model.zero_grad()
+        (one.forward().logp * one.coefficient()).sum().backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        assert segment.norm == pytest.approx(float(norm), rel=1e-4)
+        assert segment.count == int(one.tokens.mask.sum())
+    for p in model.parameters():
+        p.grad = grads[id(p)]
+
+
+def test_probes_that_the_budget_does_not_cover_are_not_made(step):
+    """None of them, and none is counted."""
+    model, passes = step
+    probes = Probes(model, passes, 1, Alone())
+
+    with pytest.raises(BudgetSpent):
+        probes.norms(probes.microbatches())
+    assert probes.trace == []
+
+
+def test_what_is_left_out_has_no_norm(step):
+    """A token that was found is not found again."""
+    model, passes = step
+    probes = Probes(model, passes, 10, Alone())
+    with beside_training(model):
+        (before,) = probes.norms([token(3)])
+        probes.leave_out(before)
+        (after,) = probes.norms([token(3)])
+
+    assert before.norm > 0
+    assert after.norm == 0
+    (at,) = probes.tokens([before])
+    assert passes.all[0].tokens.mask[at.row, : at.position].sum() + passes.all[0].tokens.mask[: at.row].sum() == 3
+
+
+def test_sharded_parameters_are_searched_alike():
+    """FSDP2 on one process: the same tokens, the same norms, at the same price."""
+    model, sharded = policy(), policy()
+    batch = rollouts(model, batch=4, length=8)
+    whole = follow_larger(model, take_step(model, batch, LOSSES["dapo_entropy"]), culprits=3)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(sharded)
+        found = follow_larger(sharded, take_step(sharded, batch, LOSSES["dapo_entropy"]), culprits=3)
+    finally:
+        dist.destroy_process_group()
+
+    assert [hit.at for hit in found.hits] == [hit.at for hit in whole.hits]
+    assert [hit.norm for hit in found.hits] == pytest.approx([hit.norm for hit in whole.hits], rel=1e-5)
+    assert found.probes == whole.probes
