@@ -3,10 +3,18 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as fwad
+from tiny_trl import FakeRun, make_trainer
+from transformers import TrainerCallback
 from trl.trainer import utils
 
+from rlwatch.gradloc.attribution import METHODS, attribute
+from rlwatch.gradloc.direction import Direction
+from rlwatch.gradloc.passes import Passes
+from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl import pure_head as module
+from rlwatch.integrations.trl.loss_passes import LossPassTap
 from rlwatch.integrations.trl.pure_head import PureHead, pure_head
+from rlwatch.tensors.tokens import TokenBatch
 
 
 def arguments(n=7, bias=True, softcap=None, scale=1.0, outputs=("entropy",)):
@@ -60,3 +68,39 @@ def test_a_trl_without_fused_head_is_left_alone(monkeypatch):
     monkeypatch.delattr(utils, "_ChunkedLogProbFunction")
     with pure_head():
         assert not hasattr(utils, "_ChunkedLogProbFunction")
+
+
+class Looking(TrainerCallback):
+    """Attributes the gradient of every step by every method."""
+
+    def __init__(self, passes):
+        self.passes, self.gaps = passes, []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **rest):
+        direction = Direction.of(model)
+        self.gaps.append([attribute(model, self.passes, direction, methods=[method]).gap for method in METHODS])
+        self.passes.clear()
+
+
+@pytest.mark.parametrize("config", [{}, {"bf16": True}], ids=["float32", "bf16 autocast"])
+def test_a_real_trainer_is_attributed_by_every_method(config, tmp_path):
+    """Two micro-batches of a step of GRPO, through TRL's own forward."""
+    passes = Passes()
+    trainer = make_trainer(tmp_path, max_steps=1, gradient_accumulation_steps=2, max_grad_norm=0.0, **config)
+    tap, looking = LossPassTap(trainer, Seam(FakeRun()), passes), Looking(passes)
+    tap.attach(lambda: True)
+    compute = trainer._compute_loss
+
+    def compute_loss(model, inputs):
+        loss = compute(model, inputs)
+        mask = inputs["completion_mask"]
+        tap.keep(TokenBatch(torch.zeros(mask.shape), mask))
+        return loss
+
+    trainer._compute_loss = compute_loss
+    trainer.add_callback(looking)
+    trainer.train()
+    fd, richardson, jvp = (abs(gap) for gap in looking.gaps[0])
+
+    assert jvp <= (1e-2 if config else 1e-6)
+    assert max(fd, richardson) <= (1e-2 if config else 1e-3)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlwatch.gradloc.passes import Outputs, Passes, RandomState
 from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.trl.pure_head import pure_head
 from rlwatch.tensors.tokens import TokenBatch
 
 METHOD = "_get_per_token_logps_and_entropies"
@@ -44,6 +45,11 @@ class Call:
             given |= {name: given[name][list(rows)] for name in BY_SEQUENCE}
         return Outputs(*self.method(self.policy, **given)[:3])
 
+    def differentiable(self, rows: Sequence[int] | None = None) -> Outputs:
+        """The same through a head that has a forward derivative."""
+        with pure_head():
+            return self.again(rows)
+
 
 class LossPassTap:
     """Watches the forward of the loss on one trainer and keeps it in ``passes``."""
@@ -75,7 +81,8 @@ class LossPassTap:
         latest, self._latest = self._latest, None
         if latest is not None:
             call, outputs = latest  # the outputs carry the graph: nobody may hold them any longer than this
-            self._passes.add(call.again, outputs, tokens, random=call.random, drew=call.drew or not call.splits)
+            drew, other = call.drew or not call.splits, call.differentiable
+            self._passes.add(call.again, outputs, tokens, random=call.random, drew=drew, differentiable=other)
 
     def forget(self) -> None:
         """The step is over."""
