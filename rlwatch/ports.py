@@ -6,11 +6,13 @@ Wiring happens once, in :mod:`rlwatch.run`; everything else knows only these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rlwatch.records import (
     JSON,
+    Acknowledgement,
     Alert,
     ClosedStep,
     Command,
@@ -18,9 +20,11 @@ from rlwatch.records import (
     CompletionBatch,
     Event,
     Finding,
+    Ledger,
     OutboxMessage,
     RunInfo,
     RunState,
+    Silence,
     SpikeBatch,
     StepRecord,
 )
@@ -153,8 +157,10 @@ class RunReader(Protocol):
         """One run. Raises ``RunNotFoundError``."""
         ...
 
-    def records(self, run_id: str, *, after_seq: int = 0, limit: int | None = None) -> list[StepRecord]:
-        """Records with ``seq > after_seq`` in order of ``seq``, all attempts."""
+    def records(
+        self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
+    ) -> list[StepRecord]:
+        """Records with ``seq > after_seq`` in order of ``seq``, all attempts; of these the ``last`` newest if given."""
         ...
 
     def branch(self, run_id: str, attempt: int, before_step: int) -> list[StepRecord | Event]:
@@ -207,33 +213,56 @@ class CommandStore(Protocol):
 
     def submit(self, command: Command) -> Command:
         """Insert, or return the command that already has this idempotency key on this run."""
-        ...
 
     def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
         """Commands of a run, oldest first."""
-        ...
 
     def claim(self, run_id: str, now: float) -> list[Command]:
         """Expire overdue queued commands, then turn the rest ``queued`` -> ``claimed`` and return them."""
-        ...
 
     def settle(
         self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
     ) -> Command:
         """``claimed`` -> ``done`` or ``rejected``. Settling twice keeps the first answer."""
-        ...
+
+
+Composer = Callable[[Ledger], Sequence[OutboxMessage]]
+"""What is to be written, given all that was."""
 
 
 class AlertStore(Protocol):
-    """Alerts and the outbox. May raise ``StoreBusyError``."""
+    """Alerts, the outbox, acknowledgements and silences. May raise ``StoreBusyError``."""
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
         """Insert or update alerts by id and insert messages whose id is new, in one transaction."""
-        ...
+
+    def tell(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+        """Insert or update alerts of the run, then insert what ``compose`` makes of its ledger, in one transaction.
+
+        Returns the messages whose id was new. Nobody else writes alerts or messages of the run meanwhile, so that
+        two who compose cannot both say a thing.
+        """
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The run's alerts, messages and acknowledgements at one moment, each newest last."""
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
         """Alerts (of one run, or of all), newest first."""
-        ...
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
+        """Keep it; an earlier one of the alert stays (and is returned) unless this one is of a higher severity."""
+
+    def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
+        """Of one run, or of all."""
+
+    def put_silence(self, silence: Silence) -> None:
+        """Insert or replace by id. Silences belong to the store, not to a run."""
+
+    def silences(self) -> list[Silence]:
+        """All silences, those that are over too, oldest first."""
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Held by one caller at a time over all processes: for telling alerts of several runs in one message."""
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
@@ -243,15 +272,12 @@ class AlertStore(Protocol):
         ``channels``: only messages of these (None: of all), so that a process leaves to others what it
         has no address for.
         """
-        ...
 
     def settle_message(self, message: OutboxMessage) -> None:
         """Write back status, attempts, next_attempt_at, last_error; drops the lease."""
-        ...
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages, oldest first."""
-        ...
 
 
 class Store(RunReader, CommandStore, AlertStore, Protocol):

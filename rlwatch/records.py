@@ -250,6 +250,37 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """Somebody has taken an alert on: no repeats and no escalation, unless it gets worse than ``severity``."""
+
+    alert_id: str
+    run_id: str
+    by: str
+    why: str = ""
+    at: float = 0.0
+    severity: Severity = Severity.CRITICAL
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nobody is told of alerts that fit until then. Fields that are empty fit all; the others must all fit.
+
+    ``run`` is a run's id or name; ``labels`` those of the rule. ``until`` in the past: it is over.
+    """
+
+    silence_id: str
+    by: str
+    why: str
+    created_at: float
+    until: float
+    run: str = ""
+    project: str = ""
+    kind: str = ""
+    rule: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxMessage:
     """A message on its way to one notifier channel. ``channel`` is a name from the configuration: the
     address and its secret are never stored.
@@ -267,6 +298,15 @@ class OutboxMessage:
     last_error: str = ""
     created_at: float = 0.0
     sent_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The alerts of a run (or of several), what was written to whom about them, and who took them on."""
+
+    alerts: tuple[Alert, ...] = ()
+    messages: tuple[OutboxMessage, ...] = ()
+    acknowledgements: tuple[Acknowledgement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,11 @@ lease ends; runs whose outbox is busy or damaged are left for the next time. ``s
 outcome back; once ``sent`` or ``dead`` a message stays so, and a caller whose lease has gone to somebody else
 can only report success.
 
+``tell`` inserts or updates alerts of one run and then inserts what the caller makes of the run's ledger, all in one
+transaction that no other writer of alerts interrupts: whoever composes knows all that was written before. An
+acknowledgement belongs to an alert: the first stays, unless a later one is of a higher severity. Silences belong to
+the store; ``exclusive`` is held by one caller at a time over all processes.
+
 **Threads.** A ``Store`` may be used from many threads. A ``RunWriter`` from one at a time.
 """
 

@@ -41,6 +41,7 @@ class _Place:
 
     runs: dict[str, _Run] = field(default_factory=dict)
     lock: RLock = field(default_factory=RLock)
+    desk: sqlite3.Connection | None = None
 
 
 _places: dict[str, _Place] = {}
@@ -110,6 +111,19 @@ class MemoryStore(RunTables, ControlTables):
                 run.control = _tables()
                 migrate(run.control, schema.CONTROL, self.url)
             yield run.control
+
+    @contextmanager
+    def _desk(self) -> Iterator[sqlite3.Connection | None]:
+        with self._place.lock, explained(self.url):
+            yield self._place.desk
+
+    @contextmanager
+    def _made_desk(self) -> Iterator[sqlite3.Connection]:
+        with self._place.lock, explained(self.url):
+            if self._place.desk is None:
+                self._place.desk = _tables()
+                migrate(self._place.desk, schema.DESK, self.url)
+            yield self._place.desk
 
     def _existing(self, run_id: str) -> _Run:
         if run_id not in self._place.runs:

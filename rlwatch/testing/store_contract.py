@@ -16,6 +16,7 @@ import pytest
 from rlwatch.testing.store_alerts_contract import AlertContract
 from rlwatch.testing.store_branch_contract import BranchContract
 from rlwatch.testing.store_command_contract import CommandContract
+from rlwatch.testing.store_desk_contract import DeskContract
 from rlwatch.testing.store_reading_contract import ReadingContract
 from rlwatch.testing.store_run_contract import RunContract
 from rlwatch.testing.store_values_contract import ValuesContract
@@ -23,5 +24,7 @@ from rlwatch.testing.store_values_contract import ValuesContract
 __all__ = ["StoreContract", "pytest"]
 
 
-class StoreContract(RunContract, ReadingContract, ValuesContract, BranchContract, CommandContract, AlertContract):
+class StoreContract(
+    RunContract, ReadingContract, ValuesContract, BranchContract, CommandContract, AlertContract, DeskContract
+):
     """All of it."""

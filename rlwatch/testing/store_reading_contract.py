@@ -60,6 +60,14 @@ class ReadingContract(StoreHooks):
         assert self.reopen(store).records("run") == written
         assert list(store.records("run")[0].metrics) == ["b", "a"]
 
+    def test_the_newest_records_come_in_order_of_seq(self, store: Store) -> None:
+        """``last`` of those after ``after_seq``; more than there are is all."""
+        fill(store, steps(1, 2, 3, 4))
+
+        assert [r.seq for r in store.records("run", last=2)] == [3, 4]
+        assert [r.seq for r in store.records("run", after_seq=3, last=2)] == [4]
+        assert (len(store.records("run", last=9)), store.records("run", last=0)) == (4, [])
+
     def test_records_can_be_followed(self, store: Store) -> None:
         """``after_seq`` and ``limit`` page through without gap or repeat."""
         fill(store, steps(*range(7)))

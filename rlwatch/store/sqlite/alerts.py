@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, Severity
+from rlwatch.ports import Composer
+from rlwatch.records import Acknowledgement, Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, Severity
 from rlwatch.store.sqlite.codec import dumps, loads, plain
 from rlwatch.store.sqlite.migrations import transaction
 
@@ -26,14 +27,47 @@ _DUE = "FROM outbox WHERE status = 'pending' AND next_attempt_at <= ?1 AND lease
 def put(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
     """Insert or update the alerts of one run, insert its new messages: one transaction."""
     with transaction(db):
-        db.executemany(_PUT, [_alert_row(alert, now) for alert in alerts])
-        db.executemany(
-            "INSERT INTO outbox VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            [_message_row(message) for message in messages],
-        )
+        _insert(db, alerts, messages, now)
 
 
-def alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, Alert]]:
+def tell(
+    db: sqlite3.Connection, run_id: str, alerts: Sequence[Alert], compose: Composer, now: float
+) -> list[OutboxMessage]:
+    """Insert or update alerts, then what ``compose`` makes of the run's ledger; returns what was new."""
+    with transaction(db):
+        _insert(db, alerts, (), now)
+        whole = ledger(db, run_id)
+        known = {message.message_id for message in whole.messages}
+        made = {message.message_id: message for message in compose(whole) if message.message_id not in known}
+        _insert(db, (), list(made.values()), now)
+    return list(made.values())
+
+
+def ledger(db: sqlite3.Connection, run_id: str) -> Ledger:
+    """The run's alerts, messages and acknowledgements, newest last."""
+    newest_first = [alert for *_, alert in rows_of_alerts(db, run_id)]
+    return Ledger(tuple(newest_first[::-1]), tuple(outbox(db, run_id)), tuple(acknowledgements(db, run_id)))
+
+
+def acknowledge(db: sqlite3.Connection, acknowledgement: Acknowledgement) -> Acknowledgement:
+    """Keep it, unless an earlier one of the alert covers it; returns what is kept."""
+    with transaction(db):
+        kept = [a for a in acknowledgements(db, acknowledgement.run_id) if a.alert_id == acknowledgement.alert_id]
+        if kept and kept[0].severity.rank >= acknowledgement.severity.rank:
+            return kept[0]
+        a = acknowledgement
+        row = (a.alert_id, plain(a.by), plain(a.why), a.at, a.severity.value)
+        db.execute("INSERT OR REPLACE INTO acknowledgement VALUES (?, ?, ?, ?, ?)", row)
+    return acknowledgement
+
+
+def acknowledgements(db: sqlite3.Connection, run_id: str) -> list[Acknowledgement]:
+    """Acknowledgements of the run, oldest first."""
+    rows = db.execute("SELECT alert_id, acknowledged_by, why, at, severity FROM acknowledgement ORDER BY rowid")
+    return [Acknowledgement(alert_id, run_id, by, why, at, Severity(level)) for alert_id, by, why, at, level in rows]
+
+
+def rows_of_alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, Alert]]:
     """Alerts of the run, newest first, each after the time and number to sort it by among other runs' ones."""
     return [(row[0], row[1], _alert(run_id, *row[2:])) for row in db.execute(_ALERTS)]
 
@@ -78,6 +112,14 @@ def outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
 def waiting(db: sqlite3.Connection) -> bool:
     """Whether any message is still to be sent, due or not."""
     return db.execute("SELECT 1 FROM outbox WHERE status = 'pending' LIMIT 1").fetchone() is not None
+
+
+def _insert(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
+    db.executemany(_PUT, [_alert_row(alert, now) for alert in alerts])
+    db.executemany(
+        "INSERT INTO outbox VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        [_message_row(message) for message in messages],
+    )
 
 
 def _alert_row(alert: Alert, now: float) -> tuple[object, ...]:

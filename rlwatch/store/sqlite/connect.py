@@ -6,14 +6,14 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from rlwatch.errors import StoreError
 from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.layout import RunFiles, is_there, size_of, touch_private
-from rlwatch.store.sqlite.migrations import check_readable, migrate, version_of
+from rlwatch.store.sqlite.migrations import Migration, check_readable, migrate, version_of
 from rlwatch.store.sqlite.problems import explained
 
 Opened = contextlib.AbstractContextManager[sqlite3.Connection]
@@ -64,25 +64,35 @@ def reading_immutable(files: RunFiles) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-@contextlib.contextmanager
-def control(files: RunFiles, timeout_s: float) -> Iterator[sqlite3.Connection | None]:
+def control(files: RunFiles, timeout_s: float) -> contextlib.AbstractContextManager[sqlite3.Connection | None]:
     """``control.db``, or None if there is none yet. Waits ``timeout_s`` for another process, then is busy."""
-    if not is_there(files.control):
+    return shared(files.control, schema.CONTROL, timeout_s)
+
+
+def made_control(files: RunFiles, timeout_s: float) -> Opened:
+    """``control.db``, created by whoever needs it first."""
+    return made_shared(files.control, schema.CONTROL, timeout_s)
+
+
+@contextlib.contextmanager
+def shared(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection | None]:
+    """A file that several processes write, or None if there is none yet."""
+    if not is_there(path):
         yield None
         return
-    with explained(str(files.control)), contextlib.closing(_connect(files.control, "rw", timeout_s)) as db:
+    with explained(str(path)), contextlib.closing(_connect(path, "rw", timeout_s)) as db:
         made = version_of(db) > 0
         if made:
-            migrate(db, schema.CONTROL, str(files.control))
+            migrate(db, tables, str(path))
         yield db if made else None
 
 
 @contextlib.contextmanager
-def made_control(files: RunFiles, timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """``control.db``, created by whoever needs it first."""
-    touch_private(files.control)
-    with explained(str(files.control)), contextlib.closing(_connect(files.control, "rw", timeout_s)) as db:
-        migrate(db, schema.CONTROL, str(files.control))
+def made_shared(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """The same, created by whoever needs it first."""
+    touch_private(path)
+    with explained(str(path)), contextlib.closing(_connect(path, "rw", timeout_s)) as db:
+        migrate(db, tables, str(path))
         yield db
 
 

@@ -1,24 +1,27 @@
-"""Commands, alerts and outbox of all runs, over two hooks: where a run's control tables are, or are to be."""
+"""Commands, alerts and outbox of all runs, over hooks: where control tables are, or are to be."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 from rlwatch.clock import Clock
 from rlwatch.errors import StoreError
-from rlwatch.records import Alert, Command, CommandStatus, OutboxMessage
+from rlwatch.ports import Composer
+from rlwatch.records import Acknowledgement, Alert, Command, CommandStatus, Ledger, OutboxMessage, Silence
 from rlwatch.store.sqlite import alerts as alert_rows
 from rlwatch.store.sqlite import commands as command_rows
+from rlwatch.store.sqlite import silences as silence_rows
+from rlwatch.store.sqlite.migrations import transaction
 
 _T = TypeVar("_T")
 
 
 class ControlTables:
-    """Commands, alerts and outbox (``CommandStore``, ``AlertStore``)."""
+    """Commands; alerts, outbox, acknowledgements and silences (``CommandStore``, ``AlertStore``)."""
 
     _clock: Clock
 
@@ -32,6 +35,14 @@ class ControlTables:
 
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's control tables, created if need be. Raises ``RunNotFoundError``."""
+        raise NotImplementedError
+
+    def _desk(self) -> AbstractContextManager[sqlite3.Connection | None]:
+        """What belongs to the whole store, or None where nobody needed it yet."""
+        raise NotImplementedError
+
+    def _made_desk(self) -> AbstractContextManager[sqlite3.Connection]:
+        """The same, created if need be."""
         raise NotImplementedError
 
     def submit(self, command: Command) -> Command:
@@ -65,9 +76,47 @@ class ControlTables:
                 new = [message for message in messages if message.run_id == run_id]
                 alert_rows.put(db, own, new, self._clock.now())
 
+    def tell(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+        """Store alerts and what is to be written about them, in one transaction."""
+        with self._made_control(run_id) as db:
+            return alert_rows.tell(db, run_id, alerts, compose, self._clock.now())
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The run's alerts, messages and acknowledgements at one moment."""
+        with self._control(run_id) as db:
+            if db is None:
+                return Ledger()
+            with transaction(db):
+                return alert_rows.ledger(db, run_id)
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
+        """Keep it, unless an earlier one covers it."""
+        with self._made_control(acknowledgement.run_id) as db:
+            return alert_rows.acknowledge(db, acknowledgement)
+
+    def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
+        """Acknowledgements (of one run, or of all that can be read)."""
+        return self._gathered(run_id, alert_rows.acknowledgements)
+
+    def put_silence(self, silence: Silence) -> None:
+        """Insert or replace by id."""
+        with self._made_desk() as db:
+            silence_rows.put(db, silence)
+
+    def silences(self) -> list[Silence]:
+        """All silences, oldest first."""
+        with self._desk() as db:
+            return [] if db is None else silence_rows.silences(db)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Held by one caller at a time, whichever process it is in."""
+        with self._made_desk() as db, transaction(db):
+            yield
+
     def alerts(self, run_id: str | None = None) -> list[Alert]:
         """Alerts (of one run, or of all that can be read), newest first."""
-        found = self._gathered(run_id, alert_rows.alerts)
+        found = self._gathered(run_id, alert_rows.rows_of_alerts)
         return [alert for *_, alert in sorted(found, key=itemgetter(0, 1), reverse=True)]
 
     def lease_messages(

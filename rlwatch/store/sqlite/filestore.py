@@ -14,7 +14,7 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.ports import RunWriter
 from rlwatch.records import OutboxMessage, RunInfo
 from rlwatch.store.sqlite import alerts as alert_rows
-from rlwatch.store.sqlite import connect, layout
+from rlwatch.store.sqlite import connect, layout, schema
 from rlwatch.store.sqlite.controltables import ControlTables
 from rlwatch.store.sqlite.runtables import RunTables
 from rlwatch.store.sqlite.unchanged import Unchanged, stamp_of
@@ -91,3 +91,10 @@ class FileStore(RunTables, ControlTables):
 
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         return connect.made_control(layout.existing_files(self.root, run_id), self._control_timeout_s)
+
+    def _desk(self) -> AbstractContextManager[sqlite3.Connection | None]:
+        return connect.shared(self.root / "alerts.db", schema.DESK, self._control_timeout_s)
+
+    def _made_desk(self) -> AbstractContextManager[sqlite3.Connection]:
+        layout.make_private(self.root)
+        return connect.made_shared(self.root / "alerts.db", schema.DESK, self._control_timeout_s)

@@ -30,6 +30,12 @@ def records(db: sqlite3.Connection, after_seq: int, limit: int | None) -> list[S
     return _decode(db, db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, most)))
 
 
+def newest(db: sqlite3.Connection, after_seq: int, last: int) -> list[StepRecord]:
+    """The ``last`` records with a higher seq, in order of seq."""
+    rows = db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq DESC LIMIT ?", (after_seq, last)).fetchall()
+    return _decode(db, rows[::-1])
+
+
 def events(db: sqlite3.Connection, after_seq: int) -> list[Event]:
     """Events with a higher seq, in order of seq."""
     found = db.execute("SELECT seq, attempt, step, ts, kind, body FROM event WHERE seq > ? ORDER BY seq", (after_seq,))

@@ -47,10 +47,12 @@ class RunTables:
         with self._reading(run_id) as db:
             return runrow.load(db, run_id)
 
-    def records(self, run_id: str, *, after_seq: int = 0, limit: int | None = None) -> list[StepRecord]:
-        """Records with ``seq > after_seq`` in order of ``seq``."""
+    def records(
+        self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
+    ) -> list[StepRecord]:
+        """Records with ``seq > after_seq`` in order of ``seq``; of these the ``last`` newest if given."""
         with self._reading(run_id) as db:
-            return reading.records(db, after_seq, limit)
+            return reading.records(db, after_seq, limit) if last is None else reading.newest(db, after_seq, last)
 
     def branch(self, run_id: str, attempt: int, before_step: int) -> list[StepRecord | Event]:
         """The history that ``attempt``, starting at ``before_step``, continues."""

@@ -72,6 +72,17 @@ _CONTROL_1 = (
 )
 
 
+_CONTROL_2 = """CREATE TABLE acknowledgement (
+    alert_id TEXT PRIMARY KEY, acknowledged_by TEXT NOT NULL, why TEXT NOT NULL, at REAL NOT NULL,
+    severity TEXT NOT NULL)"""
+
+# Of the whole store, in the file alerts.db of its root. labels: JSON, text to text.
+_DESK_1 = """CREATE TABLE silence (
+    id INTEGER PRIMARY KEY, silence_id TEXT NOT NULL UNIQUE, silenced_by TEXT NOT NULL, why TEXT NOT NULL,
+    created_at REAL NOT NULL, until REAL NOT NULL, run TEXT NOT NULL, project TEXT NOT NULL, kind TEXT NOT NULL,
+    rule TEXT NOT NULL, labels TEXT NOT NULL)"""
+
+
 def _run_tables(db: sqlite3.Connection) -> None:
     for statement in _RUN_1:
         db.execute(statement)
@@ -86,5 +97,14 @@ def _control_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _acknowledgement_table(db: sqlite3.Connection) -> None:
+    db.execute(_CONTROL_2)
+
+
+def _silence_table(db: sqlite3.Connection) -> None:
+    db.execute(_DESK_1)
+
+
 RUN = (Migration("run tables", _run_tables), Migration("completions", _completion_table))
-CONTROL = (Migration("control tables", _control_tables),)
+CONTROL = (Migration("control tables", _control_tables), Migration("acknowledgements", _acknowledgement_table))
+DESK = (Migration("silences", _silence_table),)

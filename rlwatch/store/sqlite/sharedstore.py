@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import StoreError
-from rlwatch.ports import RunWriter
-from rlwatch.records import Alert, OutboxMessage, RunInfo
+from rlwatch.ports import Composer, RunWriter
+from rlwatch.records import Acknowledgement, Alert, Ledger, OutboxMessage, RunInfo, Silence
 from rlwatch.store.sqlite import connect, layout
 from rlwatch.store.sqlite.filestore import FileStore
 from rlwatch.store.sqlite.layout import existing_files
@@ -36,7 +36,7 @@ _warned: set[Path] = set()
 class SharedStore(RunTables, NoCommands):
     """Runs under ``root`` on a file system of type ``kind`` (``nfs4``...).
 
-    Alerts and outbox stay on the node that writes the run; commands raise ``ControlUnavailableError``.
+    Alerts, outbox and silences stay on the node that writes the run; commands raise ``ControlUnavailableError``.
     ``local_root`` is where the writer works: by default under ``RLWATCH_LOCAL_DIR``, else the node's
     temporary directory.
     """
@@ -75,6 +75,34 @@ class SharedStore(RunTables, NoCommands):
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
         """Keep them on this node."""
         self._local.put_alerts(alerts, messages)
+
+    def tell(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+        """Keep them on this node."""
+        return self._local.tell(run_id, alerts, compose)
+
+    def ledger(self, run_id: str) -> Ledger:
+        """That of a run written on this node."""
+        return self._local.ledger(run_id) if self._is_here(run_id) else Ledger()
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
+        """Keep it on this node."""
+        return self._local.acknowledge(acknowledgement)
+
+    def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
+        """Those of runs written on this node."""
+        return self._local.acknowledgements(run_id) if self._is_here(run_id) else []
+
+    def put_silence(self, silence: Silence) -> None:
+        """Keep it on this node."""
+        self._local.put_silence(silence)
+
+    def silences(self) -> list[Silence]:
+        """Those of this node."""
+        return self._local.silences()
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Held by one caller of this node at a time."""
+        return self._local.exclusive()
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
         """Those of runs written on this node."""
