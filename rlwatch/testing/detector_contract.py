@@ -22,6 +22,24 @@ from rlwatch.testing.healthy import healthy_run
 Make = Callable[[], Detector]
 LAYERS = 6
 """Layers whose gradient norms the runs hold."""
+TAPS_BROKEN = {
+    "policy/entropy_neg": 10.0,
+    "ratio/clipfrac": 200.0,
+    "ratio/clipfrac_high": 0.0,
+    "ratio/p99": 10.0,
+    "ratio/m2": 100.0,
+    "ratio/ess": 0.05,
+    "ratio/geo_mean": 1.5,
+    "ratio/product_ess": 0.01,
+    "ratio/log_var_growth": 1000.0,
+    "policy/kl_ref_k1": -200.0,
+    "policy/kl_ref_saturated": 1e4,
+    "offpolicy/masked": 50.0,
+    "offpolicy/masked_neg": 40.0,
+    "staleness/mean": 8.0,
+    "staleness/max": 8.0,
+}
+"""What :func:`broken_run` multiplies the metrics of taps by."""
 EVENT_KINDS = (
     "reference_reset",
     "reference_restored",
@@ -45,7 +63,8 @@ values = st.one_of(
 
 def metric_names(detector: Detector) -> list[str]:
     """What it requires, and what it may ask for corroboration."""
-    own = {name for option in detector.requires for one in option for name in _members(one)}
+    asked = {*(name for option in detector.requires for name in option), *getattr(detector, "reads", ())}
+    own = {name for one in asked for name in _members(one)}
     return sorted(own | {"reward/mean", "reward/zero_std_frac", "optim/grad_norm", "policy/vocab_size"})
 
 
@@ -81,7 +100,7 @@ def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedSte
     """
     return [
         row if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
-        for row in healthy_run(seed, length=length, layers=LAYERS)
+        for row in healthy_run(seed, length=length, layers=LAYERS, taps=True)
     ]
 
 
@@ -89,8 +108,10 @@ def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
     factors = {
         "policy/entropy": 10.0 if explodes else 1e-4,
         "policy/kl_ref": 200.0 if explodes else 0.0,
+        "policy/kl_ref_k3": 200.0 if explodes else 0.0,
         "optim/grad_norm": 300.0,
         "reward/mean": 0.01,
+        **TAPS_BROKEN,
     }
     worse = {name: value * factors.get(name, 1.0) for name, value in row.metrics.items()}
     worse |= {name: value * 200.0 for name, value in worse.items() if name.startswith("mismatch/")}
@@ -173,9 +194,12 @@ class DetectorContract:
     def test_memory_does_not_grow_with_the_run(self, make: Make) -> None:
         """Twice as many rows, the same footprint."""
         detector = make()
-        outputs(detector, healthy_run(length=2000, layers=LAYERS))
+        outputs(detector, healthy_run(length=2000, layers=LAYERS, taps=True))
         size = len(pickle.dumps(detector))
-        outputs(detector, [replace(row, step=row.step + 2000) for row in healthy_run(1, length=2000, layers=LAYERS)])
+        outputs(
+            detector,
+            [replace(row, step=row.step + 2000) for row in healthy_run(1, length=2000, layers=LAYERS, taps=True)],
+        )
 
         assert len(pickle.dumps(detector)) <= 1.05 * size + 200
 
@@ -184,14 +208,16 @@ class DetectorContract:
     def test_is_silent_on_a_healthy_run(self, make: Make, seed: int, every: int) -> None:
         """No finding above ``info``, at any logging cadence."""
         said = [
-            f for found in outputs(make(), healthy_run(seed, length=600, every=every, layers=LAYERS)) for f in found
+            f
+            for found in outputs(make(), healthy_run(seed, length=600, every=every, layers=LAYERS, taps=True))
+            for f in found
         ]
 
         assert [f for f in said if f.severity is not Severity.INFO] == []
 
     def test_a_constant_run_raises_no_critical_alarm(self, make: Make) -> None:
         """Every metric the same for ever: a stuck logger is no crash."""
-        row = healthy_run(layers=LAYERS)[0]
+        row = healthy_run(layers=LAYERS, taps=True)[0]
         said = outputs(make(), [replace(row, step=step) for step in range(200)])
 
         assert [f for found in said for f in found if f.severity is Severity.CRITICAL] == []

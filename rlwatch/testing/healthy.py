@@ -40,6 +40,47 @@ def healthy_metrics(step: int, length: int, noise: random.Random) -> dict[str, f
     }
 
 
+def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
+    """What per-token taps add to ``row``: two sides of entropy, raw importance ratios, KL by every estimator.
+
+    The rollout engine is one or two versions old.
+    """
+
+    def around(level: float, sigma: float = 0.2) -> float:
+        return level * math.exp(noise.gauss(0.0, sigma))
+
+    return {
+        "policy/entropy_pos": around(0.8 * row["policy/entropy"], 0.05),
+        "policy/entropy_neg": around(1.3 * row["policy/entropy"], 0.05),
+        "ratio/clipfrac": around(2e-3, 0.5),
+        "ratio/clipfrac_low": around(1e-3, 0.5),
+        "ratio/clipfrac_high": around(1e-3, 0.5),
+        "ratio/max": math.exp(around(0.8, 0.3)),
+        "ratio/min": math.exp(-around(0.8, 0.3)),
+        "ratio/p99": math.exp(around(0.1)),
+        "ratio/log_absmax": around(0.9, 0.3),
+        "ratio/m2": around(2e-3, 0.3),
+        "ratio/chi2": around(4e-3, 0.5) - 1e-3,
+        "ratio/ess": 1.0 - around(4e-3, 0.5),
+        "ratio/geo_mean": 1.0 + noise.gauss(0.0, 1e-3),
+        "ratio/geo_max": math.exp(around(0.02)),
+        "ratio/geo_min": math.exp(-around(0.02)),
+        "ratio/product_ess": 1.0 / (1.0 + around(0.2, 0.4)),
+        "ratio/log_var_growth": 2e-5 + noise.gauss(0.0, 2e-5),
+        "policy/kl_ref_k1": row["policy/kl_ref"] + noise.gauss(0.0, 5e-3),
+        "policy/kl_ref_k2": around(0.9 * row["policy/kl_ref"], 0.05),
+        "policy/kl_ref_k3": row["policy/kl_ref"],
+        "policy/kl_ref_weighted": around(row["policy/kl_ref"], 0.02),
+        "policy/kl_ref_saturated": around(1e-5, 0.5),
+        "offpolicy/masked": min(around(0.01, 0.5), 1.0),
+        "offpolicy/masked_neg": min(around(0.02, 0.5), 1.0),
+        "staleness/mean": around(1.0, 0.1),
+        "staleness/max": float(noise.choice((1, 2))),
+        "staleness/worst_mean": around(1.3, 0.1),
+        "staleness/spans_mean": 1.0 + around(0.2),
+    }
+
+
 def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, float]:
     """``grad_layer/layers.<i>`` of a model whose lower layers carry more; their squares add up to ``total`` squared."""
     raw = [(1.0 + 3.0 / (1 + i)) * math.exp(noise.gauss(0.0, 0.1)) for i in range(layers)]
@@ -47,15 +88,20 @@ def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, fl
     return {f"grad_layer/layers.{i}": total * x / whole for i, x in enumerate(raw)}
 
 
-def healthy_run(seed: int = 0, *, length: int = 300, every: int = 1, layers: int = 0) -> list[ClosedStep]:
+def healthy_run(
+    seed: int = 0, *, length: int = 300, every: int = 1, layers: int = 0, taps: bool = False
+) -> list[ClosedStep]:
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
-    With ``layers``, gradient norms of so many layers are among its metrics; the others are the same without.
+    With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
+    :func:`tapped_metrics`; the others are the same without.
     """
-    noise, of_layers = random.Random(seed), random.Random(seed + 1)
+    noise, of_layers, of_taps = random.Random(seed), random.Random(seed + 1), random.Random(seed + 2)
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
         step.update(layer_norms(step["optim/grad_norm"], layers, of_layers))
+    for step in steps if taps else ():
+        step.update(tapped_metrics(step, of_taps))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return [
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + i)

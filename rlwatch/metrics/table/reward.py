@@ -41,12 +41,15 @@ ROWS: tuple[Metric, ...] = (
     fraction("reward/unique_answers", Family.REWARD, "distinct extracted answers of a group over its answers", aggregator="group mean"),
     fraction("reward/majority_share", Family.REWARD, "share of a group's answers that are its most frequent one", aggregator="group mean"),
     Metric("reward/answer_entropy", Family.REWARD, "nats", "entropy of the answers of a group", 0.0, aggregator="group mean"),
+    Metric("val/score", Family.REWARD, "", "score on held-out prompts, measured now and then", aggregator="evaluation", aliases=(
+        same("eval_reward"), proxy("eval/reward"))),
     Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(same("critic/advantages/mean"),)),
     Metric("adv/std", Family.REWARD, "", "standard deviation of the advantage", 0.0),
     Metric("adv/max", Family.REWARD, "", "largest advantage", aliases=(same("critic/advantages/max"),)),
     Metric("adv/min", Family.REWARD, "", "smallest advantage", aliases=(same("critic/advantages/min"),)),
 )
 OPEN: tuple[Metric, ...] = (
+    Metric("val-core/", Family.REWARD, "", "score on one held-out set, as verl names it", aggregator="evaluation"),
     Metric("reward/by_task/", Family.REWARD, "", "mean reward of the responses to one task or data source", aggregator="sequence mean"),
 )
 # fmt: on
