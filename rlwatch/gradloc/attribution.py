@@ -144,7 +144,8 @@ class _Trial:
         gap, aux, moved, low, failed = self._agree(found)
         self._forwards += 2 if found is None else found.forwards
         if found is None or failed or not math.isfinite(gap):
-            self.notes.append(f"{method.value}: {why or 'no finite numbers, or a failure on another rank'}")
+            why = why or ("it failed on another rank" if failed else "the numbers are not finite")
+            self.notes.append(f"{method.value}: {why}")
             return None
         self._gap = gap if method is Method.FD else self._gap
         self.notes.append(f"{method.value}: gap {gap:.1e}")

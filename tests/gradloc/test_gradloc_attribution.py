@@ -248,6 +248,49 @@ def test_no_passes_are_said():
         attributed(model, Passes())
 
 
+class Beside:
+    """Another rank, which says ``theirs`` when it is asked how it fared, and else what this one says."""
+
+    size, rank = 2, 0
+
+    def __init__(self, theirs):
+        self.theirs = torch.tensor(theirs, dtype=torch.float64)
+
+    def gather(self, values):
+        return [values, self.theirs if len(values) == len(self.theirs) else values]
+
+
+def test_contributions_of_all_ranks_make_up_the_norm():
+    """Gradients are means over ranks: each has half of its coefficients, and the gap is that of the sum."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+    direction = Direction.of(model)
+    alone = attribute(model, passes, direction, methods=[JVP])
+    theirs = float(alone.contributions[0].sum()) / 2
+    found = attribute(model, passes, direction, methods=[JVP], world=Beside([theirs, 0.0, 0.0, 0.0, 0.0]))
+
+    assert found.complete
+    torch.testing.assert_close(found.contributions[0], alone.contributions[0] / 2)
+
+
+def test_a_failure_on_another_rank_is_one_here():
+    """All ranks give up the same method, or they would wait for each other."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+
+    with pytest.raises(NotLocalised, match="fd: it failed on another rank"):
+        attribute(model, passes, Direction.of(model), methods=[FD], world=Beside([0.0, 0.0, 0.0, 0.0, 1.0]))
+
+
+def test_numbers_that_are_not_finite_are_no_result():
+    """The next method is tried."""
+    model = policy()
+    passes = take_step(model, rollouts(model))
+
+    with pytest.raises(NotLocalised, match="fd: the numbers are not finite"):
+        attribute(model, passes, Direction.of(model), methods=[FD], world=Beside([math.nan, 0.0, 0.0, 0.0, 0.0]))
+
+
 def test_one_token_has_all_of_the_norm():
     """Its contribution is the norm."""
     model = policy()
