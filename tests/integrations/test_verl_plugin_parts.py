@@ -317,6 +317,7 @@ def test_spikes_that_cannot_be_localised_stop_set_up_where_it_was_wished(config,
         ("yes", "localise is true, false, or holds: culprits, .*; got 'yes'"),
         ({"culprit": 3}, "localise is true, false, or holds: culprits, .*; got culprit"),
         ({"skip": True}, "got skip"),
+        ({"keep_inputs": "spikes"}, "got keep_inputs"),
         ({"culprits": 0}, "culprits must be an integer of at least 1"),
     ],
 )

@@ -148,6 +148,15 @@ def test_localised_spikes_of_all_ranks_are_recorded_and_told_once(stats, run):
     assert run.events == [(LOCALISED, 5, {"norm": 7.0}), (LOCALISED, 5, {"norm": 9.0})]
 
 
+def test_what_the_budget_refused_is_counted(stats, run):
+    """Workers tell how many so far."""
+    for total in (2, 2, 5):
+        stats.submit(5, None, lambda total=total: [{"rank": 0, "errors": 0, "localisations_refused": total}])
+    stats.close()
+
+    assert run.counters["localisations_refused"] == 5
+
+
 def test_a_localised_spike_that_cannot_be_read_costs_nothing_else(stats, run):
     """A worker of another version."""
     stats.submit(5, None, lambda: [{**update_on(0, 1.0), "localised": [{"batches": b"?"}]}])

@@ -198,6 +198,16 @@ def test_an_ordinary_step_is_let_pass(policy):
     assert worker.rlwatch.localising.localiser.passes.all == []
 
 
+def test_the_budget_is_that_of_the_workers_life(policy):
+    """The first spike is granted beyond it; then nothing, at whatever step, until enough training has gone by."""
+    worker = localising(policy, **ALWAYS, allowance_s=0.0, share=1e-6)
+
+    for step, localised, refused in [(1, 1, 1), (2, 0, 3)]:
+        tiny.update(worker)
+        (reply,) = accepted([worker.rlwatch_collect(step)])
+        assert (len(reply["localised"]), reply["localisations_refused"]) == (localised, refused)
+
+
 def test_adapters_are_localised(policy):
     """LoRA: the gradient of the adapters alone."""
     lora = [f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules=all-linear"]

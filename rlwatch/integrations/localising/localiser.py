@@ -98,6 +98,11 @@ class Localiser:
         """The metrics of a step have arrived: what its layers usually do is learnt from them."""
         self.usual.update(metrics)
 
+    @property
+    def refused(self) -> int:
+        """Spikes that the budget did not allow to localise; counted on rank 0."""
+        return self._budget.refused
+
     def leave(self) -> None:
         """Localise no more: something failed on this rank, and of several ranks none can go on without the others."""
         world = self._world

@@ -92,8 +92,8 @@ class Inside:
         if not self._worker.actor.engine.is_mp_src_rank_with_outputs():
             tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
         parcel = {} if tally.empty else {"parcel": encoded(tally, step)}
-        found = self.localising.take(step) if isinstance(self.localising, Localising) else []
-        return {**parcel, "localised": found, "errors": self._seam.errors}
+        localised = self.localising.take(step) if isinstance(self.localising, Localising) else {}
+        return {**parcel, **localised, "errors": self._seam.errors}
 
     def check(self, kind: str, args: Mapping[str, Any]) -> None:
         """Raise ``RLWatchError`` if this rank cannot carry out ``kind``."""

@@ -85,11 +85,17 @@ class Localising:
             self._world = None
             self.localiser.leave()
 
-    def take(self, step: int) -> list[Mapping[str, Any]]:
-        """What was found since the last call, as that of ``step``: ``batches`` as bytes, and on rank 0 an ``event``."""
+    def take(self, step: int) -> Mapping[str, Any]:
+        """For the driver: what was ``localised`` since the last call, as that of ``step``, and what was refused so far.
+
+        Of each optimizer step the ``batches``, as bytes, and on rank 0 the ``event``.
+        """
         found, self._found, self._step = self._found, [], step + 1
         self.localiser.passes.clear()
-        return [self._packed(step, located) for located in found]
+        return {
+            "localised": [self._packed(step, located) for located in found],
+            "localisations_refused": self.localiser.refused,
+        }
 
     def _packed(self, step: int, located: Located) -> Mapping[str, Any]:
         what = Recorded(step, located, self._settings, self._decode)
@@ -124,5 +130,5 @@ def _loss_scale(engine: Any) -> float | None:
 def _world() -> World:
     try:
         return Processes() if dist.get_world_size() > 1 else Alone()
-    except RuntimeError as error:  # DistBackendError, DistNetworkError
+    except (RuntimeError, AttributeError) as error:  # DistBackendError, DistNetworkError; torch without gloo
         raise RLWatchError(f"a process group of their own could not be made: {error}") from None

@@ -18,6 +18,8 @@ FOR_INIT = ("project", "name", "run_id", "resume", "store", "tags", "output_dir"
 """Arguments of :func:`rlwatch.init` that ``trainer.rlwatch`` may give."""
 
 
+NOT_HERE = ("skip", "keep_inputs")
+"""Fields that verl cannot have: several of its optimizer steps share a global step, and its engine skips by itself."""
 USE = "use actor_rollout_ref.actor.strategy=fsdp2"
 
 
@@ -102,7 +104,7 @@ def _localise(wish: Any, level: Level, strategy: str) -> Mapping[str, Any] | Non
 def _fields(wish: Any) -> Mapping[str, Any]:
     from rlwatch.integrations.localising import Localise
 
-    known = [one.name for one in fields(Localise) if one.name != "skip"]
+    known = [one.name for one in fields(Localise) if one.name not in NOT_HERE]
     if not isinstance(wish, Mapping) or not wish.keys() <= set(known):
         got = ", ".join(map(str, wish)) if isinstance(wish, Mapping) else repr(wish)
         raise ConfigError(f"trainer.rlwatch.localise is true, false, or holds: {', '.join(known)}; got {got}")

@@ -45,6 +45,7 @@ class Statistics:
         self._seam = seam
         self._full = settings.level.includes(Level.FULL)
         self._errors: dict[int, int] = {}
+        self._refused = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-verl")
         self._waiting: list[Future[None]] = []
 
@@ -90,6 +91,7 @@ class Statistics:
         for found in whole.spikes:
             run.log_spikes(found)
         self._seam.attempt("localised spikes", _write_localised, replies, step, run)
+        self._seam.attempt("localised spikes", self._count_refused, replies, run)
 
     def _add_batch(self, tally: StepTally, batch: StepBatch) -> None:
         tokens = batch.token_batch(self.reading)
@@ -116,6 +118,12 @@ class Statistics:
             self._errors[rank] = total
             if new > 0 and self._seam.run is not None:
                 self._seam.run.counters.warn("errors", f"the taps of worker {rank} failed; see its log", new)
+
+    def _count_refused(self, replies: Sequence[Reply], run: Run) -> None:
+        """Spikes that the budget of the workers' life did not allow to localise."""
+        total = sum(int(reply.get("localisations_refused", 0)) for reply in replies)
+        run.counters.add("localisations_refused", max(0, total - self._refused))
+        self._refused = total
 
 
 def _write_localised(replies: Sequence[Reply], step: int, run: Run) -> None:
