@@ -1,0 +1,125 @@
+"""What a kind of finding means and what people do about it, with the option names of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlwatch.diagnosis.reading import playbook
+from rlwatch.records import JSON
+
+OURS = "rlwatch"
+"""Key of what rlwatch itself offers: shown for every trainer."""
+RESET = "reset-reference"
+"""The action that no collapse may be answered with."""
+
+
+class Strength(StrEnum):
+    """How strong the evidence for an action is.
+
+    ``measured``: on paired runs of ours, toy-sized; ``published``: in a paper; ``reported``: in issues and
+    logs; ``folklore``: people do it.
+    """
+
+    MEASURED = "measured"
+    PUBLISHED = "published"
+    REPORTED = "reported"
+    FOLKLORE = "folklore"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do.
+
+    ``options`` maps a trainer (``"trl"``, ``"verl"``, ``"openrlhf"``, or ``"rlwatch"`` for commands and
+    calls of our own) to what to set there, option names in backticks. ``evidence`` says what was
+    measured or published, also where it speaks against the action.
+    """
+
+    id: str
+    name: str
+    what: str
+    options: Mapping[str, str]
+    source: str
+    strength: Strength
+    evidence: str = ""
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Plain values."""
+        return {
+            "name": self.name,
+            "what": self.what,
+            "options": dict(self.options),
+            "source": self.source,
+            "strength": self.strength.value,
+            "evidence": self.evidence,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a kind of finding means, and what to do about it: first things first."""
+
+    kind: str
+    title: str
+    meaning: str
+    actions: tuple[Action, ...] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Plain values."""
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "meaning": self.meaning,
+            "actions": [action.to_dict() for action in self.actions],
+        }
+
+
+def advice(kind: str, source: str = "") -> Advice | None:
+    """What is known about a kind of finding; None for a kind the playbook does not have.
+
+    Parameters
+    ----------
+    kind
+        ``Finding.kind``.
+    source
+        The trainer (``RunInfo.source``: ``"trl/grpo"``, ``"verl"``, ``"openrlhf"``): only its option names are
+        given. Empty or unknown: those of all.
+
+    >>> advice("mismatch_growth", "verl").actions[1].options["verl"].split("`")[1]
+    'actor_rollout_ref.actor.optim.lr'
+    >>> advice("no_such_kind") is None
+    True
+    """
+    entry = playbook().get(kind)
+    if entry is None:
+        return None
+    return Advice(kind, entry.title, entry.meaning, tuple(_action(table, source) for table in entry.do))
+
+
+def kinds() -> tuple[str, ...]:
+    """Every kind of finding the playbook has advice for, in alphabetical order."""
+    return tuple(sorted(playbook()))
+
+
+def _action(table: Mapping[str, JSON], source: str) -> Action:
+    return Action(
+        id=table["action"],
+        name=table["name"],
+        what=table["what"],
+        options=_options(table["options"], source),
+        source=table["source"],
+        strength=Strength(table["strength"]),
+        evidence=table["evidence"],
+    )
+
+
+def _options(options: Mapping[str, str], source: str) -> dict[str, str]:
+    """Those of ``source``, under the trainer's name, an exact match (``trl/rloo``) before the trainer's own."""
+    trainer = source.partition("/")[0]
+    if trainer not in ("trl", "verl", "openrlhf"):
+        return {name: text for name, text in options.items() if "/" not in name}
+    chosen = {OURS: options[OURS]} if OURS in options else {}
+    text = options.get(source, options.get(trainer))
+    return chosen | ({trainer: text} if text is not None else {})
