@@ -97,14 +97,17 @@ def test_whatever_is_trained(policy, overrides):
             "actor_rollout_ref.model.enable_gradient_checkpointing=True",
             "actor_rollout_ref.model.use_remove_padding=True",
         ],
+        ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"],
     ],
-    ids=["plain", "dropout and checkpointing, packed"],
+    ids=["plain", "dropout and checkpointing, packed", "lora"],
 )
 def test_localising_every_step_changes_nothing(policy, overrides):
     """Each of four optimizer steps is looked at with displaced weights and with backwards of single tokens."""
-    looked_at = trained(policy, *overrides, level="full", localise={"threshold": 1e-9, "culprits": 1})
+    role = "actor_rollout" if "lora" in str(overrides) else "actor_rollout_ref"
+    wish = {"threshold": 1e-9, "culprits": 1}
+    looked_at = trained(policy, *overrides, role=role, level="full", localise=wish)
 
-    assert_same(trained(policy, *overrides), looked_at)
+    assert_same(trained(policy, *overrides, role=role), looked_at)
 
 
 def test_a_bypassed_worker_too(policy):
