@@ -18,10 +18,10 @@ from rlwatch.gradloc.derived import Derived, summed_coefficients
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.errors import NotLocalised
 from rlwatch.gradloc.finite_difference import (
-    KAPPA,
     KAPPA_CURVED,
     KAPPA_RICHARDSON,
     finite_difference,
+    kappa_of,
     richardson,
 )
 from rlwatch.gradloc.forward_ad import forward_mode
@@ -106,9 +106,19 @@ def attribute(
     return trial.told(best)
 
 
-def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World) -> float:
-    """S of all ranks, in the unit of the norm. Says why if there is nothing to attribute."""
-    here = [summed_coefficients(passes) / world.size, float(len(passes))]
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Of all ranks: S = sum |a|, in the unit of the norm, and how many tokens there are."""
+
+    coefficients: float
+    tokens: int
+
+
+def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World) -> _Scale:
+    """Says why if there is nothing to attribute."""
+    read = any(one.coefficients for one in passes)
+    tokens = sum(int(one.tokens.mask.sum()) for one in passes)
+    here = [summed_coefficients(passes) / world.size, float(len(passes)), float(read), float(tokens)]
     there = world.gather(torch.tensor(here, dtype=torch.float64))
     total = math.fsum(float(rank[0]) for rank in there)
     numbers = {int(rank[1]) for rank in there}
@@ -116,26 +126,29 @@ def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, w
         raise NotLocalised("the gradient is not finite, so it has no direction")
     if numbers == {0}:
         raise NotLocalised("no loss pass of this step was kept")
+    if not any(rank[2] for rank in there):
+        raise NotLocalised("no backward of the loss was seen after its log-probs were observed")
     if total == 0:
         raise NotLocalised("the loss depends on no token: all its coefficients are zero")
     if direction.expected == 0:
         raise NotLocalised("the gradient is zero")
     if len(numbers) > 1 and sharded_modules(model):
         raise NotLocalised("the model is sharded and its ranks made different numbers of forward passes")
-    return total
+    return _Scale(total, int(sum(float(rank[3]) for rank in there)))
 
 
 class _Trial:
     """Tries methods one after the other and remembers what came of them."""
 
     def __init__(
-        self, model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World, scale: float
+        self, model: nn.Module, passes: Sequence[LossPass], direction: Direction, world: World, scale: _Scale
     ) -> None:
         self.notes: list[str] = []
         self._forwards = 0
         self._gap = 0.0
         self._model, self._passes, self._direction, self._world = model, passes, direction, world
-        self._step = scale / (direction.norm * math.sqrt(direction.kept))
+        self._scale = scale
+        self._step = scale.coefficients / (direction.norm * math.sqrt(direction.kept))
         """For a change of the log-probs by 1 nat, on a weighted mean, and far beyond where they are linear."""
 
     def run(self, method: Method) -> Attribution | None:
@@ -170,7 +183,8 @@ class _Trial:
         return total / self._direction.expected - 1, aux, moved, bool(low), bool(failed)
 
     def _fd(self) -> Derived:
-        return finite_difference(self._model, self._passes, self._direction, KAPPA * self._step, ranks=self._world.size)
+        step = kappa_of(self._scale.tokens) * self._step
+        return finite_difference(self._model, self._passes, self._direction, step, ranks=self._world.size)
 
     def _richardson(self) -> Derived:
         kappa = KAPPA_CURVED if abs(self._gap) > CURVED else KAPPA_RICHARDSON

@@ -6,6 +6,7 @@ sum a dlogp = h G, so with h = kappa S / G, S = sum |a|, the mean |dlogp| weight
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,10 +23,18 @@ from rlwatch.gradloc.unharmed import looking
 
 KAPPA = 3e-3
 """nats: among those tried, the step at which rounding (float32) and curvature both stay below 3e-4 of the norm."""
+MANY, LEAST_KAPPA = 1000, 5e-4
+"""Tokens from which on the step shrinks, and how far: the gradients of many tokens cancel, so that S / G grows with
+the root of their number, and with it how far single log-probs move."""
 KAPPA_RICHARDSON = 2e-2
 """nats, the larger of the two steps: extrapolation removes the curvature, so rounding decides."""
 KAPPA_CURVED = 1e-3
 """nats, the larger of the two steps where curvature is beyond what extrapolation removes (attended zero vectors)."""
+
+
+def kappa_of(tokens: int) -> float:
+    """The step for so many tokens of the step, nats."""
+    return max(LEAST_KAPPA, KAPPA * math.sqrt(MANY / max(MANY, tokens)))
 
 
 def finite_difference(

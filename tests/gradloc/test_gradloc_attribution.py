@@ -10,6 +10,7 @@ from tiny_step import LOSSES, outputs, plant, policy, rollouts, take_step
 from rlwatch.gradloc.attribution import METHODS, Attribution, attribute
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.errors import NotLocalised
+from rlwatch.gradloc.finite_difference import kappa_of
 from rlwatch.gradloc.passes import Outputs, Passes
 from rlwatch.gradloc.report import Method
 
@@ -356,3 +357,10 @@ def test_where_a_difference_is_too_coarse_a_finer_one_follows():
     assert abs(coarse.gap) > 0.1
     assert abs(found.gap) < abs(coarse.gap) / 50
     assert (found.method, found.forwards, len(found.notes)) == (RICHARDSON, 6, 1)
+
+
+def test_the_step_shrinks_with_the_number_of_tokens():
+    """Gradients of many tokens cancel, so that single log-probs move further for the same mean: up to a floor."""
+    assert kappa_of(1) == kappa_of(1000) == 3e-3
+    assert kappa_of(4000) == pytest.approx(1.5e-3)
+    assert kappa_of(10**7) == 5e-4
