@@ -17,9 +17,9 @@ from rlwatch.cli.wording import STATUS_STYLES, one_line, step
 from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus
 
 EPILOG = examples(
-    "rlwatch alerts",
-    "rlwatch alerts math-7b-s3",
-    "rlwatch alerts --format json | jq '.[] | select(.state == \"firing\")'",
+    "rlwatch alerts list",
+    "rlwatch alerts list math-7b-s3",
+    "rlwatch alerts list --format json | jq '.[] | select(.state == \"firing\")'",
 )
 
 

@@ -21,7 +21,7 @@ from rlwatch.errors import ConfigError
 
 ROOT = Path(rlwatch.__file__).parent.parent
 COMMANDS = ("demo", "ui", "scan", "watch", "import", "runs", "show", "alerts", "command", "replay", "doctor", "rules")
-WITH_JSON = ("scan", "import", "runs", "show", "alerts", "command", "replay", "doctor")
+WITH_JSON = ("scan", "import", "runs", "show", "alerts list", "command", "replay", "doctor")
 TREE: Any = get_command(app)
 
 
