@@ -8,11 +8,12 @@ from peft import LoraConfig
 from planted import Planted, broken, off_policy
 from tiny_trl import FakeRun, fresh_model, make_trainer
 
+from rlwatch.clipping import SkipOnSpike
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.recording import load
 from rlwatch.gradloc.replay import replay
 from rlwatch.integrations.localising import Localise
-from rlwatch.integrations.trl import watch
+from rlwatch.integrations.trl import clip_layers, watch
 from rlwatch.records import CULPRITS, RESPONSES
 
 pytestmark = pytest.mark.torch
@@ -184,6 +185,22 @@ def test_a_kept_step_replays_to_the_same_figures(tmp_path, setting):
     assert replayed.same_parameters
     assert replayed.agrees, [figure for figure in replayed.figures if figure.agrees is False]
     assert any(figure.agrees for figure in replayed.figures)
+
+
+@pytest.mark.parametrize("clips_layers", [False, True])
+def test_the_step_of_a_culprit_can_be_left_out(tmp_path, clips_layers):
+    """The optimizer takes one step less, also where layers are clipped after the look; the norm is logged as ever."""
+    trainer, run = make_trainer(tmp_path, **REUSING), FakeRun()
+    watch(trainer, run=run, localise=Localise(threshold=1e-12, share=0.99, skip=SkipOnSpike(share=0.8)))
+    if clips_layers:
+        clip_layers(trainer)
+    Planted(trainer, off_policy(size=math.e**9))
+    trainer.train()
+    counts = {int(state["step"]) for state in trainer.optimizer.state_dict()["state"].values()}
+
+    assert [event.step for event in run.events if event.kind == "step_skipped"] == [4]
+    assert counts == {5}
+    assert run.taps()[4]["optim/grad_norm"] > 0
 
 
 def test_an_ordinary_run_is_left_alone(tmp_path):

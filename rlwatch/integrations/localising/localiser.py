@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlwatch.clipping.skip import skip_step
+from rlwatch.errors import RLWatchError
 from rlwatch.gradloc.budget import Budget
 from rlwatch.gradloc.locate import Located, Options, locate
 from rlwatch.gradloc.passes import LossPass, Passes
@@ -28,6 +29,8 @@ from rlwatch.tensors.transfer import Transfer
 
 OVERFLOWS = 16
 """Overflows in a row from which they no longer are the search for a loss scale: each halves it."""
+
+NO_MORE = "this rank or another one failed or is gone, so spikes are localised no more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +82,21 @@ class Localiser:
         self._budget = Budget(share=settings.share, allowance_s=settings.allowance_s)
         self._took = 0.0
         self._overflows = 0
+        self._culprit: nn.Module | None = None
 
     def check(self, spike: Spike) -> Located | None:
         """Look at the step that is complete; forgets its passes. None where there is nothing to say.
 
-        May raise: call it through the seam.
+        May raise: call it through the seam. With several ranks that is ``RLWatchError``, once, and the end of it.
         """
         world = self._world
         try:
             return self._check(spike, world) if world is not None and (self.passes.all or world.size > 1) else None
-        except BaseException:
+        except BaseException as error:
             self.leave()
-            raise
+            if world is None or world.size == 1 or not isinstance(error, Exception):
+                raise
+            raise RLWatchError(f"{NO_MORE} ({type(error).__name__}: {error})") from error
         finally:
             self.passes.clear()
 
@@ -168,7 +174,7 @@ class Localiser:
         )
         record(Recorded(spike.step, located, self._settings, self._decode), world, self._seam.run)
         self._seam.attempt("inputs of a spike", self._keep_inputs, spike, located, world)
-        self._skip(spike, located)
+        self._judge(spike, located)
         return located
 
     def _keep_inputs(self, spike: Spike, located: Located, world: World) -> None:
@@ -189,14 +195,20 @@ class Localiser:
             autocast=self.autocast,
         )
 
-    def _skip(self, spike: Spike, located: Located) -> None:
-        """Leave the step out, if that is wanted: the report is the same on all ranks, and so is the decision."""
+    def _judge(self, spike: Spike, located: Located) -> None:
+        """Whether to leave the step out: the report is the same on all ranks, and so is the decision."""
         skip = self._settings.skip
         decision = None if skip is None else skip.decide(located.report, spike.step)
         if decision is not None and decision.skip:
-            skip_step(spike.model)
+            self._culprit = spike.model
             if self._seam.run is not None:
                 self._seam.run.event("step_skipped", spike.step, reason=decision.reason)
+
+    def skip_culprit(self) -> None:
+        """Leave the optimizer's step out, if the step just looked at is to be: call it once gradients were clipped."""
+        model, self._culprit = self._culprit, None
+        if model is not None:
+            skip_step(model)
 
 
 def _over(world: World, *numbers: float) -> list[float]:

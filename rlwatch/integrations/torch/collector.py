@@ -102,6 +102,7 @@ class Collector:
         if localiser is not None and model is not None and model.training:
             scale, left = scales(self.means.optimizer, self.scaler)
             localiser.check(Spike(model, self.steps.last + 1, scale=scale, left=left))
+            localiser.skip_culprit()
 
     def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
         """Seal the step."""

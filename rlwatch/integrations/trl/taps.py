@@ -74,6 +74,12 @@ class Taps(TrainerTaps):
             self._localising.forget()
 
     @override
+    def gradients_if_unclipped(self) -> None:
+        super().gradients_if_unclipped()
+        if self._localising is not None:
+            self._localising.localiser.skip_culprit()
+
+    @override
     def complete(self, total: Tensor | float | None) -> None:
         if self._localising is not None and self.trainer.model.training:
             self._seam.attempt("localisation", self._localising.check, total)
