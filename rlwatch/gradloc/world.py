@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from itertools import count
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_groups = count()
+"""Every rank makes its groups in the same order."""
 
 
 class World(Protocol):
@@ -69,14 +73,18 @@ class Alone:
 class Processes:
     """The ranks of ``torch.distributed``, through a process group of their own on the CPU.
 
-    Making one is a collective. What travels is small: scalars, and the numbers of some candidates. If a rank fails or
-    is gone, the others get an exception at once or after ``timeout_s`` seconds.
+    Making one is a collective. ``torch.distributed`` does not know of the group: neither the names of the trainer's own
+    groups nor their end depend on it. What travels is small: scalars, and the numbers of some candidates. If a rank
+    fails, leaves or is gone, the others get a ``RuntimeError`` at once, or after ``timeout_s`` seconds if it only does
+    not come.
     """
 
     def __init__(self, timeout_s: float = 60.0) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.size = dist.get_world_size()
         self.rank = dist.get_rank()
+        c10d: Any = dist.distributed_c10d
+        store = c10d.PrefixStore(f"rlwatch/localising/{next(_groups)}", c10d._get_default_store())  # noqa: SLF001
+        self._group: Any = c10d.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout_s))
 
     def sum(self, values: Tensor) -> Tensor:
         """Over the ranks, elementwise."""
@@ -90,17 +98,23 @@ class Processes:
         """By rank."""
         here = values.detach().cpu().contiguous()
         found = [torch.empty_like(here) for _ in range(self.size)]
-        dist.all_gather(found, here, group=self._group)
+        self._joined().allgather([found], [here]).wait()
         return [one.to(values.device) for one in found]
 
     def leave(self) -> None:
-        """Close the group."""
-        dist.destroy_process_group(self._group)
+        """Close the connections, which end with the last reference to the group."""
+        self._group = None
 
     def _reduced(self, values: Tensor, how: Any) -> Tensor:
-        reduced = values.detach().cpu().clone()
-        dist.all_reduce(reduced, op=how, group=self._group)
+        reduced, options = values.detach().cpu().clone(), dist.AllreduceOptions()
+        options.reduceOp = how
+        self._joined().allreduce([reduced], options).wait()
         return reduced.to(values.device)
+
+    def _joined(self) -> Any:
+        if self._group is None:
+            raise RuntimeError("this rank has left the others")
+        return self._group
 
 
 def gather_bytes(world: World, data: bytes) -> list[bytes]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlwatch.run import Run
 
 _meetings = itertools.count()
+_questions = itertools.count()
 
 
 class StoreMeeting:
@@ -59,6 +60,41 @@ def meeting() -> StoreMeeting | None:
         return None
     store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
     return None if store is None else StoreMeeting(store)
+
+
+def all_agree(yes: bool, timeout_s: float = 60.0) -> bool:
+    """Whether every rank says ``yes``: the same answer on each, and no collective that a missing rank leaves hanging.
+
+    Rank 0 waits for the others at most ``timeout_s`` seconds, and they for it a little longer. False without a store.
+    """
+    store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
+    key = f"rlwatch/agree/{next(_questions)}"
+    try:
+        if store is None:
+            return False
+        return (
+            _decided(store, key, timeout_s, yes=yes) if dist.get_rank() == 0 else _heard(store, key, timeout_s, yes=yes)
+        )
+    except RuntimeError:  # DistStoreError, DistNetworkError: rank 0 is missing
+        return False
+
+
+def _decided(store: Any, key: str, timeout_s: float, *, yes: bool) -> bool:
+    others = [f"{key}/{rank}" for rank in range(1, dist.get_world_size())]
+    try:
+        if yes:
+            store.wait(others, timedelta(seconds=timeout_s))
+        agreed = yes and all(store.get(other) == b"1" for other in others)
+    except RuntimeError:
+        agreed = False
+    store.set(key, str(int(agreed)))
+    return agreed
+
+
+def _heard(store: Any, key: str, timeout_s: float, *, yes: bool) -> bool:
+    store.set(f"{key}/{dist.get_rank()}", str(int(yes)))
+    store.wait([key], timedelta(seconds=timeout_s + 10.0))
+    return bool(store.get(key) == b"1")
 
 
 def begin_together(begin: Callable[[], Run]) -> Run:

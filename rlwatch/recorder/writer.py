@@ -143,7 +143,7 @@ class Writer:
         if isinstance(queued, Awaited):
             self._open(queued, batch)
         elif isinstance(queued, SpikeBatch | CompletionBatch):
-            batch.append(replace(queued, attempt=self._attempt, rank=self._rank))
+            batch.append(replace(queued, attempt=self._attempt, rank=self._rank or queued.rank))
         elif isinstance(queued, Event):
             self._seq += 1
             batch.append(replace(queued, attempt=self._attempt, seq=self._seq))

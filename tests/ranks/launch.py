@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "integrations")]
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    *(str(Path(__file__).parent.parent / room) for room in ("integrations", "gradloc", "localising")),
+]
 torch.set_num_threads(1)
 
 

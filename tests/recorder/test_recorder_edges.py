@@ -69,6 +69,13 @@ def test_everything_is_stamped_with_its_attempt_and_only_the_stream_is_numbered(
     assert last.seq == 43
 
 
+def test_rank_0_records_tokens_for_other_ranks():
+    """Of several ranks only it records: what it is given of another one keeps that rank."""
+    sink = written(SpikeBatch(4, {"logp": np.zeros(1)}, rank=3), rank=0)
+
+    assert [batch.rank for batch in sink.items] == [3]
+
+
 def test_a_record_of_nothing_takes_no_number():
     """The stream has no gaps."""
     sink = written(entry(1), entry(2, text="high"), entry(3, nothing=None), entry(4))

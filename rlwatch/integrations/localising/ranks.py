@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rlwatch.gradloc.world import Alone, Processes, World
+from rlwatch.integrations.distributed import all_agree
 from rlwatch.integrations.localising.localiser import Localiser
 from rlwatch.integrations.localising.settings import Localise
 from rlwatch.integrations.seam import Seam
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlwatch")
 
+TIMEOUT_S = 60.0
+"""Longest that ranks wait for one that does not come, in seconds: once, then they do without localisation."""
 OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
 
 
@@ -34,17 +35,10 @@ def world_of(run: Run | None) -> World | None:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return Alone()
     try:
-        world = Processes()
-        linked = bool(world.sum(_flag(run)).item() == world.size)
-    except RuntimeError as error:  # DistBackendError, DistNetworkError
-        logger.warning(OFF, f"a process group of their own could not be made: {error}")
-        return None
-    if linked:
-        return world
-    world.leave()
-    logger.warning(OFF, "they are not all linked to rank 0")
+        if all_agree(run is not None and run.linked, TIMEOUT_S):
+            return Processes(TIMEOUT_S)
+        reason = "they are not all linked to rank 0"
+    except (RuntimeError, AttributeError) as error:  # DistBackendError, DistNetworkError; torch without gloo
+        reason = f"a process group of their own could not be made: {error}"
+    logger.warning(OFF, reason)
     return None
-
-
-def _flag(run: Run | None) -> Tensor:
-    return torch.tensor(float(run is not None and run.linked))
