@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 
 from rlwatch.alerts.rules import Rule
+from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
@@ -40,8 +41,8 @@ class Alarm:
 class Report:
     """What a replay found.
 
-    ``steps`` counts distinct steps; ``forecast`` and ``diagnosis`` are empty in this version, with the
-    reason in ``not_run``.
+    ``steps`` counts distinct steps; ``diagnosis`` ranks what most likely caused the findings; ``forecast``
+    is empty in this version, with the reason in ``not_run``.
     """
 
     source: str
@@ -53,7 +54,7 @@ class Report:
     alarms: tuple[Alarm, ...] = ()
     forecast: tuple[JSON, ...] = ()
     not_run: tuple[NotRun, ...] = ()
-    diagnosis: tuple[JSON, ...] = ()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -64,7 +65,7 @@ class Report:
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
-        return asdict(self)
+        return asdict(self) | {"diagnosis": self.diagnosis.to_dict()}
 
 
 def scan(
@@ -143,15 +144,25 @@ def replay(
         outcome += monitor.observe(record)
     outcome += monitor.close()
     names = sorted({name for record in records for name in record.metrics})
+    metrics = tuple(sorted(known(names, trainer)))
+    findings = _unique(outcome.findings)
     return Report(
         source=imported.path,
         format=imported.format,
         run=imported.name,
         steps=len({record.step for record in records}),
-        metrics=tuple(sorted(known(names, trainer))),
-        findings=_unique(outcome.findings),
+        metrics=metrics,
+        findings=findings,
         alarms=tuple(_alarms(outcome)),
         not_run=tuple(monitor.not_run()),
+        diagnosis=diagnose(
+            findings,
+            events=events,
+            source=trainer,
+            row_steps=row_steps(sorted({record.step for record in records})),
+            measured=metrics,
+            starts=_starts(records),
+        ),
         skipped=tuple(f"{left.reason}: {left.count}" for left in imported.skipped),
         notes=imported.notes,
     )
@@ -166,6 +177,14 @@ def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Ite
         before_step = min(before_step, first)
     earlier = takewhile(lambda r: r.attempt < attempt, records)
     return (r for r in earlier if r.step < bounds[r.attempt])
+
+
+def _starts(records: Sequence[StepRecord]) -> dict[int, int]:
+    """The first step of each attempt."""
+    starts: dict[int, int] = {}
+    for record in records:
+        starts[record.attempt] = min(record.step, starts.get(record.attempt, record.step))
+    return starts
 
 
 def _alarms(outcome: Outcome) -> Iterator[Alarm]:

@@ -9,6 +9,7 @@ import typer
 
 from rlwatch.cli.config_file import rules_of
 from rlwatch.cli.console import print_json, say
+from rlwatch.cli.diagnosis_rows import print_diagnosis
 from rlwatch.cli.findings_table import print_alarms, print_findings
 from rlwatch.cli.options import (
     ConfigOption,
@@ -82,6 +83,7 @@ def print_report(report: Report) -> None:
         say(f"skipped {skipped}", style="dim")
     print_findings(report.findings)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
+    print_diagnosis(report.diagnosis)
     for part in report.not_run:
         say(f"not run: {part.name}: {part.reason}", style="dim")
     say(*verdict(report))

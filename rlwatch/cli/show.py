@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from rlwatch.cli.completion_rows import completion_rows, print_completions
 from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.culprit_rows import culprit_rows, localisations, print_culprits
+from rlwatch.cli.diagnosis_rows import print_diagnosis
 from rlwatch.cli.findings_table import print_findings
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
@@ -17,7 +19,8 @@ from rlwatch.cli.runs import describe, key_values
 from rlwatch.cli.spike_rows import print_token_spikes, spike_rows
 from rlwatch.cli.stores import opened
 from rlwatch.cli.wording import STATUS_STYLES, age, number, step
-from rlwatch.metrics import BY_NAME, resolve
+from rlwatch.diagnosis import Diagnosis, diagnose
+from rlwatch.metrics import BY_NAME, known, resolve
 from rlwatch.ports import Store
 from rlwatch.records import CULPRITS, JSON, Finding, RunInfo
 
@@ -48,6 +51,7 @@ def show(
         info = find_run(source, run)
         row = describe(source, info, now)
         found = source.findings(info.run_id)
+        said = diagnosis_of(source, info, found)
         every = last_metrics(source, info) if metrics else None
         tokens = _spikes(source, info.run_id) if spikes else None
         texts = completion_rows(source.completions(info.run_id, last=MOST_SPIKES)) if completions else None
@@ -56,10 +60,12 @@ def show(
         print_json(
             row
             | {"config": info.config, "tags": info.tags, "host": info.host, "pid": info.pid, "findings": found}
+            | {"diagnosis": said.to_dict()}
             | {name: part for name, part in extra.items() if part is not None}
         )
         return
     _print_head(info, row)
+    print_diagnosis(said)
     _print_found(found, everything=findings)
     if every is not None:
         _print_metrics(every)
@@ -67,6 +73,14 @@ def show(
         _print_spikes(tokens)
     if texts is not None:
         print_completions(texts)
+
+
+def diagnosis_of(store: Store, run: RunInfo, findings: Sequence[Finding]) -> Diagnosis:
+    """What most likely caused the run's findings."""
+    if not findings:
+        return Diagnosis(why_not="nothing was found")
+    names = known(store.metric_names(run.run_id), run.source)
+    return diagnose(findings, events=store.events(run.run_id), source=run.source, measured=names)
 
 
 def _spikes(store: Store, run_id: str) -> dict[str, list[dict[str, JSON]]]:

@@ -7,12 +7,14 @@ resumed run, whose history is replayed first, what an uninterrupted one would ha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.detectors.registry import default_detectors
+from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
 from rlwatch.monitor.blame import Blame
 from rlwatch.monitor.episodes import Episodes
 from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite
@@ -41,7 +43,8 @@ class NotRun:
 
 NOTHING = Outcome()
 FORECAST = NotRun("forecast", "forecasting is not part of this version yet")
-DIAGNOSIS = NotRun("diagnosis", "ranking causes is not part of this version yet")
+REMEMBERED = 400
+"""Published findings, and events, that a diagnosis looks back on."""
 
 
 class Monitor:
@@ -88,6 +91,9 @@ class Monitor:
         self._open: OpenStep | None = None
         self._seen: set[str] = set()
         self._holding: tuple[Finding, ...] = ()
+        self._told: deque[Finding] = deque(maxlen=REMEMBERED)
+        self._events: deque[Event] = deque(maxlen=REMEMBERED)
+        self._steps: deque[int] = deque(maxlen=REMEMBERED)
 
     @property
     def active(self) -> tuple[Finding, ...]:
@@ -115,10 +121,21 @@ class Monitor:
         """Close the open step because nothing more will come."""
         return self._close()
 
+    def diagnosis(self) -> Diagnosis:
+        """What most likely caused what was found so far on this branch of the run."""
+        return diagnose(
+            self._told,
+            events=self._events,
+            source=self.source,
+            row_steps=row_steps(self._steps),
+            measured=self._seen,
+            starts={},
+        )
+
     def not_run(self) -> list[NotRun]:
         """Detectors that lacked their metrics so far, and parts this version does not have."""
         lacking = [NotRun(d.name, reason) for d in self._detectors if (reason := self._lacks(d))]
-        return [*lacking, FORECAST, DIAGNOSIS]
+        return [*lacking, FORECAST]
 
     def _notice(self, event: Event) -> None:
         """Events of an attempt whose first record is still to come wait for it."""
@@ -129,6 +146,7 @@ class Monitor:
 
     def _tell(self, event: Event) -> None:
         self._blame.note(event)
+        self._events.append(event)
         for detector in self._detectors:
             detector.notice(event)
 
@@ -177,7 +195,7 @@ class Monitor:
         newest = {(f.detector, f.kind): f for f in (*self._holding, *holding)}
         self._holding = tuple(newest.values())
         return Outcome(
-            tuple(_stamp(self._episodes.arrival(holding), view)),
+            self._published(self._episodes.arrival(holding), view),
             tuple(self._alerts.arrival(view.seq, now, holding, ts=view.ts)),
         )
 
@@ -187,10 +205,16 @@ class Monitor:
         step = self._open.closed(self.source)
         self._open = None
         self._seen.update(step.metrics)
+        self._steps.append(step.step)
         holding = self._blame.told([finding for detector in self._detectors for finding in detector.update(step)])
         self._holding = tuple(holding)
-        published = _stamp(self._episodes.closed(holding), step)
-        return Outcome(tuple(published), tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)))
+        published = self._published(self._episodes.closed(holding), step)
+        return Outcome(published, tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)))
+
+    def _published(self, findings: Sequence[Finding], step: ClosedStep) -> tuple[Finding, ...]:
+        stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)
+        self._told.extend(stamped)
+        return stamped
 
     def _lacks(self, detector: Detector) -> str | None:
         if any(all(map(self._was_seen, needed)) for needed in detector.requires):
@@ -201,7 +225,3 @@ class Monitor:
     def _was_seen(self, needed: str) -> bool:
         """A name that ends in a slash stands for any metric of that open family."""
         return needed in self._seen or (needed.endswith("/") and any(name.startswith(needed) for name in self._seen))
-
-
-def _stamp(findings: Sequence[Finding], step: ClosedStep) -> list[Finding]:
-    return [replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings]

@@ -5,7 +5,7 @@ import re
 import pytest
 from playbook_options import actions
 
-from rlwatch.alerts.rules import BUILTIN_KINDS
+from rlwatch.alerts.rules import default_rules
 from rlwatch.detectors.registry import REGISTRY
 from rlwatch.diagnosis import Strength, advice, kinds
 from rlwatch.diagnosis.actions import RESET
@@ -28,7 +28,7 @@ def test_every_kind_a_registered_detector_reports_has_advice(kind):
 
 def test_alert_rules_name_only_kinds_with_advice():
     """The kinds that rules know are kinds with advice."""
-    assert [kind for kind in BUILTIN_KINDS if advice(kind) is None] == []
+    assert [kind for rule in default_rules() for kind in rule.kinds if advice(kind) is None] == []
 
 
 def test_an_unknown_kind_has_none():

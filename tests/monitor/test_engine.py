@@ -5,6 +5,7 @@ import math
 from scripted import Threshold, records, reset, sent, told
 
 from rlwatch.alerts.rules import Rule
+from rlwatch.diagnosis import diagnose
 from rlwatch.monitor import Monitor, Outcome
 from rlwatch.records import StepRecord
 
@@ -167,4 +168,15 @@ def test_what_could_not_run_says_why():
 
     assert "reward/mean" in before["threshold"]
     assert "threshold" not in after
-    assert {"forecast", "diagnosis"} <= after
+    assert "forecast" in after
+
+
+def test_the_cause_is_known_while_the_run_lives():
+    """The same judgement as of the published findings; memory of them is bounded."""
+    monitor = Monitor()
+    findings = feed(monitor, records(*[0.0] * 30, *[math.nan] * 5)).findings
+    said = monitor.diagnosis()
+
+    assert [cause.kind for cause in said.causes] == ["nonfinite"]
+    assert said.causes == diagnose(findings).causes
+    assert Monitor().diagnosis().causes == ()

@@ -71,8 +71,10 @@ def test_the_report_is_the_object_scripts_read(tmp_path):
     )
     assert {"detector", "kind", "severity", "onset_step", "step", "message", "evidence"} <= set(report["findings"][0])
     assert {"step", "kind", "severity", "reason"} <= set(report["alarms"][0])
-    assert report["forecast"] == report["diagnosis"] == ()
-    assert {"forecast", "diagnosis", "mismatch_growth"} <= {part["name"] for part in report["not_run"]}
+    assert report["forecast"] == ()
+    assert {"summary", "enough", "why_not", "at_step", "causes"} == set(report["diagnosis"])
+    assert {"kind", "title", "sure", "evidence", "actions"} <= set(report["diagnosis"]["causes"][0])
+    assert {"forecast", "mismatch_growth"} <= {part["name"] for part in report["not_run"]}
 
 
 def test_a_coarse_log_is_judged_too(tmp_path):

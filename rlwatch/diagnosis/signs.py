@@ -1,0 +1,112 @@
+"""Signs: what a run's findings come to, one for each time a failure began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rlwatch.diagnosis.reading import Entry, playbook
+from rlwatch.records import Event, Finding, Severity
+
+MOST = 400
+"""Signs considered: the newest. A run with more has other troubles than their order."""
+SYMPTOM_LEAD = 4
+"""Times the slack by which a mere symptom may come before its cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One failure beginning once: ``onset_step`` is when, looking back; ``seen_step`` when a detector first said so."""
+
+    kind: str
+    onset_step: int
+    seen_step: int
+    severity: Severity
+    message: str = ""
+    metric: str = ""
+
+    @property
+    def entry(self) -> Entry:
+        """What the playbook says of its kind; of a kind it does not know, the little that the name says."""
+        words = self.kind.replace("_", " ")
+        unknown = Entry(self.kind, words.capitalize(), words.capitalize(), f"{words} was found", "", ())
+        return playbook().get(self.kind, unknown)
+
+    @property
+    def bad(self) -> bool:
+        """Worse than a remark."""
+        return self.severity is not Severity.INFO
+
+    def leads_to(self, other: Sign, slack: int) -> bool:
+        """Whether ``other`` is known to follow and came in time: at most ``slack`` steps before, ``reach`` after.
+
+        A mere symptom may be noticed well before its cause crosses a threshold: in paired toy runs that an
+        entropy bonus drove into noise, the fall of the reward was seen first in 5 of 6.
+        """
+        known = other.kind in self.entry.leads_to
+        first = self.onset_step - (SYMPTOM_LEAD * slack if other.entry.symptom else slack)
+        last = max(self.onset_step, self.seen_step) + self.entry.reach
+        return known and first <= other.onset_step <= last
+
+
+def signs(findings: Iterable[Finding]) -> list[Sign]:
+    """One sign for each (kind, onset), in order of onset; of findings that tell the same, the severest words.
+
+    A finding whose onset lies before an earlier sign of its kind was seen goes on with that one.
+    """
+    found: list[Sign] = []
+    newest: dict[str, int] = {}
+    for finding in sorted(findings, key=_order):
+        at = newest.get(finding.kind)
+        if at is not None and finding.onset_step <= found[at].seen_step:
+            found[at] = _joined(found[at], finding)
+        else:
+            newest[finding.kind] = len(found)
+            found.append(_sign(finding))
+    return sorted(found, key=lambda sign: (sign.onset_step, sign.kind, sign.seen_step))[-MOST:]
+
+
+def on_branch(findings: Iterable[Finding], starts: Mapping[int, int]) -> list[Finding]:
+    """Without what belongs to steps that a later attempt ran again. ``starts``: first step of each attempt."""
+    return [
+        finding
+        for finding in findings
+        if all(finding.step < start for attempt, start in starts.items() if attempt > finding.attempt)
+    ]
+
+
+def starts_of(findings: Sequence[Finding], events: Sequence[Event]) -> dict[int, int]:
+    """The first step known of each attempt, by what was found and what happened in it."""
+    starts: dict[int, int] = {}
+    told = [(f.attempt, f.step) for f in findings] + [(e.attempt, e.step) for e in events if e.step is not None]
+    for attempt, step in told:
+        starts[attempt] = min(step, starts.get(attempt, step))
+    return starts
+
+
+def row_steps(steps: Sequence[int]) -> int:
+    """Steps between two rows of a log, as a median; 1 if there are fewer than two.
+
+    >>> row_steps([10, 20, 30, 60])
+    10
+    """
+    gaps = sorted(later - earlier for earlier, later in pairwise(steps) if later > earlier)
+    return gaps[len(gaps) // 2] if gaps else 1
+
+
+def _order(finding: Finding) -> tuple[int, int, int, str, str, str]:
+    return (finding.step, finding.onset_step, finding.severity.rank, finding.kind, finding.detector, finding.message)
+
+
+def _sign(finding: Finding) -> Sign:
+    return Sign(
+        finding.kind, finding.onset_step, finding.step, Severity(finding.severity), finding.message, finding.metric
+    )
+
+
+def _joined(sign: Sign, finding: Finding) -> Sign:
+    onset = min(sign.onset_step, finding.onset_step)
+    if finding.severity.rank <= sign.severity.rank:
+        return Sign(sign.kind, onset, sign.seen_step, sign.severity, sign.message, sign.metric)
+    return Sign(sign.kind, onset, sign.seen_step, Severity(finding.severity), finding.message, finding.metric)

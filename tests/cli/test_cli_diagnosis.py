@@ -1,0 +1,60 @@
+"""The diagnosis in `scan` and `show`: why, how sure, in which order, and what to do first."""
+
+from rlwatch.cli.diagnosis_rows import print_diagnosis
+from rlwatch.diagnosis import diagnose
+from rlwatch.records import Finding, Severity
+
+
+def found(kind, onset, severity=Severity.CRITICAL, message=""):
+    return Finding("d", kind, severity, onset + 9, onset, message)
+
+
+CRASH = [found("mismatch_growth", 412), found("reward_drop", 498, message="reward fell\x1b[31m")]
+
+
+def test_the_likeliest_cause_comes_with_its_evidence_and_the_first_actions(capsys):
+    """In time order, with the trainer's option names and how strong the evidence for each action is."""
+    print_diagnosis(diagnose(CRASH, source="verl"))
+    text = capsys.readouterr().out
+
+    assert "most likely: Train-inference mismatch (strong" in text
+    assert text.index("step     412") < text.index("step     498") < text.index("What to do, in order")
+    assert "1. Roll back to the last good snapshot (measured)" in text
+    assert "actor_rollout_ref.actor.optim.lr" in text
+    assert "vllm_enable_sleep_mode" not in text
+
+
+def test_control_characters_of_a_message_are_inert(capsys):
+    """A message may hold anything."""
+    print_diagnosis(diagnose(CRASH))
+
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_everything_can_be_asked_for(capsys):
+    """All actions; at first only a few."""
+    said = diagnose(CRASH)
+    print_diagnosis(said)
+    few = capsys.readouterr().out
+    print_diagnosis(said, everything=True)
+
+    assert "and 7 more" in few
+    assert f"{len(said.causes[0].actions)}. " in capsys.readouterr().out
+
+
+def test_a_healthy_run_and_remarks_say_nothing(capsys):
+    """No news."""
+    print_diagnosis(diagnose([]))
+    print_diagnosis(diagnose([found("clip_uninformative", 2, Severity.INFO)]))
+
+    assert capsys.readouterr().out == ""
+
+
+def test_where_no_cause_can_be_named_it_says_so(capsys):
+    """And gives no orders."""
+    print_diagnosis(diagnose([found("reward_drop", 90)], measured=["reward/mean"]))
+    text = capsys.readouterr().out
+
+    assert "no cause can be named" in text
+    assert "Not measured: trainer-engine mismatch" in text
+    assert "What to do" not in text
