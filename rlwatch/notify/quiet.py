@@ -1,4 +1,4 @@
-"""httpx writes the whole address of every request to its log; ours are secrets."""
+"""Libraries that carry alerts write whole addresses and messages to their logs; ours are secrets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LOGGERS = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.http2", "httpcore.proxy", "httpcore.socks")
+LOGGERS = (
+    "httpx",
+    "httpcore.connection",
+    "httpcore.http11",
+    "httpcore.http2",
+    "httpcore.proxy",
+    "httpcore.socks",
+    "apprise",
+)
 
 
 class _Ours(logging.Filter):
@@ -26,11 +34,12 @@ _ours = _Ours()
 
 @contextmanager
 def quiet_http_logs() -> Iterator[None]:
-    """Within it this thread's requests leave no line in the HTTP libraries' logs."""
+    """Within it this thread's requests leave no line in the libraries' logs. May be nested."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_ours)  # a filter is only added once
+    before = getattr(_ours.now, "delivering", False)
     _ours.now.delivering = True
     try:
         yield
     finally:
-        _ours.now.delivering = False
+        _ours.now.delivering = before

@@ -3,39 +3,31 @@
 Headers of a delivery::
 
     Content-Type: application/json
-    X-RLWatch-Event: firing | escalated | resolved
+    X-RLWatch-Event: firing | escalated | repeated | unacknowledged | resolved | test
     X-RLWatch-Delivery: <message id>       the same at every retry: a receiver may drop what it has seen
     X-RLWatch-Timestamp: <Unix seconds>
     X-RLWatch-Signature: sha256=<hex>      with a secret only; see rlwatch.notify.signing
 
-The body is the payload of :mod:`rlwatch.alerts.messages`. Any 2xx answer means delivered; the answer's body
+The body is the payload of :mod:`rlwatch.alerts.messages` with the message's id as ``message_id``; its shape is
+``rlwatch/notify/alert.schema.json`` (:mod:`rlwatch.notify.schema`). Any 2xx answer means delivered; the answer's body
 is not read.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from types import ModuleType
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.errors import ConfigError
 from rlwatch.notify.answers import judge
 from rlwatch.notify.encode import encode
-from rlwatch.notify.quiet import quiet_http_logs
+from rlwatch.notify.http import LOOPBACK, Courier, TransportError
 from rlwatch.notify.redact import Redactor, redact_url
 from rlwatch.notify.signing import sign, verify_signature
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 
-if TYPE_CHECKING:
-    import httpx
-
-__all__ = ["WebhookNotifier", "verify_signature"]
-
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+__all__ = ["LOOPBACK", "WebhookNotifier", "verify_signature"]
 
 
 class WebhookNotifier:
@@ -73,15 +65,10 @@ class WebhookNotifier:
         clock: Clock | None = None,
     ) -> None:
         self.name = name
-        self._httpx = _import_httpx()
         self._url, self._secret = _checked_url(name, url), secret or ""
-        for limit in (connect_s, read_s, total_s):
-            if not limit > 0:
-                raise ConfigError(f"notifier {name!r}: time limits must be > 0 s, got {limit!r}")
-        self._timeout = self._httpx.Timeout(min(read_s, total_s), connect=min(connect_s, total_s))
-        self._total_s = total_s
+        self._courier = Courier(name, connect_s=connect_s, read_s=read_s, total_s=total_s)
         self._clock = clock or SystemClock()
-        self._redactor = Redactor(urls=[url], secrets=[self._secret])
+        self._redactor = Redactor(secrets=[self._secret])
 
     def __repr__(self) -> str:
         return f"WebhookNotifier(name={self.name!r}, url={redact_url(self._url)!r}, signed={bool(self._secret)})"
@@ -91,25 +78,12 @@ class WebhookNotifier:
 
         Looking up the host's name is the system's business and not covered by the time limits.
         """
-        body = encode(message.payload)
-        client = self._client()
-        watchdog = _Watchdog(self._total_s, client.close)
+        body = encode({**message.payload, "message_id": message.message_id})
         try:
-            with quiet_http_logs(), watchdog, client:
-                return self._post(client, body, self._headers(message, body))
-        except (self._httpx.HTTPError, self._httpx.InvalidURL, OSError, RuntimeError) as error:
-            late = f"no whole answer within {self._total_s:g} s"
-            return Delivery(ok=False, reason=late if watchdog.barked else self._redactor.error(error))
-
-    def _post(self, client: httpx.Client, body: bytes, headers: dict[str, str]) -> Delivery:
-        with client.stream("POST", self._url, content=body, headers=headers) as response:
-            return judge(response.status_code, response.headers, self._clock.now())
-
-    def _client(self) -> httpx.Client:
-        """A client for one delivery. Proxies of the environment apply, except to this machine itself."""
-        local = urlsplit(self._url).hostname in LOOPBACK
-        client: httpx.Client = self._httpx.Client(timeout=self._timeout, follow_redirects=False, trust_env=not local)
-        return client
+            reply = self._courier.send(self._url, body, self._headers(message, body))
+        except TransportError as error:
+            return Delivery(ok=False, reason=self._redactor.text(str(error)))
+        return judge(reply.status, reply.headers, self._clock.now())
 
     def _headers(self, message: OutboxMessage, body: bytes) -> dict[str, str]:
         timestamp = str(int(self._clock.now()))
@@ -123,28 +97,6 @@ class WebhookNotifier:
         if self._secret:
             headers["X-RLWatch-Signature"] = sign(self._secret, timestamp, body)
         return headers
-
-
-class _Watchdog:
-    """Calls ``close`` after ``limit_s``: httpx limits each read but not their sum, so a receiver that drips
-    could hold us for ever.
-    """
-
-    def __init__(self, limit_s: float, close: Callable[[], None]) -> None:
-        self.barked = False
-        self._close = close
-        self._timer = threading.Timer(limit_s, self._bark)
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _bark(self) -> None:
-        self.barked = True
-        self._close()
 
 
 def _checked_url(name: str, url: str) -> str:
@@ -162,11 +114,3 @@ def _checked_url(name: str, url: str) -> str:
             f"got {got} (the rest is not shown: it may be a secret)"
         )
     return url
-
-
-def _import_httpx() -> ModuleType:
-    try:
-        import httpx
-    except ImportError:
-        raise MissingExtraError("httpx", "alerts", "sending alerts to a webhook") from None
-    return httpx

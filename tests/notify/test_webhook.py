@@ -27,7 +27,7 @@ def test_the_request_is_signed_json_with_event_time_and_id():
         request = receiver.received[0]
 
     assert request.verified is True
-    assert request.payload == a_message("id-1", value=1.5).payload
+    assert request.payload == {**a_message("id-1", value=1.5).payload, "message_id": "id-1"}
     assert (request.message_id, request.event) == ("id-1", "firing")
     assert request.headers["x-rlwatch-timestamp"] == "1700000000"
     assert request.headers["x-rlwatch-signature"].startswith("sha256=")

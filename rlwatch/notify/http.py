@@ -1,0 +1,136 @@
+"""One HTTP request, within limits on the whole of it, that leaves no trace of its address."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.notify.quiet import quiet_http_logs
+from rlwatch.notify.redact import Redactor
+
+if TYPE_CHECKING:
+    import httpx
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class TransportError(Exception):
+    """The request got no whole answer. Its text holds no part of the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer; names of ``headers`` are lower-case, ``body`` is as much of it as was asked for."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class Courier:
+    """Sends requests for one notifier.
+
+    Parameters
+    ----------
+    name
+        The channel.
+    connect_s, read_s, total_s
+        Time limits in seconds: to connect, between two bytes, and for the whole exchange (at most ``read_s``
+        more where the receiver first drips and then hangs). Looking up the host's name is the system's
+        business and not covered.
+
+    Raises
+    ------
+    ConfigError
+        If a limit is not positive.
+    MissingExtraError
+        If httpx is not installed.
+    """
+
+    def __init__(self, name: str, *, connect_s: float = 5.0, read_s: float = 5.0, total_s: float = 10.0) -> None:
+        self._httpx = _import_httpx()
+        for limit in (connect_s, read_s, total_s):
+            if not limit > 0:
+                raise ConfigError(f"notifier {name!r}: time limits must be > 0 s, got {limit!r}")
+        self._timeout = self._httpx.Timeout(min(read_s, total_s), connect=min(connect_s, total_s))
+        self._total_s = total_s
+
+    def send(
+        self,
+        url: str,
+        content: bytes,
+        headers: Mapping[str, str],
+        *,
+        method: str = "POST",
+        verify: bool = True,
+        keep: int = 0,
+    ) -> Reply:
+        """The answer with the first ``keep`` bytes of its body. Redirects are answers, they are not followed.
+
+        Raises ``TransportError`` for whatever the network does.
+        """
+        client = self._client(url, verify=verify)
+        watchdog = _Watchdog(self._total_s, client.close)
+        try:
+            with (
+                quiet_http_logs(),
+                watchdog,
+                client,
+                client.stream(method, url, content=content, headers=dict(headers)) as answer,
+            ):
+                return Reply(answer.status_code, dict(answer.headers), _beginning(answer, keep))
+        except (self._httpx.HTTPError, self._httpx.InvalidURL, OSError, RuntimeError) as error:
+            late = f"no whole answer within {self._total_s:g} s"
+            raise TransportError(late if watchdog.barked else Redactor(urls=[url]).error(error)) from None
+
+    def _client(self, url: str, *, verify: bool) -> httpx.Client:
+        """A client for one request. Proxies of the environment apply, except to this machine itself."""
+        local = urlsplit(url).hostname in LOOPBACK
+        client: httpx.Client = self._httpx.Client(
+            timeout=self._timeout, follow_redirects=False, trust_env=not local, verify=verify
+        )
+        return client
+
+
+class _Watchdog:
+    """Calls ``close`` after ``limit_s``: httpx limits each read but not their sum, so a receiver that drips
+    could hold us for ever.
+    """
+
+    def __init__(self, limit_s: float, close: Callable[[], None]) -> None:
+        self.barked = False
+        self._close = close
+        self._timer = threading.Timer(limit_s, self._bark)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _bark(self) -> None:
+        self.barked = True
+        self._close()
+
+
+def _beginning(answer: httpx.Response, most: int) -> bytes:
+    body = b""
+    for chunk in answer.iter_bytes() if most else ():
+        body += chunk
+        if len(body) >= most:
+            break
+    return body[:most]
+
+
+def _import_httpx() -> ModuleType:
+    try:
+        import httpx
+    except ImportError:
+        raise MissingExtraError("httpx", "alerts", "sending alerts to a webhook") from None
+    return httpx
