@@ -9,8 +9,23 @@ from __future__ import annotations
 from rlwatch.stats.baseline import Baseline
 from rlwatch.stats.cusum import Cusum
 from rlwatch.stats.hold import Hold
+from rlwatch.stats.line import Line, fit_line
 from rlwatch.stats.robust import mad, median, quantile
-from rlwatch.stats.slope import theil_sen
+from rlwatch.stats.slope import slope_interval, theil_sen
+from rlwatch.stats.thinned import Thinned
 from rlwatch.stats.window import Window
 
-__all__ = ["Baseline", "Cusum", "Hold", "Window", "mad", "median", "quantile", "theil_sen"]
+__all__ = [
+    "Baseline",
+    "Cusum",
+    "Hold",
+    "Line",
+    "Thinned",
+    "Window",
+    "fit_line",
+    "mad",
+    "median",
+    "quantile",
+    "slope_interval",
+    "theil_sen",
+]
