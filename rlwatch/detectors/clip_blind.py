@@ -1,0 +1,110 @@
+"""A clip fraction that carries no information: exactly zero, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Finding, Severity
+
+FAR_ROWS = 20
+"""Rows with far ratios and nothing clipped from which that is no accident."""
+ROWS = 50
+"""Rows with nothing clipped at all from which the metric says nothing, wherever ratios are."""
+STILL = 1e-4
+"""Nats a ratio may differ from 1 by rounding, where every batch is used for one update."""
+
+Witness = tuple[str, Callable[[float], bool]]
+FAR: dict[str, tuple[Witness, ...]] = {
+    "ratio/clipfrac": (
+        ("ratio/log_absmax", lambda x: x >= 0.5),
+        ("ratio/max", lambda r: r >= 1.6),
+        ("ratio/min", lambda r: r <= 0.6),
+        ("policy/kl_old", lambda k: abs(k) >= 0.01),
+    ),
+    "ratio/clipfrac_low": (("ratio/min", lambda r: r <= 0.6),),
+    "ratio/clipfrac_high": (("ratio/max", lambda r: r >= 1.6),),
+    "ratio/clipfrac_dual": (("ratio/max", lambda r: r >= 10.0),),
+}
+"""For each clip fraction, what shows that tokens are beyond the widest usual bounds (0.4, dual 3)."""
+PLAIN = ("ratio/clipfrac", "ratio/clipfrac_low", "ratio/clipfrac_high")
+"""Fractions whose lasting zero needs no witness; that of the dual clip is the rule."""
+
+
+class ClipBlind(BaseDetector):
+    """Tells that a clip fraction says nothing, so that its zero is not taken for health.
+
+    Some losses do not define it (SAPO logs 0 always, GSPO and CISPO no dual clip), and with one update a rollout the
+    ratio is 1 by construction. A public run collapsed with a clip fraction of exactly 0 throughout.
+    """
+
+    name: ClassVar[str] = "clip_blind"
+    family: ClassVar[str] = Family.TRUST_REGION.value
+    kinds: ClassVar[tuple[str, ...]] = ("clip_uninformative",)
+    reads: ClassVar[tuple[str, ...]] = tuple(FAR)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((metric,) for metric in FAR)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._zero = dict.fromkeys(FAR, 0)
+        self._far = dict.fromkeys(FAR, 0)
+        self._since: dict[str, int] = {}
+        self._works: set[str] = set()
+        self._largest: float | None = None
+
+    def listen(self, step: ClosedStep) -> None:
+        """Learn how far ratios move at all."""
+        far = finite(step, "ratio/log_absmax")
+        if far is not None:
+            self._largest = max(abs(far), self._largest or 0.0)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Count rows; name the fractions that say nothing."""
+        for metric in FAR:
+            self._count(step, metric)
+        contradicted = [metric for metric in FAR if self._far[metric] >= FAR_ROWS]
+        if contradicted:
+            return [self._finding(step, contradicted, self._although(step, contradicted[0]))]
+        constant = [metric for metric in PLAIN if self._zero[metric] >= ROWS]
+        if constant and not self._works & set(PLAIN):
+            return [self._finding(step, constant, self._because())]
+        return []
+
+    def _count(self, step: ClosedStep, metric: str) -> None:
+        value = finite(step, metric)
+        if value is None or metric in self._works:
+            return
+        if value != 0.0:
+            self._works.add(metric)
+            self._zero[metric] = self._far[metric] = 0
+            return
+        self._since.setdefault(metric, step.step)
+        self._zero[metric] = min(self._zero[metric] + 1, ROWS)
+        if any(beyond(seen) for name, beyond in FAR[metric] if (seen := finite(step, name)) is not None):
+            self._far[metric] = min(self._far[metric] + 1, FAR_ROWS)
+
+    def _although(self, step: ClosedStep, metric: str) -> str:
+        seen = [f"{name} {number(value)}" for name, _ in FAR[metric] if (value := finite(step, name)) is not None]
+        return (
+            f"although ratios move{f' ({seen[0]})' if seen else ''}: this loss does not define it (SAPO; the dual clip "
+            "of GSPO and CISPO), or its bounds are out of reach"
+        )
+
+    def _because(self) -> str:
+        if self._largest is not None and self._largest <= STILL:
+            return "because every batch is used for one update, so that ratios are 1"
+        return "as it must be with one update a rollout, or with a loss that does not define it"
+
+    def _finding(self, step: ClosedStep, blind: Sequence[str], why: str) -> Finding:
+        return self.finding(
+            step,
+            "clip_uninformative",
+            Severity.INFO,
+            f"{' and '.join(blind)} {'has' if len(blind) == 1 else 'have'} been exactly 0 at every row, {why}; that is "
+            "no sign of health: look at ratios and at the mismatch of raw log-probs instead",
+            onset=self._since.get(blind[0]),
+            metric=blind[0],
+            evidence=rounded({"log_ratio_largest": self._largest, "rows": self._zero[blind[0]]}),
+        )
