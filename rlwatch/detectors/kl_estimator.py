@@ -1,0 +1,176 @@
+"""KL to the reference as it is estimated: tokens beyond the clamp, and estimators that contradict each other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.rise import Limit, Rise, odds
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.stats import Hold, Window, median, quantile
+
+CLAMP = 10.0
+"""verl clamps k3 of a token here: beyond it the penalty has no gradient."""
+BEYOND = Limit("policy/kl_ref_saturated", 0.002, 5.0, odds)
+"""Share of tokens beyond the clamp: 0.2 % of them add 0.02 nats/token to a clamped mean, as much as a usual KL."""
+HALF = 5.0
+"""A clamped mean from which at least half of the tokens must lie at the clamp, if the rest lies near 0."""
+NOTABLE = 0.05
+"""Nats per token by which estimators must disagree."""
+APART, FAR_APART = 0.5, 2.0 / 3.0
+"""Disagreement over the larger estimate: half of it; one three times the other."""
+SURE = 6.0
+"""Standard errors by which they must disagree, from the scatter of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Two estimates of one KL, nats per token; ``errors``: their difference in standard errors."""
+
+    low: float
+    high: float
+    errors: float
+
+    @property
+    def apart(self) -> float:
+        """Their difference over the larger."""
+        largest = max(abs(self.low), abs(self.high))
+        return (self.high - self.low) / largest if largest > 0.0 else 0.0
+
+    @property
+    def real(self) -> bool:
+        """Whether it is large, beyond noise and half of the estimate."""
+        return self.high - self.low >= NOTABLE and self.apart >= APART and self.errors >= SURE
+
+
+class Pair:
+    """Two estimators of one KL, row by row."""
+
+    def __init__(self, first: str, second: str) -> None:
+        self.names = first, second
+        self._rows = (Window(rows=20, steps=60, least=8), Window(rows=20, steps=60, least=8))
+        self.out = Hold(forgive=2)
+
+    def update(self, step: ClosedStep) -> None:
+        """Take a row in which both were measured."""
+        values = [finite(step, name) for name in self.names]
+        if None in values:
+            return
+        for rows, value in zip(self._rows, values, strict=True):
+            rows.update(step.step, min(max(value or 0.0, -1e9), 1e9))
+        said = self.get()
+        self.out.update(step.step, said is not None and said.real)
+
+    def get(self) -> Disagreement | None:
+        """What the last rows say; None before there are enough."""
+        levels = [rows.get() for rows in self._rows]
+        if levels[0] is None or levels[1] is None:
+            return None
+        gaps = [b - a for a, b in zip(self._rows[0].values, self._rows[1].values, strict=True)]
+        # half of the central 68 %: rows that jump between two levels have a median deviation of nothing
+        error = 1.2533 * (quantile(gaps, 0.84) - quantile(gaps, 0.16)) / 2.0 / math.sqrt(len(gaps))
+        middle = abs(median(gaps))
+        errors = middle / error if error > 0.0 else math.inf if middle > 0.0 else 0.0
+        return Disagreement(min(levels[0], levels[1]), max(levels[0], levels[1]), errors)
+
+
+class KLEstimator(BaseDetector):
+    """What makes the logged KL, or the penalty, another quantity than KL(policy || reference).
+
+    k1 and k3 have the same mean over samples of the policy, and that mean is not negative: where they contradict each
+    other beyond noise, or k1 is below 0, the samples are not the policy's (top-p or top-k sampling, another
+    temperature, stale data, a mismatched engine). k3 weighted by pi/pi_old and unweighted agree on-policy.
+    """
+
+    name: ClassVar[str] = "kl_estimator"
+    family: ClassVar[str] = Family.TRUST_REGION.value
+    kinds: ClassVar[tuple[str, ...]] = ("k3_saturation", "k3_bias")
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("policy/kl_ref_k1", "policy/kl_ref_k3"),
+        ("policy/kl_ref_weighted", "policy/kl_ref_k3"),
+        ("policy/kl_ref_saturated",),
+        ("policy/kl_ref",),
+    )
+    reads: ClassVar[tuple[str, ...]] = ("policy/kl_ref_k3", "policy/kl_ref_saturated", "policy/kl_ref")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._beyond = Rise(BEYOND)
+        self._clamped = Window(rows=10, steps=10)
+        self._at_clamp = Hold(forgive=2)
+        self._pairs = (
+            Pair("policy/kl_ref_k1", "policy/kl_ref_k3"),
+            Pair("policy/kl_ref_weighted", "policy/kl_ref_k3"),
+        )
+
+    def notice(self, event: Event) -> None:
+        """Start anew after a reset: every estimator begins at zero."""
+        if event.kind == "reference_reset":
+            self._restart()
+            self._held = []
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the clamp and both pairs."""
+        self._beyond.update(step.step, finite(step, BEYOND.metric))
+        self._watch_clamped_mean(step)
+        for pair in self._pairs:
+            pair.update(step)
+        biased = next((pair for pair in self._pairs if pair.out.lasted(3)), None)
+        bias = None if biased is None else self._bias(step, biased)
+        return [finding for finding in (self._clamp(step), bias) if finding is not None]
+
+    def _watch_clamped_mean(self, step: ClosedStep) -> None:
+        """A mean verl logs after the clamp cannot exceed it."""
+        kl = finite(step, "policy/kl_ref")
+        if kl is None or step.origin.get("policy/kl_ref") != "actor/kl_loss":
+            return
+        self._clamped.update(step.step, kl)
+        level = self._clamped.get()
+        self._at_clamp.update(step.step, level is not None and HALF <= level <= CLAMP)
+
+    def _clamp(self, step: ClosedStep) -> Finding | None:
+        if self._beyond.lasted:
+            share, since, metric = self._beyond.level or 0.0, self._beyond.since, BEYOND.metric
+            known = f"{share:.2%} of the tokens"
+        elif self._at_clamp.lasted(3):
+            share, since, metric = (self._clamped.get() or 0.0) / CLAMP, self._at_clamp.since, "policy/kl_ref"
+            known = f"the mean is {number(share * CLAMP)}, so about {share:.0%} of the tokens"
+        else:
+            return None
+        return self.finding(
+            step,
+            "k3_saturation",
+            Severity.WARNING,
+            f"KL to the reference is saturated: {known} lie beyond k3 = {CLAMP:g}, where verl clamps it and no "
+            f"gradient pulls them back; clamped they are {number(CLAMP * share)} nats/token of the mean",
+            onset=since,
+            metric=metric,
+            score=self._beyond.score if metric == BEYOND.metric else share * CLAMP / HALF,
+            evidence=rounded({"share": share, "clamped_mean": CLAMP * share}),
+        )
+
+    def _bias(self, step: ClosedStep, pair: Pair) -> Finding | None:
+        said = pair.get()
+        if said is None:
+            return None
+        loud = said.apart >= FAR_APART
+        first, second = (finite(step, name) for name in pair.names)
+        return self.finding(
+            step,
+            "k3_bias",
+            Severity.WARNING if loud else Severity.INFO,
+            f"estimators of one KL disagree: {' and '.join(pair.names)} stand at {number(said.low)} and "
+            f"{number(said.high)} nats/token in either order, {number(min(said.errors, 999.0))} standard errors apart; "
+            "the samples are not the policy's own (top-p or top-k sampling, another temperature, stale data, another "
+            "engine), so the penalty is not KL(policy || reference)",
+            onset=pair.out.since,
+            metric=pair.names[0],
+            score=said.apart / APART,
+            evidence=rounded({pair.names[0]: first, pair.names[1]: second, "errors": said.errors}),
+        )
