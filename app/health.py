@@ -10,19 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rlwatch.control.liveness import Pace, silent_for
+from rlwatch.control.pauses import Pause
 from rlwatch.records import Alert, AlertState, RunInfo, RunState, Severity
 
 from . import format as fmt
-from .pauses import Pause
-
-STALE_FACTOR = 5.0
-"""A run is stale when no step came for this many of its own median step times."""
-
-STALE_FLOOR_S = 60.0
-"""... but never sooner than this: quick steps, slow flushes and short evaluations are no alarm."""
-
-STALE_UNKNOWN_S = 600.0
-"""... and this long while its step time is not known: models load slowly."""
+from . import pauses
 
 RECENT_S = 24 * 3600.0
 """A crash or silence older than this no longer asks for a person."""
@@ -92,9 +85,9 @@ class Health:
 
 
 def judge(
-    run: RunInfo, alerts: Sequence[Alert], now: float, step_s: float | None = None, pause: Pause | None = None
+    run: RunInfo, alerts: Sequence[Alert], now: float, pace: Pace | None = None, pause: Pause | None = None
 ) -> Health:
-    """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its median step time (seconds).
+    """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its pace.
 
     What the writer said last wins (crashed, finished); then a pause, then silence; then the worst firing alert.
     """
@@ -104,10 +97,11 @@ def judge(
     if run.state is RunState.FINISHED:
         return Health(Word.FINISHED, run.state_reason)
     if pause is not None:
-        return Health(Word.PAUSED, pause.words(now) + _before(worst), pause.step)
-    silence = silent_for(run, now, step_s)
+        return Health(Word.PAUSED, pauses.words(pause, now) + _before(worst), pause.step)
+    pace = pace or Pace()
+    silence = silent_for(run, pace, now)
     if silence is not None:
-        why = silence_words(silence, step_s) + _before(worst)
+        why = silence_words(silence, pace.step_s) + _before(worst)
         return Health(Word.STALE, why, run.last_step, _recent(run, now))
     if worst is None:
         return Health(Word.HEALTHY)
@@ -132,13 +126,6 @@ def since_words(alert: Alert, last_step: int | None) -> str:
 def _others(alerts: Sequence[Alert], worst: Alert) -> str:
     kinds = {alert.kind for alert in alerts if alert.state is AlertState.FIRING} - {worst.kind}
     return f", and {len(kinds)} more" if kinds else ""
-
-
-def silent_for(run: RunInfo, now: float, step_s: float | None) -> float | None:
-    """Seconds since the last step if that is suspiciously long, else None."""
-    quiet = now - (run.last_ts or run.heartbeat_at or run.created_at)
-    limit = STALE_UNKNOWN_S if step_s is None else max(STALE_FLOOR_S, STALE_FACTOR * step_s)
-    return quiet if quiet > limit else None
 
 
 def silence_words(seconds: float, step_s: float | None) -> str:

@@ -43,7 +43,7 @@ def entries(fleet: Fleet, now: float) -> list[Entry]:
     found = []
     for run in fleet.runs:
         vitals, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
-        health = judge(run, alerts, now, vitals.step_s, fleet.pauses.get(run.run_id))
+        health = judge(run, alerts, now, vitals.pace, fleet.pauses.get(run.run_id))
         found.append(Entry(run, health, vitals, alerts))
     return sorted(found, key=lambda entry: (*entry.health.order, -(entry.run.last_ts or entry.run.created_at)))
 

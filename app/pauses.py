@@ -1,50 +1,16 @@
-"""Whether a live run is paused, read from what it was told and what it did since (pure)."""
+"""The pause a run is in, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from rlwatch.control.kinds import KINDS
-from rlwatch.records import Command, CommandStatus, RunInfo, RunState
+from rlwatch.control.pauses import Pause, pause_of
 
 from . import format as fmt
 
-TURNS = frozenset({"pause", "resume", "stop"})
-"""Commands that begin or end a pause."""
-
-ALIVE_S = 60.0
-"""A paused trainer's writer lives: a heartbeat older than this, in seconds, is no pause but an end."""
+__all__ = ["Pause", "pause_of", "words"]
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Since which step, who asked for it, why, and when it ends by itself (Unix seconds)."""
-
-    step: int
-    by: str
-    why: str
-    until: float
-
-    def words(self, now: float) -> str:
-        """``paused at step 480 by ann@lab: look at the samples; goes on by itself in 54 min``."""
-        why = f": {fmt.shorten(self.why, 120)}" if self.why else ""
-        left = fmt.duration(max(0.0, self.until - now))
-        return f"paused at step {fmt.step(self.step)} by {fmt.shorten(self.by, 60)}{why}; goes on by itself in {left}"
-
-
-def pause_of(run: RunInfo, commands: Sequence[Command], now: float) -> Pause | None:
-    """The pause ``run`` is in; None if it trains, has ended, or does not live."""
-    done = [c for c in commands if c.kind in TURNS and c.status is CommandStatus.DONE and c.finished_at is not None]
-    last = max(done, key=lambda command: command.finished_at or 0.0, default=None)
-    if last is None or last.kind != "pause" or run.state is not RunState.RUNNING:
-        return None
-    pause = Pause(last.finished_step or 0, last.requested_by, last.why, (last.finished_at or 0.0) + _length(last))
-    went_on = (run.last_step or 0) > pause.step
-    dead = now - (run.heartbeat_at or now) > ALIVE_S
-    return None if went_on or dead or now > pause.until + ALIVE_S else pause
-
-
-def _length(command: Command) -> float:
-    minutes = command.args.get("minutes", KINDS["pause"].args["minutes"].default)
-    return 60.0 * float(minutes)
+def words(pause: Pause, now: float) -> str:
+    """``paused at step 480 by ann@lab: look at the samples; goes on by itself in 54 min``."""
+    why = f": {fmt.shorten(pause.why, 120)}" if pause.why else ""
+    left = fmt.duration(max(0.0, pause.until - now))
+    return f"paused at step {fmt.step(pause.step)} by {fmt.shorten(pause.by, 60)}{why}; goes on by itself in {left}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlwatch.control.liveness import Pace, silent_for
 from rlwatch.records import Alert, AlertState, Finding, RunInfo
 
 from . import format as fmt
-from .health import Health, Word, crash_words, silence_words, silent_for
+from .health import Health, Word, crash_words, silence_words
 
 
 def clauses(alerts: Sequence[Alert]) -> list[str]:
@@ -20,14 +21,14 @@ def clauses(alerts: Sequence[Alert]) -> list[str]:
     return [f"{fmt.words(kind)} from step {fmt.step(onset)}" for kind, onset in ordered]
 
 
-def ending(run: RunInfo, health: Health, now: float, step_s: float | None) -> str:
+def ending(run: RunInfo, health: Health, now: float, pace: Pace) -> str:
     """How the story ends where the run does not go on: the crash, the pause, or the silence; else empty."""
     if health.word is Word.CRASHED:
         return f"crashed at step {fmt.step(run.last_step)}: {crash_words(run)}"
     if health.word is Word.PAUSED:
         return health.why
     if health.word is Word.STALE:
-        return silence_words(silent_for(run, now, step_s) or 0.0, step_s)
+        return silence_words(silent_for(run, pace, now) or 0.0, pace.step_s)
     return ""
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-import numpy as np
 import streamlit as st
 
+from rlwatch.control.liveness import TAIL, Pace, pace_of
 from rlwatch.errors import StoreError
 from rlwatch.ports import Series
 from rlwatch.records import Alert, RunInfo, RunState
@@ -19,9 +18,6 @@ from ..pauses import Pause, pause_of
 from .curves import canonical_names
 from .door import Version, store, store_url, version
 from .rows import alerts_by_run, commands
-
-TAIL = 64
-"""So many of the newest rows tell a run's usual step time."""
 
 STILL_S = 5.0
 """Seconds without a step from which a run may be paused."""
@@ -39,11 +35,16 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A run at a glance; ``step_s`` is its median step time in seconds."""
+    """A run at a glance."""
 
-    step_s: float | None
+    pace: Pace
     reward: Glance
     entropy: Glance
+
+    @property
+    def step_s(self) -> float | None:
+        """Median seconds a step."""
+        return self.pace.step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,12 @@ def vitals(run: RunInfo) -> Vitals:
 @st.cache_data(show_spinner=False, max_entries=2000)
 def _vitals(url: str, version: Version, source: str) -> Vitals:  # noqa: ARG001  (url and version are the key)
     names = canonical_names(store().metric_names(version[0]), source)
-    wanted = {c: names[c] for c in ("reward/mean", "policy/entropy", "time/step") if c in names}
+    wanted = {c: names[c] for c in ("reward/mean", "policy/entropy") if c in names}
     series = store().series(version[0], list(wanted.values())) if wanted else {}
     starts = attempt_starts(list(series.values()))
     by_name: dict[str, Series] = {canonical: series[name] for canonical, name in wanted.items()}
     return Vitals(
-        step_s=_step_seconds(version[0], by_name),
+        pace=pace_of(store().records(version[0], last=TAIL), source),
         reward=_glance(by_name.get("reward/mean"), starts),
         entropy=_glance(by_name.get("policy/entropy"), starts),
     )
@@ -106,17 +107,3 @@ def _glance(series: Series | None, starts: Mapping[int, int]) -> Glance:
     drawn, bad = sparkline(series, dict(starts))
     points = tuple((x, y) for x, y in drawn)
     return Glance(float(series.values[-1]), trend(series.values), points, tuple(bad))
-
-
-def _step_seconds(run_id: str, by_name: Mapping[str, Series]) -> float | None:
-    """Median seconds a step, from the newest rows' times, else from what the trainer measured."""
-    last = max((int(s.seqs[-1]) for s in by_name.values() if len(s.seqs)), default=0)
-    rows = store().records(run_id, after_seq=max(0, last - TAIL))
-    measured = [
-        (b.ts - a.ts) / (b.step - a.step)
-        for a, b in pairwise(rows)
-        if b.step > a.step and b.ts > a.ts and a.attempt == b.attempt
-    ]
-    if not measured and "time/step" in by_name:
-        measured = [v for v in by_name["time/step"].values[-TAIL:].tolist() if np.isfinite(v)]
-    return float(np.median(measured)) if measured else None

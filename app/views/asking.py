@@ -95,7 +95,7 @@ def _quoted(run: RunInfo) -> str:
 
 def _checks(run: RunInfo, kind: str) -> list[control.Check]:
     alerts, vitals, now = queries.alerts(run.run_id), queries.vitals(run), time.time()
-    stale = judge(run, alerts, now, vitals.step_s).word is Word.STALE
+    stale = judge(run, alerts, now, vitals.pace).word is Word.STALE
     names = queries.canonical_names(queries.metric_names(run), run.source)
     has_reference = True if any(name.startswith("policy/kl_ref") for name in names) else None
     paused = pauses.pause_of(run, queries.commands(run.run_id), now) is not None

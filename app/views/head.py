@@ -20,8 +20,8 @@ def show(run_id: str) -> None:
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
         pause = pauses.pause_of(run, queries.commands(run_id), now)
-        health = judge(run, alerts, now, vitals.step_s, pause)
-        ending = story.ending(run, health, now, vitals.step_s)
+        health = judge(run, alerts, now, vitals.pace, pause)
+        ending = story.ending(run, health, now, vitals.pace)
         st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(alerts, ending)))
         _moved_on(run, due=control.reset_due(alerts), paused=pause is not None)
 

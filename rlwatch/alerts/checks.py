@@ -32,8 +32,8 @@ def names(rule: str, key: str, value: object) -> tuple[str, ...]:
 
 
 def severity(rule: str, key: str, value: object) -> Severity | None:
-    """A severity, or for ``severity`` None."""
-    if value is None and key == "severity":
+    """A severity, or None for keys that need not be set."""
+    if value is None and key != "min_severity":
         return None
     try:
         return Severity(str(value))
@@ -47,6 +47,31 @@ def steps(rule: str, key: str, value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigError(f"rule {rule!r}: {key} must be a number of steps >= 0, got {value!r}")
+
+
+def minutes(rule: str, key: str, value: object) -> float:
+    """A time in minutes >= 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ConfigError(f"rule {rule!r}: {key} must be a number of minutes >= 0, got {value!r}")
+    return float(value)
+
+
+def flag(rule: str, key: str, value: object) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"rule {rule!r}: {key} must be true or false, got {value!r}")
+
+
+def escalation(rule: str, after: float, to: tuple[str, ...], level: Severity | None) -> None:
+    """When to escalate and what then: one is nothing without the other."""
+    if after and not to and level is None:
+        raise ConfigError(
+            f"rule {rule!r}: it escalates, but to nobody and to no severity: set escalate_to or escalate_severity"
+        )
+    if (to or level is not None) and not after:
+        raise ConfigError(
+            f"rule {rule!r}: it says how to escalate, not when: set escalate_after_minutes or escalate_after_steps"
+        )
 
 
 def patience(rule: str, for_steps: int, for_critical: int | None) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlwatch.alerts.rules import Rule, default_rules, unknown_kinds
+from rlwatch.alerts.kinds import unknown_kinds
+from rlwatch.alerts.policy import Policy
+from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.alerts.template import default_toml
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.notify.registry import build_notifier
@@ -42,12 +44,17 @@ class ChannelConfig:
 class Config:
     """What applies. ``warnings``: sentences about what is allowed but cannot be meant."""
 
-    rules: tuple[Rule, ...] = field(default_factory=default_rules)
+    policy: Policy = field(default_factory=Policy)
     channels: tuple[ChannelConfig, ...] = (ChannelConfig("console", "console"),)
     store_url: str | None = None
     dashboard_url: str = ""
     path: Path | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that apply."""
+        return self.policy.rules
 
     @property
     def channel_names(self) -> tuple[str, ...]:
@@ -138,18 +145,18 @@ def _read(file: Path) -> Config:
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "pydantic", "alerts", f"reading {file}") from None
     parsed = parse(str(file), raw)
-    named = {rule.name: rule for rule in parsed.rules}
+    named = {rule.name: rule for rule in parsed.policy.rules}
     kept = [named.pop(rule.name, rule) for rule in default_rules()] if parsed.default_rules else []
     rules = (*kept, *named.values())
     channels = {"console": ChannelConfig("console", "console")}
     channels |= {name: ChannelConfig(name, kind, options) for name, kind, options in parsed.channels}
     return Config(
-        rules=rules,
+        policy=replace(parsed.policy, rules=rules),
         channels=tuple(channels.values()),
         store_url=parsed.store_url,
         dashboard_url=parsed.dashboard_url,
         path=file,
-        warnings=tuple(f"{file}: {problem}" for problem in unknown_kinds(rules)),
+        warnings=tuple(f"{file}: {problem}" for problem in unknown_kinds(rules, parsed.policy.inhibitions)),
     )
 
 

@@ -1,13 +1,14 @@
-"""What receivers are sent: one message for each alert, event, severity and channel.
+"""What receivers are sent: one message for the alerts of a group that are told together, event and channel.
 
 The payload, a JSON object (``schema_version`` 1)::
 
     schema_version  int     grows when a key changes its meaning or goes; new keys may come without
-    event           str     "firing" | "escalated" | "resolved"
+    event           str     "firing" | "escalated" | "repeated" | "unacknowledged" | "resolved"
     text            str     the whole in one line, for people (the key chat services look for)
-    alert           object
+    alert           object  the one that leads: the severest, then the one that began first
       id            str     the same for all events of one episode
-      rule, kind, detector, message, reason      str
+      rule, kind, detector, message              str
+      reason        str     why it is told now
       severity      str     "info" | "warning" | "critical": the worst so far
       state         str     "firing" | "resolved"
       onset_step    int     when it began, looking back
@@ -15,9 +16,19 @@ The payload, a JSON object (``schema_version`` 1)::
       resolved_step int     null while it fires
       fired_at, resolved_at                      Unix seconds, null if not (yet)
       labels        object  of the rule, text to text
+      run_id        str     the run it is about
+    also            list    the others told by this message, each as ``alert``; empty for most
+    group           object
+      id            str     the same for all messages of alerts that were first told together
+      firing        int     how many of them fire now: with 0 the whole is over
+    earlier         list    what fires on this run since before: objects of kind, severity, onset_step
     finding         object
       detector      str
       evidence      object  the numbers to believe it by; keys depend on the detector
+    advice          object  null for kinds without
+      title, meaning                             str
+      actions       list    first things first: objects of name, what, options (trainer -> what to set),
+                            source, strength ("measured", "published", "reported", "folklore"), evidence
     run             object
       id, name, project, source                  str
     links           object
@@ -29,84 +40,108 @@ Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity".
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
-from rlwatch.alerts.transitions import AlertEvent, Transition
+from rlwatch.alerts.notices import Notice
+from rlwatch.alerts.transitions import AlertEvent
+from rlwatch.diagnosis import advice
 from rlwatch.notify.encode import json_safe
-from rlwatch.records import JSON, Alert, OutboxMessage, RunInfo
+from rlwatch.records import JSON, Alert, OutboxMessage, RunInfo, Severity
 
 SCHEMA_VERSION = 1
 
 
-def messages_for(
-    transition: Transition,
-    run: RunInfo,
+def message(
+    notices: Sequence[Notice],
     *,
-    channels: Collection[str] | None = None,
+    thread: str = "",
+    firing: int = 1,
+    earlier: Sequence[Alert] = (),
     dashboard_url: str = "",
-    now: float | None = None,
-) -> list[OutboxMessage]:
-    """The messages a transition calls for: none if nobody is to be told.
+    now: float = 0.0,
+) -> OutboxMessage:
+    """The message that tells ``notices``, all of one event and channel, the leading one first.
 
-    Ids depend only on the alert, what is told and to whom: composing twice makes no second message.
+    Its id depends only on the leading alert, what is told and to whom: composing twice makes no second message.
 
     Parameters
     ----------
-    transition, run
-        What happened, and where.
-    channels
-        The channels there are; a rule may name others. None: all that the rule names.
+    notices
+        What is told: the first leads.
+    thread
+        The alert under which the channel was told of them first; the leading one if not given.
+    firing
+        How many alerts of the thread fire now.
+    earlier
+        What fires on the run since before.
     dashboard_url
         Where the dashboard is; a query (the access token) is not passed on.
     now
-        When the message is written; the transition's own time stamp if None.
+        When it is written.
     """
-    if transition.event is None:
-        return []
-    body = payload(transition, run, dashboard_url)
-    written = transition.ts if now is None else now
-    return [
-        OutboxMessage(
-            message_id=message_id(transition.alert, transition.event, channel),
-            run_id=run.run_id,
-            alert_id=transition.alert.alert_id,
-            channel=channel,
-            payload=body,
-            created_at=written,
-        )
-        for channel in dict.fromkeys(transition.rule.channels)
-        if channels is None or channel in channels
-    ]
+    first = notices[0]
+    alert = first.case.alert
+    thread = thread or alert.alert_id
+    group = {"id": thread, "firing": firing}
+    return OutboxMessage(
+        message_id=message_id(alert.alert_id, first.event, first.severity, first.channel, first.number),
+        run_id=alert.run_id,
+        alert_id=thread,
+        channel=first.channel,
+        payload=payload(notices, group, earlier, dashboard_url),
+        created_at=now,
+    )
 
 
-def message_id(alert: Alert, event: AlertEvent, channel: str) -> str:
-    """32 hex digits."""
-    told = f"{alert.alert_id}|{event.value}|{alert.severity.value}|{channel}"
+def message_id(alert_id: str, event: AlertEvent, severity: Severity, channel: str, number: int = 0) -> str:
+    """32 hex digits; ``number`` tells repeats apart."""
+    told = f"{alert_id}|{event.value}|{severity.value}|{channel}" + (f"|{number}" if number else "")
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
-def payload(transition: Transition, run: RunInfo, dashboard_url: str = "") -> dict[str, JSON]:
+def payload(
+    notices: Sequence[Notice], group: dict[str, JSON], earlier: Sequence[Alert] = (), dashboard_url: str = ""
+) -> dict[str, JSON]:
     """The payload described above."""
-    alert = transition.alert
+    first = notices[0]
+    alert, run = first.case.alert, first.case.run
+    known = advice(alert.kind, run.source)
     whole = {
         "schema_version": SCHEMA_VERSION,
-        "event": transition.event,
-        "text": summary(transition, run),
-        "alert": _alert(transition),
+        "event": first.event,
+        "text": summary(notices),
+        "alert": _alert(first),
+        "also": [_alert(notice) for notice in notices[1:]],
+        "group": group,
+        "earlier": [{"kind": a.kind, "severity": a.severity, "onset_step": a.onset_step} for a in earlier],
         "finding": {"detector": alert.detector, "evidence": alert.evidence},
+        "advice": None if known is None else known.to_dict(),
         "run": {"id": run.run_id, "name": run.name, "project": run.project, "source": run.source},
         "links": {"dashboard": run_page(dashboard_url, run.run_id)} if dashboard_url else {},
     }
     return dict(json_safe(whole))
 
 
-def summary(transition: Transition, run: RunInfo) -> str:
-    """One line: what, how bad, which run, where in it."""
-    alert, event = transition.alert, transition.event or transition.reason
-    where = f"{run.project}/{run.name or run.run_id}"
+def summary(notices: Sequence[Notice]) -> str:
+    """One line: what, how bad, which run, where in it, what else."""
+    first = notices[0]
+    alert = first.case.alert
     began = f" (since step {alert.onset_step})" if alert.onset_step != alert.step else ""
-    return f"[{event.value} {alert.severity.value}] {where}: {alert.kind} at step {alert.step}{began}: {alert.message}"
+    others = ", ".join(dict.fromkeys(_named(notice, first.case.run) for notice in notices[1:]))
+    return (
+        f"[{first.event.value} {first.severity.value}] {_whose(first.case.run)}: {alert.kind} at step {alert.step}"
+        f"{began}: {alert.message}" + (f"; also {others}" if others else "")
+    )
+
+
+def _whose(run: RunInfo) -> str:
+    return f"{run.project}/{run.name or run.run_id}"
+
+
+def _named(notice: Notice, leading: RunInfo) -> str:
+    run = notice.case.run
+    return notice.case.alert.kind + (f" ({_whose(run)})" if run.run_id != leading.run_id else "")
 
 
 def run_page(dashboard_url: str, run_id: str) -> str:
@@ -121,21 +156,22 @@ def run_page(dashboard_url: str, run_id: str) -> str:
     )
 
 
-def _alert(transition: Transition) -> dict[str, JSON]:
-    alert = transition.alert
+def _alert(notice: Notice) -> dict[str, JSON]:
+    alert = notice.case.alert
     return {
         "id": alert.alert_id,
         "rule": alert.rule,
         "kind": alert.kind,
         "detector": alert.detector,
-        "severity": alert.severity,
+        "severity": notice.severity,
         "state": alert.state,
         "message": alert.message,
-        "reason": alert.reason,
+        "reason": notice.why,
         "onset_step": alert.onset_step,
         "step": alert.step,
         "resolved_step": alert.resolved_step,
         "fired_at": alert.fired_at,
         "resolved_at": alert.resolved_at,
-        "labels": transition.rule.labels,
+        "labels": notice.case.rule.labels,
+        "run_id": alert.run_id,
     }

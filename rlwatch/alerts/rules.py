@@ -7,30 +7,12 @@ with one row every ten steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from rlwatch.alerts import checks
+from rlwatch.alerts.kinds import HEARTBEAT_KINDS
 from rlwatch.records import Finding, Severity
-
-BUILTIN_KINDS = (
-    "nonfinite",
-    "entropy_collapse",
-    "entropy_explosion",
-    "mismatch_growth",
-    "grad_spike",
-    "layer_spike",
-    "layer_heterogeneity",
-    "kl_drift",
-    "kl_saturation",
-    "silent_reference_reset",
-    "lost_reference_reset",
-    "no_signal",
-    "reward_drop",
-    "length_explosion",
-)
-"""The kinds of finding the shipped detectors report."""
 
 WARNING_STEPS = 10
 """By default a warning must last this many steps: one odd step is not news. A critical one is told at once."""
@@ -69,6 +51,15 @@ class Rule:
         Free text for receivers to route by.
     channels
         Names of the notifiers to tell; empty records the alert and tells nobody.
+    repeat_minutes
+        Says again that it fires, so often, until it is over or somebody acknowledges it; 0: once is enough.
+    escalate_after_minutes, escalate_after_steps
+        When nobody acknowledged it for so long after it was told (minutes), or so many steps after it fired or got
+        worse; whichever comes first. 0: never.
+    escalate_to, escalate_severity
+        What escalating does: tells these channels too, at this severity if it is higher.
+    only_live
+        Repeats, escalates and tells late only while the run is live: of a run that ended nobody is told again.
 
     Raises
     ------
@@ -90,16 +81,27 @@ class Rule:
     channels: tuple[str, ...] = ("console", "webhook")
     for_critical: int | None = None
     except_kinds: tuple[str, ...] = ()
+    repeat_minutes: float = 0.0
+    escalate_after_minutes: float = 0.0
+    escalate_after_steps: int = 0
+    escalate_to: tuple[str, ...] = ()
+    escalate_severity: Severity | None = None
+    only_live: bool = True
 
     def __post_init__(self) -> None:
         checks.rule_name(self.name)
-        for key in ("kinds", "detectors", "channels", "except_kinds"):
+        for key in ("kinds", "detectors", "channels", "except_kinds", "escalate_to"):
             object.__setattr__(self, key, checks.names(self.name, key, getattr(self, key)))
-        for key in ("min_severity", "severity"):
+        for key in ("min_severity", "severity", "escalate_severity"):
             object.__setattr__(self, key, checks.severity(self.name, key, getattr(self, key)))
-        for key in ("for_steps", "keep_firing_for", "for_critical"):
+        for key in ("for_steps", "keep_firing_for", "for_critical", "escalate_after_steps"):
             checks.steps(self.name, key, getattr(self, key))
+        for key in ("repeat_minutes", "escalate_after_minutes"):
+            object.__setattr__(self, key, checks.minutes(self.name, key, getattr(self, key)))
+        checks.flag(self.name, "only_live", self.only_live)
         checks.patience(self.name, self.for_steps, self.for_critical)
+        after = self.escalate_after_minutes or self.escalate_after_steps
+        checks.escalation(self.name, after, self.escalate_to, self.escalate_severity)
         object.__setattr__(self, "labels", checks.labels(self.name, self.labels))
 
     def matches(self, finding: Finding) -> bool:
@@ -118,47 +120,60 @@ class Rule:
         return self.for_steps
 
 
-def unknown_kinds(rules: Iterable[Rule], known: Sequence[str] = BUILTIN_KINDS) -> list[str]:
-    """One sentence for each kind a rule names that nothing reports: such a rule would never fire."""
-    problems = []
-    for rule in rules:
-        for kind in (*rule.kinds, *rule.except_kinds):
-            if kind not in known:
-                near = get_close_matches(kind, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
-                problems.append(f"rule {rule.name!r} names the kind {kind!r}, which no detector reports; {hint}")
-    return problems
+REPEAT_MINUTES = 240.0
+"""By default a firing alert that nobody acknowledged is told again every four hours."""
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """One rule per failure, plus one for the kinds of detectors of one's own; info tells nobody.
+    """One rule per failure, one for whatever else is found, one for the run itself; info tells nobody.
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'reference', 'no-signal', 'reward',
-     'length', 'other']
+     'length', 'heartbeat', 'other']
     """
-    return (
+    named = (
         _family("non-finite", "nonfinite"),
-        _family("entropy", "entropy_collapse", "entropy_explosion"),
-        _family("mismatch", "mismatch_growth"),
+        _family(
+            "entropy",
+            "entropy_collapse",
+            "entropy_explosion",
+            "entropy_negative",
+            "entropy_positive",
+            "entropy_budget",
+        ),
+        _family("mismatch", "off_policy_mask", "staleness", "mismatch_growth"),
         _family("gradients", "grad_spike", "layer_spike", "layer_heterogeneity"),
-        _family("kl", "kl_drift"),
-        # Maintenance, not an emergency: twice the patience.
-        Rule("reset-due", kinds=("kl_saturation",), for_steps=2 * WARNING_STEPS, keep_firing_for=2 * KEEP_STEPS),
+        _family(
+            "kl",
+            "kl_drift",
+            "k3_saturation",
+            "k3_bias",
+            "clip_saturation",
+            "weight_tail",
+            "ratio_drift",
+            "ratio_length_growth",
+        ),
+        # Maintenance, not an emergency: twice the patience, and no reminders.
+        Rule("reset-due", kinds=("kl_saturation", "reset_due"), for_steps=2 * WARNING_STEPS, keep_firing_for=2 * KEEP_STEPS),
         # Something that happened, not a state that must last: told at once.
         Rule("reference", kinds=("silent_reference_reset", "lost_reference_reset"), keep_firing_for=KEEP_STEPS),
         _family("no-signal", "no_signal"),
         _family("reward", "reward_drop"),
         _family("length", "length_explosion"),
-        Rule(
-            "other",
-            except_kinds=BUILTIN_KINDS,
-            for_steps=WARNING_STEPS,
-            for_critical=0,
-            keep_firing_for=KEEP_STEPS,
-        ),
+        # A run that fell silent is not live, and this is the news.
+        Rule("heartbeat", kinds=HEARTBEAT_KINDS, repeat_minutes=REPEAT_MINUTES, only_live=False),
     )
+    others = _family("other", except_kinds=tuple(kind for rule in named for kind in rule.kinds))
+    return (*named, others)
 
 
-def _family(name: str, *kinds: str) -> Rule:
-    return Rule(name, kinds=kinds, for_steps=WARNING_STEPS, for_critical=0, keep_firing_for=KEEP_STEPS)
+def _family(name: str, *kinds: str, except_kinds: tuple[str, ...] = ()) -> Rule:
+    return Rule(
+        name,
+        kinds=kinds,
+        except_kinds=except_kinds,
+        for_steps=WARNING_STEPS,
+        for_critical=0,
+        keep_firing_for=KEEP_STEPS,
+        repeat_minutes=REPEAT_MINUTES,
+    )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import time
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
 
+from rlwatch.alerts.policy import DAYS, GroupBy, Grouping, Inhibition, Policy, QuietHours, default_inhibitions
 from rlwatch.alerts.rules import Rule
 from rlwatch.errors import ConfigError
 from rlwatch.notify.registry import HOMES
-from rlwatch.records import JSON
+from rlwatch.records import JSON, Severity
+
+_T = TypeVar("_T")
 
 ALWAYS_THERE = ("console", "webhook")
 """Channels a rule may name without the file configuring them: the environment may."""
@@ -36,6 +40,50 @@ class RuleTable(_Table):
     channels: list[str] = []
     for_critical: int | None = None
     except_kinds: list[str] = []
+    repeat_minutes: float = Field(default=0.0, strict=False)
+    escalate_after_minutes: float = Field(default=0.0, strict=False)
+    escalate_after_steps: int = 0
+    escalate_to: list[str] = []
+    escalate_severity: str | None = None
+    only_live: bool = True
+
+
+Level = Annotated[Severity, Strict(strict=False)]
+
+
+class GroupingTable(_Table):
+    """``[grouping]``: :class:`rlwatch.alerts.policy.Grouping`."""
+
+    by: GroupBy = Field(default=GroupBy.RUN, strict=False)
+    wait_s: float = Field(default=0.0, ge=0, le=3600, strict=False)
+
+
+class QuietHoursTable(_Table):
+    """``[[quiet_hours]]``: :class:`rlwatch.alerts.policy.QuietHours`."""
+
+    start: time = Field(alias="from")
+    end: time = Field(alias="to")
+    time_zone: str = "UTC"
+    let_through: Level = Severity.CRITICAL
+    days: list[str] = list(DAYS)
+
+    @field_validator("start", "end", mode="before")
+    @classmethod
+    def _clock_time(cls, value: object) -> object:
+        """``"22:00"``, or TOML's own 22:00:00."""
+        try:
+            return time.fromisoformat(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError("must be a time of day, as in '22:00'") from None
+
+
+class InhibitTable(_Table):
+    """``[[inhibit]]``: :class:`rlwatch.alerts.policy.Inhibition`."""
+
+    when: list[str]
+    mutes: list[str] = []
+    min_severity: Level = Severity.CRITICAL
+    up_to: Level = Severity.CRITICAL
 
 
 class NotifyTable(_Table):
@@ -60,6 +108,9 @@ class FileTable(_Table):
 
     default_rules: bool = True
     rules: list[RuleTable] = []
+    grouping: GroupingTable = GroupingTable()
+    quiet_hours: list[QuietHoursTable] = []
+    inhibit: list[InhibitTable] | None = None
     notify: dict[str, NotifyTable] = {}
     store: PlaceTable | None = None
     dashboard: PlaceTable | None = None
@@ -69,7 +120,7 @@ class FileTable(_Table):
 class Parsed:
     """What the file says, checked. ``channels``: (name, kind, options)."""
 
-    rules: tuple[Rule, ...]
+    policy: Policy
     default_rules: bool
     channels: tuple[tuple[str, str, Mapping[str, JSON]], ...]
     store_url: str | None
@@ -90,23 +141,38 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
         problems = [_problem(e["loc"], e["type"], e["msg"], e["input"]) for e in error.errors()]
         raise _refusal(file, problems) from None
     problems = [*_channel_problems(table)]
-    rules = []
-    for number, rule in enumerate(table.rules):
-        try:
-            rules.append(Rule(**rule.model_dump(exclude_unset=True)))
-        except ConfigError as error:
-            problems.append(f"rules[{number}]: {error}")
+    rules = [*_built(problems, "rules", Rule, [rule.model_dump(exclude_unset=True) for rule in table.rules])]
     names = [rule.name for rule in rules]
     problems += [f"rules: more than one is named {name!r}" for name in sorted(set(names)) if names.count(name) > 1]
+    quiet = [*_built(problems, "quiet_hours", QuietHours, [_tuples(each) for each in table.quiet_hours])]
+    causes = [*_built(problems, "inhibit", Inhibition, [_tuples(each) for each in table.inhibit or ()])]
     if problems:
         raise _refusal(file, problems)
     return Parsed(
-        tuple(rules),
+        Policy(
+            tuple(rules),
+            Grouping(table.grouping.by, table.grouping.wait_s),
+            tuple(quiet),
+            default_inhibitions() if table.inhibit is None else tuple(causes),
+        ),
         table.default_rules,
         tuple((n, t.kind or n, t.model_dump(exclude_unset=True, exclude={"kind"})) for n, t in table.notify.items()),
         table.store.url if table.store else None,
         table.dashboard.url if table.dashboard else "",
     )
+
+
+def _built(problems: list[str], where: str, kind: Callable[..., _T], tables: Iterable[dict[str, Any]]) -> Iterator[_T]:
+    """Those that can be built; of the others, the problem."""
+    for number, table in enumerate(tables):
+        try:
+            yield kind(**table)
+        except ConfigError as error:
+            problems.append(f"{where}[{number}]: {error}")
+
+
+def _tuples(table: BaseModel) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.model_dump().items()}
 
 
 def _channel_problems(table: FileTable) -> Iterator[str]:
@@ -116,9 +182,10 @@ def _channel_problems(table: FileTable) -> Iterator[str]:
             yield f"notify.{name}: there is no kind {kind!r}; set kind to one of {', '.join(sorted(HOMES))}"
     known = {*table.notify, *ALWAYS_THERE}
     for number, rule in enumerate(table.rules):
-        for channel in rule.channels:
-            if channel not in known:
-                yield f"rules[{number}].channels: there is no channel {channel!r}; add [notify.{channel}]"
+        for key, channels in (("channels", rule.channels), ("escalate_to", rule.escalate_to)):
+            for channel in channels:
+                if channel not in known:
+                    yield f"rules[{number}].{key}: there is no channel {channel!r}; add [notify.{channel}]"
 
 
 def _refusal(file: str, problems: Sequence[str]) -> ConfigError:
@@ -136,11 +203,18 @@ def _problem(place: tuple[int | str, ...], kind: str, message: str, value: objec
     if place[0] == "notify":
         secret = place[-1] == "secret"
         return f"{key}: " + ("must name an environment variable, as in 'env:MY_SECRET'" if secret else message)
-    return f"{key}: {message}, got {value!r}"
+    return f"{key}: {message.removeprefix('Value error, ')}, got {value!r}"
 
 
 def _hint(place: tuple[int | str, ...]) -> str:
-    tables: Mapping[object, type[BaseModel]] = {"rules": RuleTable, "notify": NotifyTable}
+    tables: Mapping[object, type[BaseModel]] = {
+        "rules": RuleTable,
+        "notify": NotifyTable,
+        "grouping": GroupingTable,
+        "quiet_hours": QuietHoursTable,
+        "inhibit": InhibitTable,
+    }
     table = FileTable if len(place) == 1 else tables.get(place[0], PlaceTable)
-    near = get_close_matches(str(place[-1]), table.model_fields, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(table.model_fields)}"
+    keys = [field.alias or name for name, field in table.model_fields.items()]
+    near = get_close_matches(str(place[-1]), keys, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(keys)}"

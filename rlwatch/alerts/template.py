@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
-from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.alerts.policy import Inhibition, Policy
+from rlwatch.alerts.rules import Rule
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 HEAD = """\
 # Alert rules and channels of rlwatch. Check this file with: rlwatch rules test
@@ -38,12 +44,39 @@ HEAD = """\
 #   severity                         overrides the finding's
 #   channels                         who is told; [] records the alert and tells nobody
 #   labels                           free text for receivers, as in { team = "rl" }
+#   repeat_minutes                   said again so often until it is over or acknowledged; 0: told once
+#   escalate_after_minutes, escalate_after_steps
+#                                    when nobody acknowledges it (rlwatch alerts ack ID) for so long ...
+#   escalate_to, escalate_severity   ... these channels are told too, at this severity
+#   only_live                        repeats and escalates only while the run is live (default true)
+"""
+
+QUIET = """
+# Alerts that begin together are one message: of a "run", of a "project", or "none" (each its own).
+# wait_s: seconds an alert waits for others of its group; 0: those of one step.
+[grouping]
+by = {by}
+wait_s = {wait_s}
+
+# When people sleep, only what is as bad as let_through is told; the rest afterwards, if it still holds.
+# [[quiet_hours]]
+# from = "22:00"
+# to = "07:00"
+# time_zone = "Europe/Berlin"
+# let_through = "critical"
+# days = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]   # on which they begin
+
+# While an alert of "when" fires (at min_severity or worse), those of "mutes" on the same run are kept back, up to
+# the severity up_to, and come later if they still hold. No mutes: all others. inhibit = [] turns this off.
 """
 
 
 def default_toml() -> str:
     """The file's text. Loading it gives the default rules."""
-    return HEAD + "".join(f"\n{rule_toml(rule)}" for rule in default_rules())
+    usual = Policy()
+    parts = [QUIET.format(by=_text(usual.grouping.by.value), wait_s=_text(usual.grouping.wait_s))]
+    parts += [_table("inhibit", inhibition, _LIKE) for inhibition in usual.inhibitions]
+    return HEAD + "\n".join([*parts, *(rule_toml(rule) for rule in usual.rules)])
 
 
 def rule_toml(rule: Rule) -> str:
@@ -56,10 +89,18 @@ def rule_toml(rule: Rule) -> str:
     for_steps = 5
     <BLANKLINE>
     """
-    plain = Rule(rule.name)
-    said = {f.name: getattr(rule, f.name) for f in fields(rule) if getattr(rule, f.name) != getattr(plain, f.name)}
-    lines = [f"{key} = {_toml(value)}" for key, value in ({"name": rule.name} | said).items()]
-    return "\n".join(["[[rules]]", *lines, ""])
+    return _table("rules", rule, Rule(rule.name), always=("name",))
+
+
+_LIKE = Inhibition(("x",))
+"""An inhibition with nothing but defaults, except for what it must name."""
+
+
+def _table(name: str, thing: DataclassInstance, plain: DataclassInstance, always: Sequence[str] = ()) -> str:
+    """``[[name]]`` with what ``thing`` says beyond ``plain``."""
+    values = {f.name: getattr(thing, f.name) for f in fields(thing)}
+    said = {key: value for key, value in values.items() if key in always or value != getattr(plain, key)}
+    return "\n".join([f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in said.items()), ""])
 
 
 def _toml(value: object) -> str:

@@ -14,6 +14,11 @@ class AlertEvent(StrEnum):
 
     FIRING = "firing"
     ESCALATED = "escalated"
+    """It got worse."""
+    REPEATED = "repeated"
+    """It still fires, and nobody has acknowledged it."""
+    UNACKNOWLEDGED = "unacknowledged"
+    """Nobody has acknowledged it for as long as the rule allows: others are told, or at a higher severity."""
     RESOLVED = "resolved"
 
 

@@ -13,7 +13,7 @@ from rlwatch.cli.console import print_json, say
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.stores import opened
-from rlwatch.cli.wording import STATUS_STYLES, status, step
+from rlwatch.cli.wording import STATUS_STYLES, step
 from rlwatch.clock import SystemClock
 from rlwatch.records import JSON, Command, CommandStatus
 
@@ -141,6 +141,7 @@ def command(
 
     stop: training ends in good order.
     """
+    from rlwatch.control.liveness import reports
     from rlwatch.control.request import request
 
     clock = SystemClock()
@@ -149,7 +150,7 @@ def command(
     with opened(store) as target:
         info = find_run(target, run)
         sent = request(target, info.run_id, kind.value, args=args, why=why, force=force, expires_s=expires)
-        alive = status(info, clock.now()) == "running"
+        alive = reports(info, clock.now())
         settled = wait_until_settled(target, sent, clock, time.sleep, wait)
     if output is Format.JSON:
         print_json(settled)

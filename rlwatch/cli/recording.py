@@ -6,21 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from rlwatch.alerts.messages import messages_for
-from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.transitions import Transition
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.policy import Policy
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.layers import DerivedLayers
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import RunWriter, Store
-from rlwatch.records import OutboxMessage, RunInfo, RunState, StepRecord
+from rlwatch.records import RunInfo, RunState, StepRecord
 
 HEARTBEAT_S = 5.0
 
 
 class Recording:
-    """One run of a log, written to ``store`` and judged with ``rules``.
+    """One run of a log, written to ``store`` and judged by ``policy``.
 
     Records carry their place in the log as ``seq``. Those the store has from an earlier watch of the same
     log are passed over; that watch and this one are two attempts of the run, as are two starts of a trainer
@@ -28,6 +27,8 @@ class Recording:
 
     Parameters
     ----------
+    policy, dashboard_url
+        What it is judged by, and what messages link to.
     on_outcome
         Told what was found, in order.
 
@@ -42,14 +43,16 @@ class Recording:
         store: Store,
         info: RunInfo,
         *,
-        rules: Sequence[Rule] | None = None,
+        policy: Policy | None = None,
+        dashboard_url: str = "",
         on_outcome: Callable[[Outcome], None],
         clock: Clock | None = None,
     ) -> None:
         self.records = 0
         self._store = store
         self._info = info
-        self._rules = rules
+        self._policy = policy or Policy()
+        self._dashboard_url = dashboard_url
         self._tell = on_outcome
         self._clock = clock or SystemClock()
         self._log_attempt: int | None = None
@@ -95,21 +98,17 @@ class Recording:
         monitor = Monitor(
             run_id=run.run_id,
             source=run.source,
-            rules=self._rules,
+            rules=self._policy.rules,
             history=lambda attempt, before: self._store.branch(run.run_id, attempt, before),
         )
         self._sink = MonitorSink(
             monitor,
             self._writer,
             self._store,
-            compose=lambda transition: self._compose(transition, run),
+            desk=Desk(self._store, self._policy, dashboard_url=self._dashboard_url, clock=self._clock),
             announce=self._tell,
+            clock=self._clock,
         )
-
-    def _compose(self, transition: Transition, run: RunInfo) -> list[OutboxMessage]:
-        """Not for the console: whoever watches reads what is found right here."""
-        messages = messages_for(transition, run, now=self._clock.now())
-        return [message for message in messages if message.channel != "console"]
 
     def _let_go(self) -> None:
         self._sink.close()

@@ -13,8 +13,8 @@ from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.stores import opened
 from rlwatch.cli.wording import STATUS_STYLES, age, last_sign, number, one_line, status, step
 from rlwatch.metrics import canonicalise
-from rlwatch.ports import RunReader
-from rlwatch.records import JSON, RunInfo
+from rlwatch.ports import Store
+from rlwatch.records import JSON, RunInfo, RunState
 
 EPILOG = examples(
     "rlwatch runs",
@@ -58,21 +58,23 @@ def runs(
         say(f"unreadable: {name}: {reason}", style="yellow")
 
 
-def describe(store: RunReader, run: RunInfo, now: float) -> dict[str, JSON]:
+def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
     """One run as a row: who it is, how it is, and its last canonical values."""
     last = {name: value for name, (_, value) in store.last_values(run.run_id).items()}
-    sign = last_sign(run)
+    from rlwatch.control.liveness import sign_of
+
+    seen = last_sign(run)
     return {
         "run_id": run.run_id,
         "project": run.project,
         "name": run.name,
         "source": run.source,
-        "status": status(run, now),
+        "status": status(run, sign_of(store, run, now) if run.state is RunState.RUNNING else None),
         "state": run.state,
         "attempt": run.attempt,
         "last_step": run.last_step,
         "created_at": run.created_at,
-        "age_s": None if sign is None else max(0.0, now - sign),
+        "age_s": None if seen is None else max(0.0, now - seen),
         "last_values": canonicalise(last, run.source)[0],
     }
 

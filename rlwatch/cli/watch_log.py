@@ -83,7 +83,7 @@ def _recording(log: Log, name: str, source: str, store: Store, alerting: Alertin
     info = log.info(name, source, time.time())
     if holds(store, info.run_id):
         info = replace(info, name=log.name)  # without a new one it keeps the name it has
-    return Recording(store, info, rules=alerting.rules, on_outcome=tell_outcome)
+    return Recording(store, info, policy=alerting.policy, dashboard_url=alerting.dashboard_url, on_outcome=tell_outcome)
 
 
 def _stamped(records: Sequence[StepRecord], now: float) -> list[StepRecord]:

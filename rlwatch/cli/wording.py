@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rlwatch.records import AlertState, CommandStatus, OutboxStatus, RunInfo, RunState, Severity
 
-THIN = "\N{NARROW NO-BREAK SPACE}"
+if TYPE_CHECKING:
+    from rlwatch.control.liveness import Sign
 
-STALE_AFTER_S = 120.0
-"""A running run whose writer has been silent for longer reads as stale (it beats every few seconds)."""
+THIN = "\N{NARROW NO-BREAK SPACE}"
 
 SEVERITY_STYLES: Mapping[Severity, str] = {
     Severity.INFO: "dim",
@@ -21,6 +22,7 @@ SEVERITY_STYLES: Mapping[Severity, str] = {
 STATUS_STYLES: Mapping[str, str] = {
     "running": "green",
     "stale": "yellow",
+    "paused": "yellow",
     "finished": "dim",
     "crashed": "bold red",
     AlertState.FIRING.value: "bold red",
@@ -98,12 +100,13 @@ def last_sign(run: RunInfo) -> float | None:
     return max(signs, default=None)
 
 
-def status(run: RunInfo, now: float) -> str:
-    """``running``, ``stale``, ``finished`` or ``crashed``: the writer's word, doubted after a silence."""
-    if run.state is not RunState.RUNNING:
+def status(run: RunInfo, sign: Sign | None = None) -> str:
+    """``running``, ``paused``, ``stale``, ``finished`` or ``crashed``: the writer's word, doubted after a silence."""
+    if run.state is not RunState.RUNNING or sign is None:
         return run.state.value
-    seen = last_sign(run)
-    return "running" if seen is not None and now - seen <= STALE_AFTER_S else "stale"
+    if sign.pause is not None:
+        return "paused"
+    return "running" if sign.silent_s is None else "stale"
 
 
 def one_line(value: object, most: int = 80) -> str:

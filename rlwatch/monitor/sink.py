@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.kinds import HEARTBEAT_KINDS
 from rlwatch.alerts.transitions import Reason, Transition
+from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.policy import Health
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.news import Told
 from rlwatch.ports import Item, RunWriter, Store
-from rlwatch.records import Alert, AlertState, CompletionBatch, OutboxMessage, SpikeBatch
+from rlwatch.records import Alert, AlertState, CompletionBatch, SpikeBatch
 
-Compose = Callable[[Transition], Sequence[OutboxMessage]]
-"""Makes the messages a transition calls for."""
+LOOK_S = 10.0
+"""Seconds between looks at what has become due by time alone: repeats, escalations, the end of quiet hours."""
 
 
 class MonitorSink:
-    """Feeds the Monitor, stores findings, alerts and outbox messages, and publishes the run's health.
+    """Feeds the Monitor, stores findings, puts alerts on the desk, and publishes the run's health.
 
-    Delivery is not its work: it only inserts outbox rows. A busy store is tried again at the next tick. A
+    Delivery is not its work: the desk only inserts outbox rows. A busy store is tried again at the next tick. A
     resumed run relives its history; what the store holds of that already is not said again.
 
     Parameters
     ----------
-    compose
-        Makes the outbox messages of a transition.
+    desk
+        Takes alerts and writes what is to be told of them.
     publish
         Called with the run's new health after every batch; must be quick and not raise.
     announce
@@ -41,20 +47,23 @@ class MonitorSink:
         writer: RunWriter,
         store: Store,
         *,
-        compose: Compose,
+        desk: Desk,
         publish: Callable[[Health], None] | None = None,
         announce: Callable[[Outcome], None] | None = None,
         wake: Callable[[], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._monitor = monitor
         self._writer = writer
         self._store = store
-        self._compose = compose
+        self._desk = desk
         self._publish = publish
         self._announce = announce
         self._wake = wake
-        self._alerts: dict[str, Alert] = {}
-        self._messages: dict[str, OutboxMessage] = {}
+        self._clock = clock or SystemClock()
+        self._steps: deque[list[Alert]] = deque()
+        self._alerted = writer.run.attempt > 1
+        self._look_at = 0.0
         self._told = Told(store, writer.run.run_id) if writer.run.attempt > 1 else None
         self._abandoned_retired = writer.run.attempt == 1
 
@@ -73,29 +82,41 @@ class MonitorSink:
         self.tick()
 
     def tick(self) -> None:
-        """Store alerts and messages that are still waiting."""
-        if not self._alerts and not self._messages:
-            return
-        try:
-            self._store.put_alerts(list(self._alerts.values()), list(self._messages.values()))
-        except StoreBusyError:
-            return
-        queued, self._alerts, self._messages = bool(self._messages), {}, {}
-        if queued and self._wake is not None:
-            self._wake()
+        """Put down alerts that are still waiting; now and then, look what time alone has made due."""
+        self._put_down()
+        if self._alerted and self._clock.monotonic() >= self._look_at:
+            self._look_at = self._clock.monotonic() + LOOK_S
+            self._look()
 
     def close(self) -> None:
-        """Judge the last step and store what it brought."""
+        """Judge the last step and put down what it brought; nothing waits for others any more."""
         self._keep(self._monitor.close())
-        self.tick()
+        self._put_down()
+        if self._alerted:
+            self._look(last_word=True)
+
+    def _put_down(self) -> None:
+        """Step by step, so that what fired and was over within a batch is told as it happened."""
+        written = 0
+        with suppress(StoreBusyError):
+            while self._steps:
+                self._alerted = True
+                written += len(self._desk.tell(self._writer.run.run_id, self._steps[0]))
+                self._steps.popleft()
+        if written and self._wake is not None:
+            self._wake()
+
+    def _look(self, *, last_word: bool = False) -> None:
+        """What a busy store refuses here is written at the next look, or by whoever watches the store."""
+        with suppress(StoreBusyError):
+            if self._desk.tell(self._writer.run.run_id, last_word=last_word) and self._wake is not None:
+                self._wake()
 
     def _keep(self, outcome: Outcome) -> None:
         if self._told is not None:
             outcome = self._told.news(outcome)
-        for transition in outcome.transitions:
-            self._alerts[transition.alert.alert_id] = transition.alert
-            for message in self._compose(transition):
-                self._messages[message.message_id] = message
+        for _, transitions in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
+            self._steps.append([transition.alert for transition in transitions])
         if outcome.findings:
             self._writer.write(outcome.findings)
         if self._announce is not None and (outcome.findings or outcome.transitions):
@@ -103,11 +124,19 @@ class MonitorSink:
 
     def _abandoned(self, ts: float) -> list[Transition]:
         """Alerts of a branch this attempt left behind, by resuming before their onset, are over."""
-        known = self._monitor.open_alerts() | self._alerts.keys()
+        known = self._monitor.open_alerts() | {alert.alert_id for alerts in self._steps for alert in alerts}
         rules = {rule.name: rule for rule in self._monitor.rules}
-        reason = f"attempt {self._writer.run.attempt} resumed from before it"
         return [
-            Transition(replace(alert, state=AlertState.RESOLVED, reason=reason), Reason.RESOLVED, rules[alert.rule], ts)
+            Transition(
+                replace(alert, state=AlertState.RESOLVED, reason=self._why_over(alert)),
+                Reason.RESOLVED,
+                rules[alert.rule],
+                ts,
+            )
             for alert in self._store.alerts(self._writer.run.run_id)
             if alert.state is not AlertState.RESOLVED and alert.alert_id not in known and alert.rule in rules
         ]
+
+    def _why_over(self, alert: Alert) -> str:
+        attempt = f"attempt {self._writer.run.attempt}"
+        return f"{attempt} reports" if alert.kind in HEARTBEAT_KINDS else f"{attempt} resumed from before it"

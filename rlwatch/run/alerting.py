@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlwatch.alerts.config import build_notifiers, load_config
-from rlwatch.alerts.messages import messages_for
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.transitions import Transition
+from rlwatch.clock import Clock
 from rlwatch.ports import Notifier, Store
-from rlwatch.records import OutboxMessage, RunInfo
+from rlwatch.records import RunInfo
 
 if TYPE_CHECKING:
     from rlwatch.alerts.delivery import DeliveryThread
 
-CONSOLE = "console"
-
 
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """Rules to judge by and channels to tell; no channels means that alerts are recorded and logged only."""
+    """What to judge and tell by, and channels to tell; no channels means that alerts are recorded and logged only."""
 
-    rules: tuple[Rule, ...]
+    policy: Policy = field(default_factory=Policy)
     notifiers: Mapping[str, Notifier] = field(default_factory=dict)
     dashboard_url: str = ""
 
-    def compose(self, transition: Transition, run: RunInfo, now: float) -> list[OutboxMessage]:
-        """Messages to queue: also for channels this process lacks, which another may have.
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules to judge by."""
+        return self.policy.rules
 
-        Not for the console: a process logs its own alerts, at once.
+    def desk(
+        self, store: Store, *, clock: Clock | None = None, live: Callable[[RunInfo], bool] = lambda _: True
+    ) -> Desk:
+        """Where alerts of the store's runs are put down: messages are also written for channels this process
+        lacks, which another may have.
         """
-        messages = messages_for(transition, run, dashboard_url=self.dashboard_url, now=now)
-        return [message for message in messages if message.channel != CONSOLE]
+        return Desk(store, self.policy, dashboard_url=self.dashboard_url, clock=clock, live=live)
 
     def start(self, store: Store) -> DeliveryThread | None:
         """Begin to deliver what the store's outbox holds, if there is a channel to deliver to."""
@@ -62,5 +66,5 @@ def alerting_for(
         For a wrong setting, or a missing extra: alerting that was asked for must work.
     """
     config = load_config(config_file, store_root=getattr(store, "root", None), webhook_url=webhook_url)
-    chosen = tuple(config.rules if rules is None else rules)
-    return Alerting(chosen, build_notifiers(config, console=False), config.dashboard_url)
+    policy = config.policy if rules is None else replace(config.policy, rules=tuple(rules))
+    return Alerting(policy, build_notifiers(config, console=False), config.dashboard_url)

@@ -160,7 +160,7 @@ def _assemble(
         monitor,
         run_writer,
         store,
-        compose=lambda transition: alerting.compose(transition, info, clock.now()),
+        desk=alerting.desk(store, clock=clock),
         publish=run.publish_health,
         announce=partial(_announce, run),
         wake=delivery.wake if delivery is not None else None,

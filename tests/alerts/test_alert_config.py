@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from datetime import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.alerts.config import ChannelConfig, Config, build_notifiers, default_toml, load_config
-from rlwatch.alerts.rules import BUILTIN_KINDS, Rule, default_rules
+from rlwatch.alerts.kinds import BUILTIN_KINDS
+from rlwatch.alerts.policy import Policy, QuietHours
+from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.alerts.schema import RuleTable, parse
 from rlwatch.alerts.template import rule_toml
 from rlwatch.errors import ConfigError, MissingExtraError
@@ -251,21 +255,19 @@ def test_the_written_file_gives_the_default_rules():
     written(default_toml())
     config = load_config()
 
-    assert (config.rules, config.channel_names, config.warnings) == (default_rules(), ("console",), ())
+    assert (config.policy, config.channel_names, config.warnings) == (Policy(), ("console",), ())
 
 
 def test_what_the_written_file_comments_out_is_correct_too():
     """Whoever uncomments it gets what it says."""
-    text = "\n".join(
-        line[2:] if line.startswith(("# [", "# url", "# secret", "# kind", "# total_s", "# default_rules")) else line
-        for line in default_toml().splitlines()
-    )
+    text = "\n".join(line[2:] if re.match(r"# (\[|\w+ = )", line) else line for line in default_toml().splitlines())
     written(text)
     config = load_config()
 
     assert config.channel_names == ("console", "webhook", "oncall")
     assert config.store_url == "./rlwatch-runs"
-    assert config.rules == default_rules()
+    assert replace(config.policy, quiet_hours=()) == Policy()
+    assert config.policy.quiet_hours == (QuietHours(time(22), time(7), "Europe/Berlin"),)
 
 
 def test_the_file_knows_every_field_of_a_rule():
@@ -285,6 +287,12 @@ some_rules = st.builds(
         st.text(st.characters(codec="utf-8", exclude_characters="\x7f")),
     ),
     channels=st.lists(st.sampled_from(["console", "webhook"])),
+    repeat_minutes=st.floats(0, 1e6) | st.integers(0, 600),
+    escalate_after_minutes=st.floats(0.1, 1e4),
+    escalate_after_steps=st.integers(0, 100),
+    escalate_to=st.lists(st.just("webhook")),
+    escalate_severity=st.sampled_from(["warning", "critical"]),
+    only_live=st.booleans(),
 )
 
 
@@ -293,7 +301,7 @@ def test_any_rule_survives_being_written_and_read(rule: Rule):
     """The writer and the reader agree."""
     import tomllib
 
-    assert parse("f", tomllib.loads(rule_toml(rule))).rules == (rule,)
+    assert parse("f", tomllib.loads(rule_toml(rule))).policy.rules == (rule,)
 
 
 def test_without_pydantic_there_is_only_no_file(monkeypatch: pytest.MonkeyPatch):

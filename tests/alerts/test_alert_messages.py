@@ -5,130 +5,135 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
-from alert_examples import CRITICAL, WARNING, finding, told
+from desk_examples import CRITICAL, RESOLVED, WARNING, alert
 
 from rlwatch.alerts import messages
-from rlwatch.alerts.engine import AlertEngine
-from rlwatch.alerts.messages import messages_for, payload, run_page
+from rlwatch.alerts.messages import message, run_page
+from rlwatch.alerts.notices import Case, Notice
 from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.transitions import Transition
+from rlwatch.alerts.transitions import AlertEvent
+from rlwatch.diagnosis import advice
 from rlwatch.notify.encode import encode
-from rlwatch.records import RunInfo, Severity
+from rlwatch.records import RunInfo
 
 RUN = RunInfo("run-1", project="math", name="seed3", source="verl")
+RULE = Rule("r", labels={"team": "rl"})
+WORSE = alert(
+    "entropy_collapse",
+    severity=CRITICAL,
+    run="run-1",
+    onset_step=90,
+    step=101,
+    detector="entropy",
+    evidence={"entropy": 0.1, "floor": math.nan},
+)
 
 
-def story(**rule: object) -> list[Transition]:
-    """Fires at 100, escalates at 101, resolves at 102."""
-    rows = [
-        (100, [finding(severity=WARNING, step=100, onset=90, evidence={"entropy": 0.1, "floor": math.nan})]),
-        (101, [finding(severity=CRITICAL, step=101, onset=90)]),
-        (102, []),
-    ]
-    return told(AlertEngine("run-1", [Rule("entropy", labels={"team": "rl"}, **rule)]), rows)
-
-
-def test_there_is_one_message_for_each_event_and_channel():
-    """In the order of the rule's channels."""
-    sent = [
-        (m.payload["event"], m.channel)
-        for t in story(channels=("console", "webhook", "console"))
-        for m in messages_for(t, RUN)
-    ]
-
-    assert sent == [(e, c) for e in ("firing", "escalated", "resolved") for c in ("console", "webhook")]
-
-
-def test_only_channels_that_exist_get_one():
-    """No row waits for ever for a webhook nobody configured."""
-    assert [m.channel for m in messages_for(story()[0], RUN, channels={"webhook", "pager"})] == ["webhook"]
-    assert messages_for(story()[0], RUN, channels=()) == []
-
-
-def test_what_tells_nobody_makes_no_message():
-    """Pending, and the end of a pending one; a rule without channels."""
-    pending, gone, _, _ = (
-        *told(AlertEngine("r", [Rule("r", for_steps=5)]), [(0, [finding()]), (1, [])]),
-        *story()[:2],
-    )
-
-    assert [messages_for(t, RUN) for t in (pending, gone)] == [[], []]
-    assert [t.notify for t in story(channels=())] == [False] * 3
-
-
-def test_ids_are_those_of_the_event_not_of_the_composing():
-    """A replay, or a second monitor, makes the same messages; different events make different ones."""
-    first = [m.message_id for t in story() for m in messages_for(t, RUN, now=1.0)]
-    again = [m.message_id for t in story() for m in messages_for(t, RUN, now=2.0, dashboard_url="http://h")]
-
-    assert first == again
-    assert len(set(first)) == 6
-
-
-def test_two_escalations_of_one_alert_are_two_messages():
-    """Info, warning, critical."""
-    rows = [(s, [finding(severity=v, step=s)]) for s, v in enumerate(Severity)]
-    transitions = told(AlertEngine("r", [Rule("r", min_severity="info", channels=("webhook",))]), rows)
-
-    assert len({m.message_id for t in transitions for m in messages_for(t, RUN)}) == 3
-
-
-def test_a_message_is_written_now_or_when_its_step_was():
-    """``ts`` of the step, unless the caller knows better."""
-    fired = story()[0]
-
-    assert (messages_for(fired, RUN)[0].created_at, messages_for(fired, RUN, now=7.0)[0].created_at) == (1100.0, 7.0)
+def notice(of=WORSE, event: AlertEvent = AlertEvent.ESCALATED, run: RunInfo = RUN, **more: object) -> Notice:
+    values = {"channel": "webhook", "severity": of.severity, "why": "became worse"} | more
+    return Notice(Case(of, RULE, run, live=True), event, **values)
 
 
 def test_the_payload_says_what_a_person_and_a_program_need():
     """The whole of it, as documented."""
-    assert payload(story()[1], RUN, "http://host:8501") == {
+    mismatch = alert("mismatch_growth", run="run-1", onset_step=40)
+    sent = message([notice()], earlier=[mismatch], dashboard_url="http://host:8501")
+
+    assert sent.payload == {
         "schema_version": 1,
         "event": "escalated",
-        "text": "[escalated critical] math/seed3: entropy_collapse at step 101 (since step 90): entropy_collapse at 101",
+        "text": "[escalated critical] math/seed3: entropy_collapse at step 101 (since step 90): "
+        "entropy_collapse is bad",
         "alert": {
-            "id": story()[0].alert.alert_id,
-            "rule": "entropy",
+            "id": WORSE.alert_id,
+            "rule": "r",
             "kind": "entropy_collapse",
             "detector": "entropy",
             "severity": "critical",
             "state": "firing",
-            "message": "entropy_collapse at 101",
-            "reason": "became worse at step 101; was warning",
+            "message": "entropy_collapse is bad",
+            "reason": "became worse",
             "onset_step": 90,
             "step": 101,
             "resolved_step": None,
-            "fired_at": 1100.0,
+            "fired_at": 43200.0,
             "resolved_at": None,
             "labels": {"team": "rl"},
+            "run_id": "run-1",
         },
-        "finding": {"detector": "entropy", "evidence": {}},
+        "also": [],
+        "group": {"id": WORSE.alert_id, "firing": 1},
+        "earlier": [{"kind": "mismatch_growth", "severity": "warning", "onset_step": 40}],
+        "finding": {"detector": "entropy", "evidence": {"entropy": 0.1, "floor": "NaN"}},
+        "advice": advice("entropy_collapse", "verl").to_dict(),
         "run": {"id": "run-1", "name": "seed3", "project": "math", "source": "verl"},
         "links": {"dashboard": "http://host:8501/run?run=run-1"},
     }
+    assert json.loads(encode(sent.payload)) == sent.payload
+
+
+def test_what_to_do_names_the_options_of_the_runs_trainer():
+    """With the source and how strong its evidence is; nothing where nothing is known."""
+    first = message([notice()]).payload["advice"]["actions"][0]
+    strange = replace(WORSE, kind="my_own_kind")
+
+    assert first.keys() == {"name", "what", "options", "source", "strength", "evidence"}
+    assert set(first["options"]) <= {"verl", "rlwatch"}
+    assert message([notice(strange)]).payload["advice"] is None
 
 
 def test_every_key_of_the_payload_is_documented():
     """In the module's docstring, where receivers' authors look."""
-    whole = payload(story()[2], RUN, "http://h")
-    nested = [key for part in ("alert", "finding", "run", "links") for key in whole[part]]
+    whole = message([notice()], earlier=[WORSE], dashboard_url="http://h").payload
+    nested = [key for part in ("alert", "group", "finding", "advice", "run", "links") for key in whole[part]]
+    nested += [*whole["earlier"][0], *whole["advice"]["actions"][0]]
 
-    assert [key for key in [*whole, *nested] if not re.search(rf"\b{key}\b", messages.__doc__)] == []
+    known = [key for key in [*whole, *nested] if re.search(rf"\b{key}\b", messages.__doc__)]
+    assert sorted({*whole, *nested} - set(known)) == []
 
 
-def test_a_value_that_is_not_finite_is_a_word():
-    """Strict JSON, whatever the evidence holds."""
-    evidence = payload(story()[0], RUN)["finding"]["evidence"]
+def test_others_told_by_the_message_are_named_with_their_run_where_it_is_another():
+    """One line says it all."""
+    here, there = alert("grad_spike", run="run-1"), alert("nonfinite", run="run-2")
+    other = RunInfo("run-2", project="math")
+    sent = message([notice(event=AlertEvent.FIRING), notice(here), notice(there, run=other)])
 
-    assert evidence == {"entropy": 0.1, "floor": "NaN"}
-    assert json.loads(encode(payload(story()[0], RUN)))["finding"]["evidence"]["floor"] == "NaN"
+    assert sent.payload["text"].endswith("entropy_collapse is bad; also grad_spike, nonfinite (math/run-2)")
+    assert [a["id"] for a in sent.payload["also"]] == [here.alert_id, there.alert_id]
+    assert (sent.run_id, sent.alert_id) == ("run-1", WORSE.alert_id)
+
+
+def test_ids_are_those_of_what_is_told_not_of_the_composing():
+    """Composed again, later, with another link: the same message. Another event, channel, severity: another."""
+    one, again = message([notice()], now=1.0), message([notice()], now=2.0, dashboard_url="http://h")
+    others = [
+        notice(event=AlertEvent.FIRING),
+        notice(event=AlertEvent.RESOLVED),
+        notice(channel="pager"),
+        notice(severity=WARNING),
+        notice(event=AlertEvent.REPEATED, number=1),
+        notice(event=AlertEvent.REPEATED, number=2),
+    ]
+
+    assert one.message_id == again.message_id
+    assert len({one.message_id, *(message([each]).message_id for each in others)}) == 7
+    assert (one.created_at, again.created_at) == (1.0, 2.0)
+
+
+def test_a_message_is_filed_under_the_alert_its_receiver_knows():
+    """So that "resolved" cannot overtake the message that said it fires."""
+    sent = message([notice(replace(WORSE, state=RESOLVED), AlertEvent.RESOLVED)], thread="a0", firing=2)
+
+    assert (sent.alert_id, sent.payload["group"]) == ("a0", {"id": "a0", "firing": 2})
+    assert sent.payload["alert"]["id"] == WORSE.alert_id
 
 
 def test_a_run_without_a_name_goes_by_its_id():
     """Something to find it by."""
-    assert "default/r9: " in payload(story()[0], RunInfo("r9"))["text"]
+    assert "default/r9: " in message([notice(run=RunInfo("r9"))]).payload["text"]
 
 
 @pytest.mark.parametrize(

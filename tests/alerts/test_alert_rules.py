@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from alert_examples import CRITICAL, INFO, WARNING, finding, told
 
 from rlwatch.alerts.engine import AlertEngine
-from rlwatch.alerts.rules import BUILTIN_KINDS, Rule, default_rules, unknown_kinds
+from rlwatch.alerts.kinds import BUILTIN_KINDS, HEARTBEAT_KINDS, unknown_kinds
+from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.errors import ConfigError
 from rlwatch.records import Severity
 
@@ -103,7 +105,7 @@ def test_by_default_what_happened_is_told_at_once_and_once(kind: str):
     assert notified == [("firing", 50), ("resolved", 80)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILTIN_KINDS if kind not in EVENTS])
+@pytest.mark.parametrize("kind", [kind for kind in BUILTIN_KINDS if kind not in (*EVENTS, *HEARTBEAT_KINDS)])
 def test_by_default_a_warning_of_one_step_tells_nobody(kind: str):
     """A run that is fine sends nothing, even if a detector blinks every 30 steps."""
     run = [(s, [finding(kind, WARNING, step=s)] if s % 30 == 0 else []) for s in range(300)]
@@ -127,8 +129,32 @@ def test_by_default_info_tells_nobody():
     assert told(AlertEngine("r", default_rules()), run) == []
 
 
-def test_the_built_in_kinds_are_those_the_shipped_detectors_report():
-    """A new detector must be given a rule."""
-    from rlwatch.detectors.registry import REGISTRY
+def test_a_kind_that_no_default_rule_names_is_the_rule_for_others():
+    """A new detector alerts before anybody thought of a rule for it."""
+    named = {kind for rule in default_rules() for kind in rule.kinds}
 
-    assert set(BUILTIN_KINDS) == {kind for detector in REGISTRY for kind in detector.kinds}
+    assert {rule.name for rule in default_rules() if rule.matches(finding("brand_new", CRITICAL))} == {"other"}
+    assert set(default_rules()[-1].except_kinds) == named
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"repeat_minutes": -1}, "repeat_minutes must be a number of minutes >= 0, got -1"),
+        ({"repeat_minutes": "4h"}, "repeat_minutes must be a number of minutes >= 0, got '4h'"),
+        ({"repeat_minutes": math.inf}, "repeat_minutes must be a number of minutes >= 0, got inf"),
+        ({"escalate_after_steps": 1.5, "escalate_to": ("x",)}, "escalate_after_steps must be a number of steps >= 0"),
+        ({"escalate_after_minutes": 5}, "it escalates, but to nobody and to no severity: set escalate_to"),
+        ({"escalate_to": ("pager",)}, "it says how to escalate, not when: set escalate_after_minutes"),
+        ({"escalate_severity": "critical"}, "it says how to escalate, not when"),
+        ({"escalate_severity": "fatal", "escalate_after_steps": 1}, "must be info, warning or critical, got 'fatal'"),
+        ({"escalate_to": "pager", "escalate_after_steps": 1}, "escalate_to must be a list of names, got 'pager'"),
+        ({"only_live": "yes"}, "only_live must be true or false, got 'yes'"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_key_and_what_was_got(wrong: dict, said: str):
+    """And what to do, where that is not plain."""
+    with pytest.raises(ConfigError, match=re.escape(said)) as refusal:
+        Rule("r", **wrong)
+
+    assert "rule 'r'" in str(refusal.value)

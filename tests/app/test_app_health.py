@@ -6,6 +6,7 @@ import pytest
 from app_world import alert
 from rlwatch_app.health import LOOKS, Word, firing, judge
 
+from rlwatch.control.liveness import Pace
 from rlwatch.records import AlertState, RunInfo, RunState, Severity
 
 NOW = 1_000_000.0
@@ -13,12 +14,12 @@ LIVE = RunInfo("r", created_at=NOW - 5000, last_step=30, last_ts=NOW - 10)
 
 
 def word(run, alerts=(), step_s=10.0):
-    return judge(run, alerts, NOW, step_s).word
+    return judge(run, alerts, NOW, Pace(step_s)).word
 
 
 def test_a_live_run_without_alarms_is_healthy():
     """And nobody needs to look."""
-    health = judge(LIVE, [], NOW, 10.0)
+    health = judge(LIVE, [], NOW, Pace(10.0))
     assert (health.word, health.needs_you, health.why) == (Word.HEALTHY, False, "")
 
 
@@ -28,7 +29,7 @@ def test_a_live_run_without_alarms_is_healthy():
 )
 def test_the_worst_firing_alert_decides(severity, expected):
     """Info is worth saying, not worth a colour."""
-    health = judge(LIVE, [alert(severity=severity), alert(kind="x", severity=Severity.INFO)], NOW, 10.0)
+    health = judge(LIVE, [alert(severity=severity), alert(kind="x", severity=Severity.INFO)], NOW, Pace(10.0))
     assert health.word is expected
     assert health.needs_you is (expected is not Word.HEALTHY)
 
@@ -41,13 +42,13 @@ def test_alerts_that_do_not_fire_do_not_count(state):
 
 def test_why_says_what_since_when_and_for_how_long():
     """The answer in one phrase."""
-    assert judge(LIVE, [alert()], NOW, 10.0).why == "entropy collapse since step 12 (18 steps)"
+    assert judge(LIVE, [alert()], NOW, Pace(10.0)).why == "entropy collapse since step 12 (18 steps)"
 
 
 def test_what_else_fires_is_counted():
     """One line a run, and no false calm."""
     alerts = [alert(), alert(kind="reward_drop", severity=Severity.WARNING), alert(kind="x", state=AlertState.RESOLVED)]
-    assert judge(LIVE, alerts, NOW, 10.0).why == "entropy collapse since step 12 (18 steps), and 1 more"
+    assert judge(LIVE, alerts, NOW, Pace(10.0)).why == "entropy collapse since step 12 (18 steps), and 1 more"
 
 
 def test_among_equals_the_first_to_begin_is_the_reason():
@@ -65,8 +66,8 @@ def test_silence_for_five_of_its_own_steps_is_stale():
 
 def test_quick_steps_do_not_make_a_short_pause_stale():
     """A checkpoint or an evaluation takes seconds."""
-    assert word(replace(LIVE, last_ts=NOW - 59), step_s=0.05) is Word.HEALTHY
-    assert word(replace(LIVE, last_ts=NOW - 61), step_s=0.05) is Word.STALE
+    assert word(replace(LIVE, last_ts=NOW - 119), step_s=0.05) is Word.HEALTHY
+    assert word(replace(LIVE, last_ts=NOW - 121), step_s=0.05) is Word.STALE
 
 
 def test_a_run_without_steps_gets_time_to_load():
@@ -78,7 +79,7 @@ def test_a_run_without_steps_gets_time_to_load():
 
 def test_silence_does_not_hide_the_alarm_before_it():
     """A run that went silent in danger says both."""
-    health = judge(replace(LIVE, last_ts=NOW - 2460), [alert()], NOW, 38.0)
+    health = judge(replace(LIVE, last_ts=NOW - 2460), [alert()], NOW, Pace(38.0))
     assert health.word is Word.STALE
     assert "no step for 41" in health.why
     assert "before that entropy collapse since step 12" in health.why
@@ -101,8 +102,8 @@ def test_an_old_crash_asks_for_nobody():
 
 def test_those_who_need_a_person_come_first():
     """Sorting by urgency, not by word alone."""
-    danger = judge(LIVE, [alert()], NOW, 10.0)
-    healthy = judge(LIVE, [], NOW, 10.0)
+    danger = judge(LIVE, [alert()], NOW, Pace(10.0))
+    healthy = judge(LIVE, [], NOW, Pace(10.0))
     old_crash = judge(replace(LIVE, state=RunState.CRASHED, created_at=0.0, last_ts=NOW - 9e5), [], NOW)
     assert sorted([old_crash, healthy, danger], key=lambda h: h.order)[0] is danger
 

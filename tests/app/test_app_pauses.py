@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from rlwatch_app import asks
 from rlwatch_app.health import Word, judge
-from rlwatch_app.pauses import pause_of
+from rlwatch_app.pauses import pause_of, words
 
 from rlwatch.control.kinds import KINDS
+from rlwatch.control.liveness import Pace
 from rlwatch.records import Command, CommandStatus, RunInfo, RunState
 
 NOW = 1_000_000.0
@@ -23,10 +24,10 @@ def done(kind, ago, step=480, **more):
 def test_a_paused_run_says_where_who_why_and_until_when():
     """Not that it is silent."""
     pause = pause_of(LIVE, [done("pause", 360)], NOW)
-    assert pause.words(NOW) == ("paused at step 480 by ann@lab: look at the samples; goes on by itself in 54\u202fmin")
-    health = judge(LIVE, [], NOW, 5.0, pause)
+    assert words(pause, NOW) == ("paused at step 480 by ann@lab: look at the samples; goes on by itself in 54\u202fmin")
+    health = judge(LIVE, [], NOW, Pace(5.0), pause)
     assert (health.word, health.needs_you) == (Word.PAUSED, False)
-    assert judge(LIVE, [], NOW, 5.0).word is Word.STALE
+    assert judge(LIVE, [], NOW, Pace(5.0)).word is Word.STALE
 
 
 @pytest.mark.parametrize(

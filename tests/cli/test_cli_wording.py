@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.cli.wording import STALE_AFTER_S, THIN, age, clean, last_sign, number, one_line, status, step
+from rlwatch.cli.wording import THIN, age, clean, last_sign, number, one_line, status, step
+from rlwatch.control.liveness import Pace, Sign
+from rlwatch.control.pauses import Pause
 from rlwatch.records import RunInfo, RunState
 
 
@@ -60,25 +62,24 @@ def test_an_age_has_one_unit(seconds: float, shown: str) -> None:
     assert age(seconds) == shown
 
 
-def test_a_running_run_is_stale_after_its_writer_fell_silent() -> None:
-    """The last sign of life decides, whichever sign it was."""
+def test_a_running_run_is_stale_or_paused_where_its_signs_say_so() -> None:
+    """The writer's word, doubted."""
     run = RunInfo("r", created_at=1000.0, heartbeat_at=5000.0, last_ts=4000.0)
 
     assert last_sign(run) == 5000.0
-    assert status(run, 5000.0 + STALE_AFTER_S) == "running"
-    assert status(run, 5001.0 + STALE_AFTER_S) == "stale"
-
-
-def test_a_run_without_any_sign_of_life_is_stale() -> None:
-    """Nothing known is not the same as fine."""
     assert last_sign(RunInfo("r")) is None
-    assert status(RunInfo("r"), 5.0) == "stale"
+    assert [status(run), status(run, Sign(Pace())), status(run, Sign(Pace(), silent_s=700.0))] == [
+        "running",
+        "running",
+        "stale",
+    ]
+    assert status(run, Sign(Pace(), Pause(5, "ann", "", 6000.0))) == "paused"
 
 
 @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.CRASHED])
 def test_an_ended_run_is_what_its_writer_said(state: RunState) -> None:
     """However long ago."""
-    assert status(RunInfo("r", state=state, heartbeat_at=1.0), 1e9) == state.value
+    assert status(RunInfo("r", state=state, heartbeat_at=1.0), Sign(Pace(), silent_s=1e9)) == state.value
 
 
 @given(st.text(), st.integers(min_value=1, max_value=40))

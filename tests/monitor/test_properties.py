@@ -6,6 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scripted import Threshold, told
 
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.rules import Rule
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.monitor import Monitor, Outcome
@@ -103,7 +105,7 @@ def live(items, cuts):
     store = open_store("memory://chunks")
     writer = store.open_run(RunInfo("run"))
     monitor = Monitor(run_id="run", detectors=default_detectors, rules=RULES)
-    sink = MonitorSink(monitor, writer, store, compose=lambda transition: [])
+    sink = MonitorSink(monitor, writer, store, desk=Desk(store, Policy(rules=())))
     for begin, end in pairwise([0, *sorted(cuts), len(items)]):
         if items[begin:end]:
             writer.write(items[begin:end])

@@ -1,9 +1,12 @@
 """The Monitor inside a live run: what it stores, what it queues, what it does not say twice."""
 
+from datetime import time
+
 import pytest
 from scripted import Threshold, records
 
-from rlwatch.alerts.messages import messages_for
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.policy import Grouping, Policy, QuietHours
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreBusyError
@@ -18,8 +21,9 @@ RULE = Rule("r", channels=("webhook",), keep_firing_for=3)
 class Watched:
     """A run in a memory store with a sink over it, resumable."""
 
-    def __init__(self, name):
+    def __init__(self, name, **policy):
         self.store = open_store(f"memory://{name}", clock=ManualClock())
+        self.clock, self.policy = ManualClock(), Policy(rules=(RULE,), **policy)
         self.writer, self.sink, self.said, self.woken, self.health = None, None, [], [], []
 
     def begin(self):
@@ -36,7 +40,8 @@ class Watched:
             monitor,
             self.writer,
             self.store,
-            compose=lambda transition: messages_for(transition, self.writer.run, now=1.0),
+            desk=Desk(self.store, self.policy, clock=self.clock),
+            clock=self.clock,
             publish=self.health.append,
             announce=self.said.append,
             wake=lambda: self.woken.append(True),
@@ -100,21 +105,47 @@ def test_the_last_step_is_judged_at_the_end(watched):
 
 def test_a_busy_store_is_tried_again(watched):
     """The app may hold the lock for a moment."""
-    put, busy = watched.store.put_alerts, [True]
+    tell, busy = watched.store.tell, [True]
 
-    def sometimes(alerts, messages):
+    def sometimes(run_id, alerts, compose):
         if busy:
             busy.pop()
             raise StoreBusyError("locked")
-        put(alerts, messages)
+        return tell(run_id, alerts, compose)
 
-    watched.store.put_alerts = sometimes
-    watched.log(0, 20, 0)
+    watched.store.tell = sometimes
+    watched.log(0, 20, 0, 0, 0, 0, 0)
     assert watched.alerts() == []
     watched.sink.tick()
 
-    assert watched.alerts() == [(AlertState.FIRING, "critical")]
-    assert len(watched.outbox()) == 1
+    assert watched.alerts() == [(AlertState.RESOLVED, "critical")]
+    assert [event for event, _ in watched.outbox()] == ["firing", "resolved"]
+
+
+def test_a_look_now_and_then_tells_what_time_alone_makes_due(request):
+    """The night ends; nothing of the run changes."""
+    night = QuietHours(time(0), time(6), let_through="critical")
+    watched = Watched(request.node.name, quiet_hours=(night,))
+    watched.clock = ManualClock(5 * 3600.0)
+    watched.begin().log(0, 2, 2)
+    assert (watched.alerts(), watched.outbox()) == ([(AlertState.FIRING, "warning")], [])
+
+    watched.clock.advance(3600.0)
+    watched.sink.tick()
+
+    assert watched.outbox() == [("firing", OutboxStatus.PENDING)]
+    assert watched.woken == [True]
+
+
+def test_at_the_end_nothing_waits_for_its_group(request):
+    """Nobody may be there to say it later."""
+    watched = Watched(request.node.name, grouping=Grouping(wait_s=60.0))
+    watched.clock = ManualClock(1.0)
+    watched.begin().log(0, 20)
+    assert watched.outbox() == []
+    watched.sink.close()
+
+    assert watched.outbox() == [("firing", OutboxStatus.PENDING)]
 
 
 def test_a_resumed_run_does_not_say_again_what_is_stored(watched):

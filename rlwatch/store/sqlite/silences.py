@@ -29,4 +29,7 @@ def silences(db: sqlite3.Connection) -> list[Silence]:
         "SELECT silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels FROM silence "
         "ORDER BY id"
     )
-    return [Silence(*row[:-1], loads(row[-1])) for row in rows]
+    return [
+        Silence(silence_id, by, why, created_at, until, run, project, kind, rule, loads(labels))
+        for silence_id, by, why, created_at, until, run, project, kind, rule, labels in rows
+    ]

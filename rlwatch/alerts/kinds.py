@@ -1,0 +1,35 @@
+"""The kinds of finding that rules can be about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from rlwatch.detectors.registry import REGISTRY
+
+if TYPE_CHECKING:
+    from rlwatch.alerts.policy import Inhibition
+    from rlwatch.alerts.rules import Rule
+
+SILENT, CRASHED = "run_silent", "run_crashed"
+HEARTBEAT_KINDS = (SILENT, CRASHED)
+"""Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.heartbeat`)."""
+
+BUILTIN_KINDS = (*(kind for detector in REGISTRY for kind in detector.kinds), *HEARTBEAT_KINDS)
+"""The kinds there are without detectors of one's own."""
+
+
+def unknown_kinds(
+    rules: Iterable[Rule], inhibitions: Iterable[Inhibition] = (), known: Sequence[str] = BUILTIN_KINDS
+) -> list[str]:
+    """One sentence for each kind that a rule or an inhibition names and nothing reports."""
+    named = [(f"rule {rule.name!r}", kind) for rule in rules for kind in (*rule.kinds, *rule.except_kinds)]
+    named += [("inhibit", kind) for inhibition in inhibitions for kind in (*inhibition.when, *inhibition.mutes)]
+    problems = []
+    for who, kind in named:
+        if kind not in known:
+            near = get_close_matches(kind, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
+            problems.append(f"{who} names the kind {kind!r}, which no detector reports; {hint}")
+    return problems

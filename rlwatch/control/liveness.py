@@ -1,0 +1,110 @@
+"""Whether a run goes on: the one definition, for the dashboard, the command line and the heartbeat alert.
+
+A run is silent when no step came for five of its own median step times, but never sooner than two minutes, nor
+than half as long again as the longest pause among its newest steps: checkpoints and evaluations are no alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from statistics import median
+
+from rlwatch.control.pauses import Pause, pause_of
+from rlwatch.errors import ControlUnavailableError
+from rlwatch.metrics import canonicalise
+from rlwatch.ports import Store
+from rlwatch.records import RunInfo, RunState, StepRecord
+
+FACTOR = 5.0
+"""Of its own median step times."""
+LONGEST_FACTOR = 1.5
+"""Of the longest time between two of its newest rows."""
+FLOOR_S = 120.0
+"""Quick steps, slow flushes and snapshots on network file systems (one a minute) are no silence."""
+UNKNOWN_S = 600.0
+"""While the pace of the attempt is not known: models load slowly."""
+TAIL = 64
+"""So many of the newest rows tell a run's pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Median seconds a step, the longest time between two of the newest rows (seconds), and of the newest row its
+    ``seq`` and attempt; None and 0 where not known.
+    """
+
+    step_s: float | None = None
+    longest_s: float | None = None
+    seq: int = 0
+    attempt: int = 0
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds without a step that are no silence yet."""
+        if self.step_s is None:
+            return UNKNOWN_S
+        return max(FLOOR_S, FACTOR * self.step_s, LONGEST_FACTOR * (self.longest_s or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """How a run stands: its pace, the pause it is in, and for how long it has been silent (seconds; None: it is not).
+
+    ``reports``: its process gives signs of life, steps or not.
+    """
+
+    pace: Pace
+    pause: Pause | None = None
+    silent_s: float | None = None
+    reports: bool = False
+
+
+def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
+    """The pace that the newest rows show by their times, else by the step time that the trainer measured."""
+    if not newest:
+        return Pace()
+    pairs = [(a, b) for a, b in pairwise(newest) if b.step > a.step and b.ts > a.ts and a.attempt == b.attempt]
+    gaps = [b.ts - a.ts for a, b in pairs]
+    per_step = [(b.ts - a.ts) / (b.step - a.step) for a, b in pairs]
+    if not per_step:
+        measured = [canonicalise(record.metrics, source)[0].get("time/step") for record in newest]
+        per_step = [value for value in measured if value is not None and isfinite(value)]
+    last = newest[-1]
+    return Pace(median(per_step) if per_step else None, max(gaps, default=None), last.seq, last.attempt)
+
+
+def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
+    """Seconds since the last step if that is suspiciously long, else None.
+
+    While the attempt has no step yet its heartbeat counts as one.
+    """
+    if pace.attempt and pace.attempt < run.attempt:
+        pace, last = Pace(), run.heartbeat_at or run.created_at
+    else:
+        last = run.last_ts or run.heartbeat_at or run.created_at
+    quiet = now - last
+    return quiet if quiet > pace.patience_s else None
+
+
+def reports(run: RunInfo, now: float) -> bool:
+    """Whether the run's process gave a sign of life within the last two minutes."""
+    signs = [sign for sign in (run.heartbeat_at, run.last_ts, run.created_at) if sign]
+    return run.state is RunState.RUNNING and now - max(signs, default=0.0) <= FLOOR_S
+
+
+def sign_of(store: Store, run: RunInfo, now: float) -> Sign:
+    """How ``run`` stands at ``now`` (Unix seconds). May raise ``StoreError``."""
+    pace = pace_of(store.records(run.run_id, last=TAIL), run.source)
+    alive = reports(run, now)
+    if run.state is not RunState.RUNNING:
+        return Sign(pace)
+    silence = silent_for(run, pace, now)
+    pause = None
+    if silence is not None:
+        with suppress(ControlUnavailableError):  # a store without commands has no pauses
+            pause = pause_of(run, store.commands(run.run_id), now)
+    return Sign(pace, pause, None if pause else silence, alive)

@@ -1,0 +1,366 @@
+"""What is told of alerts, to whom and when: grouping, repeats, escalation, acknowledgement, what is kept back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import time
+
+import pytest
+from desk_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, said
+
+from rlwatch.alerts.policy import Grouping, Inhibition, QuietHours
+from rlwatch.alerts.rules import Rule
+from rlwatch.records import Acknowledgement, Alert, Silence
+
+PATIENT = Rule("r", channels=("hook",), repeat_minutes=60.0)
+STRICT = Rule(
+    "r", channels=("hook",), escalate_after_minutes=30.0, escalate_to=("pager",), escalate_severity="critical"
+)
+
+
+def worse(of: Alert, severity=CRITICAL) -> Alert:
+    return replace(of, severity=severity, step=of.step + 1)
+
+
+def over(of: Alert) -> Alert:
+    return replace(of, state=RESOLVED, resolved_step=9, resolved_at=NOON)
+
+
+def test_firing_worse_and_over_are_told_once_each_on_every_channel():
+    """However often somebody looks."""
+    office = Office(Rule("r", channels=("hook", "chat")))
+    told = [office.tell(alert()), office.tell(alert()), office.tell(worse(alert())), office.tell(over(worse(alert())))]
+
+    assert told == [
+        ["hook firing warning kl_drift", "chat firing warning kl_drift"],
+        [],
+        ["hook escalated critical kl_drift", "chat escalated critical kl_drift"],
+        ["hook resolved critical kl_drift", "chat resolved critical kl_drift"],
+    ]
+    assert office.later(10_000) == []
+
+
+@pytest.mark.parametrize("state", [PENDING, RESOLVED])
+def test_what_never_fired_is_never_told(state):
+    """Pending, and the end of a pending one."""
+    assert Office().tell(alert(state=state, fired_at=None)) == []
+
+
+def test_nobody_is_told_twice_by_two_who_look():
+    """A trainer, a watcher and the dashboard over one store."""
+    office = Office(PATIENT)
+    told = [office.tell(alert()), said(office.another_desk().tell("run"))]
+    office.deliver()
+    office.clock.advance(3600.0)
+
+    assert told == [["hook firing warning kl_drift"], []]
+    assert said(office.another_desk().tell("run")) == ["hook repeated warning kl_drift"]
+    assert said(office.desk.tell("run")) == []
+
+
+def test_what_a_dead_process_put_down_and_did_not_tell_the_next_tells():
+    """The alert's row is enough."""
+    office = Office()
+    office.store.put_alerts([alert()], [])
+
+    assert said(office.another_desk().tell("run")) == ["hook firing warning kl_drift"]
+
+
+def test_alerts_of_one_step_are_one_message_led_by_the_severest():
+    """A message is a reason to look; the look shows all."""
+    office = Office(inhibitions=())
+    several = [alert("kl_drift"), alert("nonfinite", severity=CRITICAL), alert("grad_spike", onset_step=3)]
+
+    assert office.tell(*several) == ["hook firing critical nonfinite + grad_spike + kl_drift"]
+    assert office.tell() == []
+
+
+def test_alerts_of_one_group_end_as_they_end_and_the_last_end_says_so():
+    """Who keeps an incident open by ``group.id`` closes it at 0."""
+    office = Office()
+    a, b = alert("a", severity=CRITICAL), alert("b")
+    office.tell(a, b)
+    first = office.desk.tell("run", [over(a)])[0]
+    second = office.desk.tell("run", [over(b)])[0]
+
+    assert [m.payload["group"] for m in (first, second)] == [
+        {"id": a.alert_id, "firing": 1},
+        {"id": a.alert_id, "firing": 0},
+    ]
+    assert {m.alert_id for m in (first, second)} == {a.alert_id}
+
+
+def test_with_grouping_off_each_alert_is_its_own_message():
+    """For receivers that know one alert a message."""
+    assert Office(grouping=Grouping(by="none")).tell(alert("a"), alert("b")) == [
+        "hook firing warning a",
+        "hook firing warning b",
+    ]
+
+
+def test_alerts_wait_for_others_of_their_group_and_no_longer():
+    """What fired ten seconds later is in the same message, and makes it no later."""
+    office = Office(grouping=Grouping(wait_s=30.0))
+    assert office.tell(alert("a")) == []
+    office.clock.advance(20.0)
+    assert office.tell(alert("b", fired_at=NOON + 20.0)) == []
+    assert office.kept() == [f"{kind}: waits for others of its group" for kind in "ab"]
+    office.clock.advance(10.0)
+
+    assert office.tell() == ["hook firing warning a + b"]
+
+
+def test_what_was_over_while_it_waited_tells_nobody():
+    """A flicker is no news."""
+    office = Office(grouping=Grouping(wait_s=30.0))
+
+    assert [office.tell(alert()), office.tell(over(alert())), office.later(5)] == [[], [], []]
+
+
+def test_the_last_word_waits_for_nobody():
+    """The trainer ends; there may be nobody to say it later."""
+    office = Office(grouping=Grouping(wait_s=30.0))
+    office.tell(alert())
+
+    assert office.tell(last_word=True) == ["hook firing warning kl_drift"]
+
+
+def test_runs_of_a_project_that_fail_together_are_one_message():
+    """A node, a bad batch of data, a reward service: one cause."""
+    office = Office(runs=("one", "two"), grouping=Grouping(by="project", wait_s=30.0))
+    assert office.tell(alert(run="one"), run="one") == []
+    assert office.tell(alert("nonfinite", severity=CRITICAL, run="two"), run="two") == []
+
+    assert office.later(1, run="one") == ["hook firing critical nonfinite + kl_drift"]
+    assert office.later(1, run="two") == []
+    assert office.tell(over(alert(run="one")), run="one") == ["hook resolved warning kl_drift"]
+
+
+def test_it_is_repeated_as_often_as_the_rule_says_until_it_is_over():
+    """Counted from the last word on that channel; each repeat is a message of its own."""
+    office = Office(PATIENT)
+    office.tell(alert())
+    office.deliver()
+    told = [office.later(59), office.later(1)]
+    office.deliver()
+    told += [office.later(59), office.later(1)]
+    office.deliver()
+    office.tell(over(alert()))
+
+    assert told == [[], ["hook repeated warning kl_drift"]] * 2
+    assert office.later(600) == []
+    assert len({m.message_id for m in office.store.outbox()}) == 4
+
+
+def test_what_has_not_arrived_is_not_repeated():
+    """A receiver that was down over the weekend gets one message, not thirty."""
+    office = Office(PATIENT)
+    office.tell(alert())
+
+    assert office.later(600) == []
+
+
+def test_an_acknowledged_alert_stays_quiet_until_it_is_over():
+    """No repeats and no escalation; the end is told."""
+    office = Office(replace(PATIENT, escalate_after_minutes=5.0, escalate_to=("pager",)))
+    office.tell(alert())
+    office.deliver()
+    office.store.acknowledge(Acknowledgement(alert().alert_id, "run", "ann", "on it", NOON, WARNING))
+
+    assert [office.later(10), office.later(600)] == [[], []]
+    assert office.tell(over(alert())) == ["hook resolved warning kl_drift"]
+
+
+def test_getting_worse_than_it_was_acknowledged_is_news():
+    """Whoever took on a warning has not seen the crash."""
+    office = Office()
+    office.tell(alert())
+    office.store.acknowledge(Acknowledgement(alert().alert_id, "run", "ann", severity=WARNING))
+
+    assert office.tell(worse(alert())) == ["hook escalated critical kl_drift"]
+
+
+def test_what_nobody_acknowledges_is_told_to_others_louder():
+    """Once on each channel."""
+    office = Office(STRICT)
+    office.tell(alert())
+
+    assert [office.later(29), office.later(1), office.later(60)] == [
+        [],
+        ["pager unacknowledged critical kl_drift", "hook unacknowledged critical kl_drift"],
+        [],
+    ]
+    assert office.tell(over(alert())) == ["hook resolved critical kl_drift", "pager resolved critical kl_drift"]
+
+
+def test_it_escalates_by_steps_where_the_rule_counts_steps():
+    """Of the run, since it fired."""
+    from rlwatch.records import RunInfo, StepRecord
+
+    office = Office(replace(STRICT, escalate_after_minutes=0.0, escalate_after_steps=10, escalate_severity=None))
+    office.tell(alert(step=7))
+    writer = office.store.open_run(RunInfo("run"))
+    writer.write([StepRecord(16, {"kl": 1.0}, attempt=2)])
+    assert office.tell() == []
+    writer.write([StepRecord(17, {"kl": 1.0}, attempt=2)])
+
+    assert office.tell() == ["pager unacknowledged warning kl_drift"]
+    assert office.store.outbox()[-1].payload["alert"]["reason"] == "not acknowledged for 10 steps"
+
+
+def test_an_alert_that_tells_nobody_at_first_can_still_escalate():
+    """``channels = []``: only what nobody looks at for an hour."""
+    office = Office(Rule("r", channels=(), escalate_after_minutes=60, escalate_to=("pager",)))
+
+    assert [office.tell(alert()), office.later(59), office.later(1)] == [
+        [],
+        [],
+        ["pager unacknowledged warning kl_drift"],
+    ]
+
+
+@pytest.mark.parametrize("rule", [PATIENT, STRICT])
+def test_of_a_run_that_is_not_live_nothing_is_repeated_or_escalated(rule: Rule):
+    """It cannot get better any more; with ``only_live = false`` it goes on."""
+    dead, kept = Office(rule), Office(replace(rule, only_live=False))
+    for office in (dead, kept):
+        office.tell(alert())
+        office.deliver()
+        office.live = False
+
+    assert dead.later(90) == []
+    assert kept.later(90) != []
+
+
+def test_of_a_run_that_is_not_live_what_nobody_was_told_is_told_for_a_day():
+    """Its trainer died before it could; last month's alerts are no news."""
+    office = Office(live=False)
+    office.store.put_alerts([alert("old", fired_at=NOON - 25 * 3600.0), alert("new", fired_at=NOON - 3600.0)], [])
+
+    assert office.tell() == ["hook firing warning new"]
+
+
+SILENCES = {
+    "run": {"run": "run"},
+    "run's name": {"run": "name of run"},
+    "project": {"project": "math"},
+    "kind": {"kind": "kl_drift"},
+    "rule": {"rule": "r"},
+    "label": {"labels": {"team": "rl"}},
+    "all": {},
+    "both": {"kind": "kl_drift", "labels": {"team": "rl"}},
+}
+OTHERS = {
+    "run": {"run": "ru"},
+    "project": {"project": "code"},
+    "kind": {"kind": "grad_spike"},
+    "rule": {"rule": "s"},
+    "label": {"labels": {"team": "infra"}},
+    "both": {"kind": "kl_drift", "labels": {"team": "infra"}},
+}
+
+
+@pytest.mark.parametrize("fits", SILENCES.values(), ids=SILENCES)
+def test_a_silenced_alert_is_told_when_the_silence_is_over_if_it_still_fires(fits: dict):
+    """Kept back, not lost; with the reason."""
+    office = Office(replace(HOOK, labels={"team": "rl"}))
+    office.store.put_silence(Silence("s", "ann", "node 7 is in repair", NOON - 60, NOON + 600, **fits))
+
+    assert office.tell(alert()) == []
+    assert office.kept() == ["kl_drift: silenced by ann: node 7 is in repair"]
+    assert [office.later(9), office.later(1)] == [[], ["hook firing warning kl_drift"]]
+
+
+@pytest.mark.parametrize("fits", OTHERS.values(), ids=OTHERS)
+def test_a_silence_of_something_else_silences_nothing(fits: dict):
+    """All that it names must fit."""
+    office = Office(replace(HOOK, labels={"team": "rl"}))
+    office.store.put_silence(Silence("s", "ann", "", NOON - 60, NOON + 600, **fits))
+
+    assert office.tell(alert()) == ["hook firing warning kl_drift"]
+
+
+def test_the_end_of_what_was_told_before_a_silence_is_told_after_it():
+    """Who knows that it fires will know that it is over."""
+    office = Office()
+    office.tell(alert())
+    office.store.put_silence(Silence("s", "ann", "", NOON, NOON + 600))
+
+    assert [office.tell(over(alert())), office.later(10)] == [[], ["hook resolved warning kl_drift"]]
+
+
+def test_in_quiet_hours_only_the_critical_is_told_and_the_rest_in_the_morning():
+    """What is over by then nobody need know."""
+    office = Office(quiet_hours=(QuietHours(time(12), time(18)),))
+    told = office.tell(alert("a"), alert("b"), alert("c", severity=CRITICAL))
+
+    assert told == ["hook firing critical c"]
+    assert office.kept() == [f"{kind}: quiet hours until 18:00 UTC" for kind in "ab"]
+    assert [office.tell(over(alert("a"))), office.later(360)] == [[], ["hook firing warning b"]]
+
+
+def test_what_escalates_to_critical_breaks_the_quiet():
+    """That is what it is for."""
+    office = Office(STRICT, quiet_hours=(QuietHours(time(12, 10), time(18)),))
+    office.tell(alert())
+
+    assert office.later(30) == ["pager unacknowledged critical kl_drift", "hook unacknowledged critical kl_drift"]
+
+
+def test_a_symptom_comes_when_its_cause_is_over_if_it_still_holds():
+    """Kept back, not lost."""
+    office = Office(inhibitions=(Inhibition(("nonfinite",), ("grad_spike", "kl_drift")),))
+    cause = alert("nonfinite", severity=CRITICAL)
+    assert office.tell(cause, alert("grad_spike"), alert("kl_drift")) == ["hook firing critical nonfinite"]
+    assert office.kept() == [f"{kind}: inhibited by nonfinite since step 5" for kind in ("grad_spike", "kl_drift")]
+    office.tell(over(alert("kl_drift")))
+
+    assert office.tell(over(cause)) == ["hook resolved critical nonfinite", "hook firing warning grad_spike"]
+
+
+def test_the_end_of_a_symptom_that_was_told_is_told_though_its_cause_fires():
+    """Good news is not kept back."""
+    office = Office(inhibitions=(Inhibition(("nonfinite",)),))
+    office.tell(alert("kl_drift"))
+    office.tell(alert("nonfinite", severity=CRITICAL))
+
+    assert office.tell(over(alert("kl_drift"))) == ["hook resolved warning kl_drift"]
+
+
+def test_a_cause_that_tells_nobody_keeps_nobody_back():
+    """Else nobody would be told of anything."""
+    office = Office(HOOK, Rule("mute", channels=("console",)), inhibitions=(Inhibition(("nonfinite",)),))
+
+    assert office.tell(alert("nonfinite", severity=CRITICAL, rule="mute"), alert()) == ["hook firing warning kl_drift"]
+
+
+def test_a_message_names_what_fires_on_its_run_since_before():
+    """Cause before symptom, in the order they began."""
+    office = Office(runs=("run", "other"))
+    office.tell(alert("entropy_collapse", onset_step=4), alert("mismatch_growth", onset_step=2))
+    office.store.put_alerts([alert("nonfinite", onset_step=1, run="other")], [])
+    [sent] = office.desk.tell("run", [alert("reward_drop", onset_step=6)])
+
+    assert [(each["kind"], each["onset_step"]) for each in sent.payload["earlier"]] == [
+        ("mismatch_growth", 2),
+        ("entropy_collapse", 4),
+    ]
+
+
+def test_the_console_is_not_written_for_and_rules_of_others_are_left_alone():
+    """A process logs its own alerts; who has another rlwatch.toml tells its own."""
+    office = Office(Rule("r", channels=("console",), escalate_after_minutes=1, escalate_to=("console",)))
+
+    assert [office.tell(alert()), office.tell(alert("x", rule="theirs")), office.later(60)] == [[], [], []]
+    assert {each.state for each in office.store.alerts("run")} == {FIRING}
+
+
+def test_messages_that_are_not_ours_are_no_telling():
+    """A trial message, and one from another version."""
+    from rlwatch.records import OutboxMessage
+
+    office = Office()
+    strange = [OutboxMessage("t", "run", "x", "hook", {"event": "test"}), OutboxMessage("u", "run", "y", "hook", {})]
+    office.store.put_alerts([alert()], strange)
+
+    assert office.tell() == ["hook firing warning kl_drift"]
