@@ -130,8 +130,9 @@ def send(
 
 
 def reset_due(alerts: Sequence[Alert]) -> bool:
-    """Whether a reset is what the run asks for: KL has saturated, and nothing collapses."""
-    saturated = any(alert.state is AlertState.FIRING and alert.kind == "kl_saturation" for alert in alerts)
+    """Whether a reset is what the run asks for: KL has saturated or held-out scores stalled, and nothing collapses."""
+    due = ("kl_saturation", "reset_due")
+    saturated = any(alert.state is AlertState.FIRING and alert.kind in due for alert in alerts)
     return saturated and not collapsing(alerts)
 
 
