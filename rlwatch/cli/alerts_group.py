@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rlwatch.cli import alerts
+from rlwatch.cli import alert_commands, alerts
 from rlwatch.cli.options import examples
 
 LIST = "list"
@@ -24,7 +24,11 @@ class ListsUnlessTold(TyperGroup):
 
 group = typer.Typer(
     cls=ListsUnlessTold,
-    help="List alerts, see to their delivery, try a channel.",
+    help="List alerts, acknowledge and silence them, see to their delivery, try a channel.",
     epilog=examples("rlwatch alerts", "rlwatch alerts math-7b-s3", "rlwatch alerts list --format json"),
 )
 group.command(LIST, epilog=alerts.EPILOG)(alerts.alerts)
+group.command("ack", epilog=alert_commands.ACK)(alert_commands.ack)
+group.command("silence", epilog=alert_commands.SILENCE)(alert_commands.silence)
+group.command("silences", epilog=alert_commands.SILENCES)(alert_commands.silences)
+group.command("unsilence", epilog=alert_commands.UNSILENCE)(alert_commands.unsilence)

@@ -1,0 +1,129 @@
+"""What people do about alerts: acknowledge one, silence some for a while, and how each stands because of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from rlwatch.alerts.muting import fits
+from rlwatch.alerts.policy import Policy, inhibitors
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ConfigError
+from rlwatch.ports import AlertStore
+from rlwatch.records import Acknowledgement, Alert, AlertState, RunInfo, Silence
+
+LONGEST_S = 366 * 24 * 3600.0
+MOST_LISTED = 5
+
+
+def find_alert(alerts: Sequence[Alert], reference: str) -> Alert:
+    """The alert whose id is ``reference`` or begins so. Raises ``ConfigError`` if none or several do."""
+    found = [alert for alert in alerts if alert.alert_id == reference]
+    found = found or [alert for alert in alerts if reference and alert.alert_id.startswith(reference)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(alert.alert_id for alert in found[:MOST_LISTED])
+        raise ConfigError(f"{reference!r} fits {len(found)} alerts: {listed}; give more of the id")
+    firing = [f"{a.alert_id} ({a.kind} on {a.run_id})" for a in alerts if a.state is AlertState.FIRING]
+    hint = f"firing: {', '.join(firing[:MOST_LISTED])}" if firing else "none is firing"
+    raise ConfigError(f"there is no alert {reference!r}; {hint}")
+
+
+def acknowledge(
+    store: AlertStore, alert: Alert, *, by: str, why: str = "", clock: Clock | None = None
+) -> Acknowledgement:
+    """Take the alert on, as bad as it is now; returns whose it is: the first who did it keeps it.
+
+    Raises
+    ------
+    ConfigError
+        If nobody says who, or the alert does not fire (any more).
+    """
+    if not by.strip():
+        raise ConfigError(f"an acknowledgement needs a name, got {by!r}; say who you are with --by")
+    if alert.state is not AlertState.FIRING:
+        raise ConfigError(f"alert {alert.alert_id} is {alert.state.value}: only what fires can be acknowledged")
+    now = (clock or SystemClock()).now()
+    taken = Acknowledgement(alert.alert_id, alert.run_id, by.strip(), why.strip(), now, alert.severity)
+    return store.acknowledge(taken)
+
+
+def silence(
+    store: AlertStore,
+    *,
+    by: str,
+    why: str,
+    for_s: float,
+    run: str = "",
+    project: str = "",
+    kind: str = "",
+    rule: str = "",
+    labels: Mapping[str, str] | None = None,
+    everything: bool = False,
+    clock: Clock | None = None,
+) -> Silence:
+    """Tell nobody of alerts that fit all that is given, for ``for_s`` seconds from now.
+
+    Raises
+    ------
+    ConfigError
+        If nobody says who or why, if nothing is given that alerts must fit and ``everything`` is not said, or if
+        it would last longer than a year or not at all.
+    """
+    if not by.strip() or not why.strip():
+        raise ConfigError("a silence needs who and why: others will wonder; say --by and --why")
+    if not (run or project or kind or rule or labels or everything):
+        raise ConfigError("a silence of everything must be meant: name a run, project, kind, rule or label, or --all")
+    if not 0 < for_s <= LONGEST_S:
+        raise ConfigError(f"a silence lasts more than nothing and at most a year, got {for_s:g} s")
+    now = (clock or SystemClock()).now()
+    fresh = Silence(
+        uuid.uuid4().hex[:8], by.strip(), why.strip(), now, now + for_s, run, project, kind, rule, dict(labels or {})
+    )
+    store.put_silence(fresh)
+    return fresh
+
+
+def end_silence(store: AlertStore, reference: str, *, clock: Clock | None = None) -> Silence:
+    """End a silence now. Raises ``ConfigError`` if none that lasts has this id or begins so."""
+    now = (clock or SystemClock()).now()
+    lasting = [each for each in store.silences() if each.until > now]
+    found = [each for each in lasting if reference and each.silence_id.startswith(reference)]
+    if len(found) != 1:
+        listed = ", ".join(each.silence_id for each in lasting) or "there is none"
+        raise ConfigError(
+            f"{'no' if not found else 'more than one'} silence {reference!r} lasts; those that do: {listed}"
+        )
+    ended = replace(found[0], until=now)
+    store.put_silence(ended)
+    return ended
+
+
+def standing(
+    alerts: Iterable[Alert],
+    policy: Policy,
+    now: float,
+    *,
+    runs: Mapping[str, RunInfo],
+    acknowledgements: Iterable[Acknowledgement],
+    silences: Iterable[Silence],
+) -> dict[str, str]:
+    """Alert id -> why a firing alert is quiet now, in words; alerts that are not quiet are left out."""
+    firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
+    taken = {each.alert_id: each for each in acknowledgements}
+    lasting = [each for each in silences if each.created_at <= now < each.until]
+    causes = inhibitors(firing, firing, policy.inhibitions)
+    found: dict[str, str] = {}
+    for alert in firing:
+        rule, mine = policy.rule(alert.rule), taken.get(alert.alert_id)
+        labels = rule.labels if rule else {}
+        over = [each for each in lasting if fits(each, alert, runs.get(alert.run_id), labels)]
+        if mine is not None and mine.severity.rank >= alert.severity.rank:
+            found[alert.alert_id] = f"acknowledged by {mine.by}" + (f": {mine.why}" if mine.why else "")
+        elif over:
+            found[alert.alert_id] = f"silenced by {over[0].by}: {over[0].why}"
+        elif alert.alert_id in causes:
+            found[alert.alert_id] = f"inhibited by {causes[alert.alert_id].kind}"
+    return found
