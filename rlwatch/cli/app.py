@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from rlwatch import __version__
-from rlwatch.cli import alerts_group, command, demo, doctor, import_log, replay, rules, runs, scan, show, ui, watch
+from rlwatch.cli import (
+    alerts_group,
+    command,
+    demo,
+    doctor,
+    import_log,
+    replay,
+    report,
+    rules,
+    runs,
+    scan,
+    show,
+    ui,
+    watch,
+)
 from rlwatch.cli.failures import FailingInOneLine
 from rlwatch.cli.options import examples
 
@@ -27,6 +41,7 @@ app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("import", epilog=import_log.EPILOG)(import_log.import_log)
 app.command("runs", epilog=runs.EPILOG)(runs.runs)
 app.command("show", epilog=show.EPILOG)(show.show)
+app.command("report", epilog=report.EPILOG)(report.report)
 app.add_typer(alerts_group.group, name="alerts")
 app.command("command", epilog=command.EPILOG)(command.command)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)

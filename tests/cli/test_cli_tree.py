@@ -20,7 +20,21 @@ from rlwatch.cli.app import app
 from rlwatch.errors import ConfigError
 
 ROOT = Path(rlwatch.__file__).parent.parent
-COMMANDS = ("demo", "ui", "scan", "watch", "import", "runs", "show", "alerts", "command", "replay", "doctor", "rules")
+COMMANDS = (
+    "demo",
+    "ui",
+    "scan",
+    "watch",
+    "import",
+    "runs",
+    "show",
+    "alerts",
+    "command",
+    "replay",
+    "doctor",
+    "rules",
+    "report",
+)
 WITH_JSON = ("scan", "import", "runs", "show", "alerts list", "command", "replay", "doctor")
 TREE: Any = get_command(app)
 

@@ -1,0 +1,102 @@
+"""``rlwatch report RUN``: the post-mortem of a run, or of a log, in one file."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlwatch.cli.console import say
+from rlwatch.cli.lookup import find_run
+from rlwatch.cli.options import ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples
+from rlwatch.cli.stores import opened
+
+if TYPE_CHECKING:
+    from rlwatch.report import Facts
+
+EPILOG = examples(
+    "rlwatch report math-7b-s3",
+    "rlwatch report math-7b-s3 --format md -o post-mortem.md",
+    "rlwatch report train.log -o report.html",
+)
+
+
+class Kind(StrEnum):
+    """How the report is written."""
+
+    HTML = "html"
+    MD = "md"
+
+
+def report(
+    run: Annotated[
+        str, typer.Argument(help="A run (its id, its name, or the beginning of either), or the path of a log.")
+    ],
+    *,
+    kind: Annotated[Kind, typer.Option("--format", help="HTML with pictures, or Markdown.")] = Kind.HTML,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout. Default: RUN-report.html.")
+    ] = None,
+    of_log: RunOfLogOption = None,
+    read_as: ReadAsOption = None,
+    source: TrainerOption = "",
+    store: StoreOption = None,
+) -> None:
+    """Write what happened, why, and what to do: one file that loads nothing and holds no secret of the configuration.
+
+    The HTML has its pictures in it and no script. Texts the model wrote are in it as text.
+    """
+    facts = _of_log(Path(run), of_log, read_as, source) if Path(run).is_file() else _of_run(run, store)
+    from rlwatch.report import html, markdown
+
+    text = html(facts) if kind is Kind.HTML else markdown(facts)
+    if output == Path("-"):
+        typer.echo(text, nl=False)
+        return
+    target = output or Path(f"{_file_name(facts.title)}-report.{kind.value}")
+    _write(target, text)
+    say(f"{target}  ({len(text) // 1024 + 1} KiB)")
+
+
+def _of_run(reference: str, store: str | None) -> Facts:
+    from rlwatch.cli.runs import describe
+    from rlwatch.report import facts_of_run
+
+    now = time.time()
+    with opened(store) as source:
+        info = find_run(source, reference)
+        return facts_of_run(source, info.run_id, now=now, status=str(describe(source, info, now)["status"]))
+
+
+def _of_log(log: Path, run: str | None, read_as: str | None, source: str) -> Facts:
+    from rlwatch.errors import ImportFormatError
+    from rlwatch.importers import read_log
+    from rlwatch.report import facts_of_report
+    from rlwatch.scanner import replay
+
+    runs = read_log(log, run=run, format=read_as)
+    if len(runs) != 1:
+        names = ", ".join(repr(one.name) for one in runs[:10]) or "none"
+        raise ImportFormatError(str(log), f"holds {len(runs)} runs; name one with --run: {names}")
+    return facts_of_report(replay(runs[0], source=source), runs[0], now=time.time())
+
+
+def _file_name(title: str) -> str:
+    """The last part of a title as a name of a file: letters, digits, dots and dashes."""
+    name = Path(title).name
+    return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)[:80].strip(".-") or "run"
+
+
+def _write(target: Path, text: str) -> None:
+    """At once: a reader never sees half a report. Only the owner may read it, as with a store."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        part.touch(mode=0o600)
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

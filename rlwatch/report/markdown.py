@@ -1,0 +1,148 @@
+"""The post-mortem as Markdown: the same sections; curves as lines of blocks, which any viewer shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rlwatch.diagnosis import Action, Cause, Diagnosis
+from rlwatch.report.facts import Chart, Facts, Moment
+from rlwatch.report.markup import inert
+from rlwatch.report.tables import TABLES, Rows
+from rlwatch.report.words import cut, number, step
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+COLUMNS = 60
+"""Characters of a curve."""
+
+
+def markdown(facts: Facts) -> str:
+    """The whole text; what others wrote is escaped, so that it cannot become a link, an image or a heading."""
+    head = [f"# {plain(cut(facts.title, 240))}", "", f"**{plain(facts.status)}**", ""]
+    head += [f"- {plain(label)}: {plain(cut(text, 400))}" for label, text in facts.head.items()]
+    sections = {
+        "What happened": _verdict(facts.diagnosis),
+        "What to do": _actions(facts.diagnosis),
+        "Timeline": _timeline(facts.timeline),
+        "Curves": _curves(facts.charts),
+        "Other causes considered": [line for cause in facts.diagnosis.causes[1:] for line in _other(cause)],
+        **{name: _table(rows(facts)) for name, rows in TABLES.items()},
+        "Not measured": [f"- {plain(line)}" for line in facts.missing],
+    }
+    body = [line for name, lines in sections.items() if lines for line in ("", f"## {name}", "", *lines)]
+    return "\n".join([*head, *body, "", f"Made by rlwatch, {plain(facts.made_at)}.", ""])
+
+
+def plain(text: str) -> str:
+    r"""``text`` as Markdown that shows exactly it, on one line.
+
+    >>> plain("a|b <script> [x](http://y) # *z*\nline")
+    'a\\|b &lt;script&gt; \\[x\\](http\\://y) \\# \\*z\\* line'
+    """
+    shown = inert(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]#|~!])|(?<=\w)(:)(?=//)", lambda found: f"\\{found.group()}", shown)
+
+
+def _verdict(said: Diagnosis) -> list[str]:
+    if not said.causes:
+        return ["Nothing was found that needs an explanation."]
+    first = said.causes[0]
+    if not said.enough:
+        return [plain(said.why_not)]
+    return [
+        f"**{plain(first.title)}** ({first.sure.value})",
+        "",
+        plain(first.summary),
+        "",
+        f"Because {plain(first.why)}.",
+    ]
+
+
+def _actions(said: Diagnosis) -> list[str]:
+    if not said.causes:
+        return []
+    first = said.causes[0]
+    guess = [] if said.enough else ["No cause is sure enough to act on. What people do about the first sign:", ""]
+    withheld = [f"**{plain(first.withheld)}**", ""] if first.withheld else []
+    rows = [line for place, action in enumerate(first.actions, 1) for line in _action(place, action)]
+    return [*guess, *withheld, *rows] if rows else []
+
+
+def _action(place: int, action: Action) -> list[str]:
+    return [
+        f"{place}. **{plain(action.name)}** ({action.strength.value}). {plain(action.what)}",
+        *(f"   - {trainer}: {_options(text)}" for trainer, text in action.options.items()),
+        f"   - evidence: {plain(action.evidence)} Source: {plain(action.source)}.",
+    ]
+
+
+def _options(text: str) -> str:
+    """Backticks of the playbook stay code."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(part if part.startswith("`") else _spaced(part) for part in parts)
+
+
+def _spaced(part: str) -> str:
+    """Escaped, blanks at the ends kept."""
+    bare = plain(part)
+    return f"{' ' if part[:1] == ' ' else ''}{bare}{' ' if part[-1:] == ' ' and bare else ''}"
+
+
+def _timeline(moments: Sequence[Moment]) -> list[str]:
+    rows = tuple((str(m.number) if m.number else "", step(m.step), m.level, m.text) for m in moments)
+    return _table(Rows(("no", ">step", "severity", "what"), rows))
+
+
+def _curves(charts: Sequence[Chart]) -> list[str]:
+    return [line for chart in charts for line in _curve(chart)]
+
+
+def _curve(chart: Chart) -> list[str]:
+    values, steps = chart.curve.values, chart.curve.steps
+    notes = [chart.unit, f"at the start {number(chart.baseline)}" if chart.baseline is not None else ""]
+    bad = f"{len(chart.curve.bad)} not finite, first at step {step(chart.curve.bad[0][0])}" if chart.curve.bad else ""
+    about = ", ".join(filter(None, (*notes, bad)))
+    if not values:
+        return [f"- **{plain(chart.name)}**: {plain(about)}"]
+    span = f"{number(min(values))} to {number(max(values))}, last {number(values[-1])}"
+    drawn = blocks(steps, values)
+    return [
+        f"- **{plain(chart.name)}** ({plain(about)}): {span}" if about else f"- **{plain(chart.name)}**: {span}",
+        "",
+        f"      {drawn}",
+        "",
+    ]
+
+
+def blocks(steps: Sequence[int], values: Sequence[float], columns: int = COLUMNS) -> str:
+    """A curve as block characters, a column for each stretch of steps: the value farthest from the middle in it.
+
+    >>> blocks(range(8), range(8), 8)
+    '▁▂▃▄▅▆▇█'
+    """
+    low, high = min(values), max(values)
+    middle, first, span = low / 2 + high / 2, steps[0], (steps[-1] - steps[0]) or 1
+    chosen: dict[int, float] = {}
+    for at, value in zip(steps, values, strict=True):
+        column = min(columns - 1, (at - first) * columns // (span + 1))
+        if column not in chosen or abs(value - middle) > abs(chosen[column] - middle):
+            chosen[column] = value
+    height = (high / 2 - low / 2) or 1.0
+    top = len(BLOCKS) - 1
+    return "".join(
+        BLOCKS[round((chosen[c] / 2 - low / 2) / height * top)] if c in chosen else " " for c in range(columns)
+    ).rstrip()
+
+
+def _other(cause: Cause) -> list[str]:
+    return [f"- **{plain(cause.title)}** ({cause.sure.value}): {plain(cause.summary)}; {plain(cause.why)}"]
+
+
+def _table(rows: Rows) -> list[str]:
+    if not rows.rows:
+        return []
+    names = [plain(header.removeprefix(">")) for header in rows.headers]
+    lines = ["---:" if header.startswith(">") else "---" for header in rows.headers]
+    body = [f"| {' | '.join(plain(cell) for cell in row)} |" for row in rows.rows]
+    more = ["", f"{rows.left_out} more not shown."] if rows.left_out else []
+    return [f"| {' | '.join(names)} |", f"| {' | '.join(lines)} |", *body, *more]
