@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class Courier:
                 raise ConfigError(f"notifier {name!r}: time limits must be > 0 s, got {limit!r}")
         self._timeout = self._httpx.Timeout(min(read_s, total_s), connect=min(connect_s, total_s))
         self._total_s = total_s
+        self._context: ssl.SSLContext | None = None
 
     def send(
         self,
@@ -90,11 +92,20 @@ class Courier:
 
     def _client(self, url: str, *, verify: bool) -> httpx.Client:
         """A client for one request. Proxies of the environment apply, except to this machine itself."""
-        local = urlsplit(url).hostname in LOOPBACK
+        parts = urlsplit(url)
         client: httpx.Client = self._httpx.Client(
-            timeout=self._timeout, follow_redirects=False, trust_env=not local, verify=verify
+            timeout=self._timeout,
+            follow_redirects=False,
+            trust_env=parts.hostname not in LOOPBACK,
+            verify=self._trusted() if verify and parts.scheme == "https" else False,
         )
         return client
+
+    def _trusted(self) -> ssl.SSLContext:
+        """The authorities to trust: read once, it takes longer than a request on this machine."""
+        if self._context is None:
+            self._context = self._httpx.create_ssl_context()
+        return self._context
 
 
 class _Watchdog:

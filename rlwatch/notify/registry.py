@@ -13,6 +13,18 @@ from rlwatch.records import JSON
 HOMES = {
     "console": "rlwatch.notify.console:ConsoleNotifier",
     "webhook": "rlwatch.notify.webhook:WebhookNotifier",
+    "slack": "rlwatch.notify.services:slack",
+    "discord": "rlwatch.notify.services:discord",
+    "teams": "rlwatch.notify.services:teams",
+    "telegram": "rlwatch.notify.services:telegram",
+    "feishu": "rlwatch.notify.services:feishu",
+    "lark": "rlwatch.notify.services:lark",
+    "dingtalk": "rlwatch.notify.services:dingtalk",
+    "wecom": "rlwatch.notify.services:wecom",
+    "pagerduty": "rlwatch.notify.services:pagerduty",
+    "email": "rlwatch.notify.mail:EmailNotifier",
+    "wandb": "rlwatch.notify.wandb_alert:WandbNotifier",
+    "command": "rlwatch.notify.command:CommandNotifier",
 }
 """Kind -> ``module:class``, imported when first needed. Classes take ``name=`` and their settings."""
 

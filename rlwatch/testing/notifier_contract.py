@@ -84,6 +84,8 @@ class HTTPNotifierContract(NotifierContract):
     """For notifiers that deliver over HTTP; talks to a real server on the loopback interface."""
 
     limit_s = 0.3
+    yes = b""
+    """The body of an answer that says yes, for services that look at it."""
 
     def make(self, url: str, secret: str, limit_s: float) -> Notifier:
         """A notifier for this address that gives up after ``limit_s`` seconds in all."""
@@ -92,7 +94,7 @@ class HTTPNotifierContract(NotifierContract):
     @pytest.fixture
     def receiver(self) -> Iterator[WebhookReceiver]:
         """Accepts everything."""
-        with WebhookReceiver(200) as receiver:
+        with WebhookReceiver(Answer(200, body=self.yes), any_path=True) as receiver:
             yield receiver
 
     @pytest.fixture
@@ -103,7 +105,7 @@ class HTTPNotifierContract(NotifierContract):
 
     def answered(self, answer: Answer | int, limit_s: float = 5.0) -> tuple[Delivery, WebhookReceiver]:
         """What the notifier makes of one answer."""
-        with WebhookReceiver(answer) as receiver:
+        with WebhookReceiver(answer, any_path=True) as receiver:
             return self.make(receiver.url, SECRET, limit_s).deliver(a_message()), receiver
 
     def test_a_retry_carries_the_same_idempotency_key(self, notifier: Notifier, receiver: WebhookReceiver) -> None:
@@ -116,8 +118,11 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
     def test_2xx_is_delivered(self, status: int) -> None:
-        """Whatever kind of success."""
-        assert self.answered(status)[0].ok
+        """Whatever kind of success; where a service says yes in words, silence is not a yes."""
+        silent = status == 204 and self.yes != b""
+        delivery, _ = self.answered(Answer(status, body=b"" if status == 204 else self.yes))
+
+        assert (delivery.ok, delivery.retryable) == (not silent, True)
 
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
     def test_a_passing_trouble_may_be_tried_again(self, status: int) -> None:
@@ -134,6 +139,24 @@ class HTTPNotifierContract(NotifierContract):
 
         assert (delivery.ok, delivery.retryable) == (False, False)
         assert str(status) in delivery.reason
+
+    def test_a_wish_for_time_is_passed_on(self) -> None:
+        """A rate limit: 429 with Retry-After."""
+        delivery, receiver = self.answered(Answer(429, {"Retry-After": "37"}))
+
+        assert (delivery.ok, delivery.retryable, delivery.retry_after_s) == (False, True, 37.0)
+        assert len(receiver.received) == 1
+
+    def test_nothing_a_receiver_says_is_repeated(self, caplog: pytest.LogCaptureFixture) -> None:
+        """It could say the secret itself: in the body, a header or the reason phrase, with any status."""
+        caplog.set_level(logging.DEBUG)
+        said = f"{SECRET} {PATH_TOKEN}"
+        for status in (200, 400, 401, 403, 404, 429, 500):
+            with WebhookReceiver(Answer(status, {"X-Why": said}, said.encode()), any_path=True) as receiver:
+                notifier = self.make(f"{receiver.url}/{PATH_TOKEN}", SECRET, 5.0)
+                delivery = notifier.deliver(a_message())
+
+            assert_no_secret((SECRET, PATH_TOKEN), repr(notifier), repr(delivery), caplog.text)
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     def test_a_redirect_is_not_followed(self, status: int) -> None:
@@ -164,13 +187,16 @@ class HTTPNotifierContract(NotifierContract):
 
     def test_a_huge_answer_is_not_read_into_memory(self) -> None:
         """The status says it all."""
-        assert self.answered(Answer(200, body=b"x" * 20_000_000))[0].ok
+        assert self.answered(Answer(200, body=self.yes + b" " * 20_000_000))[0].ok
 
     def test_network_trouble_is_an_answer_and_leaks_no_secret(self, caplog: pytest.LogCaptureFixture) -> None:
-        """A closed port, a host that does not exist, a server that speaks no HTTP: no exception, no address."""
+        """A closed port, a host that does not exist, a server that speaks no HTTP or no TLS: no exception,
+        no address.
+        """
         caplog.set_level(logging.DEBUG)
         with speaking(b"NOT HTTP AT ALL\r\n\r\n") as garbage, speaking(b"") as silence:
-            for url in (f"http://127.0.0.1:{closed_port()}", "http://rlwatch.invalid", garbage, silence):
+            closed, no_tls = f"http://127.0.0.1:{closed_port()}", garbage.replace("http:", "https:")
+            for url in (closed, "http://rlwatch.invalid", garbage, silence, no_tls):
                 notifier = self.make(f"{url}/{PATH_TOKEN}?key={PATH_TOKEN}", SECRET, self.limit_s)
                 delivery = notifier.deliver(a_message())
 

@@ -66,11 +66,15 @@ class WebhookReceiver:
         What to answer, in order; the last one for ever. 204 if none are given.
     clock
         Judges the age of deliveries.
+    any_path
+        Whether to answer under every path; otherwise 404 under any but its own.
     """
 
-    def __init__(self, *answers: Answer | int, secret: str | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, *answers: Answer | int, secret: str | None = None, clock: Clock | None = None, any_path: bool = False
+    ) -> None:
         self._script = [Answer(a) if isinstance(a, int) else a for a in answers] or [Answer()]
-        self._secret = secret
+        self._secret, self._any_path = secret, any_path
         self._clock = clock or SystemClock()
         self._received: list[Received] = []
         self._news = threading.Condition()
@@ -110,7 +114,7 @@ class WebhookReceiver:
             answer = self._script[min(len(self._received), len(self._script) - 1)]
             self._received.append(Received(_parsed(body), headers, body, verified, path))
             self._news.notify_all()
-        if path != self._path:
+        if path != self._path and not self._any_path:
             return Answer(404)
         return Answer(401) if verified is False else answer
 

@@ -108,7 +108,7 @@ def test_each_extra_says_what_it_lacks(site: Path) -> None:
     assert checks["extra alerts"].level is Level.WARN
     assert checks["extra alerts"].text.startswith("without pydantic, tenacity;")
     assert "pip install 'rlwatch-monitor[alerts]'" in checks["extra alerts"].text
-    assert "pip install 'apprise'" in checks["extra chat services"].text
+    assert "pip install 'rlwatch-monitor[notify]'" in checks["extra notify"].text
 
 
 @pytest.mark.parametrize(

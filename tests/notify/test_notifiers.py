@@ -6,6 +6,7 @@ import pytest
 
 from rlwatch.notify.console import ConsoleNotifier
 from rlwatch.notify.registry import HOMES
+from rlwatch.notify.services import SERVICES
 from rlwatch.notify.webhook import WebhookNotifier
 from rlwatch.ports import Notifier
 from rlwatch.testing.notifier_contract import HTTPNotifierContract, NotifierContract
@@ -35,5 +36,5 @@ class TestWebhookReadLimit(HTTPNotifierContract):
 
 
 def test_every_kind_in_the_registry_is_under_contract():
-    """A new notifier brings its contract test, or this fails."""
-    assert set(HOMES) == {"console", "webhook"}
+    """A new notifier brings its contract test, or this fails: the services of apprise each have theirs."""
+    assert set(HOMES) == {"console", "webhook", "email", "wandb", "command", *SERVICES}

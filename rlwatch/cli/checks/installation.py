@@ -29,7 +29,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers", "accelerate"),
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
-    "chat services": ("apprise",),
+    "notify": ("apprise",),
 }
 """What each optional part needs."""
 

@@ -1,0 +1,164 @@
+"""What people read on a chat channel, in an e-mail or on a pager: short, plain, and nobody else's commands.
+
+Parts of a message were written by a model, a log or a configuration. They are shown as plain text that calls
+nobody (``@everyone``), links nowhere and formats nothing. The least important is left out where a service is
+short of room.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from rlwatch.notify.console import one_line
+from rlwatch.records import JSON
+
+BREAK = "\u200b"
+"""A zero-width space: no service takes what it parts for a mention, a tag or a link."""
+
+_COMMANDS = re.compile(r"@(?=\w)|<(?=[@!#/a-zA-Z])|\](?=\()|(?<=:)//(?=\S)|\*(?=\*)|~(?=~)|\|(?=\|)|`")
+MOST_NUMBERS = 6
+MOST_ADVICE = 2
+LONGEST = 300
+"""Characters of one part."""
+
+
+def chat_text(payload: Mapping[str, JSON], message_id: str, limit: int = 4000) -> str:
+    """The message in at most ``limit`` bytes of UTF-8.
+
+    First what and where; then since when, the evidence, the cause, what to do; last the dashboard and the
+    message's id, which is the same when it comes twice. Those two and the first line come whole, if anything.
+    """
+    head, end = headline(payload), list(_end(payload, message_id))
+    lines = [shortened(head, max(limit - _size(end) - 1, limit // 3))]
+    for line in _body(payload):
+        if _size([*lines, line, *end]) <= limit:
+            lines.append(line)
+    return shortened("\n".join([*lines, *end]), limit)
+
+
+def headline(payload: Mapping[str, JSON]) -> str:
+    """One line: how bad, what, which run, which step."""
+    alert, event = _table(payload, "alert"), str(payload.get("event") or "alert")
+    kind = defused(alert.get("kind") or payload.get("text") or "")
+    step = f" at step {defused(alert['step'])}" if alert.get("step") is not None else ""
+    severity = defused(alert.get("severity") or "").upper()
+    return " ".join(part for part in (f"[{event} {severity}]".replace(" ]", "]"), kind + step, _of(payload)) if part)
+
+
+def shortened(text: str, limit: int) -> str:
+    """``text`` in at most ``limit`` bytes of UTF-8, the cut shown.
+
+    >>> shortened("entropy collapses", 10)
+    'entropy…'
+    """
+    whole = text.encode("utf-8", errors="replace")
+    if len(whole) <= limit:
+        return whole.decode()
+    return whole[: max(limit - 3, 0)].decode(errors="ignore").rstrip() + "…"
+
+
+def defused(value: JSON, longest: int = LONGEST) -> str:
+    """``value`` as one plain line without commands.
+
+    >>> defused("ask @everyone").replace(BREAK, "|")
+    'ask @|everyone'
+    """
+    text = one_line(str(value))
+    text = text if len(text) <= longest else text[: longest - 1] + "…"
+    return _COMMANDS.sub(lambda found: "'" if found[0] == "`" else found[0] + BREAK, text)
+
+
+def _of(payload: Mapping[str, JSON]) -> str:
+    run = _table(payload, "run")
+    whose = "/".join(defused(part) for part in (run.get("project"), run.get("name") or run.get("id")) if part)
+    return f"in {whose}" if whose else ""
+
+
+def _body(payload: Mapping[str, JSON]) -> Iterator[str]:
+    """The lines between the first and the last, in order of reading and of importance."""
+    alert = _table(payload, "alert")
+    if alert.get("message"):
+        yield defused(alert["message"])
+    yield from _since(alert)
+    yield from _evidence(_table(payload, "finding"))
+    if payload.get("event") != "resolved":
+        yield from _cause(payload)
+        yield from _advice(_table(payload, "advice"))
+    others = [f"{defused(other.get('kind'))} ({defused(other.get('severity'))})" for other in _tables(payload, "also")]
+    if others:
+        yield f"Also: {', '.join(others)}"
+    if alert.get("reason"):
+        yield f"Told because: {defused(alert['reason'])}"
+
+
+def _since(alert: Mapping[str, JSON]) -> Iterator[str]:
+    onset, over = alert.get("onset_step"), alert.get("resolved_step")
+    parts = [f"step {defused(onset)}"] if onset is not None else []
+    parts += [f"fired {_clock(alert['fired_at'])}"] if alert.get("fired_at") else []
+    if parts:
+        yield f"Since: {', '.join(parts)}" + (f"; over at step {defused(over)}" if over is not None else "")
+
+
+def _clock(seconds: JSON) -> str:
+    try:
+        return datetime.fromtimestamp(float(seconds), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (TypeError, ValueError, OverflowError, OSError):
+        return defused(seconds)
+
+
+def _evidence(finding: Mapping[str, JSON]) -> Iterator[str]:
+    numbers = {name: value for name, value in _table(finding, "evidence").items() if _shows(value)}
+    shown = [f"{defused(name)} = {_number(value)}" for name, value in list(numbers.items())[:MOST_NUMBERS]]
+    if shown:
+        yield f"Evidence: {', '.join(shown)}"
+
+
+def _shows(value: JSON) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 80)
+
+
+def _number(value: JSON) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else defused(value)
+
+
+def _cause(payload: Mapping[str, JSON]) -> Iterator[str]:
+    """What it means, and what fires since before: causes come first."""
+    advice = _table(payload, "advice")
+    said = [defused(advice[key]) for key in ("title", "meaning") if advice.get(key)]
+    if said:
+        yield f"Cause: {': '.join(said)}"
+    earlier = [
+        f"{defused(e.get('kind'))} since step {defused(e.get('onset_step'))}" for e in _tables(payload, "earlier")
+    ]
+    if earlier:
+        yield f"Began before it: {', '.join(earlier)}"
+
+
+def _advice(advice: Mapping[str, JSON]) -> Iterator[str]:
+    for number, action in enumerate(_tables(advice, "actions")[:MOST_ADVICE], 1):
+        options = "; ".join(defused(option) for option in _table(action, "options").values())
+        what = f"{defused(action.get('name'))}: {defused(action.get('what'))}"
+        yield f"Do {number}: {what}" + (f" ({options})" if options else "")
+
+
+def _end(payload: Mapping[str, JSON], message_id: str) -> Iterator[str]:
+    link = str(_table(payload, "links").get("dashboard") or "")
+    if re.fullmatch(r"https?://[^\s<>|()\[\]]+", link):  # ours, and no way out of it
+        yield f"Dashboard: {link}"
+    yield f"Message {defused(message_id)}"
+
+
+def _table(of: Mapping[str, JSON], key: str) -> Mapping[str, JSON]:
+    value = of.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _tables(of: Mapping[str, JSON], key: str) -> list[Mapping[str, JSON]]:
+    value = of.get(key)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
+
+
+def _size(lines: Sequence[str]) -> int:
+    return sum(len(line.encode("utf-8", errors="replace")) + 1 for line in lines)

@@ -1,0 +1,142 @@
+"""Alerts by e-mail, through apprise."""
+
+from __future__ import annotations
+
+import smtplib
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from rlwatch.errors import ConfigError
+from rlwatch.notify.chat import headline
+from rlwatch.notify.quiet import quiet_http_logs
+from rlwatch.notify.replies import by_status
+from rlwatch.notify.services import Service, compose, imported, plugin_for
+from rlwatch.ports import Delivery
+from rlwatch.records import OutboxMessage
+
+EMAIL = Service(
+    "email",
+    ("mailto", "mailtos"),
+    by_status,
+    20_000,
+    "mailtos://USER:PASSWORD@HOST?smtp=SERVER&from=ADDRESS&to=ADDRESS",
+    receivers=lambda _: 1,
+)
+
+_now = threading.local()
+
+
+class EmailNotifier:
+    """Sends one e-mail per message, to all receivers of the address.
+
+    The header ``X-RLWatch-Delivery`` is the same at every try.
+
+    Parameters
+    ----------
+    url
+        In apprise's way of writing. Treated as a secret: nothing of it is ever shown.
+    name
+        The channel.
+    total_s
+        Limit in seconds on the whole, also on the server's every answer.
+
+    Raises
+    ------
+    ConfigError
+        If the address is not one of an e-mail or the limit is not positive.
+    MissingExtraError
+        If apprise is not installed.
+    """
+
+    def __init__(self, url: str, *, name: str = "email", total_s: float = 20.0) -> None:
+        if not total_s > 0:
+            raise ConfigError(f"notifier {name!r}: time limits must be > 0 s, got {total_s!r}")
+        self.name = name
+        self._plugin = plugin_for(EMAIL, name, url)
+        self._plugin.socket_connect_timeout = total_s
+        self._total_s = total_s
+        self._sending: threading.Thread | None = None
+        _overhear(imported("apprise.plugins.email.base"))
+
+    def __repr__(self) -> str:
+        return f"EmailNotifier(name={self.name!r})"
+
+    def deliver(self, message: OutboxMessage) -> Delivery:
+        """Send once. A server that holds us beyond the limit is left to a thread of its own."""
+        if self._sending is not None and self._sending.is_alive():
+            return Delivery(ok=False, reason="the server still holds the try before")
+        outcome: list[Delivery] = []
+        self._sending = threading.Thread(
+            target=lambda: outcome.append(self._sent(message)), name="rlwatch-email", daemon=True
+        )
+        self._sending.start()
+        self._sending.join(self._total_s)
+        return outcome[0] if outcome else Delivery(ok=False, reason=f"no whole answer within {self._total_s:g} s")
+
+    def _sent(self, message: OutboxMessage) -> Delivery:
+        heard: list[BaseException | Mapping[str, Any]] = []
+        _now.heard = heard
+        self._plugin.headers["X-RLWatch-Delivery"] = message.message_id
+        try:
+            with quiet_http_logs():
+                compose(self._plugin, message, EMAIL.limit, title=headline(message.payload)[:200])
+        except Exception as error:  # noqa: BLE001  (seam: apprise; what it raises could hold an address)
+            heard.append(error)
+        finally:
+            _now.heard = None
+        return next((judged for judged in map(_judged, heard) if not judged.ok), _judged(None)) if heard else SENT
+
+
+SENT = Delivery(ok=True, reason="the mail server took it")
+
+
+def _judged(heard: BaseException | Mapping[str, Any] | None) -> Delivery:
+    """Of an error only its type and the server's number are shown: 4xx may pass, 5xx is final (RFC 5321, 4.2.1)."""
+    codes = _codes(heard)
+    if codes:
+        return Delivery(ok=False, reason=f"SMTP {codes[0]}", retryable=any(code < 500 for code in codes))
+    final = isinstance(heard, smtplib.SMTPNotSupportedError | UnicodeError)
+    return Delivery(ok=False, reason=f"the mail server did not take it: {type(heard).__name__}", retryable=not final)
+
+
+def _codes(heard: BaseException | Mapping[str, Any] | None) -> list[int]:
+    if isinstance(heard, smtplib.SMTPResponseException):
+        return [heard.smtp_code] if heard.smtp_code > 0 else []
+    refused = heard.recipients if isinstance(heard, smtplib.SMTPRecipientsRefused) else heard
+    return [int(code) for code, _ in refused.values()] if isinstance(refused, Mapping) else []
+
+
+def _overhear(base: Any) -> None:
+    """Let apprise's SMTP tell this thread what went wrong: it says no more than yes or no. Once per process."""
+    usual = base.AppriseSMTPController
+    if getattr(usual, "overheard", False):
+        return
+
+    class Overheard(usual):  # type: ignore[misc,valid-type]
+        overheard = True
+
+        def __enter__(self) -> Any:
+            return _telling(super().__enter__)
+
+        def sendmail(self, from_addr: str, to_addrs: list[str], message: str) -> bool:
+            if getattr(_now, "heard", None) is None:
+                return bool(super().sendmail(from_addr, to_addrs, message))
+            with suppress(OSError, smtplib.SMTPException, RuntimeError):
+                refused = _telling(lambda: self._socket.sendmail(from_addr, to_addrs, message))
+                if refused:
+                    _now.heard.append(refused)
+                return not refused
+            return False
+
+    base.AppriseSMTPController = Overheard
+
+
+def _telling(do: Callable[[], Any]) -> Any:
+    try:
+        return do()
+    except Exception as error:
+        if getattr(_now, "heard", None) is not None:
+            _now.heard.append(error)
+        raise

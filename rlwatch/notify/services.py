@@ -1,0 +1,209 @@
+"""Chat and paging services, through apprise: one line each says how it differs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.notify.chat import chat_text
+from rlwatch.notify.http import Courier, TransportError
+from rlwatch.notify.outlet import Outlet
+from rlwatch.notify.quiet import quiet_http_logs
+from rlwatch.notify.redact import Redactor
+from rlwatch.notify.replies import Reading, by_code, by_ok, by_status
+from rlwatch.ports import Delivery
+from rlwatch.records import OutboxMessage
+
+__all__ = ["SERVICES", "Service", "ServiceNotifier", "TransportError"]
+
+TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
+"""Severity -> what apprise calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service.
+
+    ``schemes``: how its address begins in apprise's way of writing. ``native``: the address as the service
+    itself gives it, where apprise does not know it, and what to make of it. ``limit``: bytes of a message.
+    ``receivers(plugin)``: how many an address names; one, so that a message has one outcome.
+    ``prepare(plugin, message)``: the last word before it is sent.
+    """
+
+    kind: str
+    schemes: tuple[str, ...]
+    reading: Reading
+    limit: int
+    example: str
+    native: tuple[str, str] | None = None
+    receivers: Callable[[Any], int] = len
+    prepare: Callable[[Any, OutboxMessage], None] = lambda plugin, message: None  # noqa: ARG005
+
+
+class ServiceNotifier:
+    """Delivers to one address of one service.
+
+    Parameters
+    ----------
+    url
+        In apprise's way of writing (``slack://...``) or as the service gives it (``https://hooks.slack.com/...``).
+        Treated as a secret: nothing of it is ever shown.
+    service
+        Which service.
+    name
+        The channel.
+    connect_s, read_s, total_s
+        As for :class:`rlwatch.notify.http.Courier`.
+
+    Raises
+    ------
+    ConfigError
+        If the address is not one of the service.
+    MissingExtraError
+        If apprise is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        service: Service,
+        name: str,
+        connect_s: float = 5.0,
+        read_s: float = 5.0,
+        total_s: float = 10.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self._service = service
+        self._courier = Courier(name, connect_s=connect_s, read_s=read_s, total_s=total_s)
+        self._requests = imported("requests")
+        self._plugin = plugin_for(service, name, url)
+        self._clock = clock or SystemClock()
+        self._redactor = Redactor(secrets=parts(url))
+
+    def __repr__(self) -> str:
+        return f"ServiceNotifier(name={self.name!r}, kind={self._service.kind!r})"
+
+    def deliver(self, message: OutboxMessage) -> Delivery:
+        """Send once."""
+        outlet = Outlet(self._requests, self._courier, message.message_id)
+        try:
+            with quiet_http_logs(), outlet.open():
+                self._service.prepare(self._plugin, message)
+                compose(self._plugin, message, self._service.limit)
+        except Exception as error:  # noqa: BLE001  (seam: apprise; what it raises could hold an address)
+            if outlet.reply is None and not outlet.trouble:
+                return Delivery(ok=False, reason=f"apprise raised {type(error).__name__}", retryable=False)
+        return self._outcome(outlet)
+
+    def _outcome(self, outlet: Outlet) -> Delivery:
+        """What came over the wire decides, not what apprise makes of it."""
+        if outlet.reply is None:
+            reason = self._redactor.text(outlet.trouble)
+            return Delivery(ok=False, reason=reason or "apprise sent nothing", retryable=bool(reason))
+        return self._service.reading(outlet.reply, self._clock.now())
+
+
+def compose(plugin: Any, message: OutboxMessage, limit: int, title: str = "") -> None:
+    """Let apprise send the text of ``message`` through ``plugin``."""
+    payload = message.payload
+    alert = payload.get("alert") or {}
+    kind = "success" if payload.get("event") == "resolved" else TYPES.get(str(alert.get("severity")), "warning")
+    text = chat_text(payload, message.message_id, limit)
+    plugin.notify(body=text, title=title, notify_type=kind, body_format="text", overflow="truncate")
+
+
+def plugin_for(service: Service, name: str, url: str) -> Any:
+    """What apprise has for the address. Raises ``ConfigError``, without showing it."""
+    apprise = imported("apprise")
+    if isinstance(url, str) and service.native:
+        pattern, ours = service.native
+        url = re.sub(pattern, ours, url)
+    with quiet_http_logs():
+        plugin = apprise.Apprise.instantiate(url, suppress_exceptions=True) if isinstance(url, str) and url else None
+    spoken = {scheme for key in ("protocol", "secure_protocol") for scheme in _several(getattr(plugin, key, ()))}
+    if plugin is None or not spoken & set(service.schemes):
+        raise ConfigError(
+            f"notifier {name!r}: the address is not one of {service.kind}; it reads {service.example} "
+            "(what was given is not shown: it may be a secret)"
+        )
+    plugin.redirects = plugin.detect_owner = False
+    plugin.throttle = lambda *_args, **_kwargs: None  # our outbox waits, in rows
+    if service.receivers(plugin) != 1:
+        raise ConfigError(
+            f"notifier {name!r}: the address names {service.receivers(plugin)} receivers and not one; "
+            "each needs a channel of its own"
+        )
+    return plugin
+
+
+def parts(url: str) -> list[str]:
+    """Whatever of an address may be a secret: all of it but what comes before ``://``."""
+    pieces = re.split(r"[/:@?&=#,]+", url.partition("://")[2])
+    return [form for piece in pieces if len(piece) >= 4 for form in {piece, unquote(piece)}]
+
+
+def imported(module: str) -> ModuleType:
+    """apprise, or ``requests``, which it brings."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingExtraError(module, "notify", "sending alerts to chat services, pagers and by e-mail") from None
+
+
+def _several(schemes: Any) -> tuple[str, ...]:
+    return (schemes,) if isinstance(schemes, str) else tuple(schemes or ())
+
+
+def _incident(plugin: Any, message: OutboxMessage) -> None:
+    """PagerDuty keeps one incident per key: a repeat adds to it, the end of the last alert closes it."""
+    payload = message.payload
+    group = payload.get("group") or {}
+    over = payload.get("event") == "resolved" and not group.get("firing")
+    plugin.dedup = (message.alert_id or message.message_id)[:255]
+    plugin.action = "resolve" if over else "trigger"
+
+
+_FEISHU = by_code("code", "StatusCode", later=frozenset({9499, 11232, 11233, 99991400}))
+_DINGTALK = by_code("errcode", later=frozenset({-1, 130101, 410100}))
+_WECOM = by_code("errcode", later=frozenset({-1, 45009, 45033}))
+
+SERVICES = {
+    service.kind: service
+    for service in (
+        Service("slack", ("slack",), by_ok, 3900, "https://hooks.slack.com/services/... or slack://..."),
+        Service("discord", ("discord",), by_status, 1900, "https://discord.com/api/webhooks/... or discord://..."),
+        Service("teams", ("workflow", "workflows"), by_status, 800, "the address of a workflow or workflows://..."),
+        Service(
+            "telegram", ("tgram",), by_ok, 3900, "tgram://BOT_TOKEN/CHAT_ID", receivers=lambda bot: len(bot.targets)
+        ),
+        Service(
+            "feishu", ("feishu",), _FEISHU, 15000, "https://open.feishu.cn/open-apis/bot/v2/hook/... or feishu://...",
+            (r"^https://open\.feishu\.cn/open-apis/bot/v2/hook/([\w-]+)/?$", r"feishu://\1"),
+        ),
+        Service("lark", ("lark",), _FEISHU, 15000, "https://open.larksuite.com/open-apis/bot/v2/hook/... or lark://..."),
+        Service(
+            "dingtalk", ("dingtalk",), _DINGTALK, 15000,
+            "https://oapi.dingtalk.com/robot/send?access_token=... or dingtalk://SECRET@TOKEN",
+            (r"^https://oapi\.dingtalk\.com/robot/send\?access_token=(\w+)$", r"dingtalk://\1"),
+        ),
+        Service("wecom", ("wecombot",), _WECOM, 2040, "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=..."),
+        Service(
+            "pagerduty", ("pagerduty",), by_status, 1000, "pagerduty://INTEGRATION_KEY@API_KEY", prepare=_incident
+        ),
+    )
+}  # fmt: skip
+"""Kind -> service. Codes that mean "later" are the rate limits and passing troubles the services document."""
+
+slack, discord, teams, telegram, feishu, lark, dingtalk, wecom, pagerduty = (
+    partial(ServiceNotifier, service=service) for service in SERVICES.values()
+)

@@ -1,0 +1,64 @@
+"""Alerts on the wandb run that is live in this process: wandb mails them or takes them to Slack."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rlwatch.notify.chat import chat_text, headline, shortened
+from rlwatch.notify.quiet import quiet_http_logs
+from rlwatch.ports import Delivery
+from rlwatch.records import OutboxMessage
+
+LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
+LIMIT = 3000
+TITLE = 60
+"""wandb takes fewer than 64 characters."""
+AT_ONCE_S = 0.001
+"""wandb drops an alert of the same title for a minute, unless told otherwise; 0 would not be told."""
+
+
+class WandbNotifier:
+    """Hands messages to ``wandb.run.alert``, which sends them from wandb's own process.
+
+    Delivered means that wandb took it. Where no wandb run is live (``rlwatch watch``, say) messages are left
+    to the process that has one; imports nothing itself.
+
+    Parameters
+    ----------
+    name
+        The channel.
+    """
+
+    def __init__(self, *, name: str = "wandb") -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"WandbNotifier(name={self.name!r})"
+
+    def present(self) -> bool:
+        """Whether messages can be delivered from here at all."""
+        return _live_run() is not None
+
+    def deliver(self, message: OutboxMessage) -> Delivery:
+        """Raise the alert on the live run."""
+        run = _live_run()
+        if run is None:
+            return Delivery(ok=False, reason="no wandb run is live in this process")
+        payload = message.payload
+        alert = payload.get("alert") or {}
+        over = payload.get("event") == "resolved"
+        level = "INFO" if over else LEVELS.get(str(alert.get("severity")), "WARN")
+        try:
+            with quiet_http_logs():
+                text = chat_text(payload, message.message_id, LIMIT)
+                title = shortened(headline(payload), TITLE)
+                run.alert(title=title, text=text, level=level, wait_duration=AT_ONCE_S)
+        except Exception as error:  # noqa: BLE001  (seam: wandb; what it raises could hold an address)
+            return Delivery(ok=False, reason=f"wandb raised {type(error).__name__}")
+        return Delivery(ok=True, reason="wandb took it")
+
+
+def _live_run() -> Any:
+    """The run of this process; None where the trainer has none."""
+    return getattr(sys.modules.get("wandb"), "run", None)
