@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.log_trend import LogTrend
+from rlwatch.detectors.mismatch_scales import SCALES, Scale
 from rlwatch.metrics import BY_NAME, Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Cusum, Hold, Window
 
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """What a mismatch metric means in absolute terms: below ``noise`` engines merely round differently,
-    above ``severe`` the gradient is off-policy whatever the run's own history.
-    """
-
-    noise: float
-    severe: float
-
-
-SCALES = {
-    "mismatch/k3": Scale(noise=0.005, severe=0.05),
-    "mismatch/kl": Scale(noise=0.01, severe=0.1),
-    "mismatch/logp_absdiff": Scale(noise=0.02, severe=0.1),
-    "mismatch/prob_absdiff": Scale(noise=0.015, severe=0.05),
-}
-"""Healthy: bf16 sampler mean |d| 0.0014-0.004, MoE 0.027, probability 0.006-0.008; k3 dense below 1e-3,
-MoE to 1e-1. Alarmed elsewhere: |kl| 0.1 (verl's example), logprob difference 0.1 (slime's gate)."""
 GROWN, MUCH = 2.0, 3.0
 """Factor over the run's baseline for a warning and for critical."""
 DRIFTED = 1.35
-"""Factor that warns if a CUSUM finds a persistent shift of the logarithm."""
+"""Factor that warns if a CUSUM finds a persistent shift of the logarithm, or Theil-Sen's slope a steady rise of it."""
 SHIFT = 12.0
 """CUSUM decision level, in standard deviations."""
 
@@ -47,13 +29,15 @@ class _Channel:
         self.base = Baseline(floor=0.1)
         self.now = Window(rows=10, steps=10)
         self.shift = Cusum(drift=0.75)
+        self.trend = LogTrend()
         self.warned = Hold(forgive=2)
         self.confirmed = Hold(forgive=2)
 
     def update(self, step: int, value: float) -> None:
-        log = math.log(max(abs(value), self.scale.noise * 1e-3))
+        log = math.log(max(abs(value - self.scale.zero), self.scale.noise * 1e-3))
         self.base.update(step, log)
         self.now.update(step, log)
+        self.trend.update(step, log)
         level = self.base.get()
         if self.base.done and level is not None:
             self.shift.update(step, (log - level) / self.base.spread)
@@ -63,8 +47,12 @@ class _Channel:
     def _grown(self) -> bool:
         if self.level < self.scale.noise:
             return False
-        drifted = self.shift.get() > SHIFT and self.factor > DRIFTED and self.level > 2.0 * self.scale.noise
-        return self.factor >= GROWN or drifted
+        if self.factor >= GROWN:
+            return True
+        if self.factor < DRIFTED:
+            return False
+        drifted = self.shift.get() > SHIFT and self.level > 2.0 * self.scale.noise
+        return drifted or self.trend.doubling() is not None
 
     @property
     def level(self) -> float:
@@ -120,10 +108,13 @@ class MismatchGrowth(BaseDetector):
         return [] if worst.severity is None else [self._finding(step, worst, worst.severity)]
 
     def _finding(self, step: ClosedStep, channel: _Channel, severity: Severity) -> Finding:
-        unit = BY_NAME[channel.name].unit
+        zero, doubling = channel.scale.zero, channel.trend.doubling()
+        unit = " nats/token" if BY_NAME[channel.name].unit == "nats/token" else ""
+        soon = "" if doubling is None else f"; it doubles every {number(doubling)} steps"
         message = (
-            f"rollout engine and trainer drift apart: {channel.name} {number(channel.level)} {unit}, "
-            f"{number(channel.factor)} times its level at the start ({number(channel.normal)})"
+            f"rollout engine and trainer drift apart: {channel.name} {number(zero + channel.level)}{unit}, "
+            f"{number(channel.factor)} times its {'distance from 1' if zero else 'level'} at the start "
+            f"({number(zero + channel.normal)}){soon}"
         )
         return self.finding(
             step,
@@ -133,6 +124,13 @@ class MismatchGrowth(BaseDetector):
             onset=channel.onset,
             metric=channel.name,
             score=channel.factor / DRIFTED,
-            baseline=channel.normal,
-            evidence=rounded({"level": channel.level, "factor": channel.factor, "cusum": channel.shift.get()}),
+            baseline=zero + channel.normal,
+            evidence=rounded(
+                {
+                    "level": zero + channel.level,
+                    "factor": channel.factor,
+                    "cusum": channel.shift.get(),
+                    "doubling_steps": doubling,
+                }
+            ),
         )

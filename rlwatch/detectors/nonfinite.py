@@ -6,9 +6,10 @@ import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
+from rlwatch.detectors.nan_chain import CLASSES, Chain, ChainWatch, broken
 from rlwatch.detectors.origin import suspect
 from rlwatch.metrics import Family
-from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold
 
 OPTIONAL = (
@@ -43,7 +44,8 @@ class NonFinite(BaseDetector):
     """Any NaN or Inf in a core metric, or any count of non-finite tensor elements above zero.
 
     One value alone, once, may be a logging quirk or a skipped step: a warning. Several at one step, the
-    same again and again, or counts that return are critical. Judged on arrival too.
+    same again and again, or counts that return are critical. Judged on arrival too. ``evidence["chain"]`` dates the
+    links that broke, ``evidence["class"]`` says where the chain was entered (A to D, "" if unknown).
     """
 
     name: ClassVar[str] = "nonfinite"
@@ -59,6 +61,11 @@ class NonFinite(BaseDetector):
         self._holds = {name: Hold() for name in CORE}
         self._onset = Hold(forgive=1)
         self._counted_rows_ago: int | None = None
+        self._chain = ChainWatch()
+
+    def notice(self, event: Event) -> None:
+        """Learn what a localisation traced."""
+        self._chain.notice(event)
 
     def update(self, step: ClosedStep) -> list[Finding]:
         """Take the next closed step; return what holds now."""
@@ -67,6 +74,7 @@ class NonFinite(BaseDetector):
         if not found:
             found = [self._once(step, name) for name in never if name not in self._told]
         self._told.update(never)
+        self._follow(step)
         self._remember(step)
         return found
 
@@ -82,16 +90,23 @@ class NonFinite(BaseDetector):
         """Whether it looks switched off: optional, and never measured finite."""
         return name in OPTIONAL and name not in self._seen_finite
 
-    def _assess(self, step: ClosedStep) -> list[Finding]:
+    def _certain(self, step: ClosedStep) -> tuple[list[str], dict[str, float]]:
+        """Metrics that are not finite and not merely switched off, and counts above zero."""
         bad = self._bad(step)
         counts = {k: v for k, v in step.metrics.items() if k.startswith(COUNTS) and not v <= 0.0}
         certain = [name for name in bad if not self._never(name)]
-        if len(certain) >= 2:
-            certain = bad
+        return (bad if len(certain) >= 2 else certain), counts
+
+    def _assess(self, step: ClosedStep) -> list[Finding]:
+        certain, counts = self._certain(step)
         if not certain and not counts:
             return []
         critical = self._is_critical(step, certain, counts)
         return [self._finding(step, certain, counts, Severity.CRITICAL if critical else Severity.WARNING)]
+
+    def _follow(self, step: ClosedStep) -> None:
+        certain, counts = self._certain(step)
+        self._chain.remember(step, broken(step, set(certain)), suspect(step, certain, counts)[0])
 
     def _is_critical(self, step: ClosedStep, bad: list[str], counts: dict[str, float]) -> bool:
         if len(bad) + len(counts) + self._hidden(step, bad) >= 2:
@@ -143,13 +158,25 @@ class NonFinite(BaseDetector):
         origin, says = suspect(step, bad, counts)
         shown = ", ".join(f"{name} = {step.metrics[name]}" for name in names[:4])
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        chain = self._chain.with_row(step, broken(step, set(bad)), origin)
+        kind = self._chain.kind(chain)
         return self.finding(
             step,
             "nonfinite",
             severity,
-            f"non-finite values: {shown}{more}; {says}",
+            f"non-finite values: {shown}{more}; {says}{_entered(chain, kind)}",
             onset=min((s for s in starts if s is not None), default=None),
             metric=names[0],
             score=float(len(names)),
-            evidence={"metrics": names, "suspect": origin, "counts": rounded(counts)},
+            evidence={"metrics": names, "suspect": origin, "counts": rounded(counts), **self._evidence(chain, kind)},
         )
+
+    def _evidence(self, chain: Chain, kind: str) -> dict[str, JSON]:
+        traced = self._chain.traced(chain)
+        return {"class": kind, "chain": dict(chain.onsets), **({"trace": traced} if traced else {})}
+
+
+def _entered(chain: Chain, kind: str) -> str:
+    """Where the chain was entered and how it went on, if more than this row says so."""
+    where = f"; class {kind} ({CLASSES[kind]})" if kind else ""
+    return where + (f"; in order: {chain.said()}" if len(set(chain.onsets.values())) > 1 else "")

@@ -130,6 +130,12 @@ _ROUTING: tuple[Metric, ...] = (
     fraction("mismatch/routing_layer_frac", Family.MISMATCH, "(token, layer) pairs with another set of experts", aggregator="token and layer fraction"),
     Metric("mismatch/routing_layers", Family.MISMATCH, "layers", "layers in which a token went to other experts", 0.0),
     nats("mismatch/routing_absdiff", Family.MISMATCH, "mean |d| of the tokens sent to other experts", low=0.0),
+    Metric("mismatch/moe_avg_vio", Family.MISMATCH, "", "mean size of load violations: load of an expert times the number of experts, less 1", 0.0,
+           aggregator="mean over experts and layers", aliases=(same("rollout/moe/avg_vio/avg", "verl"),)),
+    Metric("mismatch/moe_max_vio", Family.MISMATCH, "", "load violation of the busiest expert: 0 when all are equally busy", 0.0,
+           aggregator="maximum over experts, mean over layers", aliases=(same("rollout/moe/max_vio/avg", "verl"),)),
+    Metric("mismatch/moe_worst_vio", Family.MISMATCH, "", "the same in the layer where it is largest", 0.0, aggregator="maximum over experts and layers",
+           aliases=(same("rollout/moe/max_vio/max", "verl"),)),
 )
 
 ROWS: tuple[Metric, ...] = (*_LEVEL, *_WEIGHTS, *_KINDS, *_PLACES, *_RESPONSE, *_ROUTING)

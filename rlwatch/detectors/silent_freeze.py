@@ -1,0 +1,80 @@
+"""Every optimizer step is skipped: training runs on and nothing changes any more."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, rounded
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+
+ALL = 0.999
+"""Share of optimizer steps skipped that is all."""
+POLICY = ("policy/entropy", "policy/logp_mean")
+"""What is finite only while the weights are."""
+SOON, LONG = 4, 20
+"""Steps in a row without an update: for a warning, for critical. A float16 scaler skips some ten at first."""
+
+
+class SilentFreeze(BaseDetector):
+    """Steps skipped because the gradient is not finite, without one in between that is not.
+
+    Trainers skip silently (verl, and every loss scaler); once the weights are NaN each gradient is, so each step
+    is skipped for ever. Where skipped steps are not counted, a gradient norm that is not finite row after row while
+    the policy's own numbers stay finite says the same: an update with it would have broken them.
+    """
+
+    name: ClassVar[str] = "silent_freeze"
+    family: ClassVar[str] = Family.OPTIMISATION.value
+    kinds: ClassVar[tuple[str, ...]] = ("silent_freeze",)
+    reads: ClassVar[tuple[str, ...]] = ("optim/step_skipped", "optim/grad_norm")
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("optim/step_skipped",),
+        *(("optim/grad_norm", name) for name in POLICY),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._skips = Hold()
+
+    def measured(self, step: ClosedStep) -> bool:
+        """Whether the row says that an update was made, or that none was."""
+        return any(name in step.metrics for name in self.reads)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Count rows without an update."""
+        skipped = self._skipped(step)
+        if skipped is None:
+            return []
+        self._skips.update(step.step, skipped)
+        if not self._skips.lasted(3, SOON):
+            return []
+        severity = Severity.CRITICAL if self._skips.lasted(3, LONG) else Severity.WARNING
+        since = self._skips.since
+        counted = "optim/step_skipped" in step.metrics
+        how = "was skipped" if counted else "must have been skipped (its gradient is not finite, the policy still is)"
+        return [
+            self.finding(
+                step,
+                "silent_freeze",
+                severity,
+                f"every optimizer step since step {since} {how}: the weights no longer change",
+                onset=since,
+                metric="optim/step_skipped" if counted else "optim/grad_norm",
+                score=self._skips.get() / SOON,
+                evidence=rounded({"steps": self._skips.get(), "rows": self._skips.rows}) | {"counted": counted},
+            )
+        ]
+
+    def _skipped(self, step: ClosedStep) -> bool | None:
+        """Whether all updates of the row were skipped; None if it cannot be said."""
+        share = step.metrics.get("optim/step_skipped")
+        if share is not None and math.isfinite(share):
+            return share >= ALL
+        norm = step.metrics.get("optim/grad_norm")
+        if norm is None:
+            return None
+        alive = any(name in step.metrics and math.isfinite(step.metrics[name]) for name in POLICY)
+        return not math.isfinite(norm) and alive

@@ -1,0 +1,66 @@
+"""A metric that is beyond a bound, whatever the run's history: often since its first row."""
+
+from __future__ import annotations
+
+from rlwatch.detectors.base import CARRY_ROWS
+from rlwatch.detectors.rise import Limit
+from rlwatch.stats import Baseline, Hold, Window
+
+
+class Standing:
+    """Median of the last rows beyond ``limit.floor``, on the limit's scale, for ``rows`` rows."""
+
+    def __init__(self, limit: Limit, rows: int = 5) -> None:
+        self.limit = limit
+        self.rows = rows
+        self._base = Baseline()
+        self._now = Window(rows=10, steps=10)
+        self._raw = Window(rows=10, steps=10)
+        self._hold = Hold(forgive=1)
+        self._blank = 0
+
+    def update(self, step: int, value: float | None) -> None:
+        """Take a row; None where it was not measured."""
+        if value is None:
+            self._blank += 1
+            if self._blank > CARRY_ROWS:
+                self._hold.clear()
+            return
+        self._blank = 0
+        scaled = self.limit.scale(value)
+        for part in (self._base, self._now):
+            part.update(step, scaled)
+        self._raw.update(step, value)
+        self._hold.update(step, self.score >= 1.0)
+
+    @property
+    def bound(self) -> float:
+        """The bound on the limit's scale."""
+        return self.limit.scale(self.limit.floor)
+
+    @property
+    def score(self) -> float:
+        """The level of the last rows over the bound."""
+        now = self._now.get()
+        return 0.0 if now is None else now / self.bound
+
+    @property
+    def level(self) -> float | None:
+        """Median of the last rows, in the metric's own unit."""
+        return self._raw.get()
+
+    @property
+    def lasted(self) -> bool:
+        """Whether it has been beyond the bound for long enough."""
+        return self._hold.lasted(self.rows)
+
+    @property
+    def since(self) -> int | None:
+        """Since when."""
+        return self._hold.since
+
+    @property
+    def always(self) -> bool:
+        """Whether it was so, or nearly so, when the run began: a matter of set-up, not of training."""
+        began = self._base.first
+        return began is not None and began >= self.bound / 2.0
