@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from rlwatch.detectors.clip_blind import ClipBlind
+from rlwatch.detectors.clip_saturation import ClipSaturation
+from rlwatch.detectors.entropy_budget import EntropyBudget
 from rlwatch.detectors.entropy_collapse import EntropyCollapse
 from rlwatch.detectors.entropy_explosion import EntropyExplosion
+from rlwatch.detectors.entropy_sides import EntropySides
 from rlwatch.detectors.grad_spike import GradSpike
+from rlwatch.detectors.kl_estimator import KLEstimator
 from rlwatch.detectors.kl_reference import KLReference
 from rlwatch.detectors.layer_spike import LayerSpike
 from rlwatch.detectors.length_explosion import LengthExplosion
 from rlwatch.detectors.mismatch_growth import MismatchGrowth
 from rlwatch.detectors.no_signal import NoSignal
 from rlwatch.detectors.nonfinite import NonFinite
+from rlwatch.detectors.off_policy_mask import OffPolicyMask
+from rlwatch.detectors.ratio_drift import RatioDrift
+from rlwatch.detectors.ratio_growth import RatioGrowth
 from rlwatch.detectors.reference_continuity import ReferenceContinuity
 from rlwatch.detectors.reward_drop import RewardDrop
+from rlwatch.detectors.staleness import Staleness
+from rlwatch.detectors.weight_tail import WeightTail
 from rlwatch.ports import Detector
 
 REGISTRY: tuple[type[Detector], ...] = (
@@ -23,7 +33,17 @@ REGISTRY: tuple[type[Detector], ...] = (
     GradSpike,
     LayerSpike,
     KLReference,
+    KLEstimator,
     ReferenceContinuity,
+    EntropyBudget,
+    EntropySides,
+    ClipSaturation,
+    ClipBlind,
+    WeightTail,
+    RatioDrift,
+    RatioGrowth,
+    OffPolicyMask,
+    Staleness,
     NoSignal,
     RewardDrop,
     LengthExplosion,

@@ -25,7 +25,7 @@ LAYERS = 6
 TAPS_BROKEN = {
     "policy/entropy_neg": 10.0,
     "ratio/clipfrac": 200.0,
-    "ratio/clipfrac_high": 0.0,
+    "ratio/max": 20.0,
     "ratio/p99": 10.0,
     "ratio/m2": 100.0,
     "ratio/ess": 0.05,

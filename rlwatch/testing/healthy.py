@@ -55,6 +55,7 @@ def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
         "ratio/clipfrac": around(2e-3, 0.5),
         "ratio/clipfrac_low": around(1e-3, 0.5),
         "ratio/clipfrac_high": around(1e-3, 0.5),
+        "ratio/clipfrac_dual": 0.0,
         "ratio/max": math.exp(around(0.8, 0.3)),
         "ratio/min": math.exp(-around(0.8, 0.3)),
         "ratio/p99": math.exp(around(0.1)),

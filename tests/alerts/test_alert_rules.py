@@ -84,7 +84,7 @@ def test_each_kind_belongs_to_exactly_one_default_rule(kind: str):
     assert len(about) == 1
 
 
-@pytest.mark.parametrize("kind", [k for k in BUILTIN_KINDS if k != "kl_saturation"])
+@pytest.mark.parametrize("kind", [k for k in BUILTIN_KINDS if k not in ("kl_saturation", "reset_due")])
 def test_by_default_a_critical_finding_is_told_at_its_first_step(kind: str):
     """Nobody waits for a collapse to last."""
     transitions = told(AlertEngine("r", default_rules()), [(50, [finding(kind, CRITICAL, step=50)])])
