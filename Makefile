@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check lint types unit verl openrlhf openrlhf-run wheel browser bench clean
+.PHONY: demo test check lint types unit verl openrlhf openrlhf-run wheel browser bench bench-detect clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -55,6 +55,10 @@ browser:
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
 	  else echo "chromium is not installed: the browser tests will fail; install it or set RLWATCH_CHROMIUM"; fi; }
+
+# Which runs in trouble are found, beside simple rules and two packages of PyPI in environments of their own.
+bench-detect: $(VENV)/.dev
+	$(BIN)/python benchmarks/detection --peers build/peers $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/watching_cost.py

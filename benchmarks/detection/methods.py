@@ -1,0 +1,109 @@
+"""What is compared: each method turns a run into alarms, using only the rows so far."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from detection.runs import Labelled
+
+from rlwatch.records import Severity
+from rlwatch.scanner import scan
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Somebody is told, at ``step``; ``critical``: is woken."""
+
+    step: int
+    critical: bool = True
+
+
+Method = Callable[[Sequence[Labelled]], list[list[Alarm]]]
+Rows = list[tuple[int, dict[str, float]]]
+
+
+def ours(runs: Sequence[Labelled]) -> list[list[Alarm]]:
+    """rlwatch with its default rules."""
+    return [
+        [
+            Alarm(alarm.step, alarm.severity is Severity.CRITICAL)
+            for alarm in scan(run.records, source=run.source).alarms
+        ]
+        for run in runs
+    ]
+
+
+def by_row(judge: Callable[[Rows], list[Alarm]]) -> Method:
+    """A method that looks at one run at a time."""
+    return lambda runs: [judge(run.rows) for run in runs]
+
+
+def static(rows: Rows) -> list[Alarm]:
+    """NaN; entropy below 0.2 or above 2 times, gradient norm above 6 times the first rows; KL above 1.5; half cut."""
+    alarms = []
+    base = {name: _base(rows, name) for name in ("policy/entropy", "optim/grad_norm")}
+    for i, (step, row) in enumerate(rows):
+        broken = any(
+            not math.isfinite(row[n]) for n in ("optim/grad_norm", "policy/entropy", "loss/policy") if n in row
+        )
+        entropy, norm = row.get("policy/entropy"), row.get("optim/grad_norm")
+        low, high = base["policy/entropy"], base["optim/grad_norm"]
+        far = i >= 20 and bool(
+            (entropy is not None and low and not 0.2 * low <= entropy <= 2 * low)
+            or (norm is not None and high and norm > 6 * high)
+        )
+        limits = row.get("policy/kl_ref", 0.0) > 1.5 or row.get("len/clipped", 0.0) >= 0.5
+        if broken or far or limits:
+            alarms.append(Alarm(step))
+    return alarms
+
+
+def ewma(rows: Rows) -> list[Alarm]:
+    """Loss or gradient norm 6 standard deviations above the mean of the last 128 rows (OLMo-core's spike rule)."""
+    alarms = []
+    for name in ("optim/grad_norm", "loss/policy"):
+        seen: list[float] = []
+        for step, row in rows:
+            value = row.get(name)
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                alarms.append(Alarm(step))
+                continue
+            window = seen[-128:]
+            if len(window) >= 16 and value > statistics.mean(window) + 6 * max(statistics.pstdev(window), 1e-12):
+                alarms.append(Alarm(step))
+            seen.append(value)
+    return sorted(alarms, key=lambda alarm: alarm.step)
+
+
+def never(rows: Rows) -> list[Alarm]:  # noqa: ARG001
+    """Silence."""
+    return []
+
+
+def clock(rows: Rows) -> list[Alarm]:
+    """An alarm at the 40th row, whatever happens."""
+    return [Alarm(rows[39][0])] if len(rows) >= 40 else []
+
+
+def peer(python: Path, worker: Path) -> Method:
+    """A package run by its own code, in its own environment."""
+
+    def run_all(runs: Sequence[Labelled]) -> list[list[Alarm]]:
+        given = "".join(json.dumps(run.rows) + "\n" for run in runs)
+        done = subprocess.run([python, worker], input=given, capture_output=True, text=True, check=True)
+        return [[Alarm(step, critical) for step, critical in json.loads(line)] for line in done.stdout.splitlines()]
+
+    return run_all
+
+
+def _base(rows: Rows, name: str) -> float | None:
+    values = [row[name] for _, row in rows[:20] if name in row and math.isfinite(row[name])]
+    return statistics.median(values) if len(values) >= 5 else None
