@@ -54,6 +54,8 @@ def verify(
     gradients = gradients_of(model, world)
     table = torch.zeros(len(wanted), 1 + len(gradients.layers), dtype=torch.float64)
     why: list[str] = []
+    if gradients.together:
+        world.sum(torch.zeros(1))  # the passes meet in training's own group: nobody may be missing there
     with beside_training(model):
         for job in _jobs(passes, wanted, world.rank, together=gradients.together):
             _run(job, wanted, gradients, table, why)
