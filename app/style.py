@@ -12,6 +12,8 @@ STYLE = """<style>
 .rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
 .rl-why .label { opacity: .6; margin-right: .75rem; }
 .rl-why .arrow { opacity: .5; padding: 0 .4rem; }
+.rl-do { font-size: .9rem; margin: .4rem 0; padding-left: 1.3rem; }
+.rl-do li { margin: .45rem 0; overflow-wrap: anywhere; }
 .rl-step { margin-top: .4rem; }
 .rl-token { font-family: monospace; font-size: .95em; font-weight: 700; overflow-wrap: anywhere;
   unicode-bidi: isolate; }

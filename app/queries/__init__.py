@@ -4,6 +4,7 @@ Everything returned is a snapshot; everything may raise ``StoreError``. Series a
 are read again only when a run moved on (``door.version``); small rows are read afresh.
 """
 
+from .causes import diagnosis, report
 from .curves import Outline, Trace, canonical_names, metric_names, outline, traces
 from .door import store, store_url
 from .glance import Fleet, Glance, Vitals, fleet, vitals
@@ -21,6 +22,7 @@ __all__ = [
     "canonical_names",
     "commands",
     "culprits",
+    "diagnosis",
     "events",
     "far_out",
     "findings",
@@ -31,6 +33,7 @@ __all__ = [
     "of_step",
     "outbox",
     "outline",
+    "report",
     "run",
     "runs_by_id",
     "store",

@@ -9,7 +9,7 @@ import streamlit as st
 from rlwatch.records import RunInfo, RunState
 
 from .. import asks, control, pauses, queries, shell, window
-from . import asking, blame, charts, head, history
+from . import asking, blame, cause, charts, head, history
 from .blame import GoToTokens
 
 COMMAND_REFRESH_S = 1.0
@@ -31,6 +31,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     live = run.state is RunState.RUNNING and wanted
     every = shell.REFRESH_S if live else None
     st.fragment(head.show, run_every=every)(run.run_id)
+    st.fragment(cause.show, run_every=every)(run.run_id)
     commands = queries.commands(run.run_id)
     _controls(run, paused=pauses.pause_of(run, commands, time.time()) is not None)
     asking.dialog_if_open(run)

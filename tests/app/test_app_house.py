@@ -41,7 +41,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
     roots = {name.split(".")[0] for path in SOURCES for name in imports(path)} - set(sys.stdlib_module_names)
     assert roots == {"numpy", "rlwatch", "streamlit"}
     rooms = {name.split(".")[1] for path in SOURCES for name in imports(path) if name.startswith("rlwatch.")}
-    assert rooms <= {"clock", "control", "errors", "metrics", "ports", "records", "store"}
+    assert rooms <= {"clock", "control", "diagnosis", "errors", "metrics", "ports", "records", "report", "store"}
 
 
 def test_html_is_only_made_by_the_function_that_escapes():
@@ -74,7 +74,16 @@ def test_no_script_parses_html(name):
 
 def test_writes_happen_in_one_place():
     """A page that is drawn changes nothing: only ``control.send`` submits."""
-    writers = {"submit", "settle", "claim", "put_alerts", "open_run", "settle_message", "lease_messages"}
+    writers = {
+        "submit",
+        "settle",
+        "claim",
+        "put_alerts",
+        "open_run",
+        "settle_message",
+        "retry_message",
+        "lease_messages",
+    }
     assert [(p.name, name) for p in SOURCES for name, _ in calls(p) if name.split(".")[-1] in writers] == []
     assert [p.name for p in SOURCES for name, _ in calls(p) if name == "request"] == ["control.py"]
 
