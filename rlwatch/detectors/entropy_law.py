@@ -17,6 +17,8 @@ GOOD = 0.5
 """Share of the variance of the reward the law must explain."""
 ODD = 4.0
 """Deviations from the rows before beyond which a row counts as their median: a spike, or a batch of hard data."""
+REFIT = 5
+"""Rows between fits: a row changes little, and a fit costs most of what the law costs."""
 TOP = 50.0
 """Nats beyond which exp(H) is no entropy of tokens."""
 
@@ -59,11 +61,17 @@ class LawFit:
 
     def __init__(self) -> None:
         self._points = Thinned(48)
+        self._rows = 0
+        self._fit: tuple[Law | None] | None = None
+        self._rates: tuple[float, float, float] | None = None
         self._recent = (Window(rows=9, steps=10**9, least=5), Window(rows=9, steps=10**9, least=5))
         self._fall = Window(rows=30, steps=100, least=8)
 
     def update(self, step: int, entropy: float, reward: float | None, *, learn: bool = True) -> None:
         """Take a row; with ``learn`` false (the reward has collapsed: no law holds) only the fall of entropy."""
+        self._rows += 1
+        if self._rows % REFIT == 0:
+            self._fit = self._rates = None
         if entropy > 0.0:
             self._fall.update(step, math.log(entropy))
         if learn and reward is not None:
@@ -71,7 +79,14 @@ class LawFit:
             self._points.update(step, math.exp(min(usual[0], TOP)), usual[1])
 
     def get(self) -> Law | None:
-        """The fit; None where there are too few points, entropy hardly moved, or reward did not rise as it fell."""
+        """The fit, at most ``REFIT`` rows old; None where there are too few points, entropy hardly moved, or reward did
+        not rise as it fell.
+        """
+        if self._fit is None:
+            self._fit = (self._fitted(),)
+        return self._fit[0]
+
+    def _fitted(self) -> Law | None:
         x, y = self._points.get()
         if len(x) < POINTS or min(x) <= 0.0:
             return None
@@ -85,14 +100,19 @@ class LawFit:
 
     def arrival(self, entropy: float, level: float) -> Arrival | None:
         """When ``entropy`` will be down at ``level`` (nats, both > 0); None if it does not fall for sure."""
-        at, logs = self._fall.at, self._fall.values
-        if len(at) < 8 or not 0.0 < level < entropy:
-            return None
-        rate, between = theil_sen(at, logs), slope_interval(at, logs)
-        if between is None or between[1] >= 0.0 or rate >= 0.0:
+        if self._rates is None:
+            self._rates = self._falling()
+        rate, fastest, slowest = self._rates
+        if slowest >= 0.0 or rate >= 0.0 or not 0.0 < level < entropy:
             return None
         left = math.log(entropy / level)
-        return Arrival(left / -rate, left / -between[0], left / -between[1])
+        return Arrival(left / -rate, left / -fastest, left / -slowest)
+
+    def _falling(self) -> tuple[float, float, float]:
+        """Change of log H a step, and the ends of its interval; 0 where it is not known to fall."""
+        at, logs = self._fall.at, self._fall.values
+        between = slope_interval(at, logs) if len(at) >= 8 else None
+        return (0.0, 0.0, 0.0) if between is None else (theil_sen(at, logs), *between)
 
 
 def _usual(rows: Window, step: int, value: float) -> float:

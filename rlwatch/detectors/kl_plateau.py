@@ -73,10 +73,11 @@ class KLPlateau(BaseDetector):
         now = self._now.get()
         if now is None:
             return []
-        change = self._change(now)
+        stalls = now >= HELD_OUT and self._validation.stalls()
+        change = self._change(now) if stalls or now >= NOTABLE else None
         flat = change is not None and abs(change) < FLAT * now
         self._flat.update(step.step, flat and now >= NOTABLE)
-        self._stalled.update(step.step, flat and now >= HELD_OUT and self._validation.stalls())
+        self._stalled.update(step.step, flat and stalls)
         if not (self._flat.lasted(10) or self._stalled.lasted(10)) or self._vetoes.why(self._company):
             return []
         if self._stalled.lasted(10):
