@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlwatch.detectors.clip_blind import ClipBlind
 from rlwatch.detectors.clip_saturation import ClipSaturation
+from rlwatch.detectors.diversity_decay import DiversityDecay
 from rlwatch.detectors.entropy_budget import EntropyBudget
 from rlwatch.detectors.entropy_collapse import EntropyCollapse
 from rlwatch.detectors.entropy_explosion import EntropyExplosion
@@ -12,7 +13,11 @@ from rlwatch.detectors.grad_spike import GradSpike
 from rlwatch.detectors.kl_estimator import KLEstimator
 from rlwatch.detectors.kl_reference import KLReference
 from rlwatch.detectors.layer_spike import LayerSpike
+from rlwatch.detectors.length_collapse import LengthCollapse
 from rlwatch.detectors.length_explosion import LengthExplosion
+from rlwatch.detectors.length_surge import LengthSurge
+from rlwatch.detectors.long_tail import LongTail
+from rlwatch.detectors.metric_vanished import MetricVanished
 from rlwatch.detectors.mismatch_growth import MismatchGrowth
 from rlwatch.detectors.no_signal import NoSignal
 from rlwatch.detectors.nonfinite import NonFinite
@@ -20,9 +25,15 @@ from rlwatch.detectors.off_policy_mask import OffPolicyMask
 from rlwatch.detectors.ratio_drift import RatioDrift
 from rlwatch.detectors.ratio_growth import RatioGrowth
 from rlwatch.detectors.reference_continuity import ReferenceContinuity
+from rlwatch.detectors.repetition import Repetition
+from rlwatch.detectors.reward_constant import RewardConstant
 from rlwatch.detectors.reward_drop import RewardDrop
+from rlwatch.detectors.reward_hacking import RewardHacking
 from rlwatch.detectors.staleness import Staleness
+from rlwatch.detectors.stalled_steps import StalledSteps
+from rlwatch.detectors.throughput_drop import ThroughputDrop
 from rlwatch.detectors.weight_tail import WeightTail
+from rlwatch.detectors.zero_variance import ZeroVariance
 from rlwatch.ports import Detector
 
 REGISTRY: tuple[type[Detector], ...] = (
@@ -47,6 +58,17 @@ REGISTRY: tuple[type[Detector], ...] = (
     NoSignal,
     RewardDrop,
     LengthExplosion,
+    RewardConstant,
+    RewardHacking,
+    ZeroVariance,
+    DiversityDecay,
+    Repetition,
+    LengthSurge,
+    LengthCollapse,
+    LongTail,
+    ThroughputDrop,
+    StalledSteps,
+    MetricVanished,
 )
 
 

@@ -42,12 +42,15 @@ class RewardWatch:
     def update(self, step: ClosedStep) -> None:
         """Take notice of ``reward/mean``."""
         value = finite(step, "reward/mean")
-        if value is None:
-            return
+        if value is not None:
+            self.take(step.step, value)
+
+    def take(self, step: int, value: float) -> None:
+        """Take a finite value of the reward, or of any score read like one."""
         self._first = value if self._first is None else self._first
         self._low, self._high = min(self._low, value), max(self._high, value)
         for part in (self._base, self._window, self._recent):
-            part.update(step.step, value)
+            part.update(step, value)
         self.noise = _noise(self._recent.values)
         level = self.now
         full = len(self._window) >= min(5, len(self._recent))

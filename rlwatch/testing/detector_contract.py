@@ -18,6 +18,7 @@ from rlwatch.metrics import BY_NAME, OPEN, Family
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.testing.healthy import healthy_run
+from rlwatch.testing.healthy_rollouts import EMPTY, HELD_OUT, ROLLOUTS_BROKEN, VANISHES
 
 Make = Callable[[], Detector]
 LAYERS = 6
@@ -96,12 +97,17 @@ def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Findi
 def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedStep]:
     """A healthy run in which everything goes wrong at once: every detector has something to say.
 
-    Entropy first explodes and then, 40 steps on, collapses, while KL to the reference falls to nothing.
+    Held-out scores fall first. Entropy explodes and then, 40 steps on, collapses, while KL to the reference falls to
+    nothing, and the reward with it.
     """
     return [
-        row if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
+        _gamed(row, at) if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
         for row in healthy_run(seed, length=length, layers=LAYERS, taps=True)
     ]
+
+
+def _gamed(row: ClosedStep, at: int) -> ClosedStep:
+    return replace(row, metrics={**row.metrics, HELD_OUT: 0.5 if row.step < at - 35 else 0.1})
 
 
 def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
@@ -110,13 +116,14 @@ def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
         "policy/kl_ref": 200.0 if explodes else 0.0,
         "policy/kl_ref_k3": 200.0 if explodes else 0.0,
         "optim/grad_norm": 300.0,
-        "reward/mean": 0.01,
+        "reward/mean": 0.01 if explodes else 0.0,
         **TAPS_BROKEN,
+        **ROLLOUTS_BROKEN,
     }
-    worse = {name: value * factors.get(name, 1.0) for name, value in row.metrics.items()}
+    worse = {name: value * factors.get(name, 1.0) for name, value in row.metrics.items() if name != VANISHES}
     worse |= {name: value * 200.0 for name, value in worse.items() if name.startswith("mismatch/")}
     worse["grad_layer/layers.1"] *= 200.0
-    return worse | {"reward/zero_std_frac": 1.0, "len/clipped": 1.0, "loss/policy": math.nan}
+    return worse | EMPTY | {"reward/zero_std_frac": 1.0, "len/clipped": 1.0, "loss/policy": math.nan}
 
 
 def check_finding(detector: Detector, finding: Finding, step: ClosedStep) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 from rlwatch.records import ClosedStep
+from rlwatch.testing.healthy_rollouts import rollout_metrics
 
 VOCABULARY = 152_000
 
@@ -95,14 +96,15 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics`; the others are the same without.
+    :func:`tapped_metrics` and ``rollout_metrics``; the others are the same without.
     """
-    noise, of_layers, of_taps = random.Random(seed), random.Random(seed + 1), random.Random(seed + 2)
+    noise, of_layers, of_taps, of_rollouts = (random.Random(seed + i) for i in range(4))
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
         step.update(layer_norms(step["optim/grad_norm"], layers, of_layers))
     for step in steps if taps else ():
         step.update(tapped_metrics(step, of_taps))
+        step.update(rollout_metrics(step, of_rollouts))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return [
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + i)

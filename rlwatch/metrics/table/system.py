@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from rlwatch.metrics.rows import Family, Metric, same
+from rlwatch.metrics.rows import Family, Metric, fraction, same
 
 # fmt: off
 
@@ -11,8 +11,14 @@ ROWS: tuple[Metric, ...] = (
     Metric("time/step", Family.SYSTEM, "s", "duration of a step", 0.0, aliases=(
         same("step_time"), same("timing_s/step", "verl"), same("perf/time_per_step", "verl"),
         same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime"))),
+    Metric("time/throughput", Family.SYSTEM, "tokens/s", "tokens of prompts and responses processed per second (and GPU, where the trainer says so)", 0.0,
+           aggregator="sum", aliases=(same("perf/throughput", "verl"),)),
+    fraction("time/rollout_idle", Family.SYSTEM, "share of the time in which the rollout engines waited", aggregator="time fraction", aliases=(
+        same("fully_async/rollouter/idle_ratio", "verl"),)),
     Metric("rlwatch/dropped", Family.SYSTEM, "records", "records rlwatch dropped so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/late", Family.SYSTEM, "records", "records that came after their step closed", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/records", Family.SYSTEM, "records", "records since the last new step", 0.0, aggregator="sum"),
+    Metric("rlwatch/records_usual", Family.SYSTEM, "records", "most records an earlier step had", 0.0, aggregator="maximum"),
     Metric("rlwatch/ranks", Family.SYSTEM, "ranks", "ranks whose share of the batch is in the step's statistics", 1.0),
     Metric("rlwatch/refused", Family.SYSTEM, "inputs", "inputs that did not fit and were left out so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/errors", Family.SYSTEM, "errors", "errors rlwatch swallowed so far", 0.0, aggregator="cumulative"),

@@ -1,0 +1,93 @@
+"""The reward does not change: the same mean, to the last digit, row after row."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Event, Finding, Severity
+
+SAME = 1e-9
+"""Difference, relative to the size, up to which two means are one: what printing and parsing do to a number."""
+ROWS, STEPS = 15, 20
+"""Rows and steps one value must have stood: discrete rewards of small batches repeat for a few."""
+USUAL = 3
+"""Times the longest stretch the run has shown before: coarse rewards stand still now and then."""
+SOLVED = 0.999
+"""Mean reward on the common 0..1 scale that cannot rise any more."""
+
+
+class RewardConstant(BaseDetector):
+    """How long the mean reward has been one value, against the longest such stretch before.
+
+    A verifier that always answers the same, a policy that always does, a logger that is stuck. Whether anything is
+    still learned is for ``no_signal`` to say, so this is never critical; a full score, or a reward that never moved
+    although it varies within the batch (normalised rewards have mean 0), is ``info``.
+    """
+
+    name: ClassVar[str] = "reward_constant"
+    family: ClassVar[str] = Family.REWARD.value
+    kinds: ClassVar[tuple[str, ...]] = ("reward_constant",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("reward/mean",),)
+    reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._value: float | None = None
+        self._since = 0
+        self._rows = 0
+        self._longest = 0
+        self._last: int | None = None
+        self._spread: float | None = None
+
+    def notice(self, event: Event) -> None:
+        """A run that goes on from a checkpoint begins to count anew."""
+        if event.kind in ("resume", "rollback"):
+            self._value = None
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Count the rows of one value."""
+        value = finite(step, *self.reads)
+        if value is None:
+            return []
+        self._spread = finite(step, "reward/std")
+        self._count(step.step, value)
+        stood = self._rows >= max(ROWS, USUAL * self._longest) and step.step - self._since >= STEPS
+        return [self._finding(step, value)] if stood else []
+
+    def _count(self, step: int, value: float) -> None:
+        back = self._last is not None and step <= self._last
+        self._last = step
+        if self._value is not None and not back and abs(value - self._value) <= SAME * max(abs(self._value), 1.0):
+            self._rows += 1
+            return
+        if self._value is not None and not back:
+            # A stretch that was reported was no usual one.
+            self._longest = max(self._longest, min(self._rows, ROWS - 1))
+        self._value, self._since, self._rows = value, step, 1
+
+    def _finding(self, step: ClosedStep, value: float) -> Finding:
+        varies = self._spread is not None and self._spread > SAME
+        normalised = varies and self._longest == 0
+        harmless = normalised or (SOLVED <= value <= 1.0 and not varies)
+        return self.finding(
+            step,
+            "reward_constant",
+            Severity.INFO if harmless else Severity.WARNING,
+            f"the mean reward has been exactly {number(value)} for {self._rows} rows" + _says(varies, normalised),
+            onset=self._since,
+            metric="reward/mean",
+            score=self._rows / max(ROWS, USUAL * self._longest),
+            evidence=rounded(
+                {"reward": value, "rows": self._rows, "longest_before": self._longest, "std": self._spread}
+            ),
+        )
+
+
+def _says(varies: bool, normalised: bool) -> str:
+    if normalised:
+        return ", and never anything else, while rewards differ within the batch: most likely it is normalised"
+    if varies:
+        return " while rewards differ within the batch: most likely the metric itself is stuck"
+    return ": the verifier or the policy always does the same, or the metric is stuck"
