@@ -81,4 +81,4 @@ def _read(message: OutboxMessage) -> Iterator[Told]:
 def _alerts(message: OutboxMessage) -> list[Mapping[str, JSON]]:
     payload = message.payload
     found = [payload.get("alert"), *(payload.get("also") or ())]
-    return [alert for alert in found if isinstance(alert, Mapping)]
+    return [alert for alert in found if isinstance(alert, Mapping)] or [{"id": message.alert_id}]

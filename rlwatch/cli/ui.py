@@ -13,6 +13,7 @@ from rlwatch.cli.console import say
 from rlwatch.cli.delivery import delivering
 from rlwatch.cli.ending import sigterm_as_ctrl_c
 from rlwatch.cli.failures import complain
+from rlwatch.cli.looking_after import looking_after
 from rlwatch.cli.options import ConfigOption, StoreOption, examples
 from rlwatch.cli.stores import opened
 
@@ -34,7 +35,7 @@ def ui(
     ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Open the dashboard, and deliver pending alerts of runs whose trainer is gone."""
+    """Open the dashboard, look after the runs of its store, and deliver alerts of those whose trainer is gone."""
     app_server.require_loopback(host)
     app_server.require_streamlit()
     if check:
@@ -42,8 +43,10 @@ def ui(
     app_server.require_free_port(host, port)
     script = app_server.app_script()
     say(f"rlwatch dashboard: {app_server.address(host, port)}  (Ctrl-C stops it)", style="bold")
-    with sigterm_as_ctrl_c(), opened(store) as outbox, delivering(outbox, alerting_of(config, outbox)):
-        raise typer.Exit(_serve(script, host, port, store))
+    with sigterm_as_ctrl_c(), opened(store) as outbox:
+        alerting = alerting_of(config, outbox)
+        with delivering(outbox, alerting), looking_after(outbox, alerting):
+            raise typer.Exit(_serve(script, host, port, store))
 
 
 def _serve(script: Path, host: str, port: int, store: str | None) -> int:

@@ -1,4 +1,4 @@
-"""``rlwatch watch`` of a store: deliver what waits, tell what is new."""
+"""``rlwatch watch`` of a store: judge whether runs live, deliver what waits, tell what is new."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from rlwatch.cli.config_file import alerting_of
 from rlwatch.cli.console import say
 from rlwatch.cli.delivery import deliver_once, delivering
+from rlwatch.cli.looking_after import looking_after, watchman
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.news import tell_alert, tell_finding
 from rlwatch.cli.stores import opened
@@ -61,9 +62,11 @@ class StoreWatch:
 def look_once(url: str | None, run: str | None, config: Path | None) -> int:
     """Tell everything, deliver what is due, and answer 1 if a critical alert is firing."""
     with opened(url) as store:
-        watch = StoreWatch(store, None if run is None else find_run(store, run).run_id)
+        run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
+        watch = StoreWatch(store, run_id)
+        watchman(store, alerting, run_id).look()
         _tell(watch)
-        delivered = deliver_once(store, alerting_of(config, store))
+        delivered = deliver_once(store, alerting)
         if delivered:
             say(f"alerts {delivered}")
         return int(watch.critical())
@@ -72,9 +75,10 @@ def look_once(url: str | None, run: str | None, config: Path | None) -> int:
 def follow(url: str | None, run: str | None, config: Path | None, pause: Callable[[], None]) -> None:
     """Deliver, and tell what comes from now on, until ``pause`` raises ``KeyboardInterrupt``."""
     with opened(url) as store:
-        watch = StoreWatch(store, None if run is None else find_run(store, run).run_id)
+        run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
+        watch = StoreWatch(store, run_id)
         old = len(list(watch.findings())) + len(list(watch.alerts()))
-        with delivering(store, alerting_of(config, store)):
+        with delivering(store, alerting), looking_after(store, alerting, run_id):
             say(f"watching {store.url} (older findings and alerts not shown: {old}); Ctrl-C stops", style="dim")
             try:
                 while True:

@@ -268,7 +268,7 @@ def _message(run: str) -> OutboxMessage:
 def test_alerts_of_a_trainer_that_died_are_delivered_from_its_store(
     inbox: Inbox, tmp_path: Path, invoke: Invoke
 ) -> None:
-    """Of every run; the exit code says that one is critical."""
+    """Of every run, with what it could not say itself: that it is gone. The exit code says that one is critical."""
     store = open_store(tmp_path / "runs")
     for run in ("a", "b"):
         record_run(store, run, state=None)
@@ -277,9 +277,16 @@ def test_alerts_of_a_trainer_that_died_are_delivered_from_its_store(
     result = invoke("watch", tmp_path / "runs", "--once")
 
     assert result.exit_code == 1
-    assert len(inbox.received) == 2
+    told = sorted((m["event"], m["alert"]["kind"] if "alert" in m else m["text"]) for m in inbox.received)
+    assert told == [
+        ("firing", "run_silent"),
+        ("firing", "run_silent"),
+        ("firing", "t"),
+        ("firing", "t"),
+        ("resolved", "entropy_collapse"),
+    ]
     assert {message.status for message in store.outbox()} == {OutboxStatus.SENT}
-    assert "alerts 2 delivered" in result.stdout
+    assert "alerts 5 delivered" in result.stdout
     assert "ALERT firing" in result.stdout
 
 
