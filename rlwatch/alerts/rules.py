@@ -132,7 +132,7 @@ def default_rules() -> tuple[Rule, ...]:
      'length', 'heartbeat', 'other']
     """
     named = (
-        _family("non-finite", "nonfinite"),
+        _family("non-finite", "nonfinite", "silent_freeze", "id0_run", "degenerate_batch"),
         _family(
             "entropy",
             "entropy_collapse",
@@ -140,8 +140,24 @@ def default_rules() -> tuple[Rule, ...]:
             "entropy_negative",
             "entropy_positive",
             "entropy_budget",
+            "likelihood_displacement",
         ),
-        _family("mismatch", "off_policy_mask", "staleness", "mismatch_growth"),
+        _family(
+            "mismatch",
+            "off_policy_mask",
+            "staleness",
+            "mismatch_growth",
+            "mismatch_level",
+            "mismatch_tail",
+            "mismatch_correlation",
+            "mismatch_mask",
+            "mismatch_blind",
+            "moe_imbalance",
+            "routing_mismatch",
+            "retokenisation_drift",
+            "prefix_break",
+            "mask_leakage",
+        ),
         _family("gradients", "grad_spike", "layer_spike", "layer_heterogeneity"),
         _family(
             "kl",
@@ -154,7 +170,12 @@ def default_rules() -> tuple[Rule, ...]:
             "ratio_length_growth",
         ),
         # Maintenance, not an emergency: twice the patience, and no reminders.
-        Rule("reset-due", kinds=("kl_saturation", "reset_due"), for_steps=2 * WARNING_STEPS, keep_firing_for=2 * KEEP_STEPS),
+        Rule(
+            "reset-due",
+            kinds=("kl_saturation", "reset_due"),
+            for_steps=2 * WARNING_STEPS,
+            keep_firing_for=2 * KEEP_STEPS,
+        ),
         # Something that happened, not a state that must last: told at once.
         Rule("reference", kinds=("silent_reference_reset", "lost_reference_reset"), keep_firing_for=KEEP_STEPS),
         _family("no-signal", "no_signal"),

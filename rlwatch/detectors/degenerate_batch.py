@@ -16,8 +16,10 @@ ALIKE = 1e-6
 ALL = 0.999
 """Share of responses cut, or of groups that agree, that is all."""
 
-SOON, LATER = 5, 20
+SOON, LATER = 5, 10
 """Rows it must last where the reward has fallen, and where it has not: batches of two responses are often alike."""
+FIRST = 3
+"""Rows at the start that may be otherwise in a run that was always like this."""
 
 
 class DegenerateBatch(BaseDetector):
@@ -40,7 +42,8 @@ class DegenerateBatch(BaseDetector):
         super().__init__()
         self._reward = RewardWatch()
         self._holds = Hold(forgive=1)
-        self._limit = 0.0
+        self._rows = 0
+        self._length = 0.0
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the reward."""
@@ -52,14 +55,23 @@ class DegenerateBatch(BaseDetector):
         clipped, silent = finite(step, "len/clipped"), silent_share(step)
         if low is None or mean is None or high is None or clipped is None or silent is None:
             return []
+        self._rows += 1
         same = max(high - low, abs(mean - high)) <= ALIKE * max(high, 1.0)
-        self._limit = max(self._limit, high)
-        cut = clipped >= ALL and high >= self._limit
-        self._holds.update(step.step, same and cut and silent >= ALL)
+        if high != self._length:
+            # A limit that depends on the prompt: one prompt a batch, whose responses are often alike.
+            self._holds.clear()
+        self._length = high
+        self._holds.update(step.step, same and clipped >= ALL and silent >= ALL)
         fallen = self._reward.fallen()
         if not self._holds.lasted(SOON if fallen else LATER, SOON):
             return []
-        return [self._finding(step, high, Severity.CRITICAL if fallen else Severity.WARNING)]
+        return [self._finding(step, high, self._severity(fallen))]
+
+    def _severity(self, fallen: bool) -> Severity:
+        """A run that began like this, and has not fallen, has a setting too small: nothing broke."""
+        if fallen:
+            return Severity.CRITICAL
+        return Severity.INFO if self._holds.rows >= self._rows - FIRST else Severity.WARNING
 
     def _finding(self, step: ClosedStep, length: float, severity: Severity) -> Finding:
         return self.finding(

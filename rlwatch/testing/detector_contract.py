@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rlwatch.metrics import BY_NAME, OPEN, Family
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.testing.engine_metrics import engine_broken
 from rlwatch.testing.healthy import healthy_run
 from rlwatch.testing.healthy_rollouts import EMPTY, HELD_OUT, ROLLOUTS_BROKEN, VANISHES
 
@@ -123,6 +124,7 @@ def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
     worse = {name: value * factors.get(name, 1.0) for name, value in row.metrics.items() if name != VANISHES}
     worse |= {name: value * 200.0 for name, value in worse.items() if name.startswith("mismatch/")}
     worse["grad_layer/layers.1"] *= 200.0
+    worse |= engine_broken(row.metrics, seen=explodes)
     return worse | EMPTY | {"reward/zero_std_frac": 1.0, "len/clipped": 1.0, "loss/policy": math.nan}
 
 

@@ -43,6 +43,7 @@ def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
         "lld/displacement": around(5e-3, 0.5),
         "lld/displaced_frac": share(0.2),
         "len/min": around(40.0),
+        "len/max": around(900.0, 0.05),
         "text/id0_frac": 0.0,
         "text/garbled": noise.choice((0.0, 1e-4)),
         "text/script_switches": around(0.2),
@@ -68,6 +69,9 @@ ENGINE_BROKEN = {
     "lld/logp_positive": -3.0,
     "lld/displaced_frac": 0.9,
     "reward/std": 0.0,
+    "len/min": 24.0,
+    "len/mean": 24.0,
+    "len/max": 24.0,
     "text/id0_frac": 1.0,
     "text/garbled": 0.6,
     "text/retok_exact": 0.3,
@@ -78,11 +82,10 @@ ENGINE_BROKEN = {
 """The values of a run in which all of this goes wrong, where a factor on the healthy ones would make no sense."""
 
 
-def engine_broken(row: Mapping[str, float], length: float, *, seen: bool) -> dict[str, float]:
-    """Values that replace those of the healthy ``row``; all responses are ``length`` tokens long. Not ``seen``: the
-    mean mismatch looks as before, its tail does not.
+def engine_broken(row: Mapping[str, float], *, seen: bool) -> dict[str, float]:
+    """Values that replace those of the healthy ``row``. Not ``seen``: the mean mismatch looks as before, its
+    tail does not.
     """
     broken = {name: value for name, value in ENGINE_BROKEN.items() if name in row}
-    broken |= {"len/min": length, "len/max": length}
     means = {} if seen else {name: row[name] for name in ("mismatch/k3", "mismatch/kl") if name in row}
     return broken | means

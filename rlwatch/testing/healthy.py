@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rlwatch.records import ClosedStep
+from rlwatch.testing.engine_metrics import engine_metrics
 from rlwatch.testing.healthy_rollouts import rollout_metrics
 
 VOCABULARY = 152_000
@@ -96,20 +98,27 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics` and ``rollout_metrics``; the others are the same without.
+    :func:`tapped_metrics`, ``rollout_metrics`` and ``engine_metrics``; the others are the same without.
     """
-    noise, of_layers, of_taps, of_rollouts = (random.Random(seed + i) for i in range(4))
+    return list(_rows(seed, length, every, layers, taps))
+
+
+@lru_cache(maxsize=24)
+def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
+    """The same few runs serve many tests, and making one takes longer than judging it."""
+    noise, of_layers, of_taps, of_rollouts, of_engine = (random.Random(seed + i) for i in range(5))
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
         step.update(layer_norms(step["optim/grad_norm"], layers, of_layers))
     for step in steps if taps else ():
         step.update(tapped_metrics(step, of_taps))
+        step.update(engine_metrics(step, of_engine))
         step.update(rollout_metrics(step, of_rollouts))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
-    return [
+    return tuple(
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + i)
         for i, chunk in enumerate(chunks)
-    ]
+    )
 
 
 def mean_metrics(chunk: Sequence[dict[str, float]]) -> dict[str, float]:
