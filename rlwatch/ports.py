@@ -276,6 +276,9 @@ class AlertStore(Protocol):
     def settle_message(self, message: OutboxMessage) -> None:
         """Write back status, attempts, next_attempt_at, last_error; drops the lease."""
 
+    def retry_message(self, message: OutboxMessage) -> None:
+        """Make a message that is not sent due now, and pending if it was given up; it counts as tried."""
+
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages, oldest first."""
 
@@ -287,11 +290,9 @@ class Store(RunReader, CommandStore, AlertStore, Protocol):
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""
-        ...
 
     def close(self) -> None:
         """Let go of connections; idempotent."""
-        ...
 
 
 class Detector(Protocol):
@@ -308,28 +309,24 @@ class Detector(Protocol):
 
     def update(self, step: ClosedStep) -> list[Finding]:
         """Take the next closed step; return the findings whose condition holds now (usually none)."""
-        ...
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
         """Judge a record the moment it arrives, before its step closes (non-finite values only).
 
         Does not change what :meth:`update` will say of the closed step.
         """
-        ...
 
     def notice(self, event: Event) -> None:
         """Learn of an event (``reference_reset``...), perhaps restarting a baseline."""
-        ...
 
 
 class Notifier(Protocol):
-    """One channel to the outside."""
+    """One channel to the outside. One that can deliver from some processes only also has ``present() -> bool``."""
 
     name: str
 
     def deliver(self, message: OutboxMessage) -> Delivery:
         """Try once, within the notifier's own timeout; never raises for what the network does."""
-        ...
 
 
 class CommandHandler(Protocol):
@@ -342,8 +339,6 @@ class CommandHandler(Protocol):
 
         Every rank checks before any rank acts, so that all do it or none.
         """
-        ...
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Do it and return what to report; raise ``RLWatchError`` with the reason to reject."""
-        ...

@@ -86,7 +86,7 @@ class Deliverer:
         try:
             while not enough():
                 leased = self._store.lease_messages(
-                    self.clock.now(), lease_s=LEASE_S, limit=1, channels=sorted(self._notifiers)
+                    self.clock.now(), lease_s=LEASE_S, limit=1, channels=self._present()
                 )
                 if not leased:
                     break
@@ -98,6 +98,10 @@ class Deliverer:
         except StoreBusyError:
             report += DeliveryReport(busy=1)
         return report
+
+    def _present(self) -> list[str]:
+        """Channels that can deliver from this process now."""
+        return sorted(name for name, notifier in self._notifiers.items() if getattr(notifier, "present", _always)())
 
     def _settle_again(self) -> DeliveryReport:
         """Outcomes whose rows were busy; one that still is must not hold up the others."""
@@ -159,6 +163,10 @@ class Deliverer:
             OutboxStatus.DEAD: DeliveryReport(dead=1),
             OutboxStatus.PENDING: DeliveryReport(retried=1),
         }[message.status]
+
+
+def _always() -> bool:
+    return True
 
 
 def _default_patience(notifiers: Mapping[str, Notifier]) -> Patience:

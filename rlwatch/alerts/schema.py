@@ -95,6 +95,8 @@ class NotifyTable(_Table):
     connect_s: float | None = Field(default=None, gt=0, strict=False)
     read_s: float | None = Field(default=None, gt=0, strict=False)
     total_s: float | None = Field(default=None, gt=0, strict=False)
+    argv: list[str] | None = None
+    pass_env: list[str] | None = None
 
 
 class PlaceTable(_Table):

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rlwatch.cli import alert_commands, alerts
+from rlwatch.cli import alert_commands, alert_delivery, alerts
 from rlwatch.cli.options import examples
 
 LIST = "list"
@@ -32,3 +32,6 @@ group.command("ack", epilog=alert_commands.ACK)(alert_commands.ack)
 group.command("silence", epilog=alert_commands.SILENCE)(alert_commands.silence)
 group.command("silences", epilog=alert_commands.SILENCES)(alert_commands.silences)
 group.command("unsilence", epilog=alert_commands.UNSILENCE)(alert_commands.unsilence)
+group.command("test", epilog=alert_delivery.TEST)(alert_delivery.trial)
+group.command("dead", epilog=alert_delivery.DEAD)(alert_delivery.dead)
+group.command("retry", epilog=alert_delivery.RETRY)(alert_delivery.retry)

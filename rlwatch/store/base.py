@@ -49,7 +49,7 @@ first answer stays, and the caller gets it back. ``StoreBusyError``: another pro
 one transaction per run. ``lease_messages`` hands out due messages of all runs, each to one caller until its
 lease ends; runs whose outbox is busy or damaged are left for the next time. ``settle_message`` writes the
 outcome back; once ``sent`` or ``dead`` a message stays so, and a caller whose lease has gone to somebody else
-can only report success.
+can only report success. Only ``retry_message``, for people, makes a dead one pending again, under the same id.
 
 ``tell`` inserts or updates alerts of one run and then inserts what the caller makes of the run's ledger, all in one
 transaction that no other writer of alerts interrupts: whoever composes knows all that was written before. An

@@ -154,6 +154,24 @@ class AlertContract(StoreHooks):
         assert (kept.status, kept.attempts, kept.sent_at) == (over, 1, 2.0)
         assert store.lease_messages(100.0, lease_s=1.0) == []
 
+    def test_what_was_given_up_can_be_made_due_again(self, store: Store) -> None:
+        """Under the same id, as tried before; also one that waits for its next try. What is sent stays sent."""
+        fill(store)
+        store.put_alerts([], [message("dead"), message("waits", due=1e9), message("sent"), message("held")])
+        for leased in store.lease_messages(1.0, lease_s=1.0):
+            over = {"dead": OutboxStatus.DEAD, "sent": OutboxStatus.SENT}.get(leased.message_id)
+            if over is not None:
+                store.settle_message(replace(leased, status=over, last_error="why"))
+        [held] = store.lease_messages(3.0, lease_s=100.0)
+        for each in store.outbox("run"):
+            store.retry_message(each)
+
+        assert held.message_id == "held"
+        assert {m.message_id for m in store.lease_messages(4.0, lease_s=1.0)} == {"dead", "waits"}
+        kept = {m.message_id: (m.status, m.attempts, m.last_error) for m in store.outbox("run")}
+        assert kept["dead"] == (OutboxStatus.PENDING, 1, "why")
+        assert kept["sent"][0] is OutboxStatus.SENT
+
     def test_whoever_lost_the_lease_can_only_report_success(self, store: Store) -> None:
         """A slow deliverer's failure must not take the message out of the hands of the next one."""
         fill(store)

@@ -104,6 +104,17 @@ def settle(db: sqlite3.Connection, message: OutboxMessage) -> None:
         )
 
 
+def retry(db: sqlite3.Connection, message_id: str) -> None:
+    """Make an unsent message due now. Tried before, so that it is tried again however old it is."""
+    with transaction(db):
+        db.execute(
+            "UPDATE outbox SET status = 'pending', next_attempt_at = 0, attempts = max(attempts, 1), "
+            "lease_until = CASE status WHEN 'dead' THEN 0 ELSE lease_until END "
+            "WHERE message_id = ? AND status != 'sent'",
+            (message_id,),
+        )
+
+
 def outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
     """All messages of the run, oldest first."""
     return [_message(run_id, row) for row in db.execute(_MESSAGES + "ORDER BY id")]

@@ -136,6 +136,11 @@ class ControlTables:
         with self._made_control(message.run_id) as db:
             alert_rows.settle(db, message)
 
+    def retry_message(self, message: OutboxMessage) -> None:
+        """Make an unsent message due now."""
+        with self._made_control(message.run_id) as db:
+            alert_rows.retry(db, message.message_id)
+
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages (of one run, or of all that can be read), oldest first."""
         return sorted(self._gathered(run_id, alert_rows.outbox), key=attrgetter("created_at"))

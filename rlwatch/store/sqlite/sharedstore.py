@@ -118,6 +118,10 @@ class SharedStore(RunTables, NoCommands):
         """Write the outcome of a delivery back on this node."""
         self._local.settle_message(message)
 
+    def retry_message(self, message: OutboxMessage) -> None:
+        """Make an unsent message due now, on this node."""
+        self._local.retry_message(message)
+
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """Those of runs written on this node."""
         return self._local.outbox(run_id) if self._is_here(run_id) else []
