@@ -103,6 +103,7 @@ class KLEstimator(BaseDetector):
     def _restart(self) -> None:
         self._beyond = Rise(BEYOND)
         self._clamped = Window(rows=10, steps=10)
+        self._row_at_clamp = Hold(forgive=3)
         self._at_clamp = Hold(forgive=2)
         self._pairs = (
             Pair("policy/kl_ref_k1", "policy/kl_ref_k3"),
@@ -132,6 +133,7 @@ class KLEstimator(BaseDetector):
             return
         self._clamped.update(step.step, kl)
         level = self._clamped.get()
+        self._row_at_clamp.update(step.step, HALF <= kl <= CLAMP)
         self._at_clamp.update(step.step, level is not None and HALF <= level <= CLAMP)
 
     def _clamp(self, step: ClosedStep) -> Finding | None:
@@ -139,7 +141,8 @@ class KLEstimator(BaseDetector):
             share, since, metric = self._beyond.level or 0.0, self._beyond.since, BEYOND.metric
             known = f"{share:.2%} of the tokens"
         elif self._at_clamp.lasted(3):
-            share, since, metric = (self._clamped.get() or 0.0) / CLAMP, self._at_clamp.since, "policy/kl_ref"
+            share, metric = (self._clamped.get() or 0.0) / CLAMP, "policy/kl_ref"
+            since = self._at_clamp.since if self._row_at_clamp.since is None else self._row_at_clamp.since
             known = f"the mean is {number(share * CLAMP)}, so about {share:.0%} of the tokens"
         else:
             return None
