@@ -42,7 +42,7 @@ class ChannelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What applies. ``warnings``: sentences about what is allowed but cannot be meant."""
+    """What applies. ``warnings``: sentences about what is allowed but cannot be meant; ``actions``: as in the file."""
 
     policy: Policy = field(default_factory=Policy)
     channels: tuple[ChannelConfig, ...] = (ChannelConfig("console", "console"),)
@@ -50,6 +50,7 @@ class Config:
     dashboard_url: str = ""
     path: Path | None = None
     warnings: tuple[str, ...] = ()
+    actions: tuple[Mapping[str, JSON], ...] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -157,6 +158,7 @@ def _read(file: Path) -> Config:
         dashboard_url=parsed.dashboard_url,
         path=file,
         warnings=tuple(f"{file}: {problem}" for problem in unknown_kinds(rules, parsed.policy.inhibitions)),
+        actions=parsed.actions,
     )
 
 

@@ -99,6 +99,19 @@ class NotifyTable(_Table):
     pass_env: list[str] | None = None
 
 
+class ActionTable(_Table):
+    """``[[actions]]``: the fields of :class:`rlwatch.control.actions.Action`, which checks their values."""
+
+    name: str
+    kinds: list[str]
+    do: str
+    args: dict[str, Any] = {}
+    min_severity: Level = Severity.WARNING
+    cooldown_steps: int = 100
+    most: int = 1
+    dry_run: bool = True
+
+
 class PlaceTable(_Table):
     """``[store]`` and ``[dashboard]``."""
 
@@ -113,6 +126,7 @@ class FileTable(_Table):
     grouping: GroupingTable = GroupingTable()
     quiet_hours: list[QuietHoursTable] = []
     inhibit: list[InhibitTable] | None = None
+    actions: list[ActionTable] = []
     notify: dict[str, NotifyTable] = {}
     store: PlaceTable | None = None
     dashboard: PlaceTable | None = None
@@ -120,13 +134,14 @@ class FileTable(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What the file says, checked. ``channels``: (name, kind, options)."""
+    """What the file says, checked. ``channels``: (name, kind, options); ``actions``: their shape only."""
 
     policy: Policy
     default_rules: bool
     channels: tuple[tuple[str, str, Mapping[str, JSON]], ...]
     store_url: str | None
     dashboard_url: str
+    actions: tuple[Mapping[str, JSON], ...] = ()
 
 
 def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
@@ -161,6 +176,7 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
         tuple((n, t.kind or n, t.model_dump(exclude_unset=True, exclude={"kind"})) for n, t in table.notify.items()),
         table.store.url if table.store else None,
         table.dashboard.url if table.dashboard else "",
+        tuple(_tuples(action) for action in table.actions),
     )
 
 
@@ -212,6 +228,7 @@ def _hint(place: tuple[int | str, ...]) -> str:
     tables: Mapping[object, type[BaseModel]] = {
         "rules": RuleTable,
         "notify": NotifyTable,
+        "actions": ActionTable,
         "grouping": GroupingTable,
         "quiet_hours": QuietHoursTable,
         "inhibit": InhibitTable,

@@ -70,13 +70,28 @@ wait_s = {wait_s}
 # the severity up_to, and come later if they still hold. No mutes: all others. inhibit = [] turns this off.
 """
 
+ACTIONS = """
+# What may be done to a live run without asking anybody. Nothing, unless written here; and only tried out (an event
+# says what would have been asked) while dry_run is true. do, args: a command as 'rlwatch command' takes it.
+# A reset of the reference upon a collapse is refused: it would make the collapsing policy the anchor.
+# [[actions]]
+# name = "reset when due"
+# kinds = ["kl_saturation"]
+# do = "reset-reference"
+# args = { optimizer = "keep" }
+# min_severity = "warning"
+# cooldown_steps = 200
+# most = 3            # in the life of a run
+# dry_run = true
+"""
+
 
 def default_toml() -> str:
     """The file's text. Loading it gives the default rules."""
     usual = Policy()
     parts = [QUIET.format(by=_text(usual.grouping.by.value), wait_s=_text(usual.grouping.wait_s))]
     parts += [_table("inhibit", inhibition, _LIKE) for inhibition in usual.inhibitions]
-    return HEAD + "\n".join([*parts, *(rule_toml(rule) for rule in usual.rules)])
+    return HEAD + "\n".join([*parts, *(rule_toml(rule) for rule in usual.rules)]) + ACTIONS
 
 
 def rule_toml(rule: Rule) -> str:

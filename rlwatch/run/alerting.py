@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rlwatch.alerts.config import build_notifiers, load_config
+from rlwatch.alerts.config import Config, build_notifiers, load_config
 from rlwatch.alerts.desk import Desk
 from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import Clock
+from rlwatch.control.actions import Action
+from rlwatch.errors import ConfigError
 from rlwatch.ports import Notifier, Store
 from rlwatch.records import RunInfo
 
@@ -26,6 +28,7 @@ class Alerting:
     policy: Policy = field(default_factory=Policy)
     notifiers: Mapping[str, Notifier] = field(default_factory=dict)
     dashboard_url: str = ""
+    actions: tuple[Action, ...] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -67,4 +70,17 @@ def alerting_for(
     """
     config = load_config(config_file, store_root=getattr(store, "root", None), webhook_url=webhook_url)
     policy = config.policy if rules is None else replace(config.policy, rules=tuple(rules))
-    return Alerting(policy, build_notifiers(config, console=False), config.dashboard_url)
+    return Alerting(policy, build_notifiers(config, console=False), config.dashboard_url, actions_of(config))
+
+
+def actions_of(config: Config) -> tuple[Action, ...]:
+    """What the file permits to be done without asking. Raises ``ConfigError`` naming the file and what is wrong."""
+    try:
+        actions = tuple(Action(**table) for table in config.actions)
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: {error}") from None
+    names = [action.name for action in actions]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{config.path}: actions: more than one is named {twice[0]!r}")
+    return actions

@@ -22,6 +22,7 @@ from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.recorder.writer import Queued, Writer
 from rlwatch.records import AlertState, RunInfo, RunState
+from rlwatch.run.acting import Acting
 from rlwatch.run.alerting import Alerting, alerting_for
 from rlwatch.run.config import recordable
 from rlwatch.run.identity import choose_run_id, remember_run_id
@@ -172,6 +173,8 @@ def _assemble(
         run_writer.finish(state, reason, clock.now())
         run_writer.close()
 
+    if alerting.actions:
+        run.listen(Acting(alerting.actions, store, info.run_id, run.event))
     run.attach(Engine(queue, writer, mailbox, finish, delivery))
     writer.start()
     return run
