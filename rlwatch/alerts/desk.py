@@ -32,6 +32,8 @@ class Desk:
         What messages link to.
     live
         Whether a run goes on; a run's own trainer says yes.
+    console
+        Whether messages are written for the channel ``console``, too.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class Desk:
         dashboard_url: str = "",
         clock: Clock | None = None,
         live: Callable[[RunInfo], bool] = lambda _: True,
+        console: bool = False,
     ) -> None:
         self.kept: Plan = Plan()
         """The last plan: what it wrote and what it kept back."""
         self._store = store
-        self._policy = replace(policy, rules=tuple(map(_without_console, policy.rules)))
+        self._policy = policy if console else replace(policy, rules=tuple(map(_without_console, policy.rules)))
         self._dashboard_url = dashboard_url
         self._clock = clock or SystemClock()
         self._live = live

@@ -8,11 +8,13 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from zoneinfo import ZoneInfo
 
-from rlwatch.alerts.kinds import CRASHED, HEARTBEAT_KINDS
+from rlwatch.alerts.kinds import BUILTIN_KINDS, CRASHED, HEARTBEAT_KINDS
 from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.diagnosis.reading import playbook
 from rlwatch.errors import ConfigError
 from rlwatch.records import Alert, Severity
 
+NONFINITE, MISMATCH = "nonfinite", "mismatch_growth"
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
@@ -125,19 +127,22 @@ class Inhibition:
 
 
 def default_inhibitions() -> tuple[Inhibition, ...]:
-    """A crash keeps everything else back; a collapse the warnings that follow from it, never a critical alert."""
-    after_collapse = ("no_signal", "reward_drop", "kl_drift", "kl_saturation", "length_explosion")
-    gradients = ("grad_spike", "layer_spike", "layer_heterogeneity")
+    """A crash keeps everything else back; a critical collapse what the playbook says follows from it; a critical
+    mismatch only the warnings among that. A collapse itself is kept back by nothing but a crash.
+    """
+    book = playbook()
+    collapses = [kind for kind in BUILTIN_KINDS if kind in book and book[kind].collapse and not book[kind].symptom]
+    causes = [kind for kind in collapses if kind != NONFINITE]
     return (
         Inhibition((CRASHED,)),
-        Inhibition(("nonfinite",)),
-        Inhibition(
-            ("mismatch_growth",),
-            ("entropy_collapse", "entropy_explosion", *gradients, *after_collapse),
-            up_to=Severity.WARNING,
-        ),
-        Inhibition(("entropy_collapse", "entropy_explosion"), (*gradients, *after_collapse), up_to=Severity.WARNING),
+        Inhibition((NONFINITE,)),
+        *(Inhibition((kind,), _following(kind, collapses)) for kind in causes if _following(kind, collapses)),
+        Inhibition((MISMATCH,), _following(MISMATCH, collapses), up_to=Severity.WARNING),
     )
+
+
+def _following(kind: str, collapses: Sequence[str]) -> tuple[str, ...]:
+    return tuple(k for k in playbook()[kind].leads_to if k in BUILTIN_KINDS and k not in (kind, *collapses))
 
 
 @dataclass(frozen=True, slots=True)

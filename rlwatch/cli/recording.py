@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.notices import Notice
 from rlwatch.alerts.policy import Policy
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.layers import DerivedLayers
@@ -29,6 +30,8 @@ class Recording:
     ----------
     policy, dashboard_url
         What it is judged by, and what messages link to.
+    console
+        Whether messages are written for the channel ``console``, too.
     on_outcome
         Told what was found, in order.
 
@@ -47,12 +50,15 @@ class Recording:
         dashboard_url: str = "",
         on_outcome: Callable[[Outcome], None],
         clock: Clock | None = None,
+        console: bool = False,
     ) -> None:
         self.records = 0
         self._store = store
         self._info = info
         self._policy = policy or Policy()
-        self._dashboard_url = dashboard_url
+        self._desk = Desk(
+            store, self._policy, dashboard_url=dashboard_url, clock=clock or SystemClock(), console=console
+        )
         self._tell = on_outcome
         self._clock = clock or SystemClock()
         self._log_attempt: int | None = None
@@ -63,6 +69,11 @@ class Recording:
     def run(self) -> RunInfo:
         """The run as the store began it."""
         return self._writer.run
+
+    @property
+    def kept(self) -> tuple[tuple[Notice, str], ...]:
+        """What was due when somebody last looked, but kept back, and why."""
+        return self._desk.kept.kept
 
     def take(self, records: Sequence[StepRecord]) -> None:
         """Store and judge the next records of the log."""
@@ -105,7 +116,7 @@ class Recording:
             monitor,
             self._writer,
             self._store,
-            desk=Desk(self._store, self._policy, dashboard_url=self._dashboard_url, clock=self._clock),
+            desk=self._desk,
             announce=self._tell,
             clock=self._clock,
         )

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import Cell, print_table, say
+from rlwatch.cli.console import Cell, print_json, print_table, say
 from rlwatch.cli.findings_table import severity_cell
-from rlwatch.cli.options import examples
+from rlwatch.cli.options import (
+    ConfigOption,
+    Format,
+    FormatOption,
+    ReadAsOption,
+    RunOfLogOption,
+    TrainerOption,
+    examples,
+)
+from rlwatch.cli.wording import step
 from rlwatch.errors import ConfigError
+from rlwatch.records import Severity
 
 if TYPE_CHECKING:
+    from rlwatch.alerts.policy import Policy
     from rlwatch.alerts.rules import Rule
+    from rlwatch.cli.rehearsal import Line, Rehearsal
 
 INIT_EPILOG = examples("rlwatch rules init", "rlwatch rules init configs/rlwatch.toml")
-TEST_EPILOG = examples("rlwatch rules test", "rlwatch rules test configs/rlwatch.toml")
+TEST_EPILOG = examples(
+    "rlwatch rules test",
+    "rlwatch rules test configs/rlwatch.toml",
+    "rlwatch rules test train.log --config configs/rlwatch.toml",
+)
 
 rules = typer.Typer(
-    help="Alert rules: write a commented rlwatch.toml, check one.",
+    help="Alert rules: write a commented rlwatch.toml, check one, try one on a log.",
     no_args_is_help=True,
-    epilog=examples("rlwatch rules init", "rlwatch rules test"),
+    epilog=examples("rlwatch rules init", "rlwatch rules test", "rlwatch rules test train.log"),
 )
 
 
@@ -41,27 +60,115 @@ def init(file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
 
 @rules.command("test", epilog=TEST_EPILOG)
 def check(
-    file: Annotated[
-        Path | None, typer.Argument(help="The configuration file.", show_default="./rlwatch.toml, else the defaults")
+    subject: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE.toml | LOG]",
+            help="A configuration to check, or a log to try one on.",
+            show_default="./rlwatch.toml, else the defaults",
+        ),
     ] = None,
+    *,
+    config: ConfigOption = None,
+    run: RunOfLogOption = None,
+    read_as: ReadAsOption = None,
+    source: TrainerOption = "",
+    step_seconds: Annotated[
+        float, typer.Option("--step-seconds", min=0.001, help="How long a step took, where the log has no times.")
+    ] = 60.0,
+    output: FormatOption = Format.TEXT,
 ) -> None:
-    """Check a configuration and show what it amounts to; rlwatch scan LOG --config FILE tries it on a log.
+    """Check a configuration; of a log show what would have been sent, and what kept back and why.
 
-    Exit code 0: fine, 1: allowed but surely not meant (a rule that can never fire), 2: wrong.
+    Exit code 0: fine, 1: allowed but surely not meant (a rule that can never fire), 2: wrong. Of a log: 0. Times are
+    those of its rows. Whether the run lived is not judged, and everything is delivered at once.
     """
+    if subject is None or subject.suffix == ".toml":
+        _check_file(subject or config)
+    else:
+        _try_on(subject, run, read_as, source=source, config=config, step_s=step_seconds, output=output)
+
+
+def _check_file(file: Path | None) -> None:
     from rlwatch.alerts.config import load_config
 
     config = load_config(file)
     say(str(config.path or "the defaults (there is no rlwatch.toml here)"), style="bold")
-    print_table(("rule", "about", "from", ">for", ">keep", "tells"), [_cells(rule) for rule in config.rules])
+    print_table(
+        ("rule", "about", "from", ">for", ">keep", "tells", "then"), [_cells(rule) for rule in config.policy.rules]
+    )
+    for line in _policy_lines(config.policy):
+        say(line)
     say(f"channels: {', '.join(f'{channel.name} ({channel.kind})' for channel in config.channels)}")
-    missing = {name for rule in config.rules for name in rule.channels} - set(config.channel_names)
+    named = {name for rule in config.rules for name in (*rule.channels, *rule.escalate_to)}
+    missing = named - set(config.channel_names)
     if missing:
         say(f"not configured, so nobody is told there: {', '.join(sorted(missing))}", style="dim")
     for warning in config.warnings:
         say(f"warning: {warning}", style="yellow")
     if config.warnings:
         raise typer.Exit(1)
+
+
+def _try_on(
+    log: Path,
+    run: str | None,
+    read_as: str | None,
+    *,
+    source: str,
+    config: Path | None,
+    step_s: float,
+    output: Format,
+) -> None:
+    from rlwatch.alerts.config import load_config
+    from rlwatch.cli.progress import reading
+    from rlwatch.cli.rehearsal import rehearse
+    from rlwatch.importers import read_log
+
+    policy = load_config(config, env={}).policy
+    with reading(log):
+        runs = read_log(log, run=run, format=read_as)
+    found = [rehearse(imported, policy, source=source, step_s=step_s) for imported in runs]
+    if output is Format.JSON:
+        print_json([asdict(each) for each in found])
+    else:
+        for each in found:
+            _print_rehearsal(each, policy)
+
+
+def _print_rehearsal(rehearsal: Rehearsal, policy: Policy) -> None:
+    from rlwatch.cli.rehearsal import moment
+
+    zone = policy.quiet_hours[0].zone() if policy.quiet_hours else None if rehearsal.timed else UTC
+    say(rehearsal.name or "the log", style="bold")
+    if not rehearsal.timed:
+        say("its rows carry no times: they are made up from the steps, from 12:00 UTC on", style="dim")
+    told = [line for line in rehearsal.lines if not line.kept]
+    rows = [_line_cells(line, moment(line.at, zone)) for line in rehearsal.lines]
+    if rows:
+        print_table((">step", "time", "event", "severity", "kinds", "told to"), rows)
+    say(f"{len(told)} told, {len(rehearsal.lines) - len(told)} kept back" if rows else "nothing would have been sent")
+
+
+def _line_cells(line: Line, when: str) -> list[Cell]:
+    to: Cell = (f"nobody yet: {line.kept}", "dim") if line.kept else ", ".join(line.channels)
+    return [step(line.step), when, line.event, severity_cell(line.severity), ", ".join(line.kinds), to]
+
+
+def _policy_lines(policy: Policy) -> Iterator[str]:
+    """What applies to all rules, a line each."""
+    grouping = policy.grouping
+    wait = f", waiting {grouping.wait_s:g} s for each other" if grouping.wait_s else ""
+    yield f"one message for alerts that begin together: by {grouping.by.value}{wait}"
+    for hours in policy.quiet_hours:
+        days = "" if len(hours.days) == 7 else f" on {', '.join(hours.days)}"
+        yield f"quiet from {hours.start:%H:%M} to {hours.end:%H:%M} {hours.time_zone}{days} for less than " + (
+            hours.let_through.value
+        )
+    for each in policy.inhibitions:
+        mutes = ", ".join(each.mutes) or "all others"
+        level = "" if each.up_to is Severity.CRITICAL else f" up to {each.up_to.value}"
+        yield f"while {' or '.join(each.when)} is {each.min_severity.value}, kept back{level}: {mutes}"
 
 
 def _cells(rule: Rule) -> list[Cell]:
@@ -74,4 +181,16 @@ def _cells(rule: Rule) -> list[Cell]:
         patience,
         str(rule.keep_firing_for),
         ", ".join(rule.channels) or "nobody",
+        _later(rule),
     ]
+
+
+def _later(rule: Rule) -> str:
+    """What happens if nobody acknowledges it."""
+    parts = [f"repeats every {rule.repeat_minutes:g} min"] if rule.repeat_minutes else []
+    after = [f"{rule.escalate_after_minutes:g} min"] if rule.escalate_after_minutes else []
+    after += [f"{rule.escalate_after_steps} steps"] if rule.escalate_after_steps else []
+    if after:
+        level = [rule.escalate_severity.value] if rule.escalate_severity is not None else []
+        parts.append(f"after {' or '.join(after)} {', '.join([*level, *rule.escalate_to])}")
+    return "; ".join(parts)

@@ -141,7 +141,7 @@ def test_a_path_given_must_exist():
             '[[rules]]\nname = "a"\nchannels = ["pager"]',
             "rules[0].channels: there is no channel 'pager'; add [notify.pager]",
         ),
-        ("[notify.pager]", "notify.pager: there is no kind 'pager'; set kind to one of console, webhook"),
+        ("[notify.pager]", "notify.pager: there is no kind 'pager'; set kind to one of command, console"),
         ('[notify.webhook]\nsecret = "hush"', "notify.webhook.secret: must name an environment variable, as in 'env:"),
         ('[notify.webhook]\nurl = ["hush"]', "notify.webhook.url: Input should be a valid string"),
         ("[notify.webhook]\ntotal_s = 0", "notify.webhook.total_s: Input should be greater than 0"),

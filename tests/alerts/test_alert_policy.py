@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlwatch.alerts import schema
 from rlwatch.alerts.config import load_config
-from rlwatch.alerts.kinds import BUILTIN_KINDS, HEARTBEAT_KINDS
+from rlwatch.alerts.kinds import BUILTIN_KINDS, HEARTBEAT_KINDS, unknown_kinds
 from rlwatch.alerts.policy import (
     DAYS,
     GroupBy,
@@ -215,6 +215,22 @@ def test_a_cause_keeps_its_symptoms_back_and_nothing_else():
 
     assert kept == {symptom.alert_id: cause}
     assert inhibitors([symptom], [alert("mismatch_growth", severity=WARNING)], default_inhibitions()) == {}
+
+
+def test_by_default_a_critical_collapse_keeps_back_what_follows_from_it_and_no_other_collapse():
+    """Critical or not; a critical mismatch only what is a warning."""
+    collapse, mismatch = alert("entropy_collapse", severity=CRITICAL), alert("mismatch_growth", severity=CRITICAL)
+    after = [alert(kind, severity=CRITICAL) for kind in ("no_signal", "reward_drop", "kl_drift")]
+    others = [alert(kind, severity=CRITICAL) for kind in ("nonfinite", "length_collapse", "mismatch_growth")]
+
+    assert sorted(inhibitors([*after, *others], [collapse], default_inhibitions())) == sorted(ids(*after))
+    assert inhibitors([*after, collapse], [mismatch], default_inhibitions()) == {}
+    assert len(inhibitors([alert("reward_drop"), alert("weight_tail")], [mismatch], default_inhibitions())) == 2
+
+
+def test_the_usual_inhibitions_name_kinds_that_are_reported():
+    """What the playbook knows and nothing reports yet is left out."""
+    assert unknown_kinds((), default_inhibitions()) == []
 
 
 @pytest.mark.parametrize("crash", ["nonfinite", "run_crashed"])

@@ -15,7 +15,7 @@ from rlwatch.control.liveness import FLOOR_S, UNKNOWN_S, Pace, pace_of, reports,
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor.heartbeat import duration
 from rlwatch.monitor.watchman import OVER_S, Watchman, WatchmanThread
-from rlwatch.records import AlertState, Command, CommandStatus, RunInfo, RunState, Severity, StepRecord
+from rlwatch.records import Command, CommandStatus, RunInfo, RunState, StepRecord
 from rlwatch.store.memory import forget
 from rlwatch.store.url import open_store
 
