@@ -140,20 +140,30 @@ class Case:
         return sure, why
 
     def _by_order(self, root: Sign, clear: Sequence[Sign]) -> tuple[Sureness, str]:
-        critical = root.severity is Severity.CRITICAL
-        gap = f"{clear[0].onset_step - root.onset_step} steps before the next sign" if clear else ""
-        if len({sign.kind for sign in clear}) >= 2 or (clear and critical):
-            return Sureness.STRONG, f"it came first, {gap}, and {_effects(clear)} known to follow from it"
+        kinds, critical = {sign.kind for sign in clear}, root.severity is Severity.CRITICAL
+        first = f"{self._place()}, {clear[0].onset_step - root.onset_step} steps before the next sign" if clear else ""
+        if clear and not root.bad:
+            sure = Sureness.PLAUSIBLE if len(kinds) >= 2 else Sureness.WEAK
+            return sure, f"{first}; but it is only a remark by itself"
+        if len(kinds) >= 2 or (clear and critical):
+            return Sureness.STRONG, f"{first}, and {_effects(clear)} known to follow from it"
         if clear:
-            return Sureness.PLAUSIBLE, f"it came first, {gap}; one effect alone may be chance"
-        if any(effect.bad for effect in self.chain.effects):
+            return Sureness.PLAUSIBLE, f"{first}; one effect alone may be chance"
+        return self._alone(root, critical=critical)
+
+    def _alone(self, root: Sign, *, critical: bool) -> tuple[Sureness, str]:
+        """Without an effect that came clearly later."""
+        if root.bad and any(effect.bad for effect in self.chain.effects):
             return Sureness.PLAUSIBLE, "its effects began at about the same time, so the order is not certain"
         if critical:
             return Sureness.PLAUSIBLE, "it is critical by itself; nothing else was found before or after it"
-        return (
-            Sureness.WEAK,
-            f"it is a {'warning' if root.bad else 'remark'} by itself; nothing followed from it so far",
-        )
+        level = "warning" if root.bad else "remark"
+        return Sureness.WEAK, f"it is a {level} by itself; nothing followed from it so far"
+
+    def _place(self) -> str:
+        """``it came first``, if it did by more than onsets may be off."""
+        near = [e for e in self.chain.effects if e.bad and abs(e.onset_step - self.chain.root.onset_step) <= self.slack]
+        return f"it began at about the same time as {near[0].entry.title.lower()}" if near else "it came first"
 
 
 def _effects(clear: Sequence[Sign]) -> str:

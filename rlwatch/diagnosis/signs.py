@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rlwatch.diagnosis.reading import Entry, playbook
@@ -17,7 +17,9 @@ SYMPTOM_LEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One failure beginning once: ``onset_step`` is when, looking back; ``seen_step`` when a detector first said so."""
+    """One failure beginning once: ``onset_step`` is when, looking back; ``seen_step`` when a detector first said so,
+    ``told_step`` when one last did (it was still so then).
+    """
 
     kind: str
     onset_step: int
@@ -25,6 +27,7 @@ class Sign:
     severity: Severity
     message: str = ""
     metric: str = ""
+    told_step: int = 0
 
     @property
     def entry(self) -> Entry:
@@ -46,8 +49,13 @@ class Sign:
         """
         known = other.kind in self.entry.leads_to
         first = self.onset_step - (SYMPTOM_LEAD * slack if other.entry.symptom else slack)
-        last = max(self.onset_step, self.seen_step) + self.entry.reach
-        return known and first <= other.onset_step <= last
+        return known and first <= other.onset_step <= self.last_effect
+
+    @property
+    def last_effect(self) -> int:
+        """The last step at which an effect may begin. What took long to be seen is slow, and so are its effects."""
+        reach = max(self.entry.reach, self.seen_step - self.onset_step)
+        return max(self.onset_step, self.seen_step, self.told_step) + reach
 
 
 def signs(findings: Iterable[Finding]) -> list[Sign]:
@@ -100,13 +108,12 @@ def _order(finding: Finding) -> tuple[int, int, int, str, str, str]:
 
 
 def _sign(finding: Finding) -> Sign:
-    return Sign(
-        finding.kind, finding.onset_step, finding.step, Severity(finding.severity), finding.message, finding.metric
-    )
+    severity = Severity(finding.severity)
+    return Sign(finding.kind, finding.onset_step, finding.step, severity, finding.message, finding.metric, finding.step)
 
 
 def _joined(sign: Sign, finding: Finding) -> Sign:
-    onset = min(sign.onset_step, finding.onset_step)
+    told = replace(sign, onset_step=min(sign.onset_step, finding.onset_step), told_step=finding.step)
     if finding.severity.rank <= sign.severity.rank:
-        return Sign(sign.kind, onset, sign.seen_step, sign.severity, sign.message, sign.metric)
-    return Sign(sign.kind, onset, sign.seen_step, Severity(finding.severity), finding.message, finding.metric)
+        return told
+    return replace(told, severity=Severity(finding.severity), message=finding.message, metric=finding.metric)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlwatch.detectors.registry import REGISTRY
 from rlwatch.diagnosis import diagnose
-from rlwatch.importers.base import ImportedRun
 from rlwatch.metrics import known
 from rlwatch.ports import Series, Store
 from rlwatch.records import CULPRITS, RunInfo, SpikeBatch
@@ -17,11 +17,16 @@ from rlwatch.report.facts import Facts
 from rlwatch.report.secrets import shown
 from rlwatch.report.timeline import timeline
 from rlwatch.report.words import moment, step, words
-from rlwatch.scanner import Report
+
+if TYPE_CHECKING:
+    from rlwatch.importers.base import ImportedRun
+    from rlwatch.scanner import Report
 
 MOST_CULPRITS = 40
 """Tokens shown: the newest localised steps first."""
 MOST_BATCHES = 8
+ALTERNATIVES = 3
+"""Ways to feed a detector that are named."""
 
 
 def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> Facts:
@@ -85,13 +90,20 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Fac
 
 
 def missing(metrics: Sequence[str] | set[str]) -> tuple[str, ...]:
-    """Detectors that lack their metrics, and what they would need."""
+    """Detectors that lack their metrics, and what they would need; none of a run that has not begun."""
     have = set(metrics)
     return tuple(
-        f"{words(detector.name)}: needs {' or '.join(' + '.join(needed) for needed in detector.requires)}"
+        f"{words(detector.name)}: needs {_alternatives(detector.requires)}"
         for detector in REGISTRY
-        if not any(all(_has(have, name) for name in needed) for needed in detector.requires)
+        if have and not any(all(_has(have, name) for name in needed) for needed in detector.requires)
     )
+
+
+def _alternatives(requires: Sequence[Sequence[str]]) -> str:
+    """The first few."""
+    shown = " or ".join(" + ".join(needed) for needed in requires[:ALTERNATIVES])
+    left = len(requires) - ALTERNATIVES
+    return f"{shown}, or one of {left} others" if left > 1 else " or ".join(" + ".join(n) for n in requires)
 
 
 def _has(have: set[str], name: str) -> bool:

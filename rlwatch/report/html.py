@@ -15,6 +15,8 @@ from rlwatch.report.words import cut, step
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing."""
+FEW = 8
+"""Detectors that could not run, shown without a fold."""
 GOOD = ("finished", "no critical alarm", "running")
 BAD = ("crashed", "critical alarm")
 
@@ -101,7 +103,8 @@ def _list(lines: Sequence[str]) -> Markup:
     if not lines:
         return Markup()
     said = el("p", "These detectors could not run: silence of theirs is no sign of health.", cls="soft")
-    return joined(said, el("ul", *(el("li", line) for line in lines)))
+    rows = el("ul", *(el("li", line) for line in lines))
+    return joined(said, rows if len(lines) <= FEW else el("details", el("summary", f"{len(lines)} detectors"), rows))
 
 
 def _foot(facts: Facts) -> Markup:

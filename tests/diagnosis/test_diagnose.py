@@ -68,6 +68,34 @@ def test_a_symptom_noticed_first_makes_its_cause_less_sure():
     assert "though reward fell 12 steps earlier" in diagnosis.causes[0].why
 
 
+def test_what_took_long_to_be_seen_has_slow_effects():
+    """A drift over 2600 steps explains what began in its course and soon after, though 2600 is beyond the usual reach."""
+    slow = found("mismatch_growth", 16500, delay=2600)
+    run = [slow, found("entropy_collapse", 19170), found("reward_drop", 19400)]
+
+    assert [cause.kind for cause in diagnose(run).causes] == ["mismatch_growth"]
+    assert diagnose([found("mismatch_growth", 16500), *run[1:]]).causes[0].kind == "entropy_collapse"
+
+
+def test_a_remark_that_came_first_is_at_most_plausible():
+    """A little evidence, and never more than that."""
+    two = diagnose([found("mismatch_level", 400, INFO), *MISMATCH[1:]]).causes[0]
+    one = diagnose([found("mismatch_level", 400, INFO), MISMATCH[1]]).causes[0]
+
+    assert (two.kind, two.sure) == ("mismatch_level", Sureness.PLAUSIBLE)
+    assert (one.kind, one.sure) == ("mismatch_level", Sureness.WEAK)
+    assert "only a remark" in two.why
+
+
+def test_a_cause_that_began_together_with_an_effect_does_not_claim_to_be_first():
+    """Three steps are no order, though later effects are clear."""
+    (cause,) = diagnose(
+        [found("mismatch_growth", 412), found("entropy_collapse", 414), found("reward_drop", 498)]
+    ).causes
+
+    assert "it began at about the same time as entropy collapse" in cause.why
+
+
 def test_a_remark_is_no_cause_beside_a_failure():
     """It stands alone only where nothing worse was found."""
     remark = found("clip_uninformative", 2, INFO)

@@ -122,6 +122,12 @@ def test_what_a_kind_leads_to_exists(kind):
     assert entry.reach > 0
 
 
+@pytest.mark.parametrize("kind", [kind for kind, entry in playbook().items() if entry.symptom])
+def test_a_symptom_follows_from_something(kind):
+    """Or it would be told as a cause whenever it is found."""
+    assert [cause for cause, entry in playbook().items() if kind in entry.leads_to]
+
+
 def test_a_kind_that_uses_an_unknown_action_is_refused(monkeypatch):
     """The mistake is named when the book is read."""
     tables = {"actions": {}, "kinds": {"k": {"do": [{"action": "pray"}]}}}

@@ -172,3 +172,6 @@ def test_what_was_not_measured_names_what_would_be_needed():
 
     assert not any(line.startswith("reward drop:") for line in lines)
     assert any(re.match(r"grad spike: needs optim/grad_norm", line) for line in lines)
+    assert any("others" in line for line in lines)
+    assert max(map(len, lines)) < 300
+    assert missing(set()) == ()
