@@ -186,11 +186,12 @@ def _shown(case: Case) -> list[Sign]:
 
 
 def _summary(shown: Sequence[Sign]) -> str:
-    parts = [
-        f"{sign.entry.happened} from {'step ' if place == 0 else ''}{sign.onset_step}"
-        for place, sign in enumerate(shown)
-    ]
-    return "; ".join(parts)
+    """The chain in one sentence; of signs of one cause the first."""
+    first: dict[str, Sign] = {}
+    for sign in shown:
+        first.setdefault(sign.entry.cause, sign)
+    told = [(sign.entry.happened, sign.onset_step) for sign in first.values()]
+    return "; ".join(f"{what} from {'' if place else 'step '}{onset}" for place, (what, onset) in enumerate(told))
 
 
 def _evidence(sign: Sign) -> Evidence:

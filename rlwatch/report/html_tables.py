@@ -5,6 +5,8 @@ from __future__ import annotations
 from rlwatch.report.markup import Markup, el, joined
 from rlwatch.report.tables import Rows
 
+WORD = 16
+"""Letters of a word that is not broken."""
 LEVELS = ("critical", "warning")
 
 
@@ -25,4 +27,5 @@ def table(rows: Rows) -> Markup:
 
 def _cell(tag: str, text: str, numeric: bool) -> Markup:
     level = text if tag == "td" and text in LEVELS else ""
-    return el(tag, text, cls="n" if numeric else level)
+    word = "w" if len(text) <= WORD and " " not in text else ""
+    return el(tag, text, cls="n" if numeric else f"{level} {word}".strip())

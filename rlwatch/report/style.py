@@ -32,7 +32,7 @@ table { border-collapse:collapse; width:100%; font-size:.87rem; }
 th { text-align:left; color:var(--soft); font-weight:500; }
 th, td { padding:.28rem .7rem .28rem 0; border-bottom:1px solid var(--rule); vertical-align:top; }
 td { overflow-wrap:anywhere; } td.n, th.n { text-align:right; white-space:nowrap; overflow-wrap:normal; }
-td.what { min-width:16rem; }
+td.w { overflow-wrap:normal; } td.what { min-width:16rem; }
 .charts { display:grid; grid-template-columns:repeat(auto-fill,minmax(320px,1fr)); gap:1rem 1.4rem; }
 figure { margin:0; } figcaption { font-size:.9rem; font-weight:600; overflow-wrap:anywhere; }
 figcaption span { font-weight:400; color:var(--soft); font-size:.8rem; margin-left:.4rem; }

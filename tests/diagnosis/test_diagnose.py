@@ -175,6 +175,15 @@ def test_kinds_of_one_cause_are_one_cause():
     assert titles(diagnosis) == ["Train-inference mismatch"]
 
 
+def test_the_summary_tells_each_cause_once():
+    """The evidence tells all of its signs."""
+    run = [found("ratio_drift", 400), found("ratio_length_growth", 420), found("reward_drop", 460)]
+    (cause,) = diagnose(run).causes
+
+    assert cause.summary == "sequence ratios drifted from 1 from step 400; reward fell from 460"
+    assert [evidence.step for evidence in cause.evidence] == [400, 420, 460]
+
+
 def test_an_unknown_kind_is_told_and_not_explained():
     """Detectors of one's own."""
     diagnosis = diagnose([found("moon_phase", 30)])
