@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, RunState
+from rlwatch.alerts.people import acknowledge, find_alert
+from rlwatch.alerts.told import alert_ids
+from rlwatch.clock import Clock
+from rlwatch.ports import AlertStore
+from rlwatch.records import Acknowledgement, Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, RunState, Silence
 
 from . import evidence, table
 from . import format as fmt
@@ -22,7 +26,11 @@ COLUMNS = (
     table.Column("rule", "tight wide"),
     table.Column("delivery", "long middling"),
     table.Column("fired", "right tight"),
+    table.Column("", "tight"),
 )
+
+TAKE = "take:"
+"""What a click on "acknowledge" asks for begins so; the alert's id follows."""
 
 DELIVERY_LOOK = {
     OutboxStatus.SENT: ("✓", BLUE),
@@ -38,6 +46,8 @@ class Entry:
     alert: Alert
     run: RunInfo | None
     messages: Sequence[OutboxMessage]
+    standing: str = ""
+    """Why it is quiet though it fires: ``acknowledged by ann``, ``silenced by bob: repair``..."""
 
     @property
     def goes_on(self) -> bool:
@@ -50,17 +60,35 @@ class Entry:
         return self.goes_on and self.alert.state is AlertState.FIRING
 
     @property
+    def acknowledged(self) -> bool:
+        """Whether somebody took it on."""
+        return self.standing.startswith("acknowledged")
+
+    @property
     def waits(self) -> bool:
         """Whether it may fire yet."""
         return self.goes_on and self.alert.state is AlertState.PENDING
 
 
-def entries(alerts: Sequence[Alert], runs: Mapping[str, RunInfo], messages: Sequence[OutboxMessage]) -> list[Entry]:
-    """Alerts, the one told last first, without those nobody was or will be told of."""
+def entries(
+    alerts: Sequence[Alert],
+    runs: Mapping[str, RunInfo],
+    messages: Sequence[OutboxMessage],
+    standing: Mapping[str, str] | None = None,
+) -> list[Entry]:
+    """Alerts, the one told last first, without those nobody was or will be told of.
+
+    ``standing``: why some are quiet, by alert (:func:`rlwatch.alerts.people.standing`).
+    """
     by_alert: dict[str, list[OutboxMessage]] = {}
     for message in messages:
-        by_alert.setdefault(message.alert_id, []).append(message)
-    all_entries = [Entry(alert, runs.get(alert.run_id), by_alert.get(alert.alert_id, ())) for alert in alerts]
+        for alert_id in alert_ids(message):
+            by_alert.setdefault(alert_id, []).append(message)
+    quiet = standing or {}
+    all_entries = [
+        Entry(alert, runs.get(alert.run_id), by_alert.get(alert.alert_id, ()), quiet.get(alert.alert_id, ""))
+        for alert in alerts
+    ]
     told = [e for e in all_entries if e.firing or e.waits or e.alert.fired_at is not None]
     return sorted(told, key=lambda e: -(float("inf") if e.alert.fired_at is None else e.alert.fired_at))
 
@@ -76,8 +104,25 @@ def matching(all_entries: Sequence[Entry], choice: str) -> list[Entry]:
 
 def headline(all_entries: Sequence[Entry]) -> str:
     """``2 alerts firing``."""
-    count = sum(entry.firing for entry in all_entries)
-    return f"{fmt.plural(count, 'alert')} firing" if count else "No alert is firing"
+    firing = [entry for entry in all_entries if entry.firing]
+    taken = sum(entry.acknowledged for entry in firing)
+    if not firing:
+        return "No alert is firing"
+    return f"{fmt.plural(len(firing), 'alert')} firing" + (f", {taken} acknowledged" if taken else "")
+
+
+def silence_words(silence: Silence, now: float) -> str:
+    """``kind kl_drift for 2 h more, by ann: new data``."""
+    keys = ("run", "project", "kind", "rule")
+    about = [f"{key} {getattr(silence, key)}" for key in keys if getattr(silence, key)]
+    about += [f"label {key}={value}" for key, value in silence.labels.items()]
+    left = fmt.duration(max(0.0, silence.until - now))
+    return fmt.shorten(f"{', '.join(about) or 'everything'} for {left} more, by {silence.by}: {silence.why}", 300)
+
+
+def take(store: AlertStore, alert_id: str, *, by: str, why: str, clock: Clock | None = None) -> Acknowledgement:
+    """Take a firing alert on; returns whose it is now. Raises ``ConfigError`` and ``StoreError``."""
+    return acknowledge(store, find_alert(store.alerts(), alert_id), by=by, why=why, clock=clock)
 
 
 def row(entry: Entry, now: float) -> table.Row:
@@ -87,21 +132,33 @@ def row(entry: Entry, now: float) -> table.Row:
     return table.Row(
         cells=[
             table.severity(alert.severity),
-            table.text(state_words(entry), quiet=not entry.firing),
+            table.text(state_words(entry), quiet=not entry.firing or bool(entry.standing), title=entry.standing),
             table.run_link(alert.run_id, project, name),
-            table.details(alert.alert_id, message_words(alert), explanation(alert)),
+            table.details(alert.alert_id, message_words(alert), explanation(entry)),
             table.text(fmt.step(alert.onset_step), title=resolved_words(alert)),
             table.text(fmt.shorten(alert.rule, 40), quiet=True),
             delivery(entry.messages),
             table.text(fmt.age(alert.fired_at, now)),
+            take_cell(entry),
         ],
         opens="",
-        quiet=not entry.firing,
+        quiet=not entry.firing or entry.acknowledged,
     )
 
 
+def take_cell(entry: Entry) -> table.Cell:
+    """What a person may do about it: take on what fires and nobody has taken on."""
+    if not entry.firing or entry.acknowledged:
+        return table.text("")
+    return table.link("acknowledge", "alerts", TAKE + entry.alert.alert_id)
+
+
 def state_words(entry: Entry) -> str:
-    """``firing``, ``resolved``, ``pending``; ``unresolved`` where the run ended before it was over."""
+    """``firing``, ``resolved``, ``pending``; ``acknowledged``, ``silenced``, ``inhibited`` where it is quiet though it
+    fires; ``unresolved`` where the run ended before it was over.
+    """
+    if entry.firing and entry.standing:
+        return entry.standing.partition(" ")[0]
     ended = entry.alert.state is AlertState.FIRING and not entry.firing
     return "unresolved" if ended else entry.alert.state.value
 
@@ -112,9 +169,12 @@ def message_words(alert: Alert) -> str:
     return message if what.casefold() in message.casefold() else f"{what}: {message}"
 
 
-def explanation(alert: Alert) -> list[tuple[str, str]]:
-    """Why it was told, and the numbers it carries."""
+def explanation(entry: Entry) -> list[tuple[str, str]]:
+    """Why it was told, why it is quiet, and the numbers it carries."""
+    alert = entry.alert
     lines = [("because", alert.reason)] if alert.reason else []
+    if entry.firing and entry.standing:
+        lines.append(("quiet", fmt.shorten(entry.standing, 300)))
     if alert.resolved_step is not None:
         lines.append(("over", resolved_words(alert)))
     return lines + evidence.lines(alert.evidence)

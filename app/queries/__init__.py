@@ -8,7 +8,19 @@ from .causes import diagnosis, report
 from .curves import Outline, Trace, canonical_names, metric_names, outline, traces
 from .door import store, store_url
 from .glance import Fleet, Glance, Vitals, fleet, vitals
-from .rows import alerts, alerts_by_run, commands, events, findings, last_values, outbox, run, runs_by_id
+from .rows import (
+    alerts,
+    alerts_by_run,
+    commands,
+    events,
+    findings,
+    last_values,
+    outbox,
+    run,
+    runs_by_id,
+    silences,
+    standing,
+)
 from .tokens import culprits, far_out, localised, of_step, usual_norm
 
 __all__ = [
@@ -36,6 +48,8 @@ __all__ = [
     "report",
     "run",
     "runs_by_id",
+    "silences",
+    "standing",
     "store",
     "store_url",
     "traces",

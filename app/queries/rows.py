@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rlwatch.records import Alert, Command, Event, Finding, OutboxMessage, RunInfo
+from collections.abc import Mapping, Sequence
+
+from rlwatch.alerts import people
+from rlwatch.alerts.config import load_config
+from rlwatch.alerts.policy import Policy
+from rlwatch.errors import ConfigError
+from rlwatch.records import Alert, Command, Event, Finding, OutboxMessage, RunInfo, Silence
 
 from .door import store
 
@@ -53,3 +59,19 @@ def alerts_by_run() -> dict[str, list[Alert]]:
 def outbox() -> list[OutboxMessage]:
     """Messages to the outside, oldest first."""
     return store().outbox()
+
+
+def silences(now: float) -> list[Silence]:
+    """Silences that last at ``now``, oldest first."""
+    return [silence for silence in store().silences() if silence.until > now]
+
+
+def standing(found: Sequence[Alert], runs: Mapping[str, RunInfo], now: float) -> dict[str, str]:
+    """Alert id -> why it is quiet though it fires. Where ``rlwatch.toml`` cannot be read, the usual rules apply."""
+    try:
+        policy = load_config(store_root=getattr(store(), "root", None), env={}).policy
+    except ConfigError:
+        policy = Policy()
+    return people.standing(
+        found, policy, now, runs=runs, acknowledgements=store().acknowledgements(), silences=silences(now)
+    )

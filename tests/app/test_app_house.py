@@ -41,7 +41,18 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
     roots = {name.split(".")[0] for path in SOURCES for name in imports(path)} - set(sys.stdlib_module_names)
     assert roots == {"numpy", "rlwatch", "streamlit"}
     rooms = {name.split(".")[1] for path in SOURCES for name in imports(path) if name.startswith("rlwatch.")}
-    assert rooms <= {"clock", "control", "diagnosis", "errors", "metrics", "ports", "records", "report", "store"}
+    assert rooms <= {
+        "alerts",
+        "clock",
+        "control",
+        "diagnosis",
+        "errors",
+        "metrics",
+        "ports",
+        "records",
+        "report",
+        "store",
+    }
 
 
 def test_html_is_only_made_by_the_function_that_escapes():
@@ -73,7 +84,7 @@ def test_no_script_parses_html(name):
 
 
 def test_writes_happen_in_one_place():
-    """A page that is drawn changes nothing: only ``control.send`` submits."""
+    """A page that is drawn changes nothing: only ``control.send`` submits, only ``alarms.take`` acknowledges."""
     writers = {
         "submit",
         "settle",
@@ -83,9 +94,14 @@ def test_writes_happen_in_one_place():
         "settle_message",
         "retry_message",
         "lease_messages",
+        "tell",
+        "put_silence",
+        "silence",
+        "end_silence",
     }
     assert [(p.name, name) for p in SOURCES for name, _ in calls(p) if name.split(".")[-1] in writers] == []
     assert [p.name for p in SOURCES for name, _ in calls(p) if name == "request"] == ["control.py"]
+    assert [p.name for p in SOURCES for name, _ in calls(p) if name.endswith("acknowledge")] == ["alarms.py"]
 
 
 def test_no_page_swallows_what_it_should_not():

@@ -1,5 +1,7 @@
 """The page of alerts, as Streamlit draws it."""
 
+import time
+
 from app_world import (
     WEIRD,
     alert,
@@ -13,7 +15,8 @@ from app_world import (
     write_run,
 )
 
-from rlwatch.records import AlertState, OutboxStatus, Severity
+from rlwatch.records import Acknowledgement, AlertState, OutboxStatus, Severity, Silence
+from rlwatch.store.url import open_store
 
 
 def rows(page):
@@ -45,6 +48,7 @@ def test_an_alert_shows_what_when_and_what_became_of_it(store_dir):
             "collapse",
             "dead after 8 tries: HTTP 410 Gone",
             "1\u202fmin ago",
+            "acknowledge",
         ]
     ]
 
@@ -71,3 +75,93 @@ def test_hostile_text_in_alerts_is_only_data(store_dir):
     assert no_traceback(page)
     assert "<script" not in html(page)
     assert WEIRD.split(" ", maxsplit=1)[0] in rows(page)[0][3]
+
+
+def taken(store_dir, **more):
+    store = open_store(str(store_dir))
+    return store.acknowledge(Acknowledgement(alert().alert_id, "run-1", "ann", "rolled back", 1.0, **more))
+
+
+def test_a_firing_alert_can_be_acknowledged_once(store_dir):
+    """Who and why are kept; the row then says so and offers it no more."""
+    write_run(store_dir)
+    put_alerts(store_dir, [alert()])
+    page = alerts_page()
+    assert rows(page)[0][-1] == "acknowledge"
+    page.session_state["take-pending"] = alert().alert_id
+    page.run()
+    page.text_input(key="take-why").input("rolled back")
+    page.text_input(key="take-by").input("ann")
+    page.button(key="take").click().run()
+    assert no_traceback(page)
+    [kept] = open_store(str(store_dir)).acknowledgements()
+    assert (kept.alert_id, kept.by, kept.why, kept.severity) == (
+        alert().alert_id,
+        "ann",
+        "rolled back",
+        Severity.CRITICAL,
+    )
+    assert (rows(page)[0][1], rows(page)[0][-1]) == ("acknowledged", "")
+    assert "1 alert firing, 1 acknowledged" in html(page)
+
+
+def test_an_acknowledgement_can_be_cancelled(store_dir):
+    """Nothing is kept."""
+    write_run(store_dir)
+    put_alerts(store_dir, [alert()])
+    page = alerts_page()
+    page.session_state["take-pending"] = alert().alert_id
+    page.run()
+    page.button(key="take-cancel").click().run()
+    assert no_traceback(page)
+    assert open_store(str(store_dir)).acknowledgements() == []
+    assert not page.text_input
+
+
+def test_an_alert_that_was_over_by_then_says_why_it_was_not_acknowledged(store_dir):
+    """In words, in the dialog."""
+    write_run(store_dir)
+    put_alerts(store_dir, [alert()])
+    page = alerts_page()
+    page.session_state["take-pending"] = alert().alert_id
+    page.run()
+    put_alerts(store_dir, [alert(state=AlertState.RESOLVED, resolved_step=30)])
+    page.button(key="take").click().run()
+    assert no_traceback(page)
+    assert "was not acknowledged" in page.error[0].value
+    assert "only what fires" in page.code[0].value
+
+
+def test_worse_than_acknowledged_can_be_acknowledged_again(store_dir):
+    """It was a warning when ann took it on."""
+    write_run(store_dir)
+    put_alerts(store_dir, [alert()])
+    taken(store_dir, severity=Severity.WARNING)
+    page = alerts_page()
+    assert (rows(page)[0][1], rows(page)[0][-1]) == ("firing", "acknowledge")
+
+
+def test_what_keeps_alerts_quiet_is_shown(store_dir):
+    """A silence with what it is about, by whom and why; a cause that fires."""
+    write_run(store_dir)
+    cause = alert(kind="nonfinite")
+    put_alerts(store_dir, [cause, alert(), alert(kind="kl_drift")])
+    now = time.time()
+    store = open_store(str(store_dir))
+    store.put_silence(Silence("s", "bob", WEIRD, now - 5, now + 7200, kind="kl_drift"))
+    store.put_silence(Silence("t", "bob", "", now - 5, now - 1))
+    page = alerts_page()
+    assert no_traceback(page)
+    assert sorted(row[1] for row in rows(page)) == ["firing", "inhibited", "silenced"]
+    assert page.expander[0].label == "1 silence: nobody is told of these"
+    assert "kind kl_drift for" in page.expander[0].text[0].value
+
+
+def test_a_configuration_that_cannot_be_read_does_not_hide_the_alerts(store_dir):
+    """The usual rules say what is quiet."""
+    write_run(store_dir)
+    put_alerts(store_dir, [alert()])
+    (store_dir / "rlwatch.toml").write_text("rulez = 1")
+    page = alerts_page()
+    assert no_traceback(page)
+    assert rows(page)[0][1] == "firing"
