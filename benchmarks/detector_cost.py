@@ -1,0 +1,92 @@
+"""What judging costs: CPU of the detectors for each step of 300 metrics, and whether their memory stays bounded.
+
+    python benchmarks/detector_cost.py                       # 5,000 steps
+    python benchmarks/detector_cost.py --steps 1000000       # the long one: memory every tenth of the way
+
+A run with every metric that any detector reads, and others up to 300, all noisy; now and then a NaN, a gap and a spike.
+In training this work is done on the writer thread, not on that of the trainer. Detectors alone, one by one, and the
+whole Monitor (merging, detectors, alerts). Thread CPU time, best of three stretches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import time
+from collections.abc import Iterator
+
+from rlwatch.detectors.registry import default_detectors
+from rlwatch.metrics import BY_NAME
+from rlwatch.monitor import Monitor
+from rlwatch.records import ClosedStep, StepRecord
+
+METRICS = 300
+STRETCH = 1000
+
+
+def names() -> list[str]:
+    """Canonical names, as many as there are, and then some of a run's own."""
+    known = [name for name in BY_NAME if not name.endswith("/")]
+    return (known + [f"own/metric_{i}" for i in range(METRICS)])[:METRICS]
+
+
+def rows(steps: int, seed: int = 0) -> Iterator[dict[str, float]]:
+    """Noisy metrics around 0.5; one in 2,000 values is NaN, 10 times as large or missing."""
+    draw = random.Random(seed)
+    every = names()
+    for _ in range(steps):
+        row = {name: 0.5 + 0.05 * draw.random() for name in every}
+        if draw.random() < 0.1:
+            row[draw.choice(every)] = draw.choice((float("nan"), 5.0))
+            row.pop(draw.choice(every))
+        yield row
+
+
+def one_by_one(stretch: list[dict[str, float]]) -> list[tuple[float, str]]:
+    """Microseconds a step of each detector, the dearest first."""
+    found = []
+    for detector in default_detectors():
+        best = min(timed(detector, stretch, start) for start in (0, STRETCH, 2 * STRETCH))
+        found.append((best, detector.name))
+    return sorted(found, reverse=True)
+
+
+def timed(detector: object, stretch: list[dict[str, float]], start: int) -> float:
+    """Thread CPU time of one stretch, microseconds a step."""
+    steps = [ClosedStep(start + i, row) for i, row in enumerate(stretch)]
+    begun = time.thread_time()
+    for step in steps:
+        detector.update(step)  # type: ignore[attr-defined]
+    return (time.thread_time() - begun) / len(steps) * 1e6
+
+
+def whole(steps: int) -> None:
+    """The Monitor over the whole run: cost and memory on the way."""
+    monitor, parts = Monitor(run_id="bench"), 10
+    done = 0
+    for part in range(parts):
+        begun = time.thread_time()
+        for row in rows(steps // parts, seed=part):
+            done += 1
+            monitor.observe(StepRecord(done, row, seq=done))
+        took = (time.thread_time() - begun) / (steps // parts) * 1e6
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{done:>10,} steps  {took:8.0f} us a step, rows made too  {held:8.1f} MB at most so far", flush=True)
+
+
+def main() -> None:
+    """Print both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5000)
+    args = parser.parse_args()
+    stretch = list(rows(STRETCH))
+    each = one_by_one(stretch)
+    print(f"{len(each)} detectors, {METRICS} metrics a step: {sum(cost for cost, _ in each):.0f} us a step")
+    for cost, name in each:
+        print(f"  {cost:8.1f} us  {name}")
+    whole(args.steps)
+
+
+if __name__ == "__main__":
+    main()
