@@ -35,7 +35,8 @@ class DegenerateBatch(BaseDetector):
     kinds: ClassVar[tuple[str, ...]] = ("degenerate_batch",)
     reads: ClassVar[tuple[str, ...]] = ("len/min",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple(
-        ("len/min", "len/mean", "len/max", "len/clipped", said) for said in ("reward/std", "reward/zero_std_frac")
+        ("len/min", "len/mean", "len/max", "len/clipped", *said)
+        for said in (("reward/std",), ("reward/zero_std_frac",), ("adv/min", "adv/max"))
     )
 
     def __init__(self) -> None:

@@ -20,7 +20,6 @@ class Likelihood:
         self._recent = Window(rows=60, steps=10**9, least=6)
         self._other = Window(rows=10, steps=20, least=4)
         self.best: float | None = None
-        self.best_at = 0
         self.other_at_best: float | None = None
 
     def update(self, step: int, logp: float, entropy: float | None) -> None:
@@ -31,8 +30,12 @@ class Likelihood:
         if entropy is not None:
             self._other.update(step, entropy)
         now = self._now.get()
-        if now is not None and (self.best is None or now > self.best):
-            self.best, self.best_at, self.other_at_best = now, step, self._other.get()
+        if now is None:
+            return
+        self.best = now if self.best is None else max(self.best, now)
+        # Within three errors of the best, which is a maximum over many rows.
+        if self.best - now <= 3.0 * self.error:
+            self.other_at_best = self._other.get()
 
     @property
     def now(self) -> float | None:
@@ -58,12 +61,20 @@ class Likelihood:
 
     @property
     def unexplained(self) -> float | None:
-        """Of that, what entropy has not risen by in the same time; None where entropy is not measured.
+        """Of that, what entropy has not risen by since it was last at its best; None where entropy is not measured.
 
         A policy that explores more gives all its responses less probability, the correct ones too: no displacement.
         """
         now, then = self._other.get(), self.other_at_best
         return None if now is None or then is None else self.lost - max(now - then, 0.0)
+
+    def displaced(self, share: float, errors: float = 5.0) -> bool | None:
+        """Whether it has fallen, mostly in ways that entropy does not explain; None where entropy is not measured."""
+        left = self.unexplained
+        if left is None:
+            return None
+        least = max(share * abs(self.best or 0.0), 1.5 * errors * self.error, self.lost / 2.0)
+        return self.fallen(share, errors) and left > least
 
     def fallen(self, share: float, errors: float = 5.0) -> bool:
         """Whether it lost ``share`` of its best level, more than ``errors`` standard errors."""

@@ -49,6 +49,7 @@ class LikelihoodDisplacement(BaseDetector):
         self._norm = Window(rows=5, steps=5)
         self._norm_base = Baseline()
         self._entropy = Window(rows=5, steps=5)
+        self._low = Hold(forgive=2)
         self._falls = Hold(forgive=2)
         self._surges = Hold(forgive=1)
         self._stagnates = Hold(forgive=2)
@@ -71,6 +72,7 @@ class LikelihoodDisplacement(BaseDetector):
         if share is not None:
             self._share.update(step.step, share)
         self._displaced.update(step.step, share)
+        self._low.update(step.step, self._likelihood.fallen(LOST / 2.0, errors=2.0))
         self._falls.update(step.step, self._falling())
         holds = self._falls.lasted(5) or self._displaced.lasted
         self._surges.update(step.step, holds and (self._grad_factor >= SURGE or self._entropy_factor >= ENTROPY))
@@ -86,10 +88,8 @@ class LikelihoodDisplacement(BaseDetector):
         share = self._share.get()
         if share is not None:
             return share > 0.5 and self._likelihood.fallen(LOST)
-        left = self._likelihood.unexplained
-        if left is None:
-            return self._likelihood.fallen(LOST_ALONE)
-        return self._likelihood.fallen(LOST) and left > LOST * abs(self._likelihood.best or 0.0)
+        displaced = self._likelihood.displaced(LOST)
+        return self._likelihood.fallen(LOST_ALONE) if displaced is None else displaced
 
     def _stagnant(self) -> bool:
         now, start = self._likelihood.now, self._likelihood.start
@@ -112,7 +112,7 @@ class LikelihoodDisplacement(BaseDetector):
             return self._stagnates.since
         if self._falls.since is None:
             return self._displaced.since
-        return min(self._likelihood.best_at, self._falls.since)
+        return self._falls.since if self._low.since is None else min(self._low.since, self._falls.since)
 
     def _finding(self, step: ClosedStep, phase: int, severity: Severity) -> Finding:
         seen = self._likelihood
