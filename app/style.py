@@ -13,6 +13,7 @@ STYLE = """<style>
 .rl-why .label { opacity: .6; margin-right: .75rem; }
 .rl-why .arrow { opacity: .5; padding: 0 .4rem; }
 .rl-do { font-size: .9rem; margin: .4rem 0; padding-left: 1.3rem; }
+.rl-do code { font-size: .85em; }
 .rl-do li { margin: .45rem 0; overflow-wrap: anywhere; }
 .rl-step { margin-top: .4rem; }
 .rl-token { font-family: monospace; font-size: .95em; font-weight: 700; overflow-wrap: anywhere;

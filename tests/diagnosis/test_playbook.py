@@ -87,6 +87,7 @@ def test_importance_sampling_is_not_sold_as_a_repair():
 
     assert order["repair-sync"] < order["lower-lr"] < order["tis"]
     assert "0 of 4" in advice("mismatch_growth").actions[order["tis"]].evidence
+    assert advice("mismatch_growth").actions[order["tis"]].strength is not Strength.MEASURED
 
 
 @pytest.mark.parametrize("source", ["trl/grpo", "verl", "openrlhf"])
