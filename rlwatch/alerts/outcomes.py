@@ -11,7 +11,7 @@ from rlwatch.records import OutboxMessage, OutboxStatus
 LONGEST_WISH_S = 3600.0
 """The most a receiver can put us off (``Retry-After``)."""
 
-_TELLING_ORDER = {"firing": 0, "escalated": 1, "resolved": 2}
+_TELLING_ORDER = {"firing": 0, "escalated": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
 
 
 @dataclass(frozen=True, slots=True)
