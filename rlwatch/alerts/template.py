@@ -35,6 +35,16 @@ HEAD = """\
 # kind = "webhook"
 # url = "env:ONCALL_URL"
 
+# Slack, Discord, Teams, Telegram, Feishu, Lark, DingTalk, WeCom, PagerDuty, e-mail (pip install
+# 'rlwatch-monitor[notify]'), wandb and programs are channels too: docs/notifiers.md. Try them: rlwatch alerts test
+# [notify.slack]
+# url = "env:SLACK_URL"
+
+# [notify.pager]                 # gets the message as JSON on its standard input; no shell
+# kind = "command"
+# argv = ["cat", "-"]
+# pass_env = ["PAGER_TOKEN"]     # of the environment it sees only this, PATH, HOME and the like
+
 # What a rule may say (steps are the trainer's step numbers, not rows and not seconds):
 #   kinds, except_kinds, detectors   which findings it is about; none named: all
 #   min_severity                     "info", "warning" (default) or "critical"

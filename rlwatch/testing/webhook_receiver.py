@@ -66,12 +66,19 @@ class WebhookReceiver:
         What to answer, in order; the last one for ever. 204 if none are given.
     clock
         Judges the age of deliveries.
+    port
+        0: a free one.
     any_path
         Whether to answer under every path; otherwise 404 under any but its own.
     """
 
     def __init__(
-        self, *answers: Answer | int, secret: str | None = None, clock: Clock | None = None, any_path: bool = False
+        self,
+        *answers: Answer | int,
+        secret: str | None = None,
+        clock: Clock | None = None,
+        port: int = 0,
+        any_path: bool = False,
     ) -> None:
         self._script = [Answer(a) if isinstance(a, int) else a for a in answers] or [Answer()]
         self._secret, self._any_path = secret, any_path
@@ -79,7 +86,7 @@ class WebhookReceiver:
         self._received: list[Received] = []
         self._news = threading.Condition()
         self.closing = threading.Event()
-        self._server = _Server(self)
+        self._server = _Server(self, port)
         self._path = f"/hook/{secrets.token_urlsafe(16)}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
@@ -146,8 +153,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, receiver: WebhookReceiver) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, receiver: WebhookReceiver, port: int) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.receiver = receiver
 
     def handle_error(self, request: object, client_address: object) -> None:

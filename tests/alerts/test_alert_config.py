@@ -264,7 +264,7 @@ def test_what_the_written_file_comments_out_is_correct_too():
     written(text)
     config = load_config()
 
-    assert config.channel_names == ("console", "webhook", "oncall")
+    assert config.channel_names == ("console", "webhook", "oncall", "slack", "pager")
     assert config.store_url == "./rlwatch-runs"
     assert replace(config.policy, quiet_hours=()) == Policy()
     assert config.policy.quiet_hours == (QuietHours(time(22), time(7), "Europe/Berlin"),)
@@ -327,3 +327,22 @@ def test_the_rooms_import_without_any_extra():
     )
 
     assert done.stdout.strip() == "[]"
+
+
+def test_every_kind_of_channel_can_be_written_in_the_file(tmp_path: Path):
+    """Secrets from the environment; a program as a list of words."""
+    file = tmp_path / "rlwatch.toml"
+    file.write_text(
+        '[notify.slack]\nurl = "env:SLACK"\ntotal_s = 5\n'
+        '[notify.mail]\nkind = "email"\nurl = "env:MAIL"\n'
+        '[notify.page]\nkind = "command"\nargv = ["cat", "-"]\npass_env = ["HOME"]\n[notify.wandb]\n'
+    )
+    env = {"SLACK": "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7F", "MAIL": "mailto://a:b@example.com"}
+    built = build_notifiers(load_config(file, env=env), console=False, env=env)
+
+    assert {name: type(notifier).__name__ for name, notifier in built.items()} == {
+        "slack": "ServiceNotifier",
+        "mail": "EmailNotifier",
+        "page": "CommandNotifier",
+        "wandb": "WandbNotifier",
+    }

@@ -254,3 +254,20 @@ def test_a_webhook_of_the_file_is_named_by_its_channel(tmp_path: Path, monkeypat
 
     assert (check.name, check.level) == ("pager", Level.OK)
     assert check.text == "https://hooks.example.com/[redacted], signed"
+
+
+def test_channels_other_than_webhooks_are_named_with_the_way_to_try_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without their address; one that cannot be built fails."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rlwatch.toml").write_text('[notify.chat]\nkind = "wecom"\nurl = "env:CHAT"\n')
+    monkeypatch.setenv("CHAT", "wecombot://hush-hush")
+    described = webhook.examine(ping=True)[-1]
+    monkeypatch.setenv("CHAT", "json://hush-hush")
+    broken = webhook.examine()[-1]
+
+    assert (described.name, described.level) == ("chat", Level.OK)
+    assert "rlwatch alerts test --channel chat" in described.text
+    assert broken.level is Level.FAIL
+    assert "hush" not in described.text + broken.text

@@ -27,27 +27,29 @@ def examine(*, ping: bool = False, store_root: Path | None = None) -> list[Check
     where = str(config.path) if config.path else "the defaults (no rlwatch.toml here)"
     checks = [Check("configuration", Level.OK, f"{where}, {len(config.rules)} alert rules")]
     checks += [Check("configuration", Level.WARN, warning) for warning in config.warnings]
-    return checks + _webhooks(config, ping=ping)
+    return checks + _channels(config, ping=ping)
 
 
-def _webhooks(config: Config, *, ping: bool) -> list[Check]:
+def _channels(config: Config, *, ping: bool) -> list[Check]:
     from rlwatch.alerts.config import URL_VARIABLE, build_notifiers
 
-    channels = [channel for channel in config.channels if channel.kind == "webhook"]
+    channels = [channel for channel in config.channels if channel.kind != "console"]
     if not channels:
         return [Check("webhook", Level.OK, f"none ({URL_VARIABLE} is not set): alerts stay in the store")]
     try:
         build_notifiers(config, console=False)
     except ConfigError as error:
-        return [Check("webhook", Level.FAIL, f"cannot be used: {error}")]
+        return [Check("channels", Level.FAIL, f"cannot be used: {error}")]
     checks = [_described(channel) for channel in channels]
-    return checks + [_ping(channel) for channel in channels if ping]
+    return checks + [_ping(channel) for channel in channels if ping and channel.kind == "webhook"]
 
 
 def _described(channel: ChannelConfig) -> Check:
     from rlwatch.alerts.config import SECRET_VARIABLE
     from rlwatch.notify.redact import redact_url
 
+    if channel.kind != "webhook":
+        return Check(channel.name, Level.OK, f"{channel.kind}; rlwatch alerts test --channel {channel.name} tries it")
     shown = redact_url(_value(channel, "url"))
     if not _value(channel, "secret"):
         unsigned = f"unsigned: set {SECRET_VARIABLE} and receivers can tell our messages from others"
