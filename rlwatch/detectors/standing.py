@@ -16,6 +16,7 @@ class Standing:
         self._base = Baseline()
         self._now = Window(rows=10, steps=10)
         self._raw = Window(rows=10, steps=10)
+        self._row = Hold(forgive=3)
         self._hold = Hold(forgive=1)
         self._blank = 0
 
@@ -31,6 +32,7 @@ class Standing:
         for part in (self._base, self._now):
             part.update(step, scaled)
         self._raw.update(step, value)
+        self._row.update(step, scaled >= self.bound)
         self._hold.update(step, self.score >= 1.0)
 
     @property
@@ -56,8 +58,8 @@ class Standing:
 
     @property
     def since(self) -> int | None:
-        """Since when."""
-        return self._hold.since
+        """Since when single rows, or else their median, have been beyond it."""
+        return self._hold.since if self._row.since is None else self._row.since
 
     @property
     def always(self) -> bool:

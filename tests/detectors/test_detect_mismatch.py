@@ -1,6 +1,7 @@
 """Mismatch beyond its mean: trend, level, tail, correlation, a mask that goes blind, a KL that is."""
 
 import math
+import random
 
 import pytest
 from exact_runs import alarms, always, exact, swinging, then, when, worst
@@ -17,7 +18,7 @@ from rlwatch.detectors.mismatch_tail import MismatchTail
 from rlwatch.detectors.moe_imbalance import MoEImbalance
 from rlwatch.detectors.routing_mismatch import RoutingMismatch
 from rlwatch.metrics import canonicalise
-from rlwatch.records import Severity
+from rlwatch.records import ClosedStep, Severity
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -254,3 +255,29 @@ def test_routing_is_judged_by_its_growth():
     """A tenth of the pairs differ in healthy runs."""
     assert worst(RoutingMismatch(), exact({"mismatch/routing_layer_frac": always(0.12)})) is None
     assert worst(RoutingMismatch(), exact({"mismatch/routing_layer_frac": then(0.1, 0.3, 30)})) == "warning"
+
+
+@pytest.mark.parametrize("source", ["", "ms-swift", "trl/grpo"])
+def test_the_collapse_that_ms_swift_logged_is_seen(source):
+    """Log-perplexity 0.069 to 0.38 from step 700 on, while the share clipped falls again (public figures of one run)."""
+    growth, mask, said = MismatchGrowth(), MismatchMask(), {}
+    gap, clipped = ramp(0.069, 0.38, 600, 1000), ramp(0.004, 0.002, 650, 900, 0.1)
+    noise = random.Random(0)
+    for step in range(1200):
+        row = {
+            "rollout_correction/log_ppl_abs_diff": gap(step, noise),
+            "rollout_correction/clipped_frac": clipped(step, noise),
+            "rollout_correction/ess": 0.99,
+        }
+        closed = ClosedStep(step=step, metrics=canonicalise(row, source)[0])
+        for finding in [*growth.update(closed), *mask.update(closed)]:
+            said.setdefault((finding.kind, finding.severity.value), step)
+
+    assert 600 < said["mismatch_growth", "warning"] < 740
+    assert said["mismatch_growth", "critical"] < 1000
+    assert ("mismatch_mask", "warning") in said
+
+
+def test_what_ms_swift_calls_kl_has_the_other_sign_and_is_not_read():
+    """It is trainer less rollout there."""
+    assert canonicalise({"rollout_correction/kl": 0.1, "rollout_correction/k3_kl": 0.2})[0] == {"mismatch/k3": 0.2}

@@ -19,7 +19,7 @@ _LEVEL: tuple[Metric, ...] = (
         same("rollout_corr/kl", "verl", "k1"), same("vllm_kl", "openrlhf", "k1"),
         proxy("ppo_actor/update/behave_approx_kl/avg", "areal"))),
     nats("mismatch/k3", Family.MISMATCH, "the same by the k3 estimator", low=0.0, estimator="k3", aliases=(
-        same("rollout_corr/k3_kl", "verl", "k3"), same("mismatch_kl/all/mean", "prime-rl", "k3"),
+        same("rollout_corr/k3_kl", "verl", "k3"), same("rollout_correction/k3_kl", "", "k3"), same("mismatch_kl/all/mean", "prime-rl", "k3"),
         same("mismatch_k3"), same("gen_kl_error", "nemo-rl", "k3"), same("train_rollout_kl", "", "k3", _RESPONSES),
         proxy("kl", "trl/async", "k3", "current policy against the sampling one"))),
     nats("mismatch/logp_absdiff", Family.MISMATCH, "mean |log trainer - log rollout|", low=0.0, aliases=(
@@ -48,7 +48,7 @@ _WEIGHTS: tuple[Metric, ...] = (
     Metric("mismatch/weight_min", Family.MISMATCH, "", "smallest raw weight", 0.0, aggregator="minimum"),
     Metric("mismatch/is_ratio", Family.MISMATCH, "", "mean trainer/rollout weight after truncation or masking", 0.0, aliases=(
         same("sampling/importance_sampling_ratio/mean"), same("rollout_corr/rollout_is_mean", "verl"),
-        same("mismatch/is_ratio_mean"))),
+        same("mismatch/is_ratio_mean"), same("rollout_correction/is_weight_mean"))),
     Metric("mismatch/is_ratio_max", Family.MISMATCH, "", "largest weight after truncation or masking", 0.0, aggregator="maximum", aliases=(
         same("sampling/importance_sampling_ratio/max"), same("rollout_corr/rollout_is_max", "verl"))),
     Metric("mismatch/is_ratio_min", Family.MISMATCH, "", "smallest weight after truncation or masking", 0.0, aggregator="minimum", aliases=(
@@ -57,12 +57,15 @@ _WEIGHTS: tuple[Metric, ...] = (
            aliases=(same("rollout_corr/rollout_is_std", "verl"),)),
     fraction("mismatch/is_zero", Family.MISMATCH, "tokens whose weight the run's own correction sets to 0: they teach nothing"),
     fraction("mismatch/ess", Family.MISMATCH, "effective sample size of raw trainer/rollout weights over their number", aliases=(
-        proxy("rollout_corr/rollout_is_eff_sample_size", "verl", aggregator="after truncation"),)),
+        proxy("rollout_corr/rollout_is_eff_sample_size", "verl", aggregator="after truncation"),
+        proxy("rollout_correction/ess", aggregator="after truncation on both sides"))),
     fraction("mismatch/ess_truncated", Family.MISMATCH, "the same of weights truncated at the run's cap or 2: looks healthy when much is cut"),
     Metric("mismatch/chi2", Family.MISMATCH, "", "<weight^2> - 1 of raw token weights; a sample's may be below 0", -1.0, aliases=(
-        same("rollout_corr/chi2_token", "verl", aggregator="weights clamped at exp(20)"),)),
+        same("rollout_corr/chi2_token", "verl", aggregator="weights clamped at exp(20)"),
+        same("rollout_correction/chi2_token", aggregator="weights clamped at exp(20)"))),
     fraction("mismatch/tis_truncated", Family.MISMATCH, "tokens whose weight truncated importance sampling would cut, at the run's cap or 2", aliases=(
         proxy("rollout_corr/rollout_is_ratio_fraction_high", "verl", aggregator=_ANY_BAND),
+        proxy("rollout_correction/clipped_frac", aggregator="in the run's own mode, at its threshold"),
         proxy("train/tis_clipfrac", "slime", aggregator="of both sides, or of IcePop"))),
     fraction("mismatch/icepop_masked", Family.MISMATCH, "tokens whose weight lies outside [0.5, 5]: falls while the gap widens, so read it beside logp_absdiff", aliases=(
         proxy("rollout_corr/rollout_is_oob_ratio", "verl", aggregator=_ANY_BAND),
@@ -104,23 +107,23 @@ _RESPONSE: tuple[Metric, ...] = (
     fraction("mismatch/geo_rejected", Family.MISMATCH, "responses whose geometric mean of weights lies outside [0.999, 1.001]", aggregator="sequence fraction", aliases=(
         proxy("rollout_corr/rollout_rs_seq_mean_k1_seq_masked_fraction", "verl", aggregator="at the run's own threshold"),)),
     Metric("mismatch/ppl_trainer", Family.MISMATCH, "", "perplexity of responses to the trainer", 0.0, aggregator="sequence mean", aliases=(
-        same("rollout_corr/training_ppl", "verl", aggregator=_EMPTY),)),
+        same("rollout_corr/training_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/training_ppl"))),
     Metric("mismatch/ppl_rollout", Family.MISMATCH, "", "perplexity of responses to the rollout engine", 0.0, aggregator="sequence mean", aliases=(
-        same("rollout_corr/rollout_ppl", "verl", aggregator=_EMPTY),)),
+        same("rollout_corr/rollout_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/rollout_ppl"))),
     Metric("mismatch/ppl_ratio", Family.MISMATCH, "", "perplexity to the trainer over that to the rollout engine", 0.0, aggregator="sequence mean", aliases=(
-        same("rollout_corr/ppl_ratio", "verl", aggregator=_EMPTY),)),
+        same("rollout_corr/ppl_ratio", "verl", aggregator=_EMPTY), same("rollout_correction/ppl_ratio"))),
     nats("mismatch/log_ppl_trainer", Family.MISMATCH, "log perplexity of responses to the trainer", aggregator="sequence mean", aliases=(
-        same("rollout_corr/training_log_ppl", "verl", aggregator=_EMPTY),)),
+        same("rollout_corr/training_log_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/training_log_ppl"))),
     nats("mismatch/log_ppl_rollout", Family.MISMATCH, "log perplexity of responses to the rollout engine", aggregator="sequence mean", aliases=(
-        same("rollout_corr/rollout_log_ppl", "verl", aggregator=_EMPTY),)),
+        same("rollout_corr/rollout_log_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/rollout_log_ppl"))),
     nats("mismatch/log_ppl_diff", Family.MISMATCH, "log perplexity to the trainer minus that to the rollout engine: above 0 the trainer is less confident", aggregator="sequence mean", aliases=(
-        same("rollout_corr/log_ppl_diff", "verl", aggregator=_EMPTY),)),
+        same("rollout_corr/log_ppl_diff", "verl", aggregator=_EMPTY), same("rollout_correction/log_ppl_diff"))),
     nats("mismatch/log_ppl_diff_max", Family.MISMATCH, "largest such difference of a response", aggregator="maximum", aliases=(
-        same("rollout_corr/log_ppl_diff_max", "verl", aggregator="maximum"),)),
+        same("rollout_corr/log_ppl_diff_max", "verl", aggregator="maximum"), same("rollout_correction/log_ppl_diff_max"))),
     nats("mismatch/log_ppl_diff_min", Family.MISMATCH, "smallest such difference of a response", aggregator="minimum", aliases=(
-        same("rollout_corr/log_ppl_diff_min", "verl", aggregator="minimum"),)),
+        same("rollout_corr/log_ppl_diff_min", "verl", aggregator="minimum"), same("rollout_correction/log_ppl_diff_min"))),
     nats("mismatch/log_ppl_absdiff", Family.MISMATCH, "mean size of such a difference", low=0.0, aggregator="sequence mean", aliases=(
-        same("rollout_corr/log_ppl_abs_diff", "verl", aggregator=_EMPTY),)),
+        same("rollout_corr/log_ppl_abs_diff", "verl", aggregator=_EMPTY), same("rollout_correction/log_ppl_abs_diff"))),
     Metric("mismatch/seq_m2", Family.MISMATCH, "nats^2/token", "squared log-weights of responses per token of theirs: equals m2 where errors of tokens do not add up", 0.0, aggregator="sum over sum"),
     Metric("mismatch/log_var_growth", Family.MISMATCH, "nats^2/token", "growth of a response's log-weight variance with its length", aggregator="regression slope"),
 )
