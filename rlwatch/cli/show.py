@@ -41,7 +41,9 @@ def show(
         bool, typer.Option("--spikes", help="Tokens to blame for gradient spikes, and far-out tokens.")
     ] = False,
     completions: Annotated[bool, typer.Option("--completions", help="The newest completions recorded.")] = False,
-    findings: Annotated[bool, typer.Option("--findings", help="Every finding, not only the newest ones.")] = False,
+    findings: Annotated[
+        bool, typer.Option("--findings", help="Every finding, not only the newest, and all advice.")
+    ] = False,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -65,7 +67,7 @@ def show(
         )
         return
     _print_head(info, row)
-    print_diagnosis(said)
+    print_diagnosis(said, everything=findings)
     _print_found(found, everything=findings)
     if every is not None:
         _print_metrics(every)

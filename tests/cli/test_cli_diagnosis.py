@@ -1,8 +1,13 @@
 """The diagnosis in `scan` and `show`: why, how sure, in which order, and what to do first."""
 
+from pathlib import Path
+
+from cli_helpers import NOW, Invoke, strict
+
 from rlwatch.cli.diagnosis_rows import print_diagnosis
 from rlwatch.diagnosis import diagnose
-from rlwatch.records import Finding, Severity
+from rlwatch.records import Finding, RunInfo, Severity, StepRecord
+from rlwatch.store.url import open_store
 
 
 def found(kind, onset, severity=Severity.CRITICAL, message=""):
@@ -58,3 +63,29 @@ def test_where_no_cause_can_be_named_it_says_so(capsys):
     assert "no cause can be named" in text
     assert "Not measured: trainer-engine mismatch" in text
     assert "What to do" not in text
+
+
+def test_show_tells_the_cause_of_a_stored_run(tmp_path: Path, invoke: Invoke) -> None:
+    """As text with the first actions, with --findings with all, and as JSON."""
+    writer = open_store(tmp_path / "runs").open_run(RunInfo("r1", source="verl", created_at=NOW))
+    writer.write([StepRecord(1, {"reward": 0.5}, NOW, seq=1), *CRASH])
+    writer.close()
+    text, everything = (
+        invoke("show", "r1", "--store", tmp_path / "runs", *more).stdout for more in ((), ("--findings",))
+    )
+    document = strict(invoke("show", "r1", "--store", tmp_path / "runs", "--format", "json").stdout)
+
+    assert "most likely: Train-inference mismatch (strong" in text
+    assert "and 7 more" in text
+    assert "10. " in everything
+    assert document["diagnosis"]["causes"][0]["kind"] == "mismatch_growth"
+    assert "verl" in document["diagnosis"]["causes"][0]["actions"][0]["options"]
+
+
+def test_show_says_nothing_of_causes_where_nothing_was_found(tmp_path: Path, invoke: Invoke) -> None:
+    """And its JSON says that nothing was."""
+    open_store(tmp_path / "runs").open_run(RunInfo("r0", created_at=NOW)).close()
+
+    assert "Diagnosis" not in invoke("show", "r0", "--store", tmp_path / "runs").stdout
+    document = strict(invoke("show", "r0", "--store", tmp_path / "runs", "--format", "json").stdout)
+    assert document["diagnosis"]["summary"] == "nothing was found"
