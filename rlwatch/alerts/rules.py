@@ -129,7 +129,7 @@ def default_rules() -> tuple[Rule, ...]:
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'reference', 'no-signal', 'reward',
-     'length', 'heartbeat', 'other']
+     'length', 'standstill', 'heartbeat', 'other']
     """
     named = (
         _family("non-finite", "nonfinite", "silent_freeze", "id0_run", "degenerate_batch"),
@@ -141,6 +141,7 @@ def default_rules() -> tuple[Rule, ...]:
             "entropy_positive",
             "entropy_budget",
             "likelihood_displacement",
+            "diversity_decay",
         ),
         _family(
             "mismatch",
@@ -178,9 +179,11 @@ def default_rules() -> tuple[Rule, ...]:
         ),
         # Something that happened, not a state that must last: told at once.
         Rule("reference", kinds=("silent_reference_reset", "lost_reference_reset"), keep_firing_for=KEEP_STEPS),
-        _family("no-signal", "no_signal"),
-        _family("reward", "reward_drop"),
-        _family("length", "length_explosion"),
+        _family("no-signal", "no_signal", "zero_variance"),
+        _family("reward", "reward_drop", "reward_constant", "reward_hacking"),
+        _family("length", "length_explosion", "length_surge", "length_collapse", "repetition"),
+        # While the counter stands no step goes by, so there is nothing to wait for.
+        Rule("standstill", kinds=("stalled_steps",), keep_firing_for=KEEP_STEPS, repeat_minutes=REPEAT_MINUTES),
         # A run that fell silent is not live, and this is the news.
         Rule("heartbeat", kinds=HEARTBEAT_KINDS, repeat_minutes=REPEAT_MINUTES, only_live=False),
     )

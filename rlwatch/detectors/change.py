@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 
+from rlwatch.detectors.reward import MEDIAN_ERROR, SURE, noise_of
 from rlwatch.stats import Baseline, Window
-
-SURE = 4.0
-"""Standard errors that make a change."""
 
 
 class Change:
-    """Median of the last rows against the median of the first, with the noise of both.
+    """Median of the last rows against the median of the first, and against the best such median since.
 
-    ``rows`` of the window; shares and scores, larger is better.
+    Noise is that of one row, from first differences: a trend is no noise.
     """
 
     def __init__(self, rows: int = 15, steps: int = 30) -> None:
         self._base = Baseline()
         self._now = Window(rows=rows, steps=steps, least=5)
+        self._recent = Window(rows=60, steps=10**9, least=6)
         self._best: float | None = None
 
     def update(self, step: int, value: float) -> None:
         """Take the next finite value."""
         self._base.update(step, value)
         self._now.update(step, value)
+        self._recent.update(step, value)
         now = self.now
         if now is not None and self._base.done:
             self._best = now if self._best is None else max(self._best, now)
@@ -64,7 +64,15 @@ class Change:
         return 1.0 if now is None or start is None or start <= 0.0 else now / start
 
     @property
-    def certain(self) -> bool:
-        """Whether the distance from start or best is more than the noise of medians explains."""
-        error = math.hypot(self._base.spread, self._now.spread) / math.sqrt(max(len(self._now), 1))
-        return max(abs(self.gain), self.fallen) > SURE * error
+    def moved(self) -> bool:
+        """Whether the distance from its start is more than noise explains."""
+        return abs(self.gain) > self._error
+
+    @property
+    def dropped(self) -> bool:
+        """The same of the distance below its best."""
+        return self.fallen > self._error
+
+    @property
+    def _error(self) -> float:
+        return SURE * MEDIAN_ERROR * noise_of(self._recent.values) / math.sqrt(max(len(self._now), 1))

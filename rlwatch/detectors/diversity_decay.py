@@ -58,11 +58,11 @@ class DiversityDecay(BaseDetector):
         """Judge the levels of the last rows."""
         self._take(step)
         stalls = not self._reward.risen()
-        lost = self._many.fallen >= LOST and self._many.certain and self._one.fallen < LOST / 2.0
-        closed = (self._gap.start or 0.0) >= WIDE and self._gap.share <= GAP and self._gap.certain
+        lost = self._many.fallen >= LOST and self._many.dropped and self._one.fallen < LOST / 2.0
+        closed = (self._gap.start or 0.0) >= WIDE and self._gap.share <= GAP and self._gap.moved
         self._lost.update(step.step, lost)
         self._closed.update(step.step, closed and self._one.gain < WIDE / 2.0)
-        self._fewer.update(step.step, self._answers.share <= FEWER and self._answers.certain and stalls)
+        self._fewer.update(step.step, self._answers.share <= FEWER and self._answers.moved and stalls)
         if self._lost.lasted(ROWS, STEPS):
             return [self._pass_lost(step)]
         if self._closed.lasted(ROWS, STEPS):

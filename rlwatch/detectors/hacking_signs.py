@@ -47,7 +47,7 @@ class Proxy:
             return False
         fallen = self.factor < 1.0 and start > self.floor and now <= self.factor * start
         risen = self.factor >= 1.0 and now >= max(self.floor, self.factor * start)
-        return (fallen or risen) and change.certain
+        return (fallen or risen) and change.moved
 
 
 PROXIES = (

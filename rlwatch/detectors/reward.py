@@ -51,7 +51,7 @@ class RewardWatch:
         self._low, self._high = min(self._low, value), max(self._high, value)
         for part in (self._base, self._window, self._recent):
             part.update(step, value)
-        self.noise = _noise(self._recent.values)
+        self.noise = noise_of(self._recent.values)
         level = self.now
         full = len(self._window) >= min(5, len(self._recent))
         if level is not None and full and (self._top is None or level > self._top):
@@ -116,7 +116,7 @@ class RewardWatch:
         return f" while reward {how} {number(now)}"
 
 
-def _noise(values: list[float]) -> float:
-    """Standard deviation of one row, from the 80th percentile of jumps: rewards are often discrete."""
+def noise_of(values: list[float]) -> float:
+    """Standard deviation of one row, from the 80th percentile of jumps: rewards and shares are often discrete."""
     jumps = [abs(b - a) for a, b in pairwise(values)]
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.reward import LIKELY, RewardWatch
+from rlwatch.detectors.task_rewards import TaskRewards
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
@@ -24,7 +25,8 @@ class RewardDrop(BaseDetector):
     """Median reward against the best level so far, beyond what its own noise explains.
 
     The last resort: it sees crashes no other metric explains (off-policy updates without clipping, a
-    reward function that changed its sign), and says nothing about the cause.
+    reward function that changed its sign), and says nothing about the cause. Where rewards are logged by task and no
+    task has become worse, the mix of data has changed: that is ``info``.
     """
 
     name: ClassVar[str] = "reward_drop"
@@ -36,10 +38,15 @@ class RewardDrop(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._reward = RewardWatch()
+        self._tasks = TaskRewards()
         self._below = Hold(forgive=2)
         self._warned = Hold(forgive=1)
         self._confirmed = Hold(forgive=1)
         self._lingering = Hold(forgive=1)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the rewards of tasks."""
+        self._tasks.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the level of the last rows."""
@@ -55,19 +62,22 @@ class RewardDrop(BaseDetector):
         confirmed = self._confirmed.lasted(4, LONG) or self._lingering.lasted(8, VERY_LONG)
         if not confirmed and not self._warned.lasted(3, 8):
             return []
-        severity = Severity.CRITICAL if confirmed else Severity.WARNING
+        return [self._finding(step, now, best, Severity.CRITICAL if confirmed else Severity.WARNING)]
+
+    def _finding(self, step: ClosedStep, now: float, best: float, severity: Severity) -> Finding:
+        mix = self._tasks.mix
         onset = self._below.since if self._below.since is not None else self._warned.since
         span = step.step - (step.step if onset is None else onset)
-        return [
-            self.finding(
-                step,
-                "reward_drop",
-                severity,
-                f"reward fell from its best level {number(best)} to {number(now)} over {span} steps",
-                onset=onset,
-                metric="reward/mean",
-                score=(best - now) / max(WARN * abs(best), 1e-12),
-                baseline=best,
-                evidence=rounded({"reward": now, "best": best, "noise": self._reward.noise}),
-            )
-        ]
+        return self.finding(
+            step,
+            "reward_drop",
+            Severity.INFO if mix else severity,
+            f"reward fell from its best level {number(best)} to {number(now)} over {span} steps"
+            + ("; no task became worse, their shares of the batch changed" if mix else ""),
+            onset=onset,
+            metric="reward/mean",
+            score=(best - now) / max(WARN * abs(best), 1e-12),
+            baseline=best,
+            evidence=rounded({"reward": now, "best": best, "noise": self._reward.noise})
+            | ({"mix": True} if mix else {}),
+        )

@@ -17,6 +17,7 @@ from rlwatch.detectors.registry import default_detectors
 from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
 from rlwatch.monitor.blame import Blame
 from rlwatch.monitor.episodes import Episodes
+from rlwatch.monitor.standstill import Standstill
 from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite
 from rlwatch.ports import Detector, History
 from rlwatch.records import Alert, AlertState, ClosedStep, Event, Finding, StepRecord
@@ -89,6 +90,7 @@ class Monitor:
         self._episodes = Episodes()
         self._blame = Blame()
         self._open: OpenStep | None = None
+        self._standstill = Standstill()
         self._seen: set[str] = set()
         self._holding: tuple[Finding, ...] = ()
         self._told: deque[Finding] = deque(maxlen=REMEMBERED)
@@ -174,6 +176,7 @@ class Monitor:
 
     def _record(self, record: StepRecord) -> Outcome:
         outcome = NOTHING
+        stands = self._standstill.update(advances=self._open is None or record.step > self._open.step)
         if self._open is not None and record.step > self._open.step:
             outcome = self._close()
         if self._open is None:
@@ -182,13 +185,13 @@ class Monitor:
             self._open.merge(record)
         else:
             self.late += 1
-        if has_nonfinite(record):
+        if stands or has_nonfinite(record):
             outcome += self._arrival(record, self._open.step)
         return outcome
 
     def _arrival(self, record: StepRecord, now: int) -> Outcome:
-        """Non-finite values do not wait for their step to close, nor are they missed when late."""
-        view = arrived(record, self.source)
+        """Non-finite values and a standing counter do not wait for a step to close, nor are they missed when late."""
+        view = self._standstill.told(arrived(record, self.source))
         holding = self._blame.told([f for detector in self._detectors for f in detector.arrival(view)])
         if not holding:
             return NOTHING

@@ -174,7 +174,7 @@ def test_what_could_not_run_says_why():
 def test_the_cause_is_known_while_the_run_lives():
     """The same judgement as of the published findings; memory of them is bounded."""
     monitor = Monitor()
-    findings = feed(monitor, records(*[0.0] * 30, *[math.nan] * 5)).findings
+    findings = feed(monitor, records(*[0.1 * (i % 3) for i in range(30)], *[math.nan] * 5)).findings
     said = monitor.diagnosis()
 
     assert [cause.kind for cause in said.causes] == ["nonfinite"]
