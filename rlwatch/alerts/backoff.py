@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from rlwatch.errors import MissingExtraError
@@ -23,11 +24,12 @@ def exponential(*, first_s: float = 5.0, longest_s: float = 900.0, jitter_s: flo
         import tenacity
     except ImportError:
         raise MissingExtraError("tenacity", "alerts", "delivering alerts again after a failure") from None
-    wait = tenacity.wait_exponential(multiplier=first_s, max=longest_s) + tenacity.wait_random(0.0, jitter_s)
+    wait = tenacity.wait_exponential(multiplier=first_s, max=longest_s)
+    chance = random.Random()  # not the process's: the trainer may draw from that
 
     def backoff(attempts: int) -> float:
         state = tenacity.RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
         state.attempt_number = attempts
-        return float(wait(state))
+        return float(wait(state)) + chance.uniform(0.0, jitter_s)
 
     return backoff

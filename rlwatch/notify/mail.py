@@ -31,7 +31,8 @@ _now = threading.local()
 class EmailNotifier:
     """Sends one e-mail per message, to all receivers of the address.
 
-    The header ``X-RLWatch-Delivery`` is the same at every try.
+    The headers ``X-RLWatch-Delivery`` and ``Message-ID`` are the same at every try: most mail programs show
+    one mail for both. Plain text only, and no random number of the process is drawn for it.
 
     Parameters
     ----------
@@ -56,6 +57,7 @@ class EmailNotifier:
         self.name = name
         self._plugin = plugin_for(EMAIL, name, url)
         self._plugin.socket_connect_timeout = total_s
+        self._plugin.resolve_format = lambda *_args, **_kwargs: imported("apprise").NotifyFormat.TEXT
         self._total_s = total_s
         self._sending: threading.Thread | None = None
         _overhear(imported("apprise.plugins.email.base"))
@@ -77,7 +79,7 @@ class EmailNotifier:
 
     def _sent(self, message: OutboxMessage) -> Delivery:
         heard: list[BaseException | Mapping[str, Any]] = []
-        _now.heard = heard
+        _now.heard, _now.message_id = heard, message.message_id
         self._plugin.headers["X-RLWatch-Delivery"] = message.message_id
         try:
             with quiet_http_logs():
@@ -130,7 +132,17 @@ def _overhear(base: Any) -> None:
                 return not refused
             return False
 
-    base.AppriseSMTPController = Overheard
+    base.AppriseSMTPController, base.make_msgid = Overheard, _our_id(base.make_msgid)
+
+
+def _our_id(usual: Callable[..., str]) -> Callable[..., str]:
+    """The usual ids are drawn from ``random``, which is the trainer's."""
+
+    def made(*args: Any, **kwargs: Any) -> str:
+        ours = getattr(_now, "heard", None) is not None
+        return f"<{_now.message_id}@rlwatch>" if ours else usual(*args, **kwargs)
+
+    return made
 
 
 def _telling(do: Callable[[], Any]) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import socket
 import threading
 import time
@@ -57,6 +58,13 @@ class NotifierContract:
 
         assert isinstance(delivery, Delivery)
         assert delivery.ok, delivery.reason
+
+    def test_it_draws_no_random_number_of_the_process(self, notifier: Notifier) -> None:
+        """A trainer's seed decides what its run does; deliveries happen in the trainer's process, at any time."""
+        before = random.getstate()
+        notifier.deliver(a_message())
+
+        assert random.getstate() == before
 
     @pytest.mark.parametrize(
         "payload",

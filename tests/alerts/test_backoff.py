@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from rlwatch.alerts.backoff import exponential
@@ -21,3 +23,12 @@ def test_the_random_part_spreads_senders_and_stays_small():
 
     assert len(waits) > 1
     assert all(20.0 <= wait <= 25.0 for wait in waits)
+
+
+def test_the_random_part_is_not_drawn_from_the_trainers_numbers():
+    """A retry does not change what a seeded run does."""
+    random.seed(5)
+    before = random.getstate()
+    exponential()(3)
+
+    assert random.getstate() == before

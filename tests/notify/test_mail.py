@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import email.policy
 import logging
+import random
 import time
 
 import pytest
@@ -46,6 +47,7 @@ def test_the_mail_says_what_a_person_needs_under_a_subject_that_sorts():
 
     mails = [email.message_from_string(mail, policy=email.policy.default) for mail in box.mails]
     assert [mail["X-RLWatch-Delivery"] for mail in mails] == ["m-0123456789"] * 2
+    assert [mail["Message-ID"] for mail in mails] == ["<m-0123456789@rlwatch>"] * 2
     assert mails[0]["Subject"] == "[firing CRITICAL] entropy_collapse at step 412 in math/seed3"
     assert mails[0]["To"] == "you@example.com"
     text = mails[0].get_content().replace("\u200b", "")
@@ -57,6 +59,16 @@ def test_the_mail_says_what_a_person_needs_under_a_subject_that_sorts():
         "http://host:8501/run?run=run-1",
     ):
         assert needed in text
+
+
+def test_it_is_plain_text_whatever_the_address_asks_for():
+    """Parts of a mail would be divided by random numbers of the process."""
+    with mail_server() as box:
+        before = random.getstate()
+        assert EmailNotifier(box.url() + "&format=html").deliver(MESSAGE).ok
+
+    assert random.getstate() == before
+    assert email.message_from_string(box.mails[0]).get_content_type() == "text/plain"
 
 
 def test_a_subject_is_one_line_whatever_the_alert_says():

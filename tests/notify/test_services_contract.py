@@ -14,6 +14,7 @@ class ServiceContract(HTTPNotifierContract):
     """The kind's secret is in its address: the one the contract looks for."""
 
     kind = ""
+    limit_s = 0.15
 
     def make(self, url: str, secret: str, limit_s: float) -> Notifier:
         return rerouted(self.kind, url, token=secret, read_s=60.0, connect_s=60.0, total_s=limit_s)
