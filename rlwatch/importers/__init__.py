@@ -1,7 +1,8 @@
 """Reading the logs that trainers leave behind: one file per format, recognised by content."""
 
 from rlwatch.importers.base import ImportedRun, Importer, Skipped
+from rlwatch.importers.position import Position
 from rlwatch.importers.registry import formats, read_log, sniff
 from rlwatch.importers.tail import LogTail
 
-__all__ = ["ImportedRun", "Importer", "LogTail", "Skipped", "formats", "read_log", "sniff"]
+__all__ = ["ImportedRun", "Importer", "LogTail", "Position", "Skipped", "formats", "read_log", "sniff"]

@@ -10,21 +10,21 @@ from rlwatch.records import StepRecord
 
 
 class RunAssembly:
-    """Gives the rows of one run their ``seq`` (1, 2, 3...) and ``attempt``."""
+    """Gives the rows of one run their ``seq`` (1, 2, 3... or on from ``seq``) and ``attempt``."""
 
-    def __init__(self) -> None:
+    def __init__(self, seq: int = 0) -> None:
         self.attempts = Attempts()
         self.records: list[StepRecord] = []
         self.names: dict[str, None] = {}
         """Every metric seen, in order of first appearance."""
-        self._seq = 0
+        self.seq = seq
 
     def record(self, row: Row) -> StepRecord:
         """The record of the next row, without keeping it."""
-        self._seq += 1
+        self.seq += 1
         self.names.update(dict.fromkeys(row.metrics))
         attempt = self.attempts.of(row.step, row.metrics)
-        return StepRecord(step=row.step, metrics=row.metrics, attempt=attempt, seq=self._seq)
+        return StepRecord(step=row.step, metrics=row.metrics, ts=row.ts, attempt=attempt, seq=self.seq)
 
     def add(self, row: Row) -> None:
         """Keep the record of the next row."""

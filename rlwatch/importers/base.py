@@ -70,12 +70,16 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Metrics of one step as one place of the log gives them. ``run`` is empty where the log holds one run."""
+    """Metrics of one step as one place of the log gives them.
+
+    ``run`` is empty where the log holds one run, ``ts`` (Unix seconds) 0 where it does not tell the time.
+    """
 
     step: int
     metrics: Mapping[str, float]
     line: int = 0
     run: str = ""
+    ts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,45 @@ class LineParser:
         return {}
 
 
+class Intake(Protocol):
+    """Takes a file in as bytes, however they are cut, and gives rows."""
+
+    def feed(self, data: bytes) -> Iterator[Row]:
+        """Rows that ``data`` completes."""
+        ...
+
+    def finish(self) -> Iterator[Row]:
+        """Rows still held back when the file ends."""
+        ...
+
+    def cut(self) -> Iterator[Row]:
+        """The same when the file was written anew: its unfinished end is lost."""
+        ...
+
+
+class LineIntake:
+    """Takes text in, line by line."""
+
+    def __init__(self, parser: LineParser) -> None:
+        self._parser = parser
+        self._segments = Segments()
+
+    def feed(self, data: bytes) -> Iterator[Row]:
+        """Rows of the lines that ``data`` completes."""
+        for segment in self._segments.feed(data):
+            yield from self._parser.feed(segment)
+
+    def finish(self) -> Iterator[Row]:
+        """Rows of the unterminated last line, and what the parser held back."""
+        for segment in self._segments.finish():
+            yield from self._parser.feed(segment)
+        yield from self._parser.finish()
+
+    def cut(self) -> Iterator[Row]:
+        """What the parser held back."""
+        yield from self._parser.finish()
+
+
 class Importer(Protocol):
     """One source format."""
 
@@ -140,8 +183,27 @@ class Importer(Protocol):
         ...
 
 
-class LineImporter:
-    """A format that can be read line by line, and so be followed while it grows."""
+class StreamImporter:
+    """A format that is read from its beginning to its end, and so can be followed while it grows."""
+
+    def parser(self, path: str) -> LineParser:
+        """A fresh parser."""
+        raise NotImplementedError
+
+    def intake(self, parser: LineParser) -> Intake:
+        """What takes one file in."""
+        raise NotImplementedError
+
+    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
+        """Every row of the file; reads it in blocks, never as a whole."""
+        intake = self.intake(parser)
+        for block in blocks(path):
+            yield from intake.feed(block)
+        yield from intake.finish()
+
+
+class LineImporter(StreamImporter):
+    """A format that can be read line by line."""
 
     name: ClassVar[str]
     expects: ClassVar[str]
@@ -152,19 +214,9 @@ class LineImporter:
     marks: ClassVar[tuple[bytes, ...]] = (b"",)
     """One of these is in every log of the format: what lacks them all need not be parsed to be refused."""
 
-    def parser(self, path: str) -> LineParser:
-        """A fresh parser."""
-        raise NotImplementedError
-
-    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
-        """Every row of the file; reads it in blocks, never as a whole."""
-        segments = Segments()
-        for block in blocks(path):
-            for segment in segments.feed(block):
-                yield from parser.feed(segment)
-        for segment in segments.finish():
-            yield from parser.feed(segment)
-        yield from parser.finish()
+    def intake(self, parser: LineParser) -> LineIntake:
+        """Cuts into lines for the parser."""
+        return LineIntake(parser)
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
         """Sure as soon as its own parser finds its mark in ``head``."""

@@ -1,19 +1,20 @@
-"""Following a file that grows: only new bytes for lines, the whole file where it is one JSON object or packed."""
+"""Following a file that grows: only new bytes where it can be read from the middle, else the whole file again."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Importer, LineParser, Row
-from rlwatch.importers.lines import BLOCK, Segments
+from rlwatch.importers.base import Importer, LineImporter, LineParser, Row, StreamImporter
+from rlwatch.importers.lines import BLOCK
+from rlwatch.importers.position import MARK, Position, fits, is_at, kept_copy, mark_of
+from rlwatch.importers.tensorboard_events import event_files
 
-_PRINT = 256
-"""Bytes before the reading position that are remembered, to notice a file that was written anew."""
+_HOLE = b"\x00" * 4
 
 
 class Follower(Protocol):
@@ -23,94 +24,176 @@ class Follower(Protocol):
     problem: str
     """Why the file cannot be read at the moment; empty if it can."""
 
-    def poll(self) -> list[Row]:
+    def poll(self) -> Iterable[Row]:
         """New rows; none if the file has not changed or is gone for a moment."""
         ...
 
-    def close(self) -> list[Row]:
+    def close(self) -> Iterable[Row]:
         """The rows held back for more output that will not come; lets go of the file."""
         ...
 
+    def release(self) -> None:
+        """Let go of the file for now; the next poll goes on where this one was."""
+        ...
 
-class LineFollower:
-    """Reads what was appended, and holds back a line until its end is there.
+    def place(self) -> tuple[Path, int, str]:
+        """Which file is being read, how many bytes of it were read, and the mark of the last of them."""
+        ...
 
-    A file that became shorter, or whose last bytes read have changed, was truncated by a restarted trainer (verl's
-    file logger does): ``restarted`` is called and it is read from its beginning. A file replaced by another of the
-    same name (log rotation) is read to its end, then the new one from its beginning.
+
+class StreamFollower:
+    """Reads what was appended, and holds back what is not complete yet.
+
+    A file is known by its content, since network file systems report old sizes and times and change inodes. One
+    that no longer holds what was read of it was written anew by a trainer that started again (verl's file logger
+    does): it is read from its beginning, and so is the next file where a log was rotated. A rotated log is read to
+    its end first, also if it was copied and truncated.
+
+    Parameters
+    ----------
+    begun
+        Told, between the rows of two files, that the next one begins, and whether as a new attempt.
+    position
+        Where an earlier process stood. The file it stood in, or its rotated copy, is read from its beginning (a
+        parser must see all of it); ``begun`` is told first unless that file is gone for good.
     """
 
-    def __init__(self, path: Path, importer: Importer, restarted: Callable[[], None]) -> None:
-        self._path, self._importer, self._restarted = path, importer, restarted
+    def __init__(
+        self, path: Path, importer: StreamImporter, begun: Callable[[bool], None], *, position: Position | None = None
+    ) -> None:
+        self._path, self._importer, self._begun = path, importer, begun
         self.problem = ""
+        self._text = isinstance(importer, LineImporter)
         self._file: IO[bytes] | None = None
+        self._at = path
         self._fresh()
+        if position is not None:
+            self._resume(position)
 
-    def _fresh(self) -> None:
-        self.parser = self._importer.parser(str(self._path))
-        self._segments = Segments()
-        self._offset = 0
-        self._print = b""
-
-    def poll(self) -> list[Row]:
-        """Rows of the lines completed since the last poll."""
-        rows: list[Row] = []
+    def poll(self) -> Iterator[Row]:
+        """Rows completed since the last poll."""
         with contextlib.suppress(FileNotFoundError):  # between the two halves of a rotation
-            rows += self._appended()
-            while self._replaced():
-                rows += self._rest()
-                self._let_go()
-                self._fresh()
-                rows += self._appended()
-        return rows
+            yield from self._appended()
+            while (there := self._next()) is not None:
+                yield from self._rest()
+                self._move(there)
+                yield from self._appended()
 
-    def close(self) -> list[Row]:
-        """The unterminated last line and whatever the parser held back."""
-        rows = self._rest()
-        self._let_go()
-        return rows
+    def close(self) -> Iterator[Row]:
+        """The unfinished end, and whatever the parser held back."""
+        yield from self._rest()
+        self.release()
 
-    def _appended(self) -> list[Row]:
-        if self._file is None:
-            self._file = self._path.open("rb")
-        rows = self._rest(cut=True) if self._truncated(self._file) else []
-        self._file.seek(self._offset)
-        while block := self._file.read(BLOCK):
-            self._offset += len(block)
-            self._print = (self._print + block)[-_PRINT:]
-            for segment in self._segments.feed(block):
-                rows += self.parser.feed(segment)
-        return rows
-
-    def _truncated(self, file: IO[bytes]) -> bool:
-        if os.fstat(file.fileno()).st_size >= self._offset:
-            file.seek(self._offset - len(self._print))
-            if file.read(len(self._print)) == self._print:
-                return False
-        return True
-
-    def _rest(self, *, cut: bool = False) -> list[Row]:
-        """What is held back; after a truncation (``cut``) the unterminated line is lost and reading starts anew."""
-        rows: list[Row] = []
-        if not cut:
-            for segment in self._segments.finish():
-                rows += self.parser.feed(segment)
-        rows += self.parser.finish()
-        if cut:
-            self._fresh()
-            self._restarted()
-        return rows
-
-    def _replaced(self) -> bool:
-        if self._file is None:
-            return False
-        mine, there = os.fstat(self._file.fileno()), self._path.stat()
-        return (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
-
-    def _let_go(self) -> None:
+    def release(self) -> None:
+        """Let go of the file."""
         if self._file is not None:
             self._file.close()
         self._file = None
+
+    def place(self) -> tuple[Path, int, str]:
+        """File, bytes read, mark."""
+        return self._at, self._offset, mark_of(self._tail)
+
+    def _resume(self, position: Position) -> None:
+        same = is_at(self._path, position.offset, position.mark)
+        there = self._path if same else kept_copy(self._path, position.offset, position.mark)
+        if there is None:
+            self._begun(True)
+        else:
+            self._at = there
+
+    def _fresh(self) -> None:
+        self.parser = self._importer.parser(str(self._path))
+        self._intake = self._importer.intake(self.parser)
+        self._offset = 0
+        self._tail = b""
+
+    def _move(self, there: Path, *, restarted: bool = False) -> None:
+        self.release()
+        self._at = there
+        self._fresh()
+        self._begun(restarted)
+
+    def _appended(self) -> Iterator[Row]:
+        file = self._opened()
+        if file is None:  # written anew, and nobody kept what it held
+            yield from self._intake.cut()
+            self._move(self._at, restarted=True)
+            file = self._opened()
+        if file is None:
+            return
+        file.seek(self._offset)
+        for block in self._blocks(file):
+            yield from self._intake.feed(block)
+
+    def _blocks(self, file: IO[bytes]) -> Iterator[bytes]:
+        """What is there now. NUL bytes at the end of text are places that somebody has yet to write to."""
+        while block := file.read(BLOCK):
+            skipped = 0
+            if self._text and block.endswith(_HOLE):
+                before = file.tell()
+                if _only_nul(file):
+                    file.seek(before - len(block) + len(block.rstrip(b"\x00")))
+                    block = block.rstrip(b"\x00")
+                skipped = max(0, file.tell() - before)
+            self._tail = (self._tail + block + bytes(min(skipped, MARK)))[-MARK:]
+            self._offset += len(block) + skipped
+            if not block:
+                return
+            yield block
+
+    def _opened(self) -> IO[bytes] | None:
+        """The file, open, if it holds what was read of it; its copy if that does; None if it was written anew."""
+        mark = mark_of(self._tail)
+        if self._file is not None and fits(self._file, self._offset, mark):
+            return self._file
+        self.release()  # a network file system shows its newest state only when a file is opened
+        file = self._at.open("rb", buffering=0)
+        if not fits(file, self._offset, mark):
+            file.close()
+            copy = kept_copy(self._path, self._offset, mark)
+            if copy is None:
+                return None
+            self._at, file = copy, copy.open("rb", buffering=0)
+        self._file = file
+        return file
+
+    def _next(self) -> Path | None:
+        """The file to go on with, if the log goes on in another one."""
+        if self._at != self._path:
+            return self._path if self._path.exists() else None
+        if self._file is None:
+            return None
+        mine, there = os.fstat(self._file.fileno()), self._path.stat()
+        if (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino):
+            return None
+        if self._offset and is_at(self._path, self._offset, mark_of(self._tail)):
+            self.release()  # the same content under another inode: written by rsync, or renumbered
+            return None
+        return self._path
+
+    def _rest(self) -> Iterator[Row]:
+        yield from self._intake.finish()
+
+
+class DirectoryFollower(StreamFollower):
+    """Reads the event files of a TensorBoard run, one to its end and then, if there is one, the next by name."""
+
+    def _resume(self, position: Position) -> None:
+        self._at = self._path / position.file
+        if not is_at(self._at, position.offset, position.mark):
+            self._begun(True)
+
+    def _next(self) -> Path | None:
+        return self._after("" if self._at == self._path else self._at.name)
+
+    def _appended(self) -> Iterator[Row]:
+        if self._at != self._path:
+            with contextlib.suppress(FileNotFoundError):  # removed, or never seen by this process
+                yield from super()._appended()
+
+    def _after(self, name: str) -> Path | None:
+        return next((file for file in event_files(self._path) if file.name > name), None)
 
 
 class WholeFollower:
@@ -151,6 +234,25 @@ class WholeFollower:
     def close(self) -> list[Row]:
         """Nothing is ever held back."""
         return []
+
+    def release(self) -> None:
+        """Nothing is ever held."""
+
+    def place(self) -> tuple[Path, int, str]:
+        """Of no use here: reading always begins at the beginning."""
+        return self._path, 0, ""
+
+
+def _only_nul(file: IO[bytes]) -> bool:
+    """Whether nothing but NUL bytes follows in ``file``; stays where it is read next if something else does."""
+    while True:
+        start = file.tell()
+        block = file.read(BLOCK)
+        if block.strip(b"\x00"):
+            file.seek(start)
+            return False
+        if not block:
+            return True
 
 
 def _equal(a: Row, b: Row) -> bool:

@@ -10,17 +10,23 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
 from rlwatch.importers.base import ImportedRun, Importer, LineParser, Verdict
 from rlwatch.importers.csv_table import LongTable, WideTable
+from rlwatch.importers.directories import run_in
 from rlwatch.importers.jsonl import FlatJsonLines, VerlJsonLines
 from rlwatch.importers.lines import blocks
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.source import source_of
+from rlwatch.importers.tensorboard_events import TensorBoardEvents, is_event_file
 from rlwatch.importers.trainer_state import TrainerState
 from rlwatch.importers.trl_console import TrlConsole
 from rlwatch.importers.unsupported import is_binary, named_binary, named_text
 from rlwatch.importers.verl_console import VerlConsole
+from rlwatch.importers.wandb_offline import WandbOffline
 from rlwatch.metrics import known
 
+TENSORBOARD = TensorBoardEvents()
+BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline())
 IMPORTERS: tuple[Importer, ...] = (
+    *BINARY,
     TrainerState(),
     VerlJsonLines(),
     FlatJsonLines(),
@@ -33,7 +39,6 @@ IMPORTERS: tuple[Importer, ...] = (
 WINDOW = 1 << 18
 _OVERLAP = 1 << 14
 _LISTED = 20
-_STATES = ("trainer_state.json", "*/trainer_state.json")
 
 
 def formats() -> tuple[str, ...]:
@@ -60,12 +65,20 @@ def recognise(head: bytes, path: Path, *, beginning: bool = True) -> tuple[Impor
     Raises ``ImportFormatError`` for what is certainly no log that can be read.
     """
     if beginning:
+        binary = binary_format(head, path)
+        if binary is not None:
+            return binary, f"found {binary.expects}"
         refuse_binary(head, path)
     given = verdicts(head, path, beginning=beginning)
     importer, best = max(given, key=lambda pair: pair[1].confidence)
     if best.confidence > 0:
         return importer, best.reason
     return None, "; ".join(f"{importer.name}: {verdict.reason}" for importer, verdict in given)
+
+
+def binary_format(head: bytes, path: Path) -> Importer | None:
+    """The format of a file that is no text, if it is one that can be read."""
+    return next((importer for importer in BINARY if importer.sniff(head, path).confidence > 0), None)
 
 
 def refuse_binary(head: bytes, path: Path) -> None:
@@ -88,6 +101,8 @@ def windows(path: Path) -> Iterator[bytes]:
 def sniff(path: str | os.PathLike[str]) -> Importer:
     """The importer for the log at ``path``. Raises ``ImportFormatError`` with what was tried if none fits."""
     log = readable(path)
+    if log.is_dir():
+        return TENSORBOARD
     head, tried = b"", ""
     for number, window in enumerate(windows(log)):
         importer, reason = recognise(window, log, beginning=number == 0)
@@ -101,13 +116,10 @@ def sniff(path: str | os.PathLike[str]) -> Importer:
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
-    """``path`` if it is a file. Raises ``ImportFormatError`` with what to do otherwise."""
+    """The log that ``path`` is or, of a directory, holds. Raises ``ImportFormatError`` with what to do otherwise."""
     log = Path(path)
     if log.is_dir():
-        below = (state for pattern in _STATES for state in log.glob(pattern))
-        states = sorted(below, key=lambda state: state.stat().st_mtime)
-        hint = f"the newest state of this directory is {states[-1]}" if states else "give the log file inside it"
-        raise ImportFormatError(str(log), f"is a directory, not a log; {hint}")
+        return run_in(log)
     if not log.exists():
         raise ImportFormatError(str(log), "no such file")
     if not log.is_file():
@@ -118,7 +130,11 @@ def readable(path: str | os.PathLike[str]) -> Path:
 
 
 def run_name(path: Path) -> str:
-    """A name for the run of a log that does not name it: the file's, or that of the directory of checkpoints."""
+    """A name for the run of a log that does not name it: the file's, or that of the directory that stands for it."""
+    if is_event_file(path):
+        return path.resolve().parent.name or "run"
+    if path.is_dir():
+        return path.resolve().name or "run"
     if not path.name.startswith("trainer_state.json"):
         return path.name.removesuffix(".gz").rsplit(".", 1)[0] or path.name
     parents = [parent.name for parent in path.resolve().parents if not parent.name.startswith("checkpoint-")]

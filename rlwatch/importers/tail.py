@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
-from rlwatch.importers.base import Importer, LineImporter, Row, Skipped
-from rlwatch.importers.follow import Follower, LineFollower, WholeFollower
+from rlwatch.importers.base import Importer, Row, Skipped, StreamImporter
+from rlwatch.importers.follow import DirectoryFollower, Follower, StreamFollower, WholeFollower
 from rlwatch.importers.lines import is_packed, open_log
-from rlwatch.importers.registry import WINDOW, named, readable, recognise, refuse_binary, run_name
+from rlwatch.importers.position import Position
+from rlwatch.importers.registry import (
+    TENSORBOARD,
+    WINDOW,
+    binary_format,
+    named,
+    readable,
+    recognise,
+    refuse_binary,
+    run_name,
+)
 from rlwatch.importers.source import source_of
 from rlwatch.records import StepRecord
 
@@ -19,9 +31,9 @@ class LogTail:
     """The records of a log as they come.
 
     All polls together with :meth:`close` give what :func:`~rlwatch.importers.read_log` gives for the finished log,
-    however the writing and the polls fell. Console output, JSON lines and CSV are read incrementally and survive
-    half-written lines, truncation (the next attempt begins) and rotation; ``trainer_state.json`` and gzipped logs
-    are read again when they change.
+    however the writing and the polls fell. Console output, JSON lines, CSV, TensorBoard's and wandb's files are read
+    incrementally and survive half-written ends, truncation (the next attempt begins) and rotation;
+    ``trainer_state.json`` and gzipped logs are read again when they change.
 
     Parameters
     ----------
@@ -31,22 +43,43 @@ class LogTail:
         Which run of a log that holds several.
     format
         Overrules recognition by content.
+    position, last_seq
+        Where an earlier process stood, and the ``seq`` of the last record it kept: numbers go on, and records up
+        to that one are given again, so that whoever keeps records must pass over those it has.
+
+    ``turned`` says that the last poll ended where another file begins, which ``position`` then stands for already.
 
     Raises ``ImportFormatError`` as ``read_log`` does, except for what may still come.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, run: str | None = None, format: str | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        run: str | None = None,
+        format: str | None = None,  # noqa: A002
+        position: Position | None = None,
+        last_seq: int = 0,
+    ) -> None:
         self.path = readable(path)
         self.name = run or run_name(self.path)
+        self.behind = False
+        self.turned = False
         self._wanted = run
         self._run = run
         self._scanned = 0
         self._problem = "the file is empty"
-        self._assembly = RunAssembly()
+        self._assembly = RunAssembly(position.base if position else 0)
+        self._base = self._assembly.seq
+        self._position, self._last_seq = position, last_seq
         self._follower: Follower | None = None
+        self._rows: Iterator[Row] = iter(())
+        self._begins = False
         self._importer: Importer | None = None
         if format is not None:
             self._follow(named(format, str(path)))
+        elif self.path.is_dir():
+            self._follow(TENSORBOARD)
 
     @property
     def format(self) -> str:
@@ -73,24 +106,66 @@ class LogTail:
         """Why nothing can be read at the moment, as far as that may still change; else empty."""
         return self._problem if self._follower is None else self._follower.problem
 
-    def poll(self) -> list[StepRecord]:
-        """The records that were completed since the last poll, in order; never waits."""
+    @property
+    def position(self) -> Position | None:
+        """Where reading stands, for a later process; None while nothing was read, or where nothing is to be known."""
+        if self._follower is None:
+            return self._position
+        path, offset, mark = self._follower.place()
+        return Position(path.name, self._base, offset, mark) if offset else self._position
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Bytes read of the file, and its size."""
+        path, offset, _ = self._follower.place() if self._follower else (self.path, 0, "")
+        try:
+            return offset, max(offset, path.stat().st_size)
+        except OSError:
+            return offset, offset
+
+    @property
+    def modified(self) -> float:
+        """When the file was last written to (Unix seconds). Raises ``OSError`` if it is gone."""
+        return (self._follower.place()[0] if self._follower else self.path).stat().st_mtime
+
+    def poll(self, most: int | None = None) -> list[StepRecord]:
+        """The records that were completed since the last poll, in order; never waits.
+
+        At most ``most`` of them, and none of two files; then ``behind`` says that there may be more already.
+        """
         self._recognise(final=False)
-        return self._records(self._follower.poll() if self._follower else [])
+        return self._taken(self._follower.poll() if self._follower else (), most)
 
     def close(self) -> list[StepRecord]:
         """The records still held back for output that will not come. Lets go of the file."""
+        records = self._drained(())
         self._recognise(final=True)
-        if self._follower is None:
-            return []
-        return self._records(self._follower.poll() + self._follower.close())
+        if self._follower is not None:
+            records += self._drained(self._follower.poll()) + self._drained(self._follower.close())
+        return records
+
+    def release(self) -> None:
+        """Let go of the file for now: the next poll goes on where this one was."""
+        if self._follower is not None and not self.behind:
+            self._follower.release()
 
     def _follow(self, importer: Importer) -> None:
         self._importer = importer
-        if isinstance(importer, LineImporter) and not is_packed(self.path):
-            self._follower = LineFollower(self.path, importer, self._assembly.attempts.restart)
-        else:
+        if not isinstance(importer, StreamImporter) or (self.path.is_file() and is_packed(self.path)):
             self._follower = WholeFollower(self.path, importer)
+            return
+        kind = DirectoryFollower if self.path.is_dir() else StreamFollower
+        self._follower = kind(self.path, importer, self._begun, position=self._position)
+        self._position = None
+
+    def _begun(self, restarted: bool) -> None:
+        """The next row is the first of another file."""
+        if self._position is not None:  # that of the earlier process is gone, with all that was kept of it
+            self._assembly.seq = max(self._assembly.seq, self._last_seq)
+        self._base = self._assembly.seq
+        self._begins = True
+        if restarted:
+            self._assembly.attempts.restart()
 
     def _recognise(self, *, final: bool) -> None:
         """Ask the importers of each piece of the log once: a long preamble is not read again at every poll.
@@ -103,6 +178,10 @@ class LogTail:
             stream.seek(self._scanned)
             while window := stream.read(WINDOW):
                 if self._scanned == 0:
+                    binary = binary_format(window, self.path)
+                    if binary is not None:
+                        self._follow(binary)
+                        return
                     refuse_binary(window, self.path)
                 whole = len(window) == WINDOW
                 seen = window if whole or final else window[: _last_line_end(window)]
@@ -114,8 +193,31 @@ class LogTail:
                 self._scanned += WINDOW // 2
                 stream.seek(self._scanned)
 
-    def _records(self, rows: list[Row]) -> list[StepRecord]:
-        return [self._assembly.record(row) for row in rows if self._mine(row)]
+    def _drained(self, rows: Iterable[Row]) -> list[StepRecord]:
+        """Records of what was left over and of all ``rows``."""
+        records: list[StepRecord] = []
+        for source in ((), rows) if self.behind else (rows,):
+            records += self._taken(source, None)
+            while self.behind:
+                records += self._taken((), None)
+        return records
+
+    def _taken(self, rows: Iterable[Row], most: int | None) -> list[StepRecord]:
+        """Records of the rows that were left over or, if none were, of ``rows``."""
+        left = self._rows if self.behind else iter(rows)
+        self.behind = self.turned = False
+        records: list[StepRecord] = []
+        for row in left:
+            if self._begins and records:
+                self._rows, self.behind, self.turned = chain([row], left), True, True
+                break
+            if self._mine(row):
+                self._begins = False
+                records.append(self._assembly.record(row))
+                if most is not None and len(records) >= most:
+                    self._rows, self.behind = left, True
+                    break
+        return records
 
     def _mine(self, row: Row) -> bool:
         if not row.run:

@@ -10,7 +10,6 @@ from rlwatch.importers.lines import UTF16
 _EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
 _UNPACK = "unpack it first"
 _MAGIC: tuple[tuple[bytes, str, str], ...] = (
-    (b":W&B", "a wandb offline run (.wandb)", _EXPORT),
     (b":SWL", "a SwanLab run (.swanlab)", _EXPORT),
     (b"SQLite format 3\x00", "an SQLite database (trackio, MLflow, or a run of rlwatch: see `rlwatch runs`)", _EXPORT),
     (b"PAR1", "a Parquet file", _EXPORT),
@@ -34,8 +33,6 @@ _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
 
 def named_binary(head: bytes, path: Path) -> str | None:
     """What ``head`` is, if it is a known format that is not text and not supported: name and advice."""
-    if "tfevents" in path.name or b"brain.Event:" in head[:64]:
-        return f"is a TensorBoard event file, which is not supported yet; {_EXPORT}"
     for magic, name, advice in _MAGIC:
         if head.startswith(magic):
             return f"is {name}, which is not supported yet; {advice}"

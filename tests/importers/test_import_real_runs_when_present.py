@@ -24,14 +24,14 @@ pytestmark = pytest.mark.skipif(not HOME.is_dir(), reason=f"the real runs are no
 
 FILES = sorted(p for part in ("raw", "fragments") for p in (HOME / part).rglob("*") if p.is_file())
 UNSUPPORTED = {
-    "TensorBoard": lambda p: "tfevents" in p.name,
-    "wandb": lambda p: ".wandb" in p.name,
     "notebook": lambda p: ".ipynb" in p.name,
     "Megatron": lambda p: p.name == "msswift_issue6718_megatron_pipe.txt",
     "Markdown": lambda p: p.name == "openr1_issue704_mdtable_kl_nan.txt",
     "torchforge": lambda p: p.name == "torchforge_pr239_block.txt",
 }
 SUPPORTED = [p for p in FILES if not any(is_it(p) for is_it in UNSUPPORTED.values())]
+
+EVENTS = [p for p in FILES if "tfevents" in p.name]
 
 # run of runs.csv.gz -> the raw file it was taken from
 KNOWN_SERIES = {
@@ -106,6 +106,20 @@ def test_real_series_equal_those_read_by_others_when_present(name, table):
     assert len(expected) > 100
     assert {step for step, _ in found} == {step for step, _ in table[name]}
     assert disagreements(found, expected, rel=1e-5) == []
+
+
+def test_real_event_files_equal_those_read_by_others_when_present(table):
+    """Every cell of every run of the table that came from one (Hugging Face's tags begin with ``train/`` there)."""
+    compared = 0
+    for path in EVENTS:
+        [run] = read_log(path)
+        found = {(step, name.removeprefix("train/")): value for (step, name), value in series(run).items()}
+        for expected in (cells for name, cells in table.items() if name.endswith(path.name[-40:])):
+            cells = {(step, name.removeprefix("train/")): value for (step, name), value in expected.items()}
+            assert disagreements(found, cells, rel=1e-6) == []
+            compared += len(cells)
+
+    assert compared > 60_000
 
 
 def test_real_verl_console_in_a_notebook_reads_when_present(table, tmp_path):

@@ -73,8 +73,6 @@ def test_nul_bytes_at_the_end_of_a_log_do_not_make_it_binary(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [
-        ("events.out.tfevents.17.host", b"\x18\x00\x00\x00\x00\x00\x00\x00abcd\t", "TensorBoard"),
-        ("run-x.wandb", b":W&B\xe1\xbe\x00", "wandb"),
         ("run-x.swanlab", b":SWL\xe1\xd6\x00", "SwanLab"),
         ("table.parquet", b"PAR1\x15\x04", "Parquet"),
         ("logs.zip", b"PK\x03\x04\x14", "zip"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import binary_logs
 import native_logs
 
 from rlwatch.importers.registry import formats
@@ -79,6 +80,24 @@ class TestWideCsv(ImporterContract):
 
     def write(self, rows: Sample) -> bytes:
         return native_logs.wide_csv(rows, names=self.names)
+
+
+class TestTensorBoardEvents(ImporterContract):
+    format = "tensorboard"
+    names = ("actor/grad_norm", "critic/score/mean")
+    filename = "events.out.tfevents.1753501857.host.213688.0"
+
+    def write(self, rows: Sample) -> bytes:
+        return binary_logs.event_file(rows)
+
+
+class TestWandbOffline(ImporterContract):
+    format = "wandb"
+    names = ("train/grad_norm", "train/reward")
+    filename = "run-1jfgog54.wandb"
+
+    def write(self, rows: Sample) -> bytes:
+        return binary_logs.wandb_file(rows)
 
 
 def test_every_registered_importer_has_its_contract_here() -> None:

@@ -1,0 +1,150 @@
+"""Cutting a growing binary file into its records; what is not complete yet waits for the rest.
+
+TensorBoard's event files are TFRecords: length (u64), its checksum (u32), the data, its checksum (u32), where a
+checksum is CRC-32C, rotated and offset. wandb's files are LevelDB logs: blocks of 32 KiB, in them checksum (u32,
+CRC-32), length (u16), kind (u8: whole, first, middle, last), data.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Protocol
+
+CHECKED = 1 << 16
+"""Data of a TFRecord beyond this many bytes are pictures and the like, whose checksum nobody needs."""
+LONGEST = 1 << 30
+WANDB = b":W&B"
+_BLOCK = 32768
+_HEAD = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_PREAMBLE = 7
+
+
+class Frames(Protocol):
+    """Bytes in, complete records out."""
+
+    damage: str
+    """What was wrong with the bytes fed so far, if anything was; may be cleared by whoever has told it."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The records that ``data`` completes."""
+        ...
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_TABLE = _crc_table()
+
+
+def masked_crc32c(data: bytes | bytearray) -> int:
+    """The checksum that TFRecords carry.
+
+    >>> hex(masked_crc32c(b"123456789"))  # CRC-32C is 0xe3069283
+    '0xc78ab0e5'
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class TfRecords:
+    """TFRecords. After a damaged one nothing more can be found, since nothing says where the next begins."""
+
+    def __init__(self) -> None:
+        self.damage = ""
+        self._lost = False
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The records that ``data`` completes."""
+        if self._lost:
+            return []
+        self._buffer += data
+        found: list[bytes] = []
+        at = 0
+        while not self.damage and len(self._buffer) - at >= 12:
+            length, check = struct.unpack_from("<QI", self._buffer, at)
+            end = at + 12 + length + 4
+            if length > LONGEST or masked_crc32c(self._buffer[at : at + 8]) != check:
+                self.damage = "a record whose length is damaged; nothing after it can be read"
+            elif end > len(self._buffer):
+                break
+            else:
+                self._take(bytes(self._buffer[at + 12 : end - 4]), bytes(self._buffer[end - 4 : end]), found)
+                at = end
+        self._lost = bool(self.damage)
+        del self._buffer[: len(self._buffer) if self._lost else at]
+        return found
+
+    def _take(self, body: bytes, check: bytes, found: list[bytes]) -> None:
+        if len(body) > CHECKED or masked_crc32c(body) == int.from_bytes(check, "little"):
+            found.append(body)
+        else:
+            self.damage = "a record whose checksum is wrong; nothing after it was read"
+
+
+class LevelDbLog:
+    """The log that wandb writes. Damage costs the rest of its block; reading goes on with the next."""
+
+    def __init__(self) -> None:
+        self.damage = ""
+        self._buffer = bytearray()
+        self._before = 0
+        self._parts: bytes | None = None
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The records that ``data`` completes."""
+        self._buffer += data
+        found: list[bytes] = []
+        at = _PREAMBLE if self._before == 0 else 0
+        while (end := self._end_of_next(at)) <= len(self._buffer):
+            at = end if self._padding(at, end) else self._record(at, end, found)
+        if self._before or len(self._buffer) >= _PREAMBLE:
+            at = min(at, len(self._buffer))
+            self._before += at
+            del self._buffer[:at]
+        return found
+
+    def _left(self, at: int) -> int:
+        """Bytes up to the end of the block that ``at`` is in."""
+        return _BLOCK - (self._before + at) % _BLOCK
+
+    def _end_of_next(self, at: int) -> int:
+        """Where the next record, or the padding of this block, ends."""
+        left = self._left(at)
+        if left < _HEAD.size:
+            return at + left
+        if len(self._buffer) < at + _HEAD.size:
+            return at + _HEAD.size
+        check, length, kind = _HEAD.unpack_from(self._buffer, at)
+        empty = check == length == kind == 0  # not written yet, or never
+        return at + left if empty or length > left - _HEAD.size else at + _HEAD.size + length
+
+    def _padding(self, at: int, end: int) -> bool:
+        return end - at < _HEAD.size or not any(self._buffer[at:end])
+
+    def _record(self, at: int, end: int, found: list[bytes]) -> int:
+        check, length, kind = _HEAD.unpack_from(self._buffer, at)
+        body = bytes(self._buffer[at + _HEAD.size : at + _HEAD.size + length])
+        if at + _HEAD.size + length != end or zlib.crc32(body, zlib.crc32(bytes((kind,)))) != check:
+            self.damage, self._parts = "a damaged block; what it held is lost", None
+            return at + self._left(at)
+        if kind in (_FULL, _FIRST):
+            self._parts = b""
+        if self._parts is not None:
+            self._parts += body
+            if kind in (_FULL, _LAST):
+                found.append(self._parts)
+                self._parts = None
+        return end

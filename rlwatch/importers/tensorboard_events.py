@@ -1,0 +1,176 @@
+"""TensorBoard's event files: scalars of ``SummaryWriter``, of Hugging Face's, verl's and OpenRLHF's loggers.
+
+An event holds one scalar, so a row is what stands together for one step. It ends where the next step begins and,
+so that the alarm need not wait for that, after the first value of a step that is not finite. Values have the
+precision they were written with (``float`` mostly). A directory is a run: its files are the starts of its trainer, in
+order of their names, which begin with the time. "Lines" are numbers of events.
+
+Fields by number as in tensorboard/compat/proto: event.proto, summary.proto, tensor.proto.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from rlwatch.importers.base import LineParser, Row, StreamImporter, Verdict
+from rlwatch.importers.frames import TfRecords
+from rlwatch.importers.lines import blocks
+from rlwatch.importers.protowire import fields, floating, message, signed, text
+
+SCALARS = "scalars"
+_VERSION = b"brain.Event:"
+_TENSORS = {1: "<f", 2: "<d", 3: "<i", 9: "<q", 19: "<e"}
+"""DataType of a tensor -> how one element is packed."""
+
+
+def is_event_file(path: Path) -> bool:
+    """Whether the name is that of an event file; what the profiler leaves beside them holds no scalar."""
+    return "tfevents" in path.name and not path.name.endswith(".profile-empty")
+
+
+def event_files(directory: Path) -> list[Path]:
+    """The event files in ``directory``, in order of their names."""
+    return sorted(path for path in directory.iterdir() if is_event_file(path) and path.is_file())
+
+
+class EventIntake:
+    """Takes one event file in."""
+
+    def __init__(self, parser: LineParser) -> None:
+        self._parser = parser
+        self._frames = TfRecords()
+        self._count = 0
+        self._plugins: dict[str, str] = {}
+        self._open: Row | None = None
+        self._alarmed = -1
+
+    def feed(self, data: bytes) -> Iterator[Row]:
+        """Rows of the steps that ``data`` completes."""
+        for frame in self._frames.feed(data):
+            self._count += 1
+            try:
+                step, ts, scalars = self._event(frame)
+            except ValueError as error:
+                self._parser.skips.add(f"an event that cannot be read ({error})", self._count)
+                continue
+            for name, value in scalars:
+                yield from self._scalar(step, ts, name, value)
+        if self._frames.damage:
+            self._parser.skips.add(self._frames.damage, self._count + 1)
+            self._frames.damage = ""
+
+    def finish(self) -> Iterator[Row]:
+        """The row of the last step."""
+        if self._open is not None:
+            yield self._open
+        self._open = None
+
+    def cut(self) -> Iterator[Row]:
+        """The same."""
+        return self.finish()
+
+    def _scalar(self, step: int, ts: float, name: str, value: float) -> Iterator[Row]:
+        if step < 0:
+            self._parser.skips.add("a step below 0", self._count)
+            return
+        row = self._open
+        if row is None or row.step != step or name in row.metrics:
+            yield from self.finish()
+            row = Row(step, {}, self._count, ts=ts)
+        self._open = Row(step, {**row.metrics, name: value}, row.line, ts=row.ts)
+        if not math.isfinite(value) and step != self._alarmed:
+            self._alarmed = step
+            yield from self.finish()
+
+    def _event(self, frame: bytes) -> tuple[int, float, list[tuple[str, float]]]:
+        step, ts = 0, 0.0
+        scalars: list[tuple[str, float]] = []
+        for number, value in fields(frame):
+            if number == 1:
+                ts = floating(value)
+            elif number == 2:
+                step = signed(value)
+            elif number == 3:
+                self._parser.recognised = True
+            elif number == 5:
+                scalars += [found for at, entry in fields(message(value)) if at == 1 and (found := self._value(entry))]
+        return step, ts, scalars
+
+    def _value(self, entry: int | bytes) -> tuple[str, float] | None:
+        """Tag and number of a ``Summary.Value``; only the first of a tag says which plugin shows it."""
+        tag, number, kind = "", None, ""
+        for at, value in fields(message(entry)):
+            if at == 1:
+                tag = text(value)
+            elif at == 2:
+                number = floating(value)
+            elif at == 8:
+                number = _tensor(message(value))
+            elif at == 9:
+                kind = _plugin(message(value))
+        kind = self._plugins.setdefault(tag, kind)
+        if number is None or kind not in ("", SCALARS):
+            self._parser.skips.add(f"{tag!r} is not a scalar", self._count)
+            return None
+        return tag, number
+
+
+def _plugin(metadata: bytes) -> str:
+    for at, value in fields(metadata):
+        if at == 1:
+            return next((text(name) for number, name in fields(message(value)) if number == 1), "")
+    return ""
+
+
+def _tensor(tensor: bytes) -> float | None:
+    """The number in a tensor of one element; None if it holds anything else."""
+    kind, found = 0, list[float]()
+    for at, value in fields(tensor):
+        if at == 1:
+            kind = signed(value)
+        elif at == 4 and (packed := _TENSORS.get(kind)):
+            content = message(value)
+            size = struct.calcsize(packed)
+            found += [float(one) for (one,) in struct.iter_unpack(packed, content[: len(content) // size * size])]
+        elif at in (5, 6):  # float_val, double_val: packed or not
+            content, size = message(value), 4 if at == 5 else 8
+            found += [floating(content[start : start + size]) for start in range(0, len(content), size)]
+    return found[0] if len(found) == 1 else None
+
+
+class TensorBoardEvents(StreamImporter):
+    """An event file, or a directory of them."""
+
+    name: ClassVar[str] = "tensorboard"
+    expects: ClassVar[str] = "TensorBoard event file (events.out.tfevents...)"
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:
+        """Sure by the version that every event file begins with, and by the name that all have."""
+        if _VERSION in head[:64]:
+            return Verdict(0.99, "found the version of an event file")
+        if is_event_file(path):
+            return Verdict(0.97, "called as event files are")
+        return Verdict(0.0, f"no {self.expects}")
+
+    def parser(self, path: str) -> LineParser:
+        """A fresh holder for skips."""
+        return LineParser(path)
+
+    def intake(self, parser: LineParser) -> EventIntake:
+        """Takes one file in."""
+        return EventIntake(parser)
+
+    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
+        """Every row of the file, or of all files of the directory, one after another."""
+        for file in event_files(path) if path.is_dir() else [path]:
+            intake = self.intake(parser)
+            for block in blocks(file):
+                yield from intake.feed(block)
+            yield from intake.finish()
