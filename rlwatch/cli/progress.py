@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlwatch.cli.console import errors
 from rlwatch.cli.wording import clean
+from rlwatch.importers import LogTail
 from rlwatch.records import StepRecord
 
+LARGE = 10_000_000
+"""Bytes of a log from which on catching up with it takes long enough to be watched."""
 WORTH_SHOWING = 5_000
 """Records of a log from which on the replay takes long enough to be watched."""
 
@@ -32,3 +35,22 @@ def reading(path: Path) -> Iterator[None]:
         return
     with errors().status(f"reading {clean(str(path))}"):
         yield
+
+
+@contextmanager
+def backlog(tail: LogTail) -> Iterator[Callable[[], None]]:
+    """While a log that was there before the watch is read: gives what to call when a piece of it has been."""
+    if not sys.stderr.isatty() or tail.read[1] < LARGE:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("catching up"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors(), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show() -> None:
+            done, size = tail.read
+            bar.update(task, completed=done, total=size)
+
+        yield show

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,27 +13,33 @@ from rlwatch.cli.delivery import deliver_once, delivering
 from rlwatch.cli.ending import unbroken
 from rlwatch.cli.importing import holds
 from rlwatch.cli.log_run import Log
+from rlwatch.cli.log_watch import LogWatch
 from rlwatch.cli.news import tell_outcome
+from rlwatch.cli.progress import backlog
 from rlwatch.cli.recording import Recording
 from rlwatch.cli.stores import opened
+from rlwatch.cli.watch_position import Positions
+from rlwatch.clock import Clock
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import ImportedRun, LogTail, read_log
 from rlwatch.ports import Store
-from rlwatch.records import AlertState, Severity, StepRecord
+from rlwatch.records import AlertState, Severity
 from rlwatch.run.alerting import Alerting
 
 
 def scan_once(log: Log, store_url: str | None, config: Path | None) -> int:
     """Record and judge the log as it stands, deliver, and answer 1 if anything in it was critical."""
-    imported = _only(read_log(log.path, run=log.run, format=log.read_as), log)
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
-        recording = _recording(log, imported.name, imported.source, store, alerting)
-        recording.take(imported.records)
-        recording.finish("the log was read to its end")
+        watch = _watch(log, store, alerting)
+        if watch.is_new:
+            _only(read_log(log.path, run=log.run, format=log.read_as), log)  # or why it cannot be watched
+        while watch.look() or watch.behind:
+            pass
+        watch.end("the log was read to its end", whole=True)
         delivered = deliver_once(store, alerting)
-        code = int(ever_critical(store, recording.run.run_id))
-    say(f"run {recording.run.run_id}: {recording.records} new records{f'; alerts {delivered}' if delivered else ''}")
+        code = int(ever_critical(store, watch.run_id))
+    say(f"run {watch.run_id}: {watch.records} new records{f'; alerts {delivered}' if delivered else ''}")
     return code
 
 
@@ -42,34 +48,49 @@ def follow(
     store_url: str | None,
     config: Path | None,
     pause: Callable[[], None],
-    now: Callable[[], float] = time.time,
+    clock: Clock | None = None,
 ) -> None:
-    """Record and judge the log as it grows, until ``pause`` raises ``KeyboardInterrupt``."""
-    tail = LogTail(log.path, run=log.run, format=log.read_as)
-    recording: Recording | None = None
-    caught_up = False
+    """Record and judge the log as it grows, until ``pause`` raises ``KeyboardInterrupt``.
+
+    Ctrl-C is heard between two looks only, so that it never breaks what a look has begun.
+    """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
+            watch = _watch(log, store, alerting, clock)
             say(f"watching {log.path}; Ctrl-C stops", style="dim")
             try:
+                with backlog(watch.tail) as shown:
+                    catch_up(watch, shown)
                 while True:
-                    records = _stamped(tail.poll(), now() if caught_up else 0.0)
-                    if recording is None and records:
-                        with unbroken():
-                            recording = _recording(log, tail.name, tail.source, store, alerting)
-                        say(f"run {recording.run.run_id} ({tail.format})", style="dim")
-                    if recording is not None:
-                        recording.take(records)
-                        recording.tick()
-                    caught_up = True
                     pause()
+                    catch_up(watch)
             except KeyboardInterrupt:
                 say("stopped", style="dim")
             finally:
-                if recording is not None:
-                    recording.take(tail.close())
-                    recording.finish("the watch ended")
+                with unbroken():
+                    watch.end("the watch ended")
+
+
+def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
+    """Take all there is, a lot at a time; Ctrl-C is heard, and ``shown`` is called, between two."""
+    known = watch.recording is not None
+    while True:
+        with unbroken():
+            watch.look()
+        if watch.recording is not None and not known:
+            known = True
+            say(f"run {watch.run_id} ({watch.tail.format})", style="dim")
+        shown()
+        if not watch.behind:
+            return
+
+
+def _watch(log: Log, store: Store, alerting: Alerting, clock: Clock | None = None) -> LogWatch:
+    def start(tail: LogTail) -> Recording:
+        return _recording(log, tail.name, tail.source, store, alerting)
+
+    return LogWatch(log, Positions(store), start, clock=clock)
 
 
 def ever_critical(store: Store, run_id: str) -> bool:
@@ -84,11 +105,6 @@ def _recording(log: Log, name: str, source: str, store: Store, alerting: Alertin
     if holds(store, info.run_id):
         info = replace(info, name=log.name)  # without a new one it keeps the name it has
     return Recording(store, info, policy=alerting.policy, dashboard_url=alerting.dashboard_url, on_outcome=tell_outcome)
-
-
-def _stamped(records: Sequence[StepRecord], now: float) -> list[StepRecord]:
-    """Rows that came while we looked came now; of those that were there before nobody knows when."""
-    return [record if record.ts else replace(record, ts=now) for record in records]
 
 
 def _only(runs: list[ImportedRun], log: Log) -> ImportedRun:

@@ -17,6 +17,7 @@ import rlwatch
 from rlwatch.cli import watch_log, watch_store
 from rlwatch.cli.log_run import Log, log_id
 from rlwatch.cli.watch_store import StoreWatch
+from rlwatch.clock import ManualClock
 from rlwatch.records import (
     Alert,
     AlertState,
@@ -36,7 +37,7 @@ ROOT = Path(rlwatch.__file__).parent.parent
 
 
 def _rows(first: int, last: int, row: dict[str, float] = HEALTHY) -> list[dict[str, Any]]:
-    return [row | {"step": step} for step in range(first, last + 1)]
+    return [row | {"step": step, "reward": 0.3 + step % 7 / 100} for step in range(first, last + 1)]
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -159,7 +160,7 @@ def test_a_followed_log_is_judged_as_it_grows(tmp_path: Path, capsys: pytest.Cap
         lambda: told.append(capsys.readouterr().out),
     )
 
-    watch_log.follow(Log(log), str(tmp_path / "runs"), None, steps, now=lambda: NOW)
+    watch_log.follow(Log(log), str(tmp_path / "runs"), None, steps, ManualClock(NOW))
 
     store = open_store(tmp_path / "runs")
     run = store.run(log_id(log))
