@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import time
+from pathlib import Path
 
 import pytest
 from desk_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, said
 
-from rlwatch.alerts.policy import Grouping, Inhibition, QuietHours
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.policy import Grouping, Inhibition, Policy, QuietHours
 from rlwatch.alerts.rules import Rule
-from rlwatch.records import Acknowledgement, Alert, Silence
+from rlwatch.alerts.told import alert_ids
+from rlwatch.records import Acknowledgement, Alert, RunInfo, Silence
+from rlwatch.store.url import open_store
 
 PATIENT = Rule("r", channels=("hook",), repeat_minutes=60.0)
 STRICT = Rule(
@@ -195,7 +202,7 @@ def test_what_nobody_acknowledges_is_told_to_others_louder():
 
 def test_it_escalates_by_steps_where_the_rule_counts_steps():
     """Of the run, since it fired."""
-    from rlwatch.records import RunInfo, StepRecord
+    from rlwatch.records import StepRecord
 
     office = Office(replace(STRICT, escalate_after_minutes=0.0, escalate_after_steps=10, escalate_severity=None))
     office.tell(alert(step=7))
@@ -364,3 +371,80 @@ def test_messages_that_are_not_ours_are_no_telling():
     office.store.put_alerts([alert()], strange)
 
     assert office.tell() == ["hook firing warning kl_drift"]
+
+
+def test_getting_worse_when_a_repeat_is_due_is_one_message():
+    """The stronger word."""
+    office = Office(PATIENT)
+    office.tell(alert())
+    office.deliver()
+    office.clock.advance(3600.0)
+
+    assert office.tell(worse(alert())) == ["hook escalated critical kl_drift"]
+
+
+def test_two_who_tell_of_a_project_at_once_say_it_once():
+    """A second process that comes between the reading and the writing of the first waits for it."""
+    office = Office(runs=("one", "two"), grouping=Grouping(by="project"))
+    office.store.put_alerts([alert(run="one")], [])
+    ledger, helpers = office.store.ledger, []
+
+    def come_between() -> None:
+        office.another_desk().tell("two", [alert("nonfinite", severity=CRITICAL, run="two")])
+
+    def slow_ledger(run_id: str):
+        found = ledger(run_id)
+        if run_id == "two" and len(helpers) < 2 and threading.current_thread() is threading.main_thread():
+            helpers.append(threading.Thread(target=come_between if helpers else lambda: None))
+            helpers[-1].start()
+            helpers[-1].join(0.3)
+        return found
+
+    office.store.ledger = slow_ledger
+    office.tell(run="one")
+    helpers[-1].join(10.0)
+
+    told = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))
+    assert set(told.values()) == {1}
+    assert len(told) == 2
+
+
+def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
+    """Over one store of files, each with its own connection; a busy store is asked again."""
+    store = open_store(tmp_path)
+    store.open_run(RunInfo("run")).close()
+
+    def looks(number: int) -> None:
+        desk = Desk(open_store(tmp_path), Policy(rules=(HOOK,)))
+        for kind in "abc":
+            desk.tell("run", [alert(kind)] if number % 2 else [])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(looks, range(8)))
+
+    told = Counter(alert_id for m in store.outbox() for alert_id in alert_ids(m))
+    assert set(told.values()) == {1}
+    assert len(told) == 3
+
+
+def test_two_who_tell_of_a_run_at_once_say_it_once():
+    """Whoever comes between the planning and the writing waits: a worse alert cannot take along what is being told."""
+    office, helpers = Office(), []
+    planned = office.desk._planned
+
+    def slow(ledger, scene):
+        found = planned(ledger, scene)
+        if not helpers:
+            worst = alert("entropy_collapse", severity=CRITICAL)
+            helpers.append(threading.Thread(target=lambda: office.another_desk().tell("run", [worst])))
+            helpers[0].start()
+            helpers[0].join(0.3)
+        return found
+
+    office.desk._planned = slow
+    office.tell(alert())
+    helpers[0].join(10.0)
+
+    told = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))
+    assert set(told.values()) == {1}
+    assert len(told) == 2
