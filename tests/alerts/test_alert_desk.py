@@ -429,7 +429,7 @@ def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
 
 def test_two_who_tell_of_a_run_at_once_say_it_once():
     """Whoever comes between the planning and the writing waits: a worse alert cannot take along what is being told."""
-    office, helpers = Office(), []
+    office, helpers = Office(inhibitions=()), []
     planned = office.desk._planned
 
     def slow(ledger, scene):
