@@ -22,8 +22,9 @@ class RewardConstant(BaseDetector):
     """How long the mean reward has been one value, against the longest such stretch before.
 
     A verifier that always answers the same, a policy that always does, a logger that is stuck. Whether anything is
-    still learned is for ``no_signal`` to say, so this is never critical; a full score, or a reward that never moved
-    although it varies within the batch (normalised rewards have mean 0), is ``info``.
+    still learned is for ``no_signal`` to say, so this is never critical, and a full score is ``info``. A mean that
+    never moved although rewards vary within the batch is that of normalised ones: nothing is said of it. Where no
+    spread is logged, a gradient says that they vary.
     """
 
     name: ClassVar[str] = "reward_constant"
@@ -51,10 +52,14 @@ class RewardConstant(BaseDetector):
         value = finite(step, *self.reads)
         if value is None:
             return []
-        self._spread = finite(step, "reward/std")
+        spread = finite(step, "reward/std", "optim/grad_norm")
+        # A gradient that has just become NaN does not unsay that rewards varied.
+        self._spread = self._spread if spread is None else spread
         self._count(step.step, value)
         stood = self._rows >= max(ROWS, USUAL * self._longest) and step.step - self._since >= STEPS
-        return [self._finding(step, value)] if stood else []
+        varies = self._spread is not None and self._spread > SAME
+        normalised = varies and self._longest == 0
+        return [self._finding(step, value, varies)] if stood and not normalised else []
 
     def _count(self, step: int, value: float) -> None:
         back = self._last is not None and step <= self._last
@@ -67,27 +72,21 @@ class RewardConstant(BaseDetector):
             self._longest = max(self._longest, min(self._rows, ROWS - 1))
         self._value, self._since, self._rows = value, step, 1
 
-    def _finding(self, step: ClosedStep, value: float) -> Finding:
-        varies = self._spread is not None and self._spread > SAME
-        normalised = varies and self._longest == 0
-        harmless = normalised or (SOLVED <= value <= 1.0 and not varies)
+    def _finding(self, step: ClosedStep, value: float, varies: bool) -> Finding:
+        harmless = SOLVED <= value <= 1.0 and not varies
         return self.finding(
             step,
             "reward_constant",
             Severity.INFO if harmless else Severity.WARNING,
-            f"the mean reward has been exactly {number(value)} for {self._rows} rows" + _says(varies, normalised),
+            f"the mean reward has been exactly {number(value)} for {self._rows} rows" + _says(varies),
             onset=self._since,
             metric="reward/mean",
             score=self._rows / max(ROWS, USUAL * self._longest),
-            evidence=rounded(
-                {"reward": value, "rows": self._rows, "longest_before": self._longest, "std": self._spread}
-            ),
+            evidence=rounded({"reward": value, "rows": self._rows, "longest_before": self._longest}),
         )
 
 
-def _says(varies: bool, normalised: bool) -> str:
-    if normalised:
-        return ", and never anything else, while rewards differ within the batch: most likely it is normalised"
+def _says(varies: bool) -> str:
     if varies:
         return " while rewards differ within the batch: most likely the metric itself is stuck"
     return ": the verifier or the policy always does the same, or the metric is stuck"

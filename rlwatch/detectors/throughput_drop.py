@@ -12,6 +12,8 @@ from rlwatch.records import ClosedStep, Finding, Severity
 
 SLOWER = 2.0
 """Times the usual. Machines, prompts and evaluations vary; twice as slow for rows on end doubles the bill."""
+LEAST = 1.0
+"""Seconds a step must take: that of a toy says more of what else its machine does."""
 NOTABLE = 1.25
 """Times the usual from which a step, or the time it takes per token, has become longer at all."""
 FOR_LENGTH = "seconds per step and token"
@@ -30,7 +32,7 @@ class ThroughputDrop(RiseDetector):
     kinds: ClassVar[tuple[str, ...]] = ("throughput_drop",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("time/throughput", MOST, SLOWER, inverse),
-        Limit("time/step", 1e-3, SLOWER),
+        Limit("time/step", LEAST, SLOWER),
         Limit(FOR_LENGTH, 1e-9, NOTABLE),
     )
     reads: ClassVar[tuple[str, ...]] = ("time/step", "time/throughput")

@@ -52,14 +52,13 @@ def test_discrete_rewards_of_small_batches_repeat_and_that_is_usual():
     ("reward", "spread", "severity", "words"),
     [
         (always(0.0), always(0.0), "warning", "the verifier or the policy always does the same"),
-        (always(0.0), always(1.0), "info", "most likely it is normalised"),
         (then(0.4, 0.0, 20), always(0.2), "warning", "most likely the metric itself is stuck"),
         (always(1.0), always(0.0), "info", "always does the same"),
         (always(0.0), always(None), "warning", "always does the same"),
     ],
 )
 def test_what_the_spread_says_of_a_constant_mean(reward, spread, severity, words):
-    """No spread is a dead signal (or a full score); spread under a mean of nothing is normalisation."""
+    """No spread is a dead signal, or a full score."""
     curves = {
         "reward/mean": lambda s: reward(s) + (0.01 * s if s < 20 and reward(0) == 0.4 else 0.0),
         "reward/std": spread,
@@ -88,6 +87,15 @@ def test_a_resume_counts_anew(by):
         judge.notice(Event("resume", step=14))
 
     assert when(judge, exact({"reward/mean": always(0.3)}, length=14)) == {}
+
+
+@pytest.mark.parametrize("spread", ["reward/std", "optim/grad_norm"])
+def test_a_mean_that_never_moved_over_rewards_that_vary_is_normalised(spread):
+    """Spread, or a gradient where no spread is logged."""
+    still = {"reward/mean": always(0.0), spread: always(1.0)}
+
+    assert when(RewardConstant(), exact(still)) == {}
+    assert when(RewardConstant(), exact(still | {spread: always(0.0)})) == {"warning": 20}
 
 
 # A gamed reward

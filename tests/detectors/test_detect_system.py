@@ -63,9 +63,18 @@ def test_a_lower_rate_is_a_warning_unless_steps_take_no_longer(seconds, severity
         then(20.0, 30.0, AT),
         lambda s: 300.0 if s == 0 else 20.0,
         lambda s: math.nan if s >= AT else 20.0,
+        then(0.2, 0.9, AT),
         always(0.0),
     ],
-    ids=["evaluations", "a checkpoint", "half as long again", "compiling", "not measured", "a clock that is off"],
+    ids=[
+        "evaluations",
+        "a checkpoint",
+        "half as long again",
+        "compiling",
+        "not measured",
+        "a toy",
+        "a clock that is off",
+    ],
 )
 def test_what_is_no_slowdown(seconds):
     """Rows that are slow now and then."""
