@@ -63,6 +63,7 @@ bench-detect: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/watching_cost.py
 	$(BIN)/python benchmarks/log_call.py
+	$(BIN)/python benchmarks/delivery_faults.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlwatch needs Python 3.11 or newer, this is " + sys.version.split()[0])'

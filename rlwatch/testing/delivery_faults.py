@@ -57,11 +57,9 @@ def down_for_ten_minutes(messages: int = 20) -> Toll:
     """Nobody listens for 600 s, then the receiver is there."""
     port = closed_port()
     with _outbox(messages) as (_, store):
-        clock = ManualClock(BEGIN)
-        receiver = WebhookReceiver(port=port, any_path=True)
-        url = f"http://127.0.0.1:{port}/hook"
+        clock, url = ManualClock(BEGIN), f"http://127.0.0.1:{port}/hook"
         _run(store, url, clock, until=lambda: clock.now() - BEGIN >= 600.0)
-        with receiver:
+        with WebhookReceiver(port=port, any_path=True) as receiver:
             _run(store, url, clock, until=lambda: _over(store))
         return _toll("receiver down for 10 minutes", messages, receiver, store)
 

@@ -33,6 +33,7 @@ def test_the_faults_happened(tolls: dict[str, Toll]):
     for name in ("answer lost after taking it", "killed when sending", "killed when sent"):
         assert again[name] >= 1
     assert tolls["receiver down for 10 minutes"].minutes >= 10.0
+    assert again["receiver down for 10 minutes"] == 0
     assert tolls["429, Retry-After 120 s"].minutes >= 4.0
     assert tolls["killed when leased"].minutes > 1.0
 
