@@ -9,6 +9,7 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -103,8 +104,14 @@ def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedSte
     """
     return [
         _gamed(row, at) if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
-        for row in healthy_run(seed, length=length, layers=LAYERS, taps=True)
+        for row in whole_run(seed, length)
     ]
+
+
+@cache
+def whole_run(seed: int = 0, length: int = 300, every: int = 1) -> tuple[ClosedStep, ...]:
+    """A healthy run with everything in it. Made once: every detector is shown the same."""
+    return tuple(healthy_run(seed, length=length, every=every, layers=LAYERS, taps=True))
 
 
 def _gamed(row: ClosedStep, at: int) -> ClosedStep:
@@ -203,11 +210,11 @@ class DetectorContract:
     def test_memory_does_not_grow_with_the_run(self, make: Make) -> None:
         """Twice as many rows, the same footprint."""
         detector = make()
-        outputs(detector, healthy_run(length=2000, layers=LAYERS, taps=True))
+        outputs(detector, whole_run(length=2000))
         size = len(pickle.dumps(detector))
         outputs(
             detector,
-            [replace(row, step=row.step + 2000) for row in healthy_run(1, length=2000, layers=LAYERS, taps=True)],
+            [replace(row, step=row.step + 2000) for row in whole_run(1, length=2000)],
         )
 
         assert len(pickle.dumps(detector)) <= 1.05 * size + 200
@@ -216,17 +223,13 @@ class DetectorContract:
     @pytest.mark.parametrize("seed", range(4))
     def test_is_silent_on_a_healthy_run(self, make: Make, seed: int, every: int) -> None:
         """No finding above ``info``, at any logging cadence."""
-        said = [
-            f
-            for found in outputs(make(), healthy_run(seed, length=600, every=every, layers=LAYERS, taps=True))
-            for f in found
-        ]
+        said = [f for found in outputs(make(), whole_run(seed, 600, every)) for f in found]
 
         assert [f for f in said if f.severity is not Severity.INFO] == []
 
     def test_a_constant_run_raises_no_critical_alarm(self, make: Make) -> None:
         """Every metric the same for ever: a stuck logger is no crash."""
-        row = healthy_run(layers=LAYERS, taps=True)[0]
+        row = whole_run()[0]
         said = outputs(make(), [replace(row, step=step) for step in range(200)])
 
         assert [f for found in said for f in found if f.severity is Severity.CRITICAL] == []
