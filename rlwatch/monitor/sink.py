@@ -84,7 +84,8 @@ class MonitorSink:
     def tick(self) -> None:
         """Put down alerts that are still waiting; now and then, look what time alone has made due."""
         self._put_down()
-        if self._alerted and self._clock.monotonic() >= self._look_at:
+        waiting = self._alerted and (self._monitor.firing or self._desk.kept.kept)
+        if waiting and self._clock.monotonic() >= self._look_at:
             self._look_at = self._clock.monotonic() + LOOK_S
             self._look()
 

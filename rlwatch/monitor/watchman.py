@@ -64,8 +64,10 @@ class Watchman:
 
     def _look_after(self, run: RunInfo) -> int:
         now = self._clock.now()
-        sign = sign_of(self._store, run, now)
         stored = self._store.alerts(run.run_id)
+        if run.state is RunState.FINISHED and not stored:
+            return 0  # most of a store
+        sign = sign_of(self._store, run, now)
         raised = [alert for rule in self._rules for alert in judged(run, sign, stored, rule, now)]
         return len(self._desk.tell(run.run_id, raised)) if stored or raised else 0
 
