@@ -23,13 +23,17 @@ EVENTS = ("instability", "dead")
 
 @dataclass(frozen=True)
 class Labelled:
-    """``onset``: first step of the trouble, None in a run without; ``severity`` as in the index."""
+    """``onset``: first step of the trouble, None in a run without; ``severity`` as in the index.
+
+    ``by``: the step by which a person who watches the chart would be sure, where that was written down.
+    """
 
     name: str
     severity: str
     onset: float | None
     records: list[StepRecord]
     source: str = ""
+    by: float | None = None
 
     @property
     def event(self) -> bool:
@@ -58,7 +62,7 @@ def _labelled(run: ImportedRun, label: dict[str, str]) -> Labelled:
 
 
 def sample_logs(folder: Path) -> list[Labelled]:
-    """Our own: the onset is the earliest that ``expected.toml`` allows for a critical finding."""
+    """Our own: onset and ``by`` are those of the critical finding that ``expected.toml`` expects first."""
     expected = tomllib.loads((folder / "expected.toml").read_text())
     return list(_samples(folder, expected["log"]))
 
@@ -67,7 +71,7 @@ def _samples(folder: Path, logs: list[dict[str, object]]) -> Iterator[Labelled]:
     for log in logs:
         finds = [find for find in log.get("find", ()) if find["severity"] == "critical"]
         (run,) = read_log(folder / str(log["file"]))
-        onset = min((float(find["onset"][0]) for find in finds), default=None)
-        latest = min((float(find["onset"][1]) for find in finds), default=None)
+        first = min(finds, key=lambda find: find["found_by"], default=None)
         severity = "healthy" if not log.get("find") else "instability" if finds else "transient"
-        yield Labelled(str(log["file"]), severity, latest if onset is not None else None, list(run.records), run.source)
+        onset, by = (None, None) if first is None else (float(first["onset"][1]), float(first["found_by"]))
+        yield Labelled(str(log["file"]), severity, onset, list(run.records), run.source, by)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from detection.methods import Alarm
 from detection.runs import Labelled
 
-BEFORE, AFTER_STEPS, AFTER_ROWS = 100, 10, 5
-"""An event is found by an alarm from 100 steps before its onset to 10 steps (or 5 logged rows) after it."""
+BEFORE, AFTER_STEPS, AFTER_ROWS = 100, 10, 10
+"""An event is found in time by an alarm from 100 steps before its onset to 10 steps (or 10 logged rows) after it, or to
+the step by which a person would be sure, where that was written down."""
 QUIET_ROWS = 25
 """Alarms closer than this are one episode."""
 
@@ -80,7 +81,7 @@ def _window(run: Labelled) -> tuple[float, float]:
     assert run.onset is not None
     after = [step for step, _ in run.rows if step >= run.onset]
     rows = after[min(AFTER_ROWS, len(after) - 1)] if after else run.onset
-    return run.onset - BEFORE, max(run.onset + AFTER_STEPS, rows)
+    return run.onset - BEFORE, max(run.onset + AFTER_STEPS, rows) if run.by is None else run.by
 
 
 def _found(run: Labelled, told: Sequence[Alarm], *, late: bool) -> float | None:
