@@ -153,3 +153,21 @@ def test_a_long_run_is_drawn_in_time(app, page, store_url):
     page.goto(f"{app}/run?run=r")
     expect(page.locator("canvas").first).to_be_visible()
     assert time.monotonic() - began < 15.0
+
+
+def test_an_alert_is_acknowledged_by_a_click(app, page, store_url):
+    """From the row through the dialog and back; the row says who has it."""
+    alert = Alert("a1", "r", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 12, 20, "it fell",
+                  fired_at=time.time())  # fmt: skip
+    write(store_url, alerts=[alert])
+    page.goto(f"{app}/alerts")
+    page.get_by_role("link", name="acknowledge").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("What you do about it").fill("rolled back")
+    dialog.get_by_label("Who").fill("ann")
+    dialog.get_by_role("button", name="Acknowledge").click()
+    expect(page.get_by_text("1 alert firing, 1 acknowledged")).to_be_visible()
+    expect(page.get_by_role("link", name="acknowledge")).to_have_count(0)
+    assert [(a.alert_id, a.by, a.why) for a in open_store(store_url).acknowledgements()] == [
+        ("a1", "ann", "rolled back")
+    ]
