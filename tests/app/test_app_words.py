@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rlwatch_app import evidence, markup, story
 from rlwatch_app.health import judge
 
+from rlwatch.control.liveness import Pace
 from rlwatch.records import AlertState, RunInfo, RunState
 
 NOW = 1_000_000.0
@@ -33,11 +34,11 @@ def test_two_rules_on_one_kind_are_one_clause():
 def test_the_ending_of_a_crash_and_of_a_silence():
     """What happened last belongs to the sentence."""
     crashed = RunInfo("r", state=RunState.CRASHED, state_reason="CUDA error", last_step=7, created_at=NOW)
-    assert story.ending(crashed, judge(crashed, [], NOW), NOW, 1.0) == "crashed at step 7: CUDA error"
+    assert story.ending(crashed, judge(crashed, [], NOW), NOW, Pace(1.0)) == "crashed at step 7: CUDA error"
     silent = RunInfo("r", last_step=7, last_ts=NOW - 7200, created_at=NOW)
-    assert "no step for 2" in story.ending(silent, judge(silent, [], NOW, 1.0), NOW, 1.0)
+    assert "no step for 2" in story.ending(silent, judge(silent, [], NOW, Pace(1.0)), NOW, Pace(1.0))
     live = RunInfo("r", last_step=7, last_ts=NOW, created_at=NOW)
-    assert story.ending(live, judge(live, [], NOW, 1.0), NOW, 1.0) == ""
+    assert story.ending(live, judge(live, [], NOW, Pace(1.0)), NOW, Pace(1.0)) == ""
 
 
 def test_the_last_alarm_is_remembered_when_all_is_well():
