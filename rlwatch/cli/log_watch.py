@@ -9,7 +9,7 @@ from rlwatch.cli.log_run import Log, log_id
 from rlwatch.cli.recording import Recording
 from rlwatch.cli.watch_position import Positions
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.importers import LogTail, Position
+from rlwatch.importers import LogTail, Position, Tail
 from rlwatch.records import StepRecord
 
 MOST = 500
@@ -26,14 +26,17 @@ class LogWatch:
     ----------
     start
         Begins the recording, once the log tells what it is.
+    tail
+        Where the records come from, if not from the file at the log's path.
     """
 
     def __init__(
         self,
         log: Log,
         positions: Positions,
-        start: Callable[[LogTail], Recording],
+        start: Callable[[Tail], Recording],
         *,
+        tail: Tail | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.log = log
@@ -41,7 +44,9 @@ class LogWatch:
         self.recording: Recording | None = None
         self._positions, self._start, self._clock = positions, start, clock or SystemClock()
         position, last_seq = positions.load(self.run_id)
-        self.tail = LogTail(log.path, run=log.run, format=log.read_as, position=position, last_seq=last_seq)
+        self.tail: Tail = tail or LogTail(
+            log.path, run=log.run, format=log.read_as, position=position, last_seq=last_seq
+        )
         self.is_new = position is None and last_seq == 0
         self._saved = position
         self._save_due = 0.0
@@ -71,11 +76,17 @@ class LogWatch:
         if self.recording is None and not whole:
             self.tail.release()
             return
-        if whole or self._quiet():
-            self._take(_stamped(self.tail.close(), 0.0))
+        try:
+            if whole or self._quiet():
+                self._take(_stamped(self.tail.close(), 0.0))
+            self._save(self.tail.position)
+        finally:
+            self.abandon(reason)
+
+    def abandon(self, reason: str) -> None:
+        """End the run without another look at the log."""
         self.tail.release()
         if self.recording is not None:
-            self._save(self.tail.position)
             self.recording.finish(reason)
 
     def _take(self, records: Sequence[StepRecord]) -> None:

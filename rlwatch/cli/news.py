@@ -36,10 +36,10 @@ def tell_alert(alert: Alert, prefix: str = "") -> None:
     say(prefix + alert_line(alert), style="green" if over else SEVERITY_STYLES[alert.severity])
 
 
-def tell_outcome(outcome: Outcome) -> None:
+def tell_outcome(outcome: Outcome, prefix: str = "") -> None:
     """Print what a batch of records brought: findings, then the alerts that people are told of."""
     for finding in outcome.findings:
-        tell_finding(finding)
+        tell_finding(finding, prefix)
     for transition in outcome.transitions:
         if transition.notify:
-            tell_alert(transition.alert)
+            tell_alert(transition.alert, prefix)

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlwatch.cli.console import errors
 from rlwatch.cli.wording import clean
-from rlwatch.importers import LogTail
 from rlwatch.records import StepRecord
+
+if TYPE_CHECKING:
+    from rlwatch.importers import Tail
 
 LARGE = 10_000_000
 """Bytes of a log from which on catching up with it takes long enough to be watched."""
@@ -38,7 +41,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def backlog(tail: LogTail) -> Iterator[Callable[[], None]]:
+def backlog(tail: Tail) -> Iterator[Callable[[], None]]:
     """While a log that was there before the watch is read: gives what to call when a piece of it has been."""
     if not sys.stderr.isatty() or tail.read[1] < LARGE:
         yield lambda: None

@@ -1,8 +1,11 @@
-"""``rlwatch watch SOURCE``: follow a growing log, or keep an eye on a store."""
+"""``rlwatch watch SOURCE``: follow a growing log, all logs of a directory, a run of a tracker, or a store."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 from uuid import uuid4
@@ -12,11 +15,13 @@ import typer
 from rlwatch.cli.ending import sigterm_as_ctrl_c
 from rlwatch.cli.log_run import Log
 from rlwatch.cli.options import ConfigOption, ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples
-from rlwatch.errors import RunNotFoundError
+from rlwatch.errors import ConfigError, RunNotFoundError
 
 EPILOG = examples(
     "rlwatch watch train.log",
     "rlwatch watch train.log --once || echo 'critical alarm'",
+    "rlwatch watch ./outputs --logs '*.log'",
+    "rlwatch watch wandb/latest-run",
     "rlwatch watch ./rlwatch-runs",
     "rlwatch watch math-7b-s3 --poll 10",
 )
@@ -26,7 +31,9 @@ def watch(
     source_: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A log file that grows, a store (directory or URL), or a run of --store."
+            metavar="SOURCE",
+            help="A log file that grows, a directory of logs, a run of TensorBoard or wandb (its directory, its file, "
+            "or wandb://entity/project/run), a store (directory or URL), or a run of --store.",
         ),
     ],
     *,
@@ -35,6 +42,12 @@ def watch(
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Of a log: only judge it, keep nothing, deliver nothing later.")
     ] = False,
+    logs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logs", metavar="PATTERN", help="Of a directory: what its logs are called.", show_default="the usual"
+        ),
+    ] = None,
     project: Annotated[str, typer.Option("--project", help="Of a log: the project its run belongs to.")] = "default",
     name: Annotated[
         str, typer.Option("--name", help="Of a log: what people call its run.", show_default="its id")
@@ -52,13 +65,23 @@ def watch(
     """Print findings and alerts as they come, and deliver the alerts' messages. Ctrl-C stops it.
 
     A log is recorded as a run of the store, so that the dashboard shows it; watching it again goes on where
-    the last watch ended. Of a store, the alerts of every run are delivered, also if its trainer is gone.
+    the last watch ended. Of a directory, every log in it and below is a run, also those that come later. Of a
+    store, the alerts of every run are delivered, also if its trainer is gone.
     """
+    from rlwatch.importers.wandb_online import wandb_run
+
     path = Path(source_)
+    log = Log(path, run, read_as, trainer=source, project=project, name=name, run_id=run_id)
+    into = f"memory://watch-{uuid4().hex}" if no_store else store
     with sigterm_as_ctrl_c():
         if path.is_file():
-            log = Log(path, run, read_as, trainer=source, project=project, name=name, run_id=run_id)
-            _watch_log(log, f"memory://watch-{uuid4().hex}" if no_store else store, config, once=once, poll_s=poll)
+            _watch_log(log, into, config, once=once, poll_s=poll)
+        elif path.is_dir() and (patterns := _logs_in(path, logs)):
+            _watch_many(log, patterns, into, config, once=once, poll_s=poll)
+        elif path.is_dir() and not logs and _is_run(path):
+            _watch_log(log, into, config, once=once, poll_s=poll)
+        elif address := wandb_run(source_):
+            _watch_wandb(replace(log, path=Path(address)), into, config, once=once, poll_s=poll)
         elif "://" in source_ or path.is_dir():
             _watch_store(source_, None, config, once=once, poll_s=poll)
         else:
@@ -71,6 +94,47 @@ def _watch_log(log: Log, store: str | None, config: Path | None, *, once: bool, 
     if once:
         raise typer.Exit(watch_log.scan_once(log, store, config))
     watch_log.follow(log, store, config, lambda: time.sleep(poll_s))
+
+
+def _logs_in(directory: Path, patterns: list[str] | None) -> Sequence[str]:
+    """The patterns to follow it by as a directory of logs; none if it is a store, one run, or holds no log."""
+    from rlwatch.importers.directories import PATTERNS, logs_below
+
+    if patterns:
+        return patterns
+    if any(directory.glob("*/run.db")) or _is_run(directory):
+        return ()
+    return PATTERNS if next(logs_below(directory), None) else ()
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether the only log in it and below is the run of a tracker that it stands for itself."""
+    from rlwatch.importers.directories import logs_below, run_directory
+
+    run = run_directory(directory)
+    return run is not None and [run] == list(islice(logs_below(directory), 2))
+
+
+def _watch_many(
+    log: Log, patterns: Sequence[str], store: str | None, config: Path | None, *, once: bool, poll_s: float
+) -> None:
+    from rlwatch.cli import watch_many
+
+    if log.run or log.run_id:
+        raise ConfigError(f"{log.path} is a directory of logs, each its own run; --run and --run-id are for one log")
+    if once:
+        raise typer.Exit(watch_many.look_once(log, patterns, store, config))
+    watch_many.follow(log, patterns, store, config, lambda: time.sleep(poll_s))
+
+
+def _watch_wandb(log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
+    from rlwatch.cli import watch_log
+    from rlwatch.importers.wandb_online import WandbTail
+
+    tail = WandbTail(str(log.path))
+    if once:
+        raise typer.Exit(watch_log.scan_once(log, store, config, tail))
+    watch_log.follow(log, store, config, lambda: time.sleep(poll_s), tail=tail)
 
 
 def _watch_store(url: str | None, run: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rlwatch.cli.config_file import alerting_of
@@ -21,21 +22,23 @@ from rlwatch.cli.stores import opened
 from rlwatch.cli.watch_position import Positions
 from rlwatch.clock import Clock
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers import ImportedRun, LogTail, read_log
+from rlwatch.importers import ImportedRun, Tail, read_log
 from rlwatch.ports import Store
 from rlwatch.records import AlertState, Severity
 from rlwatch.run.alerting import Alerting
 
 
-def scan_once(log: Log, store_url: str | None, config: Path | None) -> int:
+def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail | None = None) -> int:
     """Record and judge the log as it stands, deliver, and answer 1 if anything in it was critical."""
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
-        watch = _watch(log, store, alerting)
-        if watch.is_new:
+        watch = watch_of(log, store, alerting, tail=tail)
+        if tail is None and watch.is_new:
             _only(read_log(log.path, run=log.run, format=log.read_as), log)  # or why it cannot be watched
         while watch.look() or watch.behind:
             pass
+        if watch.tail.problem and not watch.records:
+            raise ImportFormatError(str(log.path), watch.tail.problem)
         watch.end("the log was read to its end", whole=True)
         delivered = deliver_once(store, alerting)
         code = int(ever_critical(store, watch.run_id))
@@ -49,6 +52,8 @@ def follow(
     config: Path | None,
     pause: Callable[[], None],
     clock: Clock | None = None,
+    *,
+    tail: Tail | None = None,
 ) -> None:
     """Record and judge the log as it grows, until ``pause`` raises ``KeyboardInterrupt``.
 
@@ -57,7 +62,7 @@ def follow(
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
-            watch = _watch(log, store, alerting, clock)
+            watch = watch_of(log, store, alerting, clock=clock, tail=tail)
             say(f"watching {log.path}; Ctrl-C stops", style="dim")
             try:
                 with backlog(watch.tail) as shown:
@@ -86,11 +91,21 @@ def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
             return
 
 
-def _watch(log: Log, store: Store, alerting: Alerting, clock: Clock | None = None) -> LogWatch:
-    def start(tail: LogTail) -> Recording:
-        return _recording(log, tail.name, tail.source, store, alerting)
+def watch_of(
+    log: Log,
+    store: Store,
+    alerting: Alerting,
+    *,
+    clock: Clock | None = None,
+    tail: Tail | None = None,
+    prefix: str = "",
+) -> LogWatch:
+    """The log on its way into the store, judged by ``alerting``; ``prefix`` goes before each line that is told."""
 
-    return LogWatch(log, Positions(store), start, clock=clock)
+    def start(tail: Tail) -> Recording:
+        return _recording(log, tail.name, tail.source, store, alerting, prefix=prefix)
+
+    return LogWatch(log, Positions(store), start, tail=tail, clock=clock)
 
 
 def ever_critical(store: Store, run_id: str) -> bool:
@@ -100,11 +115,17 @@ def ever_critical(store: Store, run_id: str) -> bool:
     )
 
 
-def _recording(log: Log, name: str, source: str, store: Store, alerting: Alerting) -> Recording:
+def _recording(log: Log, name: str, source: str, store: Store, alerting: Alerting, *, prefix: str = "") -> Recording:
     info = log.info(name, source, time.time())
     if holds(store, info.run_id):
         info = replace(info, name=log.name)  # without a new one it keeps the name it has
-    return Recording(store, info, policy=alerting.policy, dashboard_url=alerting.dashboard_url, on_outcome=tell_outcome)
+    return Recording(
+        store,
+        info,
+        policy=alerting.policy,
+        dashboard_url=alerting.dashboard_url,
+        on_outcome=partial(tell_outcome, prefix=prefix),
+    )
 
 
 def _only(runs: list[ImportedRun], log: Log) -> ImportedRun:

@@ -3,6 +3,6 @@
 from rlwatch.importers.base import ImportedRun, Importer, Skipped
 from rlwatch.importers.position import Position
 from rlwatch.importers.registry import formats, read_log, sniff
-from rlwatch.importers.tail import LogTail
+from rlwatch.importers.tail import LogTail, Tail
 
-__all__ = ["ImportedRun", "Importer", "LogTail", "Position", "Skipped", "formats", "read_log", "sniff"]
+__all__ = ["ImportedRun", "Importer", "LogTail", "Position", "Skipped", "Tail", "formats", "read_log", "sniff"]

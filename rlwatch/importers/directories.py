@@ -49,14 +49,14 @@ def logs_below(directory: Path, patterns: Sequence[str] = PATTERNS) -> Iterator[
     """The logs in ``directory`` and below it, each once, directories in order of their names.
 
     A directory with event files is one log, and one with a ``.wandb`` file is nothing but that run. Hidden
-    directories, checkpoints, links to directories and runs of rlwatch are left out, and so is what may not be read.
+    directories, checkpoints, links to directories and stores of rlwatch are left out, and so is what may not be read.
     """
     yield from _below(directory, tuple(patterns), DEEPEST)
 
 
 def _below(directory: Path, patterns: tuple[str, ...], depth: int) -> Iterator[Path]:
     names, directories = _listed(directory)
-    if "run.db" in names:
+    if any((directory / name / "run.db").is_file() for name in directories):
         return
     wandb = [name for name in names if fnmatch(name, _WANDB)]
     if wandb:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
@@ -25,6 +26,56 @@ from rlwatch.importers.registry import (
 )
 from rlwatch.importers.source import source_of
 from rlwatch.records import StepRecord
+
+
+class Tail(Protocol):
+    """The records of a run as they come, wherever they come from."""
+
+    name: str
+    behind: bool
+    turned: bool
+
+    @property
+    def format(self) -> str:
+        """The format's name; empty while nothing tells it."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The trainer, as far as is known."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be read at the moment; else empty."""
+        ...
+
+    @property
+    def position(self) -> Position | None:
+        """Where reading stands, for a later process."""
+        ...
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """How much was read, of how much."""
+        ...
+
+    @property
+    def modified(self) -> float:
+        """When there was something new (Unix seconds). Raises ``OSError`` if it is gone."""
+        ...
+
+    def poll(self, most: int | None = None) -> list[StepRecord]:
+        """The records that were completed since the last poll."""
+        ...
+
+    def close(self) -> list[StepRecord]:
+        """The records still held back."""
+        ...
+
+    def release(self) -> None:
+        """Let go of files for now."""
+        ...
 
 
 class LogTail:

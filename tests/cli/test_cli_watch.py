@@ -225,8 +225,8 @@ def test_ctrl_c_while_the_run_is_being_made_ends_it_too(tmp_path: Path, monkeypa
     """The signal comes when the run is in the store and nobody holds it yet."""
     original = watch_log._recording
 
-    def interrupted(*args: Any) -> Any:
-        made = original(*args)
+    def interrupted(*args: Any, **options: Any) -> Any:
+        made = original(*args, **options)
         signal.raise_signal(signal.SIGINT)
         return made
 

@@ -1,0 +1,193 @@
+"""Many logs at once: each its own run, none in another's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlwatch.cli.ending import unbroken
+from rlwatch.cli.log_watch import LogWatch
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import RLWatchError
+from rlwatch.importers.directories import logs_below
+from rlwatch.importers.tensorboard_events import event_files
+
+DISCOVER_S = 10.0
+"""Seconds between two searches for new logs."""
+RETRY_S = 60.0
+"""Seconds after which a log that could not be read is tried again."""
+REST_S = 6 * 3600.0
+"""Seconds of silence after which a log is taken to be finished until it grows."""
+OLD_S = 3600.0
+"""The same for a log that is there before the watch."""
+MOST_OPEN = 64
+"""Log files kept open between two looks: those that grew last."""
+MOST_LIVE = 100
+"""Runs written at the same time; beyond, the longest silent one rests."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One log of the fleet. It rests while ``watch`` is None: until ``mark`` changes or ``retry_at`` has come."""
+
+    path: Path
+    name: str
+    watch: LogWatch | None = None
+    grew_at: float = 0.0
+    patience: float = REST_S
+    mark: object = None
+    retry_at: float | None = None
+    problem: str = ""
+
+
+class Fleet:
+    """The logs below ``directory`` that ``patterns`` fit.
+
+    Parameters
+    ----------
+    begin
+        Makes the watch of a log, given its path and what to call it.
+    tell
+        Told in one line what happens to a log: it appears as a run, is gone, or cannot be read (``problem``).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        patterns: Sequence[str],
+        begin: Callable[[Path, str], LogWatch],
+        tell: Callable[[str, bool], None],
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.members: dict[Path, Member] = {}
+        self.recorded: dict[str, None] = {}
+        """Ids of the runs that were ever recorded."""
+        self._directory, self._patterns = directory, patterns
+        self._begin, self._tell = begin, tell
+        self._clock = clock or SystemClock()
+        self._discover_at = 0.0
+
+    @property
+    def runs(self) -> list[Member]:
+        """The logs that are being recorded."""
+        return [member for member in self.members.values() if member.watch and member.watch.recording]
+
+    def look(self) -> bool:
+        """One lot of every log; whether some have more to be read at once."""
+        if self._clock.monotonic() >= self._discover_at:
+            self._discover()
+            self._discover_at = self._clock.monotonic() + DISCOVER_S
+        behind = False
+        for member in list(self.members.values()):
+            with unbroken():
+                behind = self._guarded(member, self._look_at) or behind
+        with unbroken():
+            self._keep_bounds()
+        return behind
+
+    def end(self, reason: str, *, whole: bool = False) -> None:
+        """End all runs."""
+        for member in self.members.values():
+            self._guarded(member, lambda one: self._rest(one, reason, whole=whole))
+
+    def _discover(self) -> None:
+        there = dict.fromkeys(logs_below(self._directory, self._patterns))
+        for path in there:
+            if path not in self.members:
+                self.members[path] = Member(path, str(path.relative_to(self._directory)) or path.name)
+        for path in [path for path in self.members if path not in there and not path.exists()]:
+            member = self.members.pop(path)
+            if member.watch is not None and member.watch.recording is not None:
+                self._tell(f"{member.name}: the log is gone; its run ends", False)
+            self._guarded(member, lambda one: self._rest(one, "the log is gone"))
+
+    def _guarded(self, member: Member, do: Callable[[Member], bool]) -> bool:
+        """What one log does wrong is told once, and concerns no other."""
+        try:
+            return do(member)
+        except (RLWatchError, OSError) as error:
+            problem = " ".join(str(error).split())
+            if problem != member.problem:
+                self._tell(f"{member.name}: {problem}", True)
+            member.problem = problem
+            watch, member.watch = member.watch, None
+            member.retry_at, member.mark = self._clock.monotonic() + RETRY_S, None
+            if watch is not None:
+                self._abandon(watch)
+            return False
+
+    def _abandon(self, watch: LogWatch) -> None:
+        try:
+            watch.abandon("its log could not be read any more")
+        except (RLWatchError, OSError):
+            return  # the run stays as its writer left it; the problem was told
+
+    def _look_at(self, member: Member) -> bool:
+        watch = member.watch or self._woken(member)
+        if watch is None:
+            return False
+        began = watch.recording is None
+        found = watch.look()
+        if found:
+            member.grew_at, member.problem = self._clock.monotonic(), ""
+        if began and watch.recording is not None:
+            self.recorded[watch.run_id] = None
+            self._tell(f"{member.name}: run {watch.run_id} ({watch.tail.format})", False)
+        if not watch.behind and self._clock.monotonic() - member.grew_at >= member.patience:
+            self._rest(member, "nothing came for hours")
+        return watch.behind
+
+    def _woken(self, member: Member) -> LogWatch | None:
+        """A fresh watch of a log that is new, has changed since it went to rest, or is to be tried again."""
+        now = self._clock.monotonic()
+        if member.retry_at is not None and now < member.retry_at:
+            return None
+        mark = _mark(member.path)
+        if member.retry_at is None and mark == member.mark:
+            return None
+        first = member.mark is None and member.retry_at is None
+        member.retry_at = None
+        member.watch = self._begin(member.path, member.name)
+        old = first and self._clock.now() - _modified(member.path) > OLD_S
+        member.grew_at, member.patience = (now - REST_S, 0.0) if old else (now, REST_S)
+        return member.watch
+
+    def _rest(self, member: Member, reason: str, *, whole: bool = False) -> bool:
+        watch, member.watch = member.watch, None
+        if watch is not None:
+            member.mark = _mark(member.path)
+            watch.end(reason, whole=whole)
+            if watch.recording is not None:
+                self.recorded[watch.run_id] = None
+        return False
+
+    def _keep_bounds(self) -> None:
+        """Let go of the files of logs that have been silent longest, and of the runs of the very longest."""
+        waiting = sorted((m for m in self.members.values() if m.watch), key=lambda m: m.grew_at, reverse=True)
+        for member in waiting[MOST_OPEN:]:
+            if member.watch is not None:
+                member.watch.tail.release()
+        for member in [m for m in waiting if m.watch and m.watch.recording and not m.watch.behind][MOST_LIVE:]:
+            self._guarded(member, lambda one: self._rest(one, "silent while many others wrote"))
+
+
+def _mark(path: Path) -> object:
+    """Changes when the log does; None if it is not there."""
+    try:
+        stats = [(file.name, file.stat()) for file in _files(path)]
+    except OSError:
+        return None
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return max((file.stat().st_mtime for file in _files(path)), default=0.0)
+    except OSError:
+        return 0.0
+
+
+def _files(path: Path) -> list[Path]:
+    return event_files(path) if path.is_dir() else [path]

@@ -1,0 +1,252 @@
+"""watch of a directory: many logs at once, each its own run, none in another's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Invoke
+from test_cli_watch import BROKEN, Steps, _append, _rows, write_log
+
+from rlwatch.cli import fleet as fleets
+from rlwatch.cli import watch_many
+from rlwatch.cli.fleet import Fleet
+from rlwatch.cli.log_run import Log, log_id
+from rlwatch.cli.log_watch import LogWatch
+from rlwatch.clock import ManualClock
+from rlwatch.importers.directories import PATTERNS
+from rlwatch.records import RunState
+from rlwatch.store.url import open_store
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    directory = tmp_path / "logs"
+    (directory / "b").mkdir(parents=True)
+    write_log(directory / "a.log", _rows(1, 8))
+    write_log(directory / "b" / "train.log", _rows(1, 6))
+    return directory
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(time.time())
+
+
+def _follow(logs: Path, clock: ManualClock, *happenings: Callable[[], Any], patterns: Any = PATTERNS) -> Any:
+    """Follow while these happen, ten seconds apart; the store afterwards."""
+
+    def later(happening: Callable[[], Any]) -> Callable[[], Any]:
+        def step() -> None:
+            clock.advance(fleets.DISCOVER_S)
+            happening()
+
+        return step
+
+    steps = Steps(*map(later, happenings))
+    watch_many.follow(Log(logs), patterns, str(logs.parent / "runs"), None, steps, clock=clock)
+    return open_store(logs.parent / "runs")
+
+
+def _nothing() -> None:
+    """Happens."""
+
+
+def test_every_log_is_a_run_also_those_that_come_later(logs: Path, clock: ManualClock, capsys: Any) -> None:
+    """Named by its place in the directory; its lines begin with that name."""
+    store = _follow(
+        logs,
+        clock,
+        lambda: (_append(logs / "a.log", _rows(9, 10)), write_log(logs / "b" / "new.log", _rows(1, 4))),
+        lambda: _append(logs / "b" / "train.log", _rows(7, 60)),
+        lambda: _append(logs / "b" / "train.log", _rows(61, 64, BROKEN)),
+        _nothing,
+    )
+    told = capsys.readouterr()
+
+    assert {(run.name, run.last_step, run.state) for run in store.runs()} == {
+        ("a.log", 10, RunState.FINISHED),
+        ("b/new.log", 4, RunState.FINISHED),
+        ("b/train.log", 64, RunState.FINISHED),
+    }
+    assert "b/train.log  step 61  critical  nonfinite" in told.out
+    assert f"a.log: run {log_id(logs / 'a.log')} (trl-console)" in told.out
+    assert told.err == ""
+
+
+def test_a_log_that_is_gone_ends_its_run_and_may_come_back(logs: Path, clock: ManualClock, capsys: Any) -> None:
+    """It goes on where it was, as the next attempt."""
+    ended = []
+    away = logs.parent / "away"
+    store = _follow(
+        logs,
+        clock,
+        lambda: (logs / "a.log").rename(away),
+        lambda: ended.append(open_store(logs.parent / "runs").run(log_id(logs / "a.log")).state_reason),
+        lambda: (_append(away, _rows(9, 9)), away.rename(logs / "a.log")),
+        _nothing,
+    )
+
+    assert ended == ["the log is gone"]
+    assert [r.step for r in store.records(log_id(logs / "a.log"))] == list(range(1, 10))
+    assert "a.log: the log is gone; its run ends" in capsys.readouterr().out
+
+
+def test_a_broken_log_is_told_in_one_line_and_stops_no_other(logs: Path, clock: ManualClock, capsys: Any) -> None:
+    """Once, however often it is tried again; when it is whole it is read."""
+    bad = logs / "bad.jsonl"
+    bad.write_text('{"step": 1, "loss": 0.5}\n{"step": -1, "loss": 0.5}\n')
+    store = _follow(
+        logs,
+        clock,
+        *[lambda: clock.advance(fleets.RETRY_S)] * 3,
+        lambda: _append(logs / "a.log", _rows(9, 12)),
+        lambda: (bad.write_text('{"step": 1, "loss": 0.5}\n'), clock.advance(fleets.RETRY_S)),
+        _nothing,
+    )
+    (line,) = capsys.readouterr().err.splitlines()
+
+    assert line.startswith("bad.jsonl: ")
+    assert "bad.jsonl:2" in line
+    assert store.run(log_id(logs / "a.log")).last_step == 12
+    assert store.run(log_id(bad)).last_step == 1
+
+
+def test_a_run_that_somebody_else_writes_is_left_to_them(logs: Path, clock: ManualClock, capsys: Any) -> None:
+    """Another watch, say; the others are recorded."""
+    store = open_store(logs.parent / "runs")
+    writer = store.open_run(Log(logs / "a.log").info("a", "", 0.0))
+    _follow(logs, clock, _nothing)
+    writer.close()
+
+    assert capsys.readouterr().err.startswith("a.log: ")
+    assert store.run(log_id(logs / "b" / "train.log")).last_step == 6
+    assert store.records(log_id(logs / "a.log")) == []
+
+
+def test_logs_of_long_ago_are_read_and_their_runs_ended_at_once(logs: Path, clock: ManualClock) -> None:
+    """Until they grow again."""
+    old = clock.now() - 2 * fleets.OLD_S
+    os.utime(logs / "a.log", (old, old))
+    states = []
+    runs = logs.parent / "runs"
+    store = _follow(
+        logs,
+        clock,
+        lambda: states.append({run.name: run.state.value for run in open_store(runs).runs()}),
+        lambda: _append(logs / "a.log", _rows(9, 10)),
+        lambda: states.append(open_store(runs).run(log_id(logs / "a.log")).state.value),
+    )
+
+    assert states == [{"a.log": "finished", "b/train.log": "running"}, "running"]
+    assert store.run(log_id(logs / "a.log")).last_step == 10
+
+
+def test_open_files_and_runs_are_bounded(logs: Path, clock: ManualClock, monkeypatch: Any) -> None:
+    """The silent ones give way; nothing is lost."""
+    monkeypatch.setattr(fleets, "MOST_OPEN", 3)
+    monkeypatch.setattr(fleets, "MOST_LIVE", 5)
+    for number in range(12):
+        write_log(logs / f"c{number:02}.log", _rows(1, 3))
+    open_files, alive = [], []
+
+    def counted() -> None:
+        names = [fd.readlink().suffix for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+        open_files.append(names.count(".log"))
+        alive.append(sum(run.state is RunState.RUNNING for run in open_store(logs.parent / "runs").runs()))
+
+    store = _follow(logs, clock, counted, lambda: _append(logs / "c00.log", _rows(4, 5)), counted, counted)
+
+    assert max(open_files) <= 3
+    assert max(alive) <= 5
+    assert store.run(log_id(logs / "c00.log")).last_step == 5
+    assert len(store.runs()) == 14
+
+
+def test_once_answers_for_all_of_them(logs: Path, invoke: Invoke) -> None:
+    """0, 1 once any has been critical, 2 if none can be read."""
+    runs = logs.parent / "runs"
+    healthy = invoke("watch", logs, "--once", "--store", runs)
+    _append(logs / "a.log", [*_rows(9, 40), *_rows(41, 45, BROKEN)])
+    broken = invoke("watch", logs, "--once", "--store", runs)
+    nothing = invoke("watch", logs, "--once", "--store", runs, "--logs", "*.nothing")
+    named = invoke("watch", logs, "--once", "--store", runs, "--run-id", "x")
+
+    assert (healthy.exit_code, broken.exit_code, nothing.exit_code, named.exit_code) == (0, 1, 2, 2)
+    assert "2 runs of 2 logs" in healthy.stdout
+    assert "none of its 0 logs" in nothing.stderr
+    assert "each its own run" in named.stderr
+
+
+def test_a_directory_that_is_a_store_or_a_run_is_no_directory_of_logs(tmp_path: Path, invoke: Invoke) -> None:
+    """Event files of TensorBoard: one run; runs of rlwatch: a store, whatever else lies there."""
+    import binary_logs
+
+    board = tmp_path / "seed3"
+    board.mkdir()
+    rows = [(step, {"train/loss": 0.5 + step % 3, "train/grad_norm": 1.0}) for step in range(1, 9)]
+    (board / "events.out.tfevents.1.host").write_bytes(binary_logs.event_file(rows))
+    one = invoke("watch", board, "--once", "--store", tmp_path / "runs")
+    (tmp_path / "runs" / "note.log").write_text("")
+    store = invoke("watch", tmp_path / "runs", "--once")
+    many = invoke("watch", tmp_path, "--once", "--store", tmp_path / "other")
+
+    assert "8 new records" in one.stdout
+    assert store.exit_code == 0
+    assert "1 runs of 1 logs" in many.stdout
+    assert [run.name for run in open_store(tmp_path / "runs").runs()] == ["seed3"]
+
+
+def test_the_summary_counts_logs_by_what_they_do(logs: Path, clock: ManualClock, capsys: Any) -> None:
+    """And names the one heard last."""
+    (logs / "bad.jsonl").write_text('{"step": -1, "loss": 0.5}\n')
+    (logs / "empty.log").touch()
+    store = open_store(logs.parent / "runs")
+    from rlwatch.run.alerting import Alerting
+
+    fleet = watch_many._fleet(Log(logs), PATTERNS, store, Alerting(), clock)
+    none = watch_many.summary(fleet)
+    fleet.look()
+    clock.advance(1)
+    _append(logs / "b" / "train.log", _rows(7, 7))
+    fleet.look()
+    told = watch_many.summary(fleet)
+    with watch_many.status_line(fleet) as show:
+        show()
+    fleet.end("done")
+
+    assert none == "0 logs: none yet"
+    assert told == "4 logs: 2 live, 1 silent, 1 not readable; last heard: b/train.log"
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_fifty_growing_logs_cost_little(tmp_path: Path) -> None:
+    """Looking at them when one row came to each: far less than the pause between two looks."""
+    logs = [tmp_path / f"run{number:02}.jsonl" for number in range(50)]
+
+    def grow(step: int) -> None:
+        for log in logs:
+            with log.open("a") as file:
+                file.write(json.dumps({"step": step, "loss": 0.5, "kl": 0.01, "entropy": 1.0 + step % 5}) + "\n")
+
+    grow(0)
+    from rlwatch.run.alerting import Alerting
+
+    store, clock = open_store(tmp_path / "runs"), ManualClock(time.time())
+    fleet: Fleet = watch_many._fleet(Log(tmp_path), ["*.jsonl"], store, Alerting(), clock)
+    fleet.look()
+    start = time.process_time()
+    for step in range(1, 4):
+        grow(step)
+        clock.advance(2.0)
+        fleet.look()
+    spent = (time.process_time() - start) / 3
+    assert {member.watch.records for member in fleet.runs if isinstance(member.watch, LogWatch)} == {4}
+    fleet.end("done")
+
+    assert spent < 0.5  # 0.026 measured
