@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 HEAD = """\
 # Alert rules and channels of rlwatch. Check this file with: rlwatch rules test
+# What it would have sent for a log: rlwatch rules test train.log
 # A rule with the name of a default one replaces it; any other is added.
 # default_rules = false          # only the rules of this file
 
