@@ -35,7 +35,7 @@ def _covered(count: int, places: Sequence[int], width: int) -> np.ndarray:
     return np.asarray(np.cumsum(ends[:-1]) > 0)
 
 
-def gaps(indices: np.ndarray, positions: np.ndarray) -> list[tuple[int, int]]:
+def gaps(indices: Sequence[int] | np.ndarray, positions: np.ndarray) -> list[tuple[int, int]]:
     """Before each drawn token, and after the last: (recorded tokens left out, tokens that were not recorded).
 
     What comes after the last recorded token is not known, and counts as nothing.
