@@ -37,7 +37,9 @@ FormatOption = Annotated[
 LogArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="LOG", help="A log of any trainer rlwatch reads: console text, JSON lines, trainer_state.json, CSV..."
+        metavar="LOG",
+        help="A log of any trainer rlwatch reads: console text, JSON lines, trainer_state.json, CSV, a wandb file, "
+        "TensorBoard's event files or their directory...",
     ),
 ]
 RunOfLogOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="Which run of a log with several.")]

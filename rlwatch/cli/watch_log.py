@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rlwatch.cli.config_file import alerting_of
-from rlwatch.cli.console import say
+from rlwatch.cli.console import errors, say
 from rlwatch.cli.delivery import deliver_once, delivering
 from rlwatch.cli.ending import unbroken
 from rlwatch.cli.importing import holds
@@ -20,6 +20,7 @@ from rlwatch.cli.progress import backlog
 from rlwatch.cli.recording import Recording
 from rlwatch.cli.stores import opened
 from rlwatch.cli.watch_position import Positions
+from rlwatch.cli.wording import one_line
 from rlwatch.clock import Clock
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import ImportedRun, Tail, read_log
@@ -67,7 +68,9 @@ def follow(
             try:
                 with backlog(watch.tail) as shown:
                     catch_up(watch, shown)
+                problem = ""
                 while True:
+                    problem = tell_problem(watch, problem)
                     pause()
                     catch_up(watch)
             except KeyboardInterrupt:
@@ -89,6 +92,14 @@ def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
         shown()
         if not watch.behind:
             return
+
+
+def tell_problem(watch: LogWatch, told: str) -> str:
+    """Say on stderr why nothing can be read at the moment, unless that is what was ``told`` last; what it is."""
+    problem = watch.tail.problem
+    if problem and problem != told:
+        errors().print(f"waiting: {one_line(problem, 300)}", style="yellow", soft_wrap=True)
+    return problem
 
 
 def watch_of(

@@ -24,17 +24,21 @@ class Attempts:
     def __init__(self) -> None:
         self.attempt = 1
         self._seen: dict[int, frozenset[str]] = {}
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+        """One of each: most steps have the same names."""
         self._furthest = -1
         self._restarted = False
 
     def of(self, step: int, names: Iterable[str]) -> int:
         """The attempt that the next row, with metrics ``names`` at ``step``, belongs to."""
         names = frozenset(names)
+        names = self._sets.setdefault(names, names)
         seen = self._seen.get(step, frozenset())
         if self._restarted or (step < self._furthest and not seen.isdisjoint(names)):
             self._begin()
             seen = frozenset()
-        self._seen[step] = seen | names if seen else names
+        together = seen | names
+        self._seen[step] = self._sets.setdefault(together, together)
         self._furthest = max(self._furthest, step)
         return self.attempt
 

@@ -49,7 +49,7 @@ def logs_below(directory: Path, patterns: Sequence[str] = PATTERNS) -> Iterator[
     """The logs in ``directory`` and below it, each once, directories in order of their names.
 
     A directory with event files is one log, and one with a ``.wandb`` file is nothing but that run. Hidden
-    directories, checkpoints, links to directories and stores of rlwatch are left out, and so is what may not be read.
+    directories, checkpoints, links and stores of rlwatch are left out, and so is what may not be read.
     """
     yield from _below(directory, tuple(patterns), DEEPEST)
 
@@ -79,7 +79,7 @@ def _listed(directory: Path) -> tuple[list[str], list[str]]:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     directories.append(entry.name)
-                elif entry.is_file():
+                elif entry.is_file(follow_symlinks=False):
                     files.append(entry.name)
     except OSError:
         return [], []

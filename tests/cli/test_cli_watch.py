@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from rlwatch.cli import watch_log, watch_store
 from rlwatch.cli.log_run import Log, log_id
 from rlwatch.cli.watch_store import StoreWatch
 from rlwatch.clock import ManualClock
+from rlwatch.importers.wandb_online import WandbTail
 from rlwatch.records import (
     Alert,
     AlertState,
@@ -170,14 +173,41 @@ def test_a_followed_log_is_judged_as_it_grows(tmp_path: Path, capsys: pytest.Cap
     assert {record.ts for record in store.records(run.run_id)} == {0.0, NOW}
 
 
-def test_a_log_that_is_still_empty_is_waited_for(tmp_path: Path) -> None:
-    """Its format shows with the first row."""
+def test_a_log_that_is_still_empty_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its format shows with the first row; until then it is said, once, what is waited for."""
     log = tmp_path / "train.log"
     log.touch()
 
-    watch_log.follow(Log(log), str(tmp_path / "runs"), None, Steps(lambda: _append(log, _rows(1, 5)), lambda: None))
+    steps = Steps(lambda: None, lambda: _append(log, _rows(1, 5)), lambda: None)
+    watch_log.follow(Log(log), str(tmp_path / "runs"), None, steps)
 
     assert open_store(tmp_path / "runs").run(log_id(log)).last_step == 5
+    assert capsys.readouterr().err == "waiting: the file is empty\n"
+
+
+def test_a_run_on_a_wandb_server_is_followed_and_its_silences_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store knows which rows it has; a server that is away is one line."""
+    rows = [{"_step": n, "train/global_step": n, "train/loss": 0.5 + n % 3} for n in range(6)]
+    clock, down = ManualClock(NOW), [False]
+
+    def scan(min_step: int) -> Iterator[dict[str, Any]]:
+        if down[0]:
+            raise ConnectionError("away")
+        yield from (row for row in rows if row["_step"] >= min_step)
+
+    api = SimpleNamespace(run=lambda _path: SimpleNamespace(scan_history=scan))
+    log = Log(Path("me/math/x1"), run_id="x1")
+    for more in (0, 2):
+        rows += [rows[-1] | {"_step": len(rows) + n, "train/global_step": len(rows) + n} for n in range(more)]
+        down[0] = False
+        tail = WandbTail("me/math/x1", api=lambda: api, clock=clock)
+        steps = Steps(lambda: down.__setitem__(0, True), lambda: clock.advance(60), lambda: clock.advance(60))
+        watch_log.follow(log, str(tmp_path / "runs"), None, steps, clock, tail=tail)
+
+    assert [r.step for r in open_store(tmp_path / "runs").records("x1")] == list(range(8))
+    assert capsys.readouterr().err == "waiting: wandb cannot be asked for me/math/x1: away\n" * 2
 
 
 def test_a_log_nothing_ever_came_to_leaves_no_run(tmp_path: Path) -> None:

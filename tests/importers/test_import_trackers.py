@@ -206,6 +206,7 @@ def test_a_wandb_directory_is_its_run_and_what_is_below_a_directory_is_listed(tm
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")
 
+    (tmp_path / "latest.log").symlink_to(tmp_path / "d.log")
     assert list(logs_below(tmp_path)) == [tmp_path / "d.log", board, run / "run-x.wandb"]
     assert list(logs_below(tmp_path, ["*.txt"])) == [tmp_path / "e.txt"]
     assert [r.step for r in read_log(run)[0].records] == [1, 2, 3, 4]
