@@ -35,7 +35,18 @@ COMMANDS = (
     "rules",
     "report",
 )
-WITH_JSON = ("scan", "import", "runs", "show", "alerts list", "alerts test", "alerts dead", "command", "replay", "doctor")
+WITH_JSON = (
+    "scan",
+    "import",
+    "runs",
+    "show",
+    "alerts list",
+    "alerts test",
+    "alerts dead",
+    "command",
+    "replay",
+    "doctor",
+)
 TREE: Any = get_command(app)
 
 

@@ -14,7 +14,18 @@ from rlwatch.integrations.level import Level
 
 pytestmark = pytest.mark.torch
 GUIDE = (Path(__file__).parents[2] / "docs" / "own-loop.md").read_text()
-METHODS = ("rollouts", "forward", "observe", "step", "gradients", "obey", "saved", "resumed", "state_dict", "load_state_dict")
+METHODS = (
+    "rollouts",
+    "forward",
+    "observe",
+    "step",
+    "gradients",
+    "obey",
+    "saved",
+    "resumed",
+    "state_dict",
+    "load_state_dict",
+)
 
 
 def parameters(function):
