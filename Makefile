@@ -7,12 +7,17 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check lint types unit verl openrlhf openrlhf-run wheel browser bench bench-detect clean
+.PHONY: demo test environments check lint types unit verl openrlhf openrlhf-run wheel browser bench bench-detect clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
 
-test: check unit verl openrlhf wheel
+# Both environments are made at once: each is one process that mostly unpacks.
+test:
+	$(MAKE) -j2 environments
+	$(MAKE) check unit verl openrlhf wheel
+
+environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
 
 check: lint types
 

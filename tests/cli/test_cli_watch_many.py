@@ -156,8 +156,8 @@ def test_open_files_and_runs_are_bounded(logs: Path, clock: ManualClock, monkeyp
     open_files, alive = [], []
 
     def counted() -> None:
-        names = [fd.readlink().suffix for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
-        open_files.append(names.count(".log"))
+        targets = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+        open_files.append(sum(target.parent == logs for target in targets))
         alive.append(sum(run.state is RunState.RUNNING for run in open_store(logs.parent / "runs").runs()))
 
     store = _follow(logs, clock, counted, lambda: _append(logs / "c00.log", _rows(4, 5)), counted, counted)

@@ -367,4 +367,4 @@ def test_text_of_extreme_tokens_is_kept_only_on_request(watched, tmp_path):
     _, texting, _ = watched(Settings(text=True, init={"store": str(tmp_path / "runs"), "run_id": "t"}))
 
     assert plain._recording._decode is None
-    assert texting._recording._decode(3) == "<3>"
+    assert texting._recording._decode([3]) == "<3>"

@@ -109,7 +109,7 @@ def test_extreme_tokens_of_every_rank_come_worst_first_with_their_text():
     theirs = step(spikes=spikes_of([math.inf, 4, 21, math.nan], [-math.inf, 0, 0, 0]))
     run, seen = Sending(), []
     for share in (ours, theirs):
-        share.deliver(run, lambda token: seen.append(token) or f"<{token}>")
+        share.deliver(run, lambda ids: seen.extend(ids) or f"<{ids[0]}>")
 
     _, (first, second) = ours.merged({3: theirs.encode()})
 

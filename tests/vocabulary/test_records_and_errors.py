@@ -15,6 +15,7 @@ from rlwatch.clock import ManualClock, SystemClock
 from rlwatch.errors import ConfigError, ImportFormatError, MissingExtraError, RLWatchError, StoreError, StoreURLError
 from rlwatch.ports import Delivery, Series
 from rlwatch.records import (
+    Acknowledgement,
     Alert,
     AlertState,
     ClosedStep,
@@ -23,11 +24,13 @@ from rlwatch.records import (
     CompletionBatch,
     Event,
     Finding,
+    Ledger,
     OutboxMessage,
     OutboxStatus,
     RunInfo,
     RunState,
     Severity,
+    Silence,
     SpikeBatch,
     StepRecord,
 )
@@ -43,6 +46,9 @@ RECORDS = [
     Alert("a", "r", "rule", "k", Severity.INFO, AlertState.PENDING, 1, 2, "m"),
     OutboxMessage("m", "r", "a", "webhook", {}),
     Command("c", "r", "reset-reference"),
+    Acknowledgement("a", "r", "ann@lab"),
+    Silence("s", "ann@lab", "maintenance", 0.0, 3600.0),
+    Ledger(),
     Delivery(True),
 ]
 
