@@ -30,8 +30,9 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/mypy app
 
+# Three workers on two cores: many tests wait for a browser, a server or another process.
 unit: $(VENV)/.dev browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 # The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
 verl: $(VENV_VERL)/.dev

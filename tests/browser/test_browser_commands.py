@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright.sync_api import TimeoutError as NotInTime
 from playwright.sync_api import expect
 from waiting import until
 
@@ -13,9 +14,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.torch]
 
 
 def choose(page, words):
-    """From the menu to the dialog."""
-    page.get_by_role("button", name="Commands").click()
-    page.get_by_text(words, exact=True).click()
+    """From the menu to the dialog. News of the run draw the page anew, which closes a menu: then it is opened again."""
+    for _ in range(5):
+        page.get_by_role("button", name="Commands").click()
+        try:
+            page.get_by_text(words, exact=True).click(timeout=4000)
+        except NotInTime:
+            continue
+        break
     return page.get_by_role("dialog")
 
 
