@@ -36,7 +36,7 @@ unit: $(VENV)/.dev browser
 
 # The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
 verl: $(VENV_VERL)/.dev
-	$(VENV_VERL)/bin/python -m pytest -n 2 --dist loadfile tests/verl $(ARGS)
+	$(VENV_VERL)/bin/python -m pytest -n 3 --dist loadfile tests/verl $(ARGS)
 
 # The OpenRLHF integration against OpenRLHF's own loss and training step.
 openrlhf: $(VENV_VERL)/.openrlhf
@@ -76,21 +76,21 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[all]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV_VERL)/.dev: pyproject.toml constraints-verl.txt | $(BIN)/python
 	$(BIN)/python -m venv $(VENV_VERL)
-	$(VENV_VERL)/bin/pip install --quiet --disable-pip-version-check -c constraints-verl.txt -e '.[dev-verl]'
+	$(VENV_VERL)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints-verl.txt -e '.[dev-verl]'
 	@touch $@
 
 # DeepSpeed builds nothing; its build needs the environment's torch.
 $(VENV_VERL)/.openrlhf: constraints-openrlhf.txt $(VENV_VERL)/.dev
-	DS_BUILD_OPS=0 $(VENV_VERL)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	DS_BUILD_OPS=0 $(VENV_VERL)/bin/pip install --quiet --no-compile --disable-pip-version-check --no-deps --no-build-isolation \
 	  -r constraints-openrlhf.txt
 	@touch $@
 

@@ -171,7 +171,7 @@ class DetectorContract:
     def test_a_prefix_of_the_run_gives_a_prefix_of_the_findings(self, make: Make) -> None:
         """Causal: what comes later changes nothing that was said."""
 
-        @settings(max_examples=25, deadline=None)
+        @settings(max_examples=10, deadline=None)
         @given(stream=streams(make()), cut=st.integers(0, 40))
         def check(stream: list[ClosedStep], cut: int) -> None:
             assert _same(outputs(make(), stream[:cut]), outputs(make(), stream)[:cut])
@@ -189,7 +189,7 @@ class DetectorContract:
     def test_no_floats_make_it_raise(self, make: Make) -> None:
         """NaN, infinities, huge, tiny and missing values give well-formed findings or none."""
 
-        @settings(max_examples=60, deadline=None)
+        @settings(max_examples=25, deadline=None)
         @given(stream=streams(make()))
         def check(stream: list[ClosedStep]) -> None:
             detector = make()

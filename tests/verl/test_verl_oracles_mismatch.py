@@ -12,6 +12,7 @@ pytest.importorskip("verl")
 
 from tensordict import TensorDict
 from verl.protocol import DataProto
+from verl.trainer.ppo.metric_utils import _compute_rollout_moe_load_balance_metrics_from_counts
 from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_corr_metrics_from_logprobs,
     compute_rollout_correction_and_rejection_mask,
@@ -167,6 +168,7 @@ def test_every_verl_name_of_the_mismatch_rows_is_a_name_of_verl():
     logged = set(debug_metrics(OLD, ROLL, MASK))
     for setting in SETTINGS:
         logged |= set(both(OLD, ROLL, MASK, **setting)[0])
+    logged |= set(_compute_rollout_moe_load_balance_metrics_from_counts(torch.tensor([[3, 1], [2, 2]])))
     aliases = {
         alias.name
         for name, row in BY_NAME.items()
