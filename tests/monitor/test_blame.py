@@ -61,7 +61,8 @@ def test_findings_on_other_matters_are_left_alone():
         reward = 0.8 if step < 50 else 0.1
         found += monitor.observe(StepRecord(step, {"optim/grad_norm": norm, "reward/mean": reward}, seq=step)).findings
 
-    assert all("localised" not in f.evidence for f in found if f.family != "optimisation")
+    assert "reward_drop" in {f.kind for f in found}
+    assert all("localised" not in f.evidence for f in found)
 
 
 def test_a_summary_that_is_not_there_adds_nothing():
