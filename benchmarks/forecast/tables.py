@@ -1,0 +1,138 @@
+"""The tables of a corpus: one Parquet file a run while it is made, two when it is packed.
+
+A run's file has one row a logged step: ``run``, ``recipe``, ``family``, ``step``, canonical metrics, hidden ``truth/``
+columns. What was not measured is null, NaN is NaN, and the run's own record lies in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlwatch.errors import RLWatchError
+
+KEY = b"rlwatch.run"
+TEXTS = ("run", "recipe", "family")
+PACKAGES = ("rlwatch-monitor", "torch", "numpy", "trl", "transformers")
+RUNS_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("run", "recipe", "family", "source")]
+    + [("seed", pa.int64()), ("config", pa.string()), ("pair", pa.string())]
+    + [("fault_step", pa.int64()), ("versions", pa.string())]
+)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run beside its rows.
+
+    ``pair``: the run this one is the faultless twin of, or ""; ``fault_step``: the step at which its fault began.
+    """
+
+    run: str
+    recipe: str
+    family: str
+    source: str
+    seed: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    pair: str = ""
+    fault_step: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """As in the ``runs`` table: ``config`` and ``versions`` are JSON."""
+        plain = asdict(self)
+        return plain | {name: json.dumps(plain[name], sort_keys=True) for name in ("config", "versions")}
+
+
+def versions(**more: str) -> dict[str, str]:
+    """Of Python and of each package here that decides numbers, and ``more``."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | more
+
+
+def path_of(folder: Path, run: str) -> Path:
+    """Where the file of ``run`` lies."""
+    return folder / f"{run}.parquet"
+
+
+def is_done(folder: Path, run: str) -> bool:
+    """Whether ``run`` has its file: a file is there whole or not at all."""
+    return path_of(folder, run).exists()
+
+
+def write_run(folder: Path, info: RunInfo, columns: Mapping[str, Sequence[float | None]]) -> Path:
+    """One run's file; ``columns`` has ``step`` and the metrics, each with one entry a row, None where not measured.
+
+    Written beside and then put in its place, so that a reader never meets half a file. Returns its path.
+    """
+    if "step" not in columns or len({len(values) for values in columns.values()}) != 1:
+        sizes = {name: len(values) for name, values in columns.items()}
+        raise RLWatchError(f"columns of {info.run} need 'step' and one length, got {sizes}")
+    rows = len(columns["step"])
+    data = {name: pa.array([getattr(info, name)] * rows, pa.string()) for name in TEXTS}
+    data["step"] = pa.array(columns["step"], pa.int32())
+    names = [name for name in columns if name != "step"]
+    data |= {name: pa.array(columns[name], pa.float32()) for name in names}
+    table = pa.table(data).replace_schema_metadata({KEY: json.dumps(info.row())})
+    folder.mkdir(parents=True, exist_ok=True)
+    return _put(table, path_of(folder, info.run))
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """The record that :func:`write_run` put into a file, as a row of ``runs``."""
+    kept = (pq.read_schema(path).metadata or {}).get(KEY)
+    if kept is None:
+        raise RLWatchError(f"{path} is not a run's file of this corpus: it has no record of its run")
+    row: dict[str, Any] = json.loads(kept)
+    return row
+
+
+def pack(folder: Path, out: Path) -> tuple[Path, Path]:
+    """All runs of ``folder`` in ``out`` (rows, rounded to 5 significant digits) and beside it ``-runs`` (records)."""
+    paths = sorted(folder.glob("*.parquet"))
+    if not paths:
+        raise RLWatchError(
+            f"{folder} holds no runs; make some with: python benchmarks/forecast generate --out {folder}"
+        )
+    rows = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
+    short = {name: _rounded(rows.column(name)) for name in rows.column_names}
+    records = pa.Table.from_pylist([read_info(path) for path in paths], schema=RUNS_SCHEMA)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return _put(pa.table(short), out), _put(records, out.with_name(f"{out.stem}-runs{out.suffix}"))
+
+
+def _rounded(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Floats to 5 significant digits, null and NaN as they were; anything else unchanged."""
+    if column.type != pa.float32():
+        return column
+    missing = column.is_null().to_numpy()
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (4 - np.floor(np.log10(np.abs(values))))
+        short = np.where(np.isfinite(scale) & (scale > 0), np.round(values * scale) / scale, values)
+    return pa.array(short.astype(np.float32), pa.float32(), mask=missing)
+
+
+def _put(table: pa.Table, path: Path) -> Path:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, beside, compression="zstd", compression_level=12)
+        os.replace(beside, path)  # noqa: PTH105  (atomic on one file system)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
