@@ -19,6 +19,8 @@ FEWER = 0.6
 """Factor on the share masked."""
 WIDER = 1.25
 """Factor on the gap in the same time."""
+ODD = 2
+"""Rows of a window left out at either end: batches in which all is odd come singly, and a mean believes each one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,24 @@ class _Mask:
         for part in (self._gap_base, self._gap):
             part.update(step, gap)
         self._first = step if self._first is None else self._first
-        now, wide = self._now.mean, self._gap.get()
+        now, wide = self._level(), self._gap.get()
         if now is not None and wide is not None and (self._most is None or now > self._most.masked):
             self._most = Then(now, wide, step)
         self.hold.update(step, self.since() is not None)
 
     @property
     def now(self) -> tuple[float, float]:
-        return self._now.mean or 0.0, self._gap.get() or 0.0
+        return self._level() or 0.0, self._gap.get() or 0.0
+
+    def _level(self) -> float | None:
+        """Mean share of the window without its odd rows: the mean, because most rows of a rare event are 0."""
+        kept = sorted(self._now.values)[ODD:-ODD]
+        return sum(kept) / len(kept) if kept else None
 
     def since(self) -> Then | None:
         """The stretch against which fewer tokens are caught across a wider gap."""
         start, wide = self._base.get(), self._gap_base.get()
-        if start is None or wide is None or self._first is None or self._now.mean is None:
+        if start is None or wide is None or self._first is None or self._level() is None:
             return None
         masked, gap = self.now
         for then in (Then(start, wide, self._first), self._most):

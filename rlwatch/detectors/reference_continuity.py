@@ -26,7 +26,7 @@ LOW = 0.5
 CONFIRM = 2
 """Rows after a fall that must confirm it; rows after a resume that must lie high."""
 JUMPED = 3.0
-"""Factor by which KL must exceed its level before a resume for a reset to be lost."""
+"""Factor by which KL must exceed, after a resume, what its growth since the reset leads to for a reset to be lost."""
 EARLY = 5
 """Rows before a fall, or before a resume, that speak of the level right then."""
 TINY = 1e-12
@@ -37,21 +37,31 @@ TELL = 10
 
 @dataclass(slots=True)
 class _Resumed:
-    """The first rows of an attempt, against the highest of the last rows before it since the reset (0: none yet)."""
+    """The first rows of an attempt, against the highest of the last rows before it since the reset (0: none yet).
+
+    ``walked``: rows since the reset. KL grows with the square of the distance, so right after a reset a few rows
+    multiply it. ``old_level``: KL to the old reference when the reset came, which is where a lost one returns to.
+    """
 
     level: float
+    walked: int
     old_level: float | None
     told: str
     since: int
     rows: list[float] = field(default_factory=list)
 
     @property
+    def least(self) -> float:
+        """KL from which a row tells of the old reference."""
+        growth = ((self.walked + CONFIRM) / max(self.walked - 1, 1)) ** 2
+        return max(JUMPED * growth * self.level, LOW * (self.old_level or 0.0), ESTABLISHED)
+
+    @property
     def jumped(self) -> bool:
         """Whether every row lies where KL to the old reference lay, far above where it lay last."""
         if self.old_level is None and self.level == 0.0:
             return False
-        least = max(JUMPED * self.level, LOW * (self.old_level or 0.0), ESTABLISHED)
-        return min(self.rows) > least
+        return min(self.rows) > self.least
 
 
 class ReferenceContinuity(BaseDetector):
@@ -121,14 +131,19 @@ class ReferenceContinuity(BaseDetector):
     def _turn(self, step: ClosedStep) -> None:
         """An announced reset takes effect, or a new attempt begins, or the steps go back."""
         if self._announced is not None and step.step > self._announced:
-            self._old_level, self._was_reset, self._announced = self._past.get(), True, None
+            self._old_level, self._was_reset, self._announced = self._recent(), True, None
             self._begin()
         if step.step <= self._step or (self._attempt is not None and step.attempt != self._attempt):
             highest = max(self._past.values[-EARLY:], default=0.0)
             self._fallen = [at for at in self._fallen if at < step.step]
-            known = _Resumed(highest, self._old_level, self._not_restored, step.step)
+            known = _Resumed(highest, len(self._past), self._old_level, self._not_restored, step.step)
             self._resumed = known if self._was_reset else None
             self._not_restored = ""
+
+    def _recent(self) -> float | None:
+        """KL right now, of a run in which it may be growing."""
+        rows = self._past.values[-EARLY:]
+        return median(rows) if rows else None
 
     def _silent(self, step: ClosedStep, kl: float) -> Finding | None:
         """A fall is reported once the rows after it confirm it."""
@@ -185,7 +200,7 @@ class ReferenceContinuity(BaseDetector):
             f"the reset of the reference was lost when the run was resumed: {words}",
             onset=resumed.since,
             metric=self._metric or "",
-            score=now / (JUMPED * level) if level > 0.0 else None,
+            score=now / resumed.least if level > 0.0 else None,
             baseline=level,
             evidence=rounded({"kl_before": level, "kl": now, "kl_before_reset": resumed.old_level}),
         )

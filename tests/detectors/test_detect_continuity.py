@@ -173,8 +173,19 @@ def test_a_jump_at_a_resume_after_a_reset_is_a_lost_reset():
     found = lost(ReferenceContinuity())
     assert dated(found) == [("lost_reference_reset", 161)]
     assert found[0].step == 162
-    assert found[0].evidence == pytest.approx({"kl_before": 0.12, "kl": 0.502, "kl_before_reset": 0.181}, rel=0.02)
+    assert found[0].evidence == pytest.approx({"kl_before": 0.12, "kl": 0.502, "kl_before_reset": 0.196}, rel=0.02)
     assert "jumped from 0.12 to 0.5" in found[0].message
+
+
+@pytest.mark.parametrize("walked", [1, 2, 3, 4])
+def test_a_policy_that_walks_fast_right_after_a_reset_has_not_lost_it(walked):
+    """KL grows with the square of its steps, tenfold within a few rows, on both sides of the resume."""
+    detector = ReferenceContinuity()
+    before = exact({KL: lambda s: 0.03 if s <= 20 else 0.006 * (s - 21) ** 2}, length=21 + walked)
+    after = exact({KL: lambda s: 0.006 * (s - 21) ** 2}, length=40)[21 + walked :]
+    found = told(detector, before, Event("reference_reset", 20))
+    assert found == []
+    assert findings(detector, [replace(row, attempt=2) for row in after]) == []
 
 
 def test_a_reset_lost_at_once_is_lost_too():

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlwatch.detectors.degenerate_batch import DegenerateBatch
@@ -63,6 +63,7 @@ def test_single_rows_in_which_all_is_broken_are_no_failure(detector):
 
     @settings(max_examples=10, deadline=None)
     @given(st.lists(st.integers(15, 60), min_size=1, max_size=8))
+    @example([15, 26, 60, 16, 28])
     def check(gaps):
         at = {sum(gaps[: i + 1]) for i in range(len(gaps))}
         rows = [worse(row) if row.step in at else row for row in healthy_run(1, length=300, taps=True)]

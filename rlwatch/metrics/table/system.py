@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one row of the table is one line or two)
-"""Time, and rlwatch's own counters."""
+"""Time, rlwatch's own counters, and its forecast."""
 
 from __future__ import annotations
 
@@ -22,5 +22,10 @@ ROWS: tuple[Metric, ...] = (
     Metric("rlwatch/ranks", Family.SYSTEM, "ranks", "ranks whose share of the batch is in the step's statistics", 1.0),
     Metric("rlwatch/refused", Family.SYSTEM, "inputs", "inputs that did not fit and were left out so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/errors", Family.SYSTEM, "errors", "errors rlwatch swallowed so far", 0.0, aggregator="cumulative"),
+    fraction("forecast/p20", Family.SYSTEM, "chance that a failure begins within 20 steps", aggregator="forecast"),
+    fraction("forecast/p50", Family.SYSTEM, "chance that a failure begins within 50 steps", aggregator="forecast"),
+    fraction("forecast/p100", Family.SYSTEM, "chance that a failure begins within 100 steps", aggregator="forecast"),
+    Metric("forecast/risk", Family.SYSTEM, "", "how far the forecast is beyond its threshold: an alarm from 1", 0.0, aggregator="forecast"),
+    Metric("forecast/steps_to", Family.SYSTEM, "steps", "expected steps until a limit is reached", 0.0, aggregator="forecast"),
 )
 # fmt: on

@@ -1,0 +1,7 @@
+"""Forecasting: how likely a run is to fail within the next steps, learnt from many runs that did and did not."""
+
+from __future__ import annotations
+
+from rlwatch.forecast.forecast import HORIZONS, LIMITS, Forecast, Reason
+
+__all__ = ["HORIZONS", "LIMITS", "Forecast", "Reason"]
