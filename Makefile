@@ -4,6 +4,8 @@ VENV ?= .venv
 VENV_VERL ?= .venv-verl
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
+# The installs compile nothing: what is imported is compiled once and kept, also where the shell says otherwise.
+export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
