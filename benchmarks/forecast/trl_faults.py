@@ -1,0 +1,162 @@
+"""How each kind of fault gets into a TRL trainer, and what is known of the run that the trainer does not log.
+
+Strengths: ``learning rate`` a factor; ``clip range``, ``kl weight`` and ``entropy weight`` are added to the setting;
+``positive advantages`` the share by which advantages above zero are scaled down; ``random reward`` the share of
+rewards that are drawn at random; ``length reward`` reward for a completion of full length; ``half gradients`` log2 of
+the scale at which gradients are rounded to float16; engine faults: noise relative to the spread of the weights, steps
+between two syncs, change of the temperature (see :mod:`trl_engine`). The others are there or not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from forecast.trl_setting import Setting
+from forecast.trl_start import accuracy, prompts
+from transformers import TrainerCallback
+
+from rlwatch.demo.task import score
+
+HELD_OUT = 256
+HELD_OUT_EVERY = 10
+DEAD_STEPS = 5
+"""A run goes on for so many steps after its weights stopped being finite."""
+
+
+@dataclass
+class Truth:
+    """The hidden columns of a run: step (from 1) -> value."""
+
+    acc: dict[int, float] = field(default_factory=dict)
+    heldout: dict[int, float] = field(default_factory=dict)
+    nan: dict[int, float] = field(default_factory=dict)
+    skipped: dict[int, float] = field(default_factory=dict)
+
+    def columns(self, steps: Sequence[int]) -> dict[str, list[float | None]]:
+        """``truth/...`` of ``steps``, None where it was not measured."""
+        kept = {"acc": self.acc, "heldout": self.heldout, "nan": self.nan, "skipped": self.skipped}
+        return {f"truth/{name}": [values.get(step) for step in steps] for name, values in kept.items()}
+
+
+class Optimizer(torch.optim.AdamW):
+    """AdamW that, if it ``skips``, leaves out updates whose gradient is not finite, and says so."""
+
+    def __init__(self, parameters: Any, *, skips: bool) -> None:
+        super().__init__(parameters, lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
+        self.skips, self.skipped = skips, False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update, or none."""
+        grads = (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
+        self.skipped = self.skips and not all(bool(grad.isfinite().all()) for grad in grads)
+        return None if self.skipped else super().step(closure)
+
+
+class Reward:
+    """The reward function of a run: what the true verifier says, and what became of it on the way."""
+
+    __name__ = "reward"
+
+    def __init__(self, setting: Setting, truth: Truth, seed: int) -> None:
+        self._setting, self._truth = setting, truth
+        self._rng = random.Random(seed)
+
+    def __call__(self, completions: list[str], target: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        """Rewards of one generation, for the step that is under way."""
+        step = int(trainer_state.global_step) + 1
+        self._truth.acc[step] = sum(map(str.__eq__, completions, target)) / len(target)
+        return [
+            self._faulty(text, self._verified(text, wanted), step)
+            for text, wanted in zip(completions, target, strict=True)
+        ]
+
+    def _verified(self, text: str, wanted: str) -> float:
+        return score(text, wanted) if self._setting.reward == "shaped" else float(text == wanted)
+
+    def _faulty(self, text: str, reward: float, step: int) -> float:
+        strength = self._setting.strength
+        if strength("constant reward", step):
+            return 0.0
+        if strength("reward sign", step):
+            return -reward
+        if self._rng.random() < strength("random reward", step):
+            return float(self._rng.randrange(2))
+        return reward + strength("length reward", step) * len(text) / self._setting.longest
+
+
+class Faults(TrainerCallback):
+    """Turns the knobs of ``trainer`` as the setting says, and measures what is hidden."""
+
+    def __init__(self, trainer: Any, setting: Setting, truth: Truth, seed: int) -> None:
+        self._trainer, self._setting, self._truth = trainer, setting, truth
+        self._asked = prompts(HELD_OUT, random.Random(seed))
+        self._draws = torch.Generator().manual_seed(seed)
+
+    def on_step_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Before the rollouts of a step."""
+        step, setting, trainer = int(state.global_step) + 1, self._setting, self._trainer
+        wide = setting.epsilon + setting.strength("clip range", step)
+        trainer.epsilon_low, trainer.epsilon_high = wide, wide
+        trainer.beta = setting.beta + setting.strength("kl weight", step)
+        trainer.entropy_coef = setting.entropy_coef + setting.strength("entropy weight", step)
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After the update of a step."""
+        step, policy = int(state.global_step), self._trainer.model
+        if self._setting.strength("lost weight", step):
+            with torch.no_grad():
+                policy.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
+        finite = all(bool(weight.isfinite().all()) for weight in policy.parameters())
+        self._truth.nan[step] = float(not finite)
+        self._truth.skipped[step] = float(self._trainer.inner_optimizer.skipped)
+        control.should_training_stop |= sum(self._truth.nan.values()) > DEAD_STEPS
+        if finite:
+            self._measure(step, policy)
+
+    def _measure(self, step: int, policy: Any) -> None:
+        """Accuracy on held-out prompts: now and then, and wherever this step's batch is not the policy's own work.
+
+        It is not where an engine sampled it, nor where it was sampled at an earlier step.
+        """
+        now, foreign = step % HELD_OUT_EVERY == 0, bool(self._setting.engine) or step not in self._truth.acc
+        if not now and not foreign:
+            return
+        asked = self._asked if now else self._asked[: HELD_OUT // 2]
+        measured = accuracy(policy, self._trainer.processing_class, self._setting.task, asked, self._draws)
+        if now:
+            self._truth.heldout[step] = measured
+        if foreign:
+            self._truth.acc[step] = measured
+
+
+def disturb_advantages(trainer: Any, setting: Setting) -> None:
+    """Scale positive advantages down, where the setting says so."""
+    inner: Callable[..., dict[str, Any]] = trainer._generate_and_score_completions
+
+    def generate(inputs: Any) -> dict[str, Any]:
+        outputs = inner(inputs)
+        kept = 1.0 - setting.strength("positive advantages", int(trainer.state.global_step) + 1)
+        outputs["advantages"] = torch.where(
+            outputs["advantages"] > 0, outputs["advantages"] * kept, outputs["advantages"]
+        )
+        return outputs
+
+    trainer._generate_and_score_completions = generate
+
+
+def round_gradients(trainer: Any, setting: Setting) -> None:
+    """Round gradients to float16 at a scale, as mixed precision with a loss scale does; too large becomes infinite."""
+
+    def rounded(weight: torch.Tensor) -> None:
+        power = setting.strength("half gradients", int(trainer.state.global_step) + 1)
+        if power and weight.grad is not None:
+            scale = 2.0**power
+            weight.grad = (weight.grad * scale).half().float() / scale
+
+    for weight in trainer.model.parameters():
+        weight.register_post_accumulate_grad_hook(rounded)

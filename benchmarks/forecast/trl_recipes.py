@@ -1,0 +1,311 @@
+"""Recipes of the TRL part of the corpus: runs that stay healthy, some with harmless events, and runs that fail.
+
+A recipe draws a setting. Most faults begin in the middle of a run and grow, so that there is something to foresee;
+some are there from the start, some are sudden. The strengths were found by trying: at these the run usually fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from forecast.trl_setting import Fault, Setting
+
+Draw = Callable[[np.random.Generator], Setting]
+TINY = 1e-6
+"""A coefficient whose term TRL computes without its mattering: a term that is off at first cannot be turned on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """``family``: what goes wrong, named as in the rest of the corpus; ``share``: how often in a round."""
+
+    name: str
+    family: str
+    draw: Draw
+    share: int = 1
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.family == "healthy"
+
+
+def _log(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def _when(rng: np.random.Generator) -> int:
+    """A step in the middle of a run, after the baseline."""
+    return int(rng.integers(45, 80))
+
+
+def _ramp(rng: np.random.Generator) -> int:
+    return int(rng.integers(45, 90))
+
+
+def base(rng: np.random.Generator) -> Setting:
+    """A healthy run: learning rate, task, rollout engine and the like as people choose them."""
+    engine = str(rng.choice(["", "", "bfloat16", "float32"]))
+    return Setting(
+        task=str(rng.choice(["sort", "sort", "reverse", "successor"])),
+        start=int(rng.integers(3)),
+        steps=int(rng.integers(150, 201)),
+        lr=_log(rng, 2e-4, 5e-4),
+        generations=int(rng.choice([4, 8, 8, 16])),
+        beta=float(rng.choice([0.0, 0.0, 0.01, 0.04])),
+        reward=str(rng.choice(["shaped", "shaped", "exact"])),
+        engine=engine,
+        engine_noise=_log(rng, 3e-3, 2e-2) if engine == "float32" else 0.0,
+        correction=bool(rng.integers(2)),
+    )
+
+
+def _engine(rng: np.random.Generator) -> Setting:
+    """A healthy run with a rollout engine of its own."""
+    setting = base(rng)
+    return setting if setting.engine else replace(setting, engine="bfloat16")
+
+
+def _plain(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), engine="")
+
+
+def _accumulation(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), accumulation=int(rng.choice([2, 4])), generations=8)
+
+
+def _two_passes(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), num_iterations=2)
+
+
+def _rloo(rng: np.random.Generator) -> Setting:
+    return replace(_plain(rng), trainer="rloo", beta=float(rng.choice([0.0, 0.02])))
+
+
+def _rate_blip(rng: np.random.Generator) -> Setting:
+    start = int(rng.integers(60, 150))
+    return replace(
+        base(rng), faults=(Fault("learning rate", start, _log(rng, 3, 6), end=start + int(rng.integers(1, 3))),)
+    )
+
+
+def _verifier_outage(rng: np.random.Generator) -> Setting:
+    start = int(rng.integers(60, 150))
+    return replace(base(rng), faults=(Fault("constant reward", start, end=start + 8),))
+
+
+def _noise_blip(rng: np.random.Generator) -> Setting:
+    start = int(rng.integers(60, 150))
+    blip = Fault("engine noise", start, _log(rng, 0.1, 0.25), end=start + int(rng.integers(3, 12)))
+    return replace(_engine(rng), correction=True, faults=(blip,))
+
+
+def _reference(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), beta=_log(rng, 0.05, 0.2))
+
+
+def _skipping(rng: np.random.Generator) -> Setting:
+    """A loss scale that is too large for single steps, whose update is skipped."""
+    start = int(rng.integers(60, 150))
+    return replace(
+        _plain(rng), skips=True, faults=(Fault("half gradients", start, 40.0, end=start + int(rng.integers(1, 4))),)
+    )
+
+
+def _lr_ramp(rng: np.random.Generator) -> Setting:
+    grown = Fault("learning rate", _when(rng), _log(rng, 20, 60), ramp=_ramp(rng))
+    return replace(base(rng), faults=(grown,), trainer="grpo")
+
+
+def _lr_ramp_rloo(rng: np.random.Generator) -> Setting:
+    return replace(_lr_ramp(rng), trainer="rloo", engine="")
+
+
+def _lr_high(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), lr=_log(rng, 2e-3, 5e-3))
+
+
+def _lr_spike(rng: np.random.Generator) -> Setting:
+    start = int(rng.integers(70, 130))
+    return replace(base(rng), faults=(Fault("learning rate", start, 200.0, end=start + 2),))
+
+
+def _no_clip(rng: np.random.Generator) -> Setting:
+    faults = (Fault("clip range", 1, 1000.0), Fault("learning rate", _when(rng), _log(rng, 4, 10), ramp=_ramp(rng)))
+    return replace(base(rng), num_iterations=int(rng.choice([2, 4])), engine="", faults=faults)
+
+
+def _clip_switch(rng: np.random.Generator) -> Setting:
+    """Off-policy all along, and bounded by the clip range until that is lost."""
+    faults = (Fault("clip range", _when(rng), 1000.0),)
+    return replace(_plain(rng), num_iterations=8, lr=_log(rng, 4e-4, 8e-4), faults=faults)
+
+
+def _stale(rng: np.random.Generator) -> Setting:
+    fault = Fault("engine staleness", _when(rng), float(rng.integers(12, 24)))
+    return replace(_engine(rng), lr=_log(rng, 7e-4, 1.3e-3), correction=False, faults=(fault,))
+
+
+def _noise(rng: np.random.Generator) -> Setting:
+    fault = Fault("engine noise", _when(rng), _log(rng, 0.7, 1.2), ramp=_ramp(rng))
+    return replace(_engine(rng), correction=bool(rng.random() < 0.3), faults=(fault,))
+
+
+def _temperature(rng: np.random.Generator) -> Setting:
+    change = float(rng.choice([-0.6, 0.8, 1.2]))
+    return replace(
+        _engine(rng),
+        correction=False,
+        faults=(Fault("engine temperature", _when(rng), change, ramp=int(rng.integers(1, 60))),),
+    )
+
+
+def _entropy_bonus(rng: np.random.Generator) -> Setting:
+    fault = Fault("entropy weight", _when(rng), _log(rng, 0.25, 0.6), ramp=_ramp(rng))
+    return replace(base(rng), lr=_log(rng, 4e-4, 7e-4), entropy_coef=TINY, faults=(fault,))
+
+
+def _entropy_penalty(rng: np.random.Generator) -> Setting:
+    fault = Fault("entropy weight", _when(rng), -_log(rng, 0.5, 2.0), ramp=_ramp(rng))
+    return replace(base(rng), lr=_log(rng, 3e-4, 6e-4), entropy_coef=TINY, faults=(fault,))
+
+
+def _negatives_only(rng: np.random.Generator) -> Setting:
+    fault = Fault("positive advantages", _when(rng), 1.0, ramp=int(rng.integers(1, 80)))
+    return replace(base(rng), lr=_log(rng, 4e-4, 9e-4), faults=(fault,))
+
+
+def _sign_flip(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), faults=(Fault("reward sign", int(rng.integers(60, 140))),))
+
+
+def _sign_flip_rloo(rng: np.random.Generator) -> Setting:
+    return replace(_sign_flip(rng), trainer="rloo", engine="")
+
+
+def _random_reward(rng: np.random.Generator) -> Setting:
+    fault = Fault("random reward", _when(rng), 1.0, ramp=_ramp(rng))
+    return replace(base(rng), lr=_log(rng, 6e-4, 1.2e-3), faults=(fault,))
+
+
+def _constant_reward(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), faults=(Fault("constant reward", int(rng.integers(60, 140))),))
+
+
+def _length_reward(rng: np.random.Generator) -> Setting:
+    fault = Fault("length reward", _when(rng), _log(rng, 1.0, 4.0), ramp=_ramp(rng))
+    return replace(base(rng), longest=14, lr=_log(rng, 4e-4, 8e-4), faults=(fault,))
+
+
+def _kl_sign(rng: np.random.Generator) -> Setting:
+    """The KL term pushes away from the reference."""
+    fault = Fault("kl weight", _when(rng), -_log(rng, 0.3, 1.5), ramp=_ramp(rng))
+    return replace(base(rng), beta=0.02, lr=_log(rng, 3e-4, 6e-4), faults=(fault,))
+
+
+def _half_gradients(rng: np.random.Generator) -> Setting:
+    """A learning rate that grows makes gradients grow until they overflow at the loss scale."""
+    rate = Fault("learning rate", _when(rng), _log(rng, 10, 40), ramp=_ramp(rng))
+    return replace(
+        base(rng),
+        faults=(Fault("half gradients", 1, rng.uniform(17.5, 19.0)), rate),
+        max_grad_norm=float(rng.choice([0.0, 1.0])),
+    )
+
+
+def _skip_loop(rng: np.random.Generator) -> Setting:
+    """A loss scale that grows and is never lowered: ever more updates are skipped."""
+    fault = Fault("half gradients", _when(rng), 24.0, ramp=_ramp(rng))
+    return replace(base(rng), skips=True, faults=(fault,))
+
+
+def _lost_weight(rng: np.random.Generator) -> Setting:
+    return replace(base(rng), faults=(Fault("lost weight", int(rng.integers(60, 140))),))
+
+
+RECIPES: tuple[Recipe, ...] = (
+    Recipe("trl_plain", "healthy", _plain, share=3),
+    Recipe("trl_accumulation", "healthy", _accumulation, share=2),
+    Recipe("trl_two_passes", "healthy", _two_passes),
+    Recipe("trl_rloo", "healthy", _rloo, share=2),
+    Recipe("trl_engine", "healthy", _engine, share=2),
+    Recipe("trl_reference", "healthy", _reference),
+    Recipe("trl_rate_blip", "healthy", _rate_blip),
+    Recipe("trl_verifier_outage", "healthy", _verifier_outage),
+    Recipe("trl_noise_blip", "healthy", _noise_blip),
+    Recipe("trl_skipped_steps", "healthy", _skipping),
+    Recipe("trl_lr_ramp", "learning_rate", _lr_ramp),
+    Recipe("trl_lr_ramp_rloo", "learning_rate", _lr_ramp_rloo),
+    Recipe("trl_lr_high", "learning_rate", _lr_high),
+    Recipe("trl_lr_spike", "learning_rate", _lr_spike),
+    Recipe("trl_no_clip", "no_clip", _no_clip),
+    Recipe("trl_clip_switch", "no_clip", _clip_switch),
+    Recipe("trl_stale_engine", "staleness", _stale),
+    Recipe("trl_engine_noise", "mismatch", _noise, share=2),
+    Recipe("trl_engine_temperature", "temperature", _temperature),
+    Recipe("trl_entropy_bonus", "entropy", _entropy_bonus),
+    Recipe("trl_entropy_penalty", "entropy", _entropy_penalty),
+    Recipe("trl_negatives_only", "negative", _negatives_only),
+    Recipe("trl_reward_flip", "reward", _sign_flip),
+    Recipe("trl_reward_flip_rloo", "reward", _sign_flip_rloo),
+    Recipe("trl_reward_random", "reward", _random_reward),
+    Recipe("trl_reward_constant", "reward", _constant_reward),
+    Recipe("trl_length_reward", "length", _length_reward),
+    Recipe("trl_kl_sign", "kl", _kl_sign),
+    Recipe("trl_half_gradients", "precision", _half_gradients),
+    Recipe("trl_skip_loop", "precision", _skip_loop),
+    Recipe("trl_lost_weight", "precision", _lost_weight),
+)
+TWINS = 0.15
+"""Share of the runs with a fault that are made once more without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to be made; ``pair`` as in :class:`tables.RunInfo`."""
+
+    run: str
+    recipe: str
+    family: str
+    seed: int
+    setting: Setting
+    pair: str = ""
+
+    @property
+    def fault_step(self) -> int | None:
+        """The first step of the latest fault, the one that decides; None in a healthy run."""
+        if self.family == "healthy":
+            return None
+        return max((fault.start for fault in self.setting.faults), default=1)
+
+
+def jobs(count: int, seed: int) -> list[Job]:
+    """The first ``count`` runs of ``seed``: rounds of all recipes, each in random order: any prefix is mixed."""
+    every = _endless(seed)
+    return [next(every) for _ in range(count)]
+
+
+def _endless(seed: int) -> Iterator[Job]:
+    rng = np.random.default_rng(seed)
+    dealt = [recipe for recipe in RECIPES for _ in range(recipe.share)]
+    number = 0
+    while True:
+        for index in rng.permutation(len(dealt)):
+            job = draw(dealt[index], seed, number)
+            yield job
+            if job.fault_step not in (None, 1) and rng.random() < TWINS:
+                yield twin(job)
+            number += 1
+
+
+def draw(recipe: Recipe, seed: int, number: int) -> Job:
+    """Run ``number`` of ``seed``, of ``recipe``."""
+    setting = recipe.draw(np.random.default_rng([seed, number]))
+    return Job(f"{recipe.name}-{seed}-{number:04d}", recipe.name, recipe.family, 100_000 * seed + number, setting)
+
+
+def twin(job: Job) -> Job:
+    """The same run without its fault; until the fault begins the two are equal."""
+    return Job(f"trl_twin-{job.run}", "trl_twin", "healthy", job.seed, replace(job.setting, faults=()), pair=job.run)
