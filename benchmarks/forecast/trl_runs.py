@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import joblib
 from forecast.tables import RunInfo, is_done, path_of, versions, write_run
-from forecast.trl_recipes import Job, jobs
+from forecast.trl_jobs import Job, jobs
 from rich.console import Console
 from rich.progress import track
 

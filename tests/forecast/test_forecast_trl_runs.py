@@ -24,13 +24,20 @@ def recipes():
 
 
 @pytest.fixture(scope="module")
-def short(recipes):
+def jobs(recipes):
+    from forecast import trl_jobs
+
+    return trl_jobs
+
+
+@pytest.fixture(scope="module")
+def short(recipes, jobs):
     """A job of a recipe, cut to six steps of few rollouts, its faults moved to step 3."""
     from forecast.trl_setting import Fault
 
     def job(name, **changes):
         (recipe,) = (recipe for recipe in recipes.RECIPES if recipe.name == name)
-        drawn = recipes.draw(recipe, 1, 0)
+        drawn = jobs.draw(recipe, 1, 0)
         faults = tuple(Fault(f.kind, 3, f.strength, 0, None) for f in drawn.setting.faults)
         small = {"steps": 6, "batch": 32, "generations": 8, "task": "sort", "start": 0, "faults": faults}
         return replace(drawn, setting=replace(drawn.setting, **(small | changes)))
@@ -129,13 +136,13 @@ def test_an_update_that_overflows_is_skipped_and_told(short, starts):
     assert columns["truth/nan"] == [0.0] * 6
 
 
-def test_every_recipe_draws_settings_that_a_trainer_can_have(recipes):
+def test_every_recipe_draws_settings_that_a_trainer_can_have(recipes, jobs):
     """Batches hold whole groups; an engine's fault has an engine; what is to be changed live was there at first."""
     from forecast.trl_setting import FAULTS
 
     for recipe in recipes.RECIPES:
         for number in range(20):
-            job = recipes.draw(recipe, 1, number)
+            job = jobs.draw(recipe, 1, number)
             setting, kinds = job.setting, {fault.kind for fault in job.setting.faults}
             assert kinds <= set(FAULTS)
             assert setting.batch // setting.accumulation % setting.generations == 0
@@ -147,33 +154,33 @@ def test_every_recipe_draws_settings_that_a_trainer_can_have(recipes):
             assert job.fault_step is None or job.fault_step < setting.steps
 
 
-def test_every_recipe_builds(recipes, starts, tmp_path):
+def test_every_recipe_builds(recipes, jobs, starts, tmp_path):
     """A trainer with its faults in place."""
     from forecast.trl_trainer import make_trainer, quiet
 
     quiet()
     for recipe in recipes.RECIPES:
-        setting = replace(recipes.draw(recipe, 1, 0).setting, task="sort", start=0)
+        setting = replace(jobs.draw(recipe, 1, 0).setting, task="sort", start=0)
         trainer, truth = make_trainer(setting, 1, starts, tmp_path)
         assert trainer.args.max_steps == setting.steps
         assert truth.columns([1]) == {f"truth/{name}": [None] for name in ("acc", "heldout", "nan", "skipped")}
 
 
-def test_any_prefix_of_the_jobs_is_mixed_and_a_seed_gives_one_list(recipes):
+def test_any_prefix_of_the_jobs_is_mixed_and_a_seed_gives_one_list(jobs):
     """More than a third of the first forty runs are healthy, more than ten recipes fail."""
-    first = recipes.jobs(40, seed=1)
+    first = jobs.jobs(40, seed=1)
     failing = {job.recipe for job in first if job.family != "healthy"}
 
-    assert first == recipes.jobs(84, seed=1)[:40]
-    assert first != recipes.jobs(40, seed=2)
+    assert first == jobs.jobs(84, seed=1)[:40]
+    assert first != jobs.jobs(40, seed=2)
     assert len({job.run for job in first}) == 40
     assert len(failing) > 10
     assert 40 - sum(job.family != "healthy" for job in first) > 13
 
 
-def test_a_twin_is_the_same_run_without_its_fault(recipes):
+def test_a_twin_is_the_same_run_without_its_fault(jobs):
     """Same seed, same settings, and it says whose twin it is."""
-    made = recipes.jobs(200, seed=1)
+    made = jobs.jobs(200, seed=1)
     by_name = {job.run: job for job in made}
     twins = [job for job in made if job.pair]
 

@@ -1,0 +1,62 @@
+"""Which runs of the TRL part of the corpus are made, and in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from forecast.trl_recipes import RECIPES, Recipe
+from forecast.trl_setting import Setting
+
+TWINS = 0.15
+"""Share of the runs with a fault that are made once more without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to be made; ``pair`` as in :class:`tables.RunInfo`."""
+
+    run: str
+    recipe: str
+    family: str
+    seed: int
+    setting: Setting
+    pair: str = ""
+
+    @property
+    def fault_step(self) -> int | None:
+        """The first step of the latest fault, the one that decides; None in a healthy run."""
+        if self.family == "healthy":
+            return None
+        return max((fault.start for fault in self.setting.faults), default=1)
+
+
+def jobs(count: int, seed: int) -> list[Job]:
+    """The first ``count`` runs of ``seed``: rounds of all recipes, each in random order: any prefix is mixed."""
+    every = _endless(seed)
+    return [next(every) for _ in range(count)]
+
+
+def _endless(seed: int) -> Iterator[Job]:
+    rng = np.random.default_rng(seed)
+    dealt = [recipe for recipe in RECIPES for _ in range(recipe.share)]
+    number = 0
+    while True:
+        for index in rng.permutation(len(dealt)):
+            job = draw(dealt[index], seed, number)
+            yield job
+            if job.fault_step not in (None, 1) and rng.random() < TWINS:
+                yield twin(job)
+            number += 1
+
+
+def draw(recipe: Recipe, seed: int, number: int) -> Job:
+    """Run ``number`` of ``seed``, of ``recipe``."""
+    setting = recipe.draw(np.random.default_rng([seed, number]))
+    return Job(f"{recipe.name}-{seed}-{number:04d}", recipe.name, recipe.family, 100_000 * seed + number, setting)
+
+
+def twin(job: Job) -> Job:
+    """The same run without its fault; until the fault begins the two are equal."""
+    return Job(f"trl_twin-{job.run}", "trl_twin", "healthy", job.seed, replace(job.setting, faults=()), pair=job.run)
