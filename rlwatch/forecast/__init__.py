@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from rlwatch.forecast.artefact import load
 from rlwatch.forecast.forecast import HORIZONS, LIMITS, Forecast, Reason
+from rlwatch.forecast.forecaster import Forecaster
+from rlwatch.forecast.model import Model
 
-__all__ = ["HORIZONS", "LIMITS", "Forecast", "Reason"]
+__all__ = ["HORIZONS", "LIMITS", "Forecast", "Forecaster", "Model", "Reason", "load"]

@@ -1,0 +1,140 @@
+"""The forecaster of one run: features, chances, alarm, and why."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from functools import cache
+
+from rlwatch.errors import ConfigError
+from rlwatch.forecast.artefact import shipped
+from rlwatch.forecast.features import FEATURES, Features, FeatureStream
+from rlwatch.forecast.forecast import Forecast, Reason
+from rlwatch.forecast.limits import Reach, nearest
+from rlwatch.forecast.model import Chances, Model, Profile, reasons
+from rlwatch.forecast.signals import SIGNALS
+from rlwatch.records import ClosedStep, Event
+
+BUDGET = "1"
+"""False alarm episodes in 1000 healthy steps that are put up with."""
+SMOOTHED = 3
+"""Rows whose median is judged: one odd row is no alarm."""
+ENOUGH = 0.5
+"""Share of what the model learnt that a run must be able to tell."""
+
+
+class Forecaster:
+    """Forecasts one run from its closed steps, in order.
+
+    Two layers share the budget of false alarms: the model (many signals together, long before a limit) and the way to
+    the nearest limit (one signal alone, also of failures the model has never seen). Hard facts, such as NaN, are the
+    detectors' work.
+
+    Parameters
+    ----------
+    model
+        A model of :func:`rlwatch.forecast.load`; the one that comes with rlwatch if None.
+    budget
+        Which of its thresholds: false alarm episodes in 1000 healthy steps, as the model's file names them.
+    least
+        Threshold on p50 that is never gone below: what the user's own healthy runs have shown to be harmless
+        (``rlwatch forecast calibrate``).
+
+    Raises
+    ------
+    ConfigError
+        If the shipped model's file is damaged, or the model has no thresholds for that budget.
+    """
+
+    def __init__(self, model: Model | None = None, *, budget: str = BUDGET, least: float = 0.0) -> None:
+        self._model = model or _shipped()
+        self._budget = budget
+        known = self._model.profiles[0].thresholds
+        if budget not in known:
+            budgets = ", ".join(sorted(known, key=float))
+            raise ConfigError(f"the model has no threshold for a budget of {budget!r}; it has {budgets}")
+        self._least = least
+        self._places = [FEATURES.index(name) for name in self._model.features]
+        self._stream = FeatureStream()
+        self._chances: deque[float] = deque(maxlen=SMOOTHED)
+        self._reached: deque[float] = deque(maxlen=SMOOTHED)
+        self._profile: Profile | None = None
+        self._absent = ""
+
+    def notice(self, event: Event) -> None:
+        """A reset of the reference is no change of the policy."""
+        if event.kind == "reference_reset":
+            self._stream.forget_reference()
+
+    def update(self, step: ClosedStep) -> Forecast:
+        """What the run's steps so far say of its next ones."""
+        features = self._stream.update(step.step, step.metrics)
+        if features is None:
+            return Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}")
+        profile = self._profile or self._choose()
+        if profile is None:
+            return Forecast(step.step, absent=self._absent)
+        return self._forecast(features, profile)
+
+    def _choose(self) -> Profile | None:
+        """Once the baseline is known: the thresholds for what this run logs, or why there are none."""
+        names = self._names()
+        signals = frozenset(names)
+        known = self._model.known(signals)
+        if known < ENOUGH:
+            missing = sorted(set(self._model.gains) - signals, key=lambda s: -self._model.gains[s])
+            wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])
+            self._absent = (
+                f"no forecast because this run logs {known:.0%} of what the model goes by; it would need {wanted}"
+            )
+            return None
+        self._profile = self._model.profile(signals)
+        return self._profile
+
+    def _names(self) -> dict[str, str]:
+        """Metric that each signal of this run is read from."""
+        pairs = zip(SIGNALS, self._stream.history.source, strict=True)
+        return {signal.name: metric for signal, metric in pairs if metric is not None}
+
+    def _forecast(self, features: Features, profile: Profile) -> Forecast:
+        x = features.values[self._places].tolist()
+        chances, close = self._model.chances(x), nearest(features.reaches)
+        self._chances.append(chances.p50)
+        self._reached.append(close.share if close else 0.0)
+        by_model = statistics.median(self._chances) / max(profile.thresholds[self._budget], self._least)
+        by_limit = statistics.median(self._reached) / profile.static[self._budget]
+        risk = max(by_model, by_limit)
+        limit, steps_to, why = self._told(x, chances, close if by_limit > by_model else None)
+        return Forecast(
+            step=features.step,
+            p20=chances.p20,
+            p50=chances.p50,
+            p100=chances.p100,
+            risk=risk,
+            alarm=risk >= 1.0,
+            limit=limit,
+            steps_to=steps_to,
+            why=why,
+        )
+
+    def _told(
+        self, x: list[float], chances: Chances, close: Reach | None
+    ) -> tuple[str, float | None, tuple[Reason, ...]]:
+        """Which limit, when, and what speaks for it; ``close``: the limit itself says more than the model."""
+        names = self._names()
+        if close is not None:
+            signal = close.limit.signal
+            return close.limit.type, close.steps, (Reason(names.get(signal, signal), 1.0),)
+        return self._model.limit(x), chances.steps_to, reasons(self._model.why(x), names)
+
+
+@cache
+def _shipped() -> Model:
+    return shipped()
+
+
+def forecast_run(rows: Mapping[int, Mapping[str, float]], model: Model | None = None) -> list[Forecast]:
+    """Forecasts of a whole run, each from the steps up to it. ``rows``: step -> canonical metrics."""
+    forecaster = Forecaster(model)
+    return [forecaster.update(ClosedStep(step, rows[step])) for step in sorted(rows)]

@@ -1,0 +1,103 @@
+"""How far a run is from each limit of ``labels-v1``, and when a straight line would get there.
+
+One signal is enough here: this is what covers the failures of a single metric, and what no model has to have seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlwatch.forecast.history import Floats, History
+from rlwatch.forecast.signals import SIGNALS, Scale
+
+FAR_AHEAD = 200.0
+"""Steps beyond which a straight line says nothing."""
+CLEAR = 4.0
+"""Spreads of the baseline that a signal must have moved before its way to a limit means anything."""
+_PLACE = {signal.name: i for i, signal in enumerate(SIGNALS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A signal's change, in its own scale, at which a failure of that type begins.
+
+    ``change``: against the baseline (negative: downwards). ``level``: value that must be reached as well, where the
+    limit has an absolute part (then the farther of the two counts). ``from_best``: against the best level so far.
+    """
+
+    type: str
+    signal: str
+    change: float
+    level: float | None = None
+    from_best: bool = False
+
+
+LIMITS_V1: tuple[Limit, ...] = (
+    Limit("ent_low", "entropy", math.log(0.2)),
+    Limit("ent_high", "entropy", math.log(1.5)),
+    Limit("mismatch", "mismatch", math.log(5.0), 0.1),
+    Limit("ref_kl", "kl_ref", 0.0, 1.5),
+    Limit("length", "cut_off", 0.4),
+    Limit("length", "repetition", 0.35),
+    Limit("grad", "grad", math.log(6.0)),
+    Limit("reward", "reward", -0.5, from_best=True),
+)
+"""Relative where the label is; a reward has no unit, so half a spread of the rewards stands for its limit."""
+LIMIT_FEATURES = tuple(
+    f"limit:{limit.type}:{limit.signal}:{kind}" for limit in LIMITS_V1 for kind in ("share", "steps")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """``share`` of the way to a limit (1: reached; NaN: not measured); ``steps`` a straight line needs for the rest.
+
+    ``clear``: the signal has moved by more than noise.
+    """
+
+    limit: Limit
+    share: float
+    steps: float
+    clear: bool = False
+
+
+def reaches(history: History, now: Floats, fallen: Floats, slope: Floats, noise: Floats) -> tuple[Reach, ...]:
+    """Where each limit stands.
+
+    Each of shape (signals,): ``now``, the change against the baseline; ``fallen``, against the best level so far;
+    ``slope``, per 10 steps; ``noise``, the spread of the baseline, which small batches make large.
+    """
+    moved = ((fallen if limit.from_best else now)[_PLACE[limit.signal]] for limit in LIMITS_V1)
+    return tuple(_reach(limit, history, float(at), slope, noise) for limit, at in zip(LIMITS_V1, moved, strict=True))
+
+
+def nearest(reached: tuple[Reach, ...]) -> Reach | None:
+    """The limit that is closest, of those a signal has clearly moved towards; None where there is none."""
+    moving = [reach for reach in reached if reach.clear and reach.share > 0.0]
+    return max(moving, key=lambda reach: reach.share, default=None)
+
+
+def _reach(limit: Limit, history: History, at: float, slope: Floats, noise: Floats) -> Reach:
+    i = _PLACE[limit.signal]
+    if not math.isfinite(at):
+        return Reach(limit, math.nan, math.nan)
+    goal = _goal(limit, history, i)
+    share = at / goal if goal else math.nan
+    pace = float(slope[i]) / 10.0
+    steps = (goal - at) / pace if math.isfinite(pace) and pace * goal > 0.0 else FAR_AHEAD
+    ahead = 0.0 if share >= 1.0 else min(max(steps, 0.0), FAR_AHEAD)
+    return Reach(limit, share, ahead, abs(at) >= CLEAR * float(noise[i]))
+
+
+def _goal(limit: Limit, history: History, i: int) -> float:
+    """The change at which the limit is reached."""
+    base = history.baseline
+    if base is None or SIGNALS[i].scale is not Scale.RATIO:
+        return limit.change
+    row = np.full((2, len(SIGNALS)), math.nan)
+    row[:, i] = base[i] * math.exp(limit.change), -math.inf if limit.level is None else limit.level
+    relative, absolute = history.changes(row)[:, i]
+    return float(relative if limit.level is None else max(relative, absolute))

@@ -1,0 +1,135 @@
+"""What the last rows of each signal look like: level, extremes, slopes, spread and drift, all against the baseline."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rlwatch.forecast.history import Floats, History
+
+SHAPES = (
+    "now",
+    "low",
+    "high",
+    "z",
+    "slope10",
+    "slope25",
+    "slope60",
+    "bend",
+    "restless",
+    "drift",
+    "age",
+    "fallen",
+    "risen",
+)
+"""Kinds of features, of every signal."""
+FAR = 30.0
+"""Where a feature is cut off: nothing is learnt beyond."""
+QUIET = 0.02
+"""Least spread a signal is taken to have, in the scale of its changes."""
+SLACK = 0.5
+"""Spreads that a signal may drift without a CUSUM growing."""
+
+
+class Drift:
+    """Two-sided CUSUM of every signal, in spreads: how much it has left its baseline for good, and since when."""
+
+    def __init__(self, signals: int) -> None:
+        self._up = np.zeros(signals)
+        self._down = np.zeros(signals)
+        self._since: Floats = np.full(signals, math.nan)
+
+    def update(self, step: int, z: Floats) -> None:
+        """Add the newest row; a missing value leaves things as they are."""
+        z = np.clip(np.nan_to_num(z), -FAR, FAR)
+        moved = z != 0.0
+        self._up = np.where(moved, np.clip(self._up + z - SLACK, 0.0, 1e3), self._up)
+        self._down = np.where(moved, np.clip(self._down - z - SLACK, 0.0, 1e3), self._down)
+        height = np.maximum(self._up, self._down)
+        self._since = np.where(height > 0.0, np.where(np.isnan(self._since), step, self._since), math.nan)
+
+    @property
+    def height(self) -> Floats:
+        """Signed, in log(1 + spreads)."""
+        return np.asarray(np.log1p(self._up) - np.log1p(self._down))
+
+    def age(self, step: int) -> Floats:
+        """Steps since the drift began, at most 200, in hundreds; 0 where there is none."""
+        return np.asarray(np.nan_to_num(np.minimum(step - self._since, 200.0) / 100.0))
+
+
+class Extremes:
+    """The highest and the lowest level of every signal since its baseline was complete."""
+
+    def __init__(self, signals: int) -> None:
+        self._high: Floats = np.full(signals, math.nan)
+        self._low: Floats = np.full(signals, math.nan)
+
+    def update(self, now: Floats) -> tuple[Floats, Floats]:
+        """Distances of the newest level from both: <= 0 from the highest, >= 0 from the lowest."""
+        self._high, self._low = np.fmax(self._high, now), np.fmin(self._low, now)
+        return now - self._high, now - self._low
+
+
+def shapes(history: History, drift: Drift, extremes: Extremes, noise: Floats, restless: Floats) -> Floats:
+    """All :data:`SHAPES` of all signals, (shapes, signals); NaN where a signal has too few rows.
+
+    ``noise``: spread of each signal's changes in the baseline; ``restless``: that of their differences.
+    """
+    step, changes = int(history.steps[-1]), history.changes()
+    now = median(changes[_last(history.steps, 5, 2)])
+    ten = changes[_last(history.steps, 10, 2)]
+    slopes = [_slope(history.steps, changes, span, least) for span, least in ((10, 4), (25, 5), (60, 6))]
+    moves = spread(np.diff(changes[_last(history.steps, 25, 6)], axis=0))
+    parts = [
+        now,
+        np.fmin.reduce(ten),
+        np.fmax.reduce(ten),
+        now / noise,
+        *slopes,
+        slopes[0] - slopes[2],
+        np.log((moves + QUIET / 4) / (restless + QUIET / 4)),
+        drift.height,
+        drift.age(step),
+        *extremes.update(now),
+    ]
+    return np.asarray(np.clip(np.stack(parts), -FAR, FAR))
+
+
+def median(rows: Floats) -> Floats:
+    """Median of each column, missing values left out; NaN where there is none (rows, n) -> (n,)."""
+    ordered = np.sort(rows, axis=0)  # NaN last
+    count = np.isfinite(rows).sum(0)
+    columns = np.arange(rows.shape[1])
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(rows) - 1)
+    return np.where(count > 0, (ordered[low, columns] + ordered[high, columns]) / 2, math.nan)
+
+
+def spread(rows: Floats) -> Floats:
+    """Standard deviation of each column, missing values left out; NaN where there is none (rows, n) -> (n,)."""
+    seen = np.isfinite(rows)
+    count = seen.sum(0)
+    filled = np.where(seen, rows, 0.0)
+    mean = filled.sum(0) / np.maximum(count, 1)
+    square = np.where(seen, (filled - mean) ** 2, 0.0).sum(0) / np.maximum(count, 1)
+    return np.where(count > 0, np.sqrt(square), math.nan)
+
+
+def _last(steps: Floats, span: int, least: int) -> slice:
+    """Rows of the last ``span`` steps, and at least so many."""
+    inside = int((steps > steps[-1] - span).sum())
+    return slice(-max(inside, least), None)
+
+
+def _slope(steps: Floats, changes: Floats, span: int, least: int) -> Floats:
+    """Least-squares slope of each signal, per 10 steps; NaN with fewer than 3 values."""
+    rows = _last(steps, span, least)
+    y, x = changes[rows], steps[rows, None]
+    seen = np.isfinite(y)
+    count = np.maximum(seen.sum(0), 1)
+    dx = np.where(seen, x - np.where(seen, x, 0.0).sum(0) / count, 0.0)
+    filled = np.where(seen, y, 0.0)
+    width = (dx**2).sum(0)
+    slope = 10.0 * (dx * filled).sum(0) / np.where(width > 0.0, width, math.nan)
+    return np.where(seen.sum(0) >= 3, slope, math.nan)

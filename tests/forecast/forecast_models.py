@@ -1,0 +1,34 @@
+"""A small model written by hand, for tests of what reads one."""
+
+from rlwatch.forecast.model import Model, Profile
+from rlwatch.forecast.trees import LEAF, Head, Tree
+
+FEATURES = ("entropy:now", "mismatch:slope25")
+STUMP = Tree((0, LEAF, LEAF), (-0.5, 0.0, 0.0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (0.2, 3.0, -1.0))
+"""Entropy that fell below exp(-0.5) of its start speaks for a failure."""
+DEEP = Tree(
+    (1, 0, LEAF, LEAF, LEAF),
+    (0.1, 0.0, 0.0, 0.0, 0.0),
+    (1, 0, 0, 0, 0),
+    (1, 2, 0, 0, 0),
+    (4, 3, 0, 0, 0),
+    (0.0, -0.4, 0.1, -0.5, 1.5),
+)
+"""A growing mismatch speaks for one; else entropy decides."""
+
+
+def small_model(**changes):
+    head = Head(-2.0, (STUMP, DEEP), 0.9, 0.1)
+    ends = frozenset({"entropy", "mismatch"})
+    parts = {
+        "features": FEATURES,
+        "hazards": (head, Head(-1.5, (STUMP,)), Head(-1.0, (DEEP,))),
+        "limits": {"ent_low": Head(0.0, (STUMP,)), "mismatch": Head(0.0, (DEEP,))},
+        "gains": {"entropy": 0.7, "mismatch": 0.3},
+        "profiles": (
+            Profile("both", ends, {"1": 0.6, "0.5": 0.8}, {"1": 0.9, "0.5": 0.95}),
+            Profile("entropy alone", frozenset({"entropy"}), {"1": 0.7, "0.5": 0.9}, {"1": 0.9, "0.5": 0.95}),
+        ),
+        "meta": {"made": "by hand"},
+    }
+    return Model(**(parts | changes))

@@ -1,0 +1,200 @@
+"""A model's file: read as written; refused, with the reason, when anything in it is wrong."""
+
+import hashlib
+import json
+
+import pytest
+from forecast_models import small_model
+
+from rlwatch.errors import ConfigError
+from rlwatch.forecast import artefact
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "model.json"
+    artefact.write(small_model(), path)
+    return path
+
+
+def test_a_model_is_read_as_it_was_written(saved):
+    """Everything, with its hash beside it, and no half file is left."""
+    assert artefact.load(saved) == small_model()
+    assert saved.with_suffix(".sha256").read_text().split() == [hashlib.sha256(saved.read_bytes()).hexdigest()]
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["model.json", "model.sha256"]
+
+
+def test_a_changed_file_is_refused_by_its_hash(saved):
+    """One digit is enough; an explicit hash counts instead of the file beside it."""
+    good = hashlib.sha256(saved.read_bytes()).hexdigest()
+    saved.write_bytes(saved.read_bytes().replace(b"0.9", b"0.8", 1))
+    with pytest.raises(ConfigError, match="was changed; restore it or train it anew"):
+        artefact.load(saved)
+    saved.with_suffix(".sha256").unlink()
+    assert artefact.load(saved) != small_model()
+    with pytest.raises(ConfigError, match=good):
+        artefact.load(saved, sha256=good)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    """No traceback of the file system."""
+    with pytest.raises(ConfigError, match=r"nothing\.json cannot be read"):
+        artefact.load(tmp_path / "nothing.json")
+
+
+def cycle(raw):
+    raw["hazards"][0]["trees"][1]["left"][1] = 0
+
+
+def itself(raw):
+    raw["hazards"][0]["trees"][0]["right"][0] = 0
+
+
+def shared_child(raw):
+    raw["hazards"][0]["trees"][1]["right"][1] = 4
+
+
+def beyond(raw):
+    raw["hazards"][0]["trees"][0]["right"][0] = 9
+
+
+def no_such_feature(raw):
+    raw["hazards"][2]["trees"][0]["feature"][0] = 2
+
+
+def negative_feature(raw):
+    raw["limits"]["ent_low"]["trees"][0]["feature"][0] = -2
+
+
+def half_a_node(raw):
+    raw["hazards"][0]["trees"][0]["left"][0] = 1.5
+
+
+def short_column(raw):
+    raw["hazards"][1]["trees"][0]["value"].pop()
+
+
+def no_nodes(raw):
+    raw["hazards"][1]["trees"][0] = {name: [] for name in raw["hazards"][1]["trees"][0]}
+
+
+def text_for_a_number(raw):
+    raw["hazards"][1]["base"] = "0.5"
+
+
+def truth_for_a_number(raw):
+    raw["hazards"][1]["base"] = True
+
+
+def nan_value(raw):
+    raw["hazards"][1]["trees"][0]["value"][1] = float("nan")
+
+
+def infinite_value(raw):
+    raw["hazards"][1]["slope"] = float("inf")
+
+
+def no_threshold(raw):
+    raw["profiles"][0]["thresholds"] = {}
+
+
+def a_threshold_of_nothing(raw):
+    raw["profiles"][0]["thresholds"]["1"] = 0.0
+
+
+def other_budgets(raw):
+    raw["profiles"][0]["static"].pop("1")
+
+
+def no_profiles(raw):
+    raw["profiles"] = []
+
+
+def two_hazards(raw):
+    raw["hazards"].pop()
+
+
+def a_feature_of_the_future(raw):
+    raw["features"][0] = "entropy:tomorrow"
+
+
+def a_feature_twice(raw):
+    raw["features"] = ["entropy:now", "entropy:now"]
+
+
+def another_format(raw):
+    raw["format"] = "rlwatch-hazard/9"
+
+
+def an_unknown_limit(raw):
+    raw["limits"]["doom"] = raw["limits"]["ent_low"]
+
+
+def an_unknown_signal(raw):
+    raw["profiles"][0]["signals"] = ["vibes"]
+
+
+def odd_direction(raw):
+    raw["hazards"][0]["trees"][0]["missing_left"][0] = 2
+
+
+def lists_for_objects(raw):
+    raw["hazards"][0]["trees"] = {"0": {}}
+
+
+WRONGS = [
+    cycle,
+    itself,
+    shared_child,
+    beyond,
+    no_such_feature,
+    negative_feature,
+    half_a_node,
+    short_column,
+    no_nodes,
+    text_for_a_number,
+    truth_for_a_number,
+    nan_value,
+    infinite_value,
+    no_threshold,
+    a_threshold_of_nothing,
+    other_budgets,
+    no_profiles,
+    two_hazards,
+    a_feature_of_the_future,
+    a_feature_twice,
+    another_format,
+    an_unknown_limit,
+    an_unknown_signal,
+    odd_direction,
+    lists_for_objects,
+]
+
+
+@pytest.mark.parametrize("wrong", WRONGS, ids=lambda one: one.__name__)
+def test_contents_that_could_make_a_wrong_number_or_a_loop_are_refused(saved, wrong):
+    """One clear error, whoever made the file and whatever its hash."""
+    raw = json.loads(saved.read_bytes())
+    wrong(raw)
+    saved.write_text(json.dumps(raw))
+    saved.with_suffix(".sha256").unlink()
+    with pytest.raises(ConfigError, match=r"is not a valid rlwatch-hazard/1 file: .*; restore it or train it anew"):
+        artefact.load(saved)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "rlwatch-hazard/1"}', b"[" * 100_000]
+)
+def test_what_is_no_model_at_all_is_refused(data):
+    """Empty, cut off, of another shape, not text, too deep."""
+    with pytest.raises(ConfigError, match="is not a valid rlwatch-hazard/1 file"):
+        artefact.parse(data)
+
+
+def test_a_model_that_cannot_be_read_back_is_not_written(tmp_path):
+    """The old file stays."""
+    path = tmp_path / "model.json"
+    artefact.write(small_model(), path)
+    with pytest.raises(ConfigError, match="no profiles"):
+        artefact.write(small_model(profiles=()), path)
+    assert artefact.load(path) == small_model()

@@ -1,0 +1,170 @@
+"""Features: causal, relative to the run's own start, and the same at any cadence."""
+
+import math
+
+import numpy as np
+import pytest
+from forecast_runs import scaled, steady
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlwatch.forecast.features import FEATURES, FeatureStream
+from rlwatch.forecast.limits import nearest
+from rlwatch.forecast.shapes import SHAPES, median, spread
+from rlwatch.forecast.signals import SIGNALS
+
+
+def stream(rows):
+    """Features of every row."""
+    one = FeatureStream()
+    return {step: one.update(step, row) for step, row in rows.items()}
+
+
+def last(rows):
+    """Name -> value after the last row."""
+    found = list(stream(rows).values())[-1]
+    return dict(zip(FEATURES, found.values.tolist(), strict=True))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(45, 90), st.integers(0, 5))
+def test_what_is_said_of_a_step_does_not_change_with_what_comes_later(cut, seed):
+    """Features of a run that was cut off are those of the whole run up to there."""
+    rows = steady(95, seed=seed)
+    whole, part = stream(rows), stream({step: row for step, row in rows.items() if step <= cut})
+    np.testing.assert_array_equal(whole[cut].values, part[cut].values)
+
+
+def test_there_is_nothing_before_the_baseline_and_the_reason_is_given():
+    """Forty steps, and five rows of them."""
+    one = FeatureStream()
+    assert one.waiting() == "no step has closed yet"
+    for step, row in steady(40).items():
+        assert one.update(step, row) is None
+    assert one.waiting().startswith("it needs the first 40 steps as a baseline, and has 39")
+    assert one.update(41, steady(41)[41]) is not None
+    assert one.waiting() == ""
+
+
+@pytest.mark.parametrize(
+    "unit", [{"reward/mean": 100.0, "reward/std": 100.0}, {"optim/grad_norm": 1000.0}, {"len/mean": 64.0}]
+)
+def test_the_unit_of_a_metric_does_not_matter(unit):
+    """Rewards in percent, gradients of a larger model, longer answers: the same features (but for the floors)."""
+    rows = steady(100, **{"reward/mean": lambda s: 0.5 - 0.003 * max(0, s - 60)})
+    plain, other = last(rows), last(scaled(rows, **unit))
+    for name, value in plain.items():
+        assert other[name] == pytest.approx(value, rel=0.03, abs=0.02, nan_ok=True), name
+
+
+@pytest.mark.parametrize("every", [1, 5, 10])
+def test_a_slope_is_that_of_steps_at_any_cadence(every):
+    """Entropy that halves every 50 steps, logged each step, every fifth or every tenth."""
+    rows = steady(160, every=every, **{"policy/entropy": lambda s: 2.0 ** (-max(0, s - 60) / 50)})
+    found = last(rows)
+    assert found["entropy:slope60"] == pytest.approx(-10 * math.log(2) / 50, rel=0.15)
+    assert found["entropy:now"] < -1.0
+    assert found["entropy:drift"] < -2.0
+    assert found["entropy:fallen"] < -1.0
+
+
+def test_a_metric_that_is_not_logged_has_no_features_and_changes_no_other():
+    """Missing is missing."""
+    rows = steady(80)
+    without = {step: {n: v for n, v in row.items() if n != "mismatch/k3"} for step, row in rows.items()}
+    whole, part = last(rows), last(without)
+    for name, value in part.items():
+        if "mismatch:" in name:
+            assert math.isnan(value), name
+        else:
+            assert value == pytest.approx(whole[name], nan_ok=True), name
+
+
+def test_a_column_of_nan_is_a_missing_one_that_is_counted():
+    """It is no number, but it is news."""
+    found = last(steady(80, **{"policy/entropy": lambda _: math.nan}))
+    assert math.isnan(found["entropy:now"])
+    assert found["broken"] == 1.0
+    assert last(steady(80))["broken"] == 0.0
+
+
+def test_a_run_in_which_nothing_moves_has_features_of_zero():
+    """Constant metrics divide by no zero."""
+    rows = {step: dict.fromkeys(steady(1)[1], 0.5) for step in range(1, 100)}
+    found = last(rows)
+    moving = [value for name, value in found.items() if not name.startswith("limit") and not math.isnan(value)]
+    assert moving
+    assert set(moving) == {0.0}
+
+
+def test_steps_that_come_again_take_back_what_came_after_them():
+    """A run resumed from an earlier checkpoint: its windows hold the new rows only."""
+    rows, again = steady(90), steady(90, seed=9)
+    one = FeatureStream()
+    for step, row in rows.items():
+        one.update(step, row)
+    for step in range(60, 91):
+        one.update(step, again[step])
+    assert one.history.steps.tolist() == sorted(set(one.history.steps.tolist()))
+    joined = stream({step: again[step] if step >= 60 else rows[step] for step in range(1, 91)})[90]
+    one_slope = FEATURES.index("entropy:slope25")
+    assert one.update(91, rows[90]).values[one_slope] == pytest.approx(
+        _after(joined, rows, again).values[one_slope], abs=1e-9
+    )
+
+
+def _after(joined, rows, again):
+    one = FeatureStream()
+    for step in range(1, 91):
+        one.update(step, again[step] if step >= 60 else rows[step])
+    return one.update(91, rows[90])
+
+
+def test_a_reset_of_the_reference_is_no_fall_of_kl():
+    """KL to the old reference is forgotten; the rest goes on."""
+    rows = steady(90, **{"policy/kl_ref_k3": lambda s: 0.2 if s < 85 else 0.001})
+    one = FeatureStream()
+    for step, row in rows.items():
+        if step == 85:
+            one.forget_reference()
+        found = one.update(step, row)
+    named = dict(zip(FEATURES, found.values.tolist(), strict=True))
+    assert named["kl_ref:slope25"] == pytest.approx(0.0, abs=1e-9)
+    assert math.isfinite(named["entropy:slope25"])
+
+
+def test_the_nearest_limit_is_the_one_a_signal_has_clearly_moved_to():
+    """Entropy at half of the way to a fifth of its start; nothing is near in a steady run."""
+    half = steady(90, **{"policy/entropy": lambda s: 1.0 if s < 60 else math.sqrt(0.2)})
+    close = nearest(stream(half)[90].reaches)
+    assert (close.limit.type, close.limit.signal) == ("ent_low", "entropy")
+    assert close.share == pytest.approx(0.5, abs=0.03)
+    assert nearest(stream(steady(90))[90].reaches) is None
+
+
+def test_a_straight_line_says_when_a_limit_is_reached():
+    """KL that grows by 0.02 a step from 0.3 on reaches 1.5 in about sixty steps, in log scale sooner."""
+    rows = steady(100, **{"policy/kl_ref_k3": lambda s: 0.02 * math.exp(0.04 * max(0, s - 50))})
+    reach = next(r for r in stream(rows)[100].reaches if r.limit.type == "ref_kl")
+    left = math.log(1.5 / rows[100]["policy/kl_ref_k3"]) / 0.04
+    assert reach.steps == pytest.approx(left, rel=0.25)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.one_of(st.just(math.nan), st.floats(-9, 9)), min_size=3, max_size=3), min_size=1, max_size=7)
+)
+def test_medians_and_spreads_are_those_of_numpy(rows):
+    """With missing values, column by column."""
+    table = np.array(rows)
+    for i, column in enumerate(table.T):
+        there = column[np.isfinite(column)]
+        expected = (np.median(there), np.std(there)) if len(there) else (math.nan, math.nan)
+        assert median(table)[i] == pytest.approx(expected[0], nan_ok=True)
+        assert spread(table)[i] == pytest.approx(expected[1], nan_ok=True, abs=1e-12)
+
+
+def test_every_feature_has_a_name_of_its_own():
+    """Signals times shapes, and the rest."""
+    assert len(set(FEATURES)) == len(FEATURES)
+    assert {f"{signal.name}:{shape}" for signal in SIGNALS for shape in SHAPES} < set(FEATURES)

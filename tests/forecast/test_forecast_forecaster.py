@@ -1,0 +1,111 @@
+"""The forecaster of a run: what it says, when it says nothing, and why."""
+
+import math
+
+import pytest
+from forecast_models import small_model
+from forecast_runs import steady
+
+from rlwatch.errors import ConfigError
+from rlwatch.forecast import Forecaster
+from rlwatch.records import ClosedStep, Event
+
+
+def told(rows, **options):
+    """Step -> forecast."""
+    one = Forecaster(options.pop("model", None) or small_model(), **options)
+    return {step: one.update(ClosedStep(step, row)) for step, row in rows.items()}
+
+
+def falling(at=70, length=110):
+    """Entropy halves every ten steps from ``at`` on."""
+    return steady(length, **{"policy/entropy": lambda s: 0.5 ** (max(0, s - at) / 10)})
+
+
+def test_before_the_baseline_there_is_none_and_it_says_so():
+    """No numbers at all, and the reason."""
+    found = told(steady(50))
+    assert found[39].absent.startswith("no forecast because it needs the first 40 steps")
+    assert (found[39].p50, found[39].risk, found[39].alarm, found[39].metrics) == (None, None, False, {})
+    assert found[45].absent == ""
+    assert set(found[45].metrics) >= {"forecast/p20", "forecast/p50", "forecast/p100", "forecast/risk"}
+
+
+def test_an_alarm_comes_with_its_reason_and_names_the_metric():
+    """The model's own words in the run's own metric names."""
+    found = told(falling())
+    first = next(step for step, forecast in found.items() if forecast.alarm)
+    assert 72 <= first <= 85
+    alarm = found[first + 3]
+    assert alarm.risk >= 1.0
+    assert alarm.limit == "ent_low"
+    assert alarm.why[0].metric == "policy/entropy"
+    assert sum(reason.share for reason in alarm.why) <= 1.0 + 1e-9
+    assert not any(forecast.alarm for forecast in told(steady(110)).values())
+
+
+def test_one_odd_row_is_no_alarm():
+    """The median of three rows is judged."""
+    found = told(steady(110, **{"policy/entropy": lambda s: 0.001 if s in (70, 90) else 1.0}))
+    assert not any(forecast.alarm for forecast in found.values())
+
+
+def test_a_limit_that_is_near_is_an_alarm_of_its_own():
+    """KL to the reference, of which this model knows nothing: which limit, and when."""
+    rows = steady(140, **{"policy/kl_ref_k3": lambda s: 0.02 * math.exp(0.05 * max(0, s - 50))})
+    found = told(rows)
+    alarm = next(forecast for forecast in found.values() if forecast.alarm)
+    assert alarm.limit == "ref_kl"
+    assert [reason.metric for reason in alarm.why] == ["policy/kl_ref_k3"]
+    assert 0.0 <= alarm.steps_to <= 30.0
+
+
+def test_a_log_that_lacks_what_the_model_goes_by_has_no_forecast():
+    """It says how much is there and what is wanted."""
+    poor = {step: {"mismatch/k3": row["mismatch/k3"], "len/mean": 40.0} for step, row in steady(60).items()}
+    found = told(poor)[60]
+    assert found.absent == (
+        "no forecast because this run logs 30% of what the model goes by; it would need policy/entropy"
+    )
+    assert found.p50 is None
+
+
+@pytest.mark.parametrize("rows", [{}, steady(3), {1: {}, 2: {}, 3: {}}, {step: {} for step in range(200)}])
+def test_runs_without_anything_to_go_by_are_no_error(rows):
+    """No rows, three rows, rows without metrics."""
+    assert all(forecast.absent and not forecast.alarm for forecast in told(rows).values())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_breaks_makes_no_wrong_number(value):
+    """All chances stay chances."""
+    found = told(steady(100, **{"policy/entropy": lambda s: 1.0 if s < 60 else value}))
+    for forecast in found.values():
+        for name, number in forecast.metrics.items():
+            assert math.isfinite(number), name
+    assert 0.0 <= found[100].p50 <= 1.0
+
+
+def test_a_stricter_budget_and_the_runs_own_experience_raise_the_threshold():
+    """Both make the same chance a smaller risk; neither lowers one."""
+    rows = steady(90, **{"policy/entropy": lambda s: 0.55 if s > 70 else 1.0})
+    plain = told(rows)[90].risk
+    assert told(rows, budget="0.5")[90].risk == pytest.approx(plain * 0.6 / 0.8)
+    assert told(rows, least=0.99)[90].risk == pytest.approx(plain * 0.6 / 0.99)
+    assert told(rows, least=0.01)[90].risk == plain
+
+
+def test_a_reset_of_the_reference_is_taken_notice_of():
+    """KL that falls to nothing by a reset is no change of the policy."""
+    one = Forecaster(small_model())
+    for step, row in steady(60).items():
+        one.update(ClosedStep(step, row))
+    one.notice(Event("reference_reset", 60))
+    one.notice(Event("note", 60))
+    assert one.update(ClosedStep(61, steady(61)[61])).absent == ""
+
+
+def test_a_budget_the_model_has_no_threshold_for_is_refused_at_once():
+    """Before any step."""
+    with pytest.raises(ConfigError, match=r"no threshold for a budget of '3'.*0\.5, 1"):
+        Forecaster(small_model(), budget="3")
