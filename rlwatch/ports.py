@@ -20,6 +20,7 @@ from rlwatch.records import (
     CompletionBatch,
     Event,
     Finding,
+    ForecastRecord,
     Ledger,
     OutboxMessage,
     RunInfo,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Item = StepRecord | SpikeBatch | CompletionBatch | Event
 """Anything the trainer side may enqueue."""
+Storable = Item | Finding | ForecastRecord
 
 History = Callable[[int, int], Iterable["StepRecord | Event"]]
 """``history(attempt, before_step)``: what the branch that ``attempt`` continues holds below ``before_step``."""
@@ -121,7 +123,7 @@ class RunWriter(Protocol):
     run: RunInfo
     last_seq: int
 
-    def write(self, items: Sequence[Item | Finding]) -> None:
+    def write(self, items: Sequence[Storable]) -> None:
         """Store all of ``items`` or none, durably against the death of this process.
 
         Raises ``StoreFullError`` on a full disk, ``UnstorableError`` naming an item that cannot be stored as
@@ -201,6 +203,10 @@ class RunReader(Protocol):
 
     def findings(self, run_id: str) -> list[Finding]:
         """Published findings in order of ``seq``."""
+        ...
+
+    def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
+        """What was forecast, in order of ``seq``, or the ``last`` newest; :meth:`series` has its numbers, too."""
         ...
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:

@@ -141,6 +141,8 @@ RESPONSES = "responses"
 """Reason of a spike batch: every token of the responses that culprits are in (or of a stretch around them)."""
 LOCALISED = "gradient_localised"
 """Kind of an event: what localisation said of the gradient of the step, in short."""
+CRASH_FORECAST = "crash_forecast"
+"""Kind of a finding: what a forecast that is an alarm says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,21 @@ class Finding:
     family: str = ""
     score: float | None = None
     baseline: float | None = None
+    attempt: int = 1
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastRecord:
+    """What was forecast at ``step``, of the record ``seq``: a judgement, kept apart from what was measured.
+
+    ``metrics``: ``forecast/...``; ``body`` what is no number. See :class:`rlwatch.forecast.Forecast`.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    body: Mapping[str, JSON] = field(default_factory=dict)
+    ts: float = 0.0
     attempt: int = 1
     seq: int = 0
 

@@ -19,6 +19,10 @@ are those of the newest that gave any.
 gets the next number; one with a number not above ``last_seq`` is refused with ``UnstorableError``. A finding's
 ``seq`` is that of the step it judges and may repeat.
 
+**Forecasts.** A forecast carries the ``seq`` of the record it was made at; a second one for the same ``seq`` is
+ignored. ``series``, ``last_values`` and ``metric_names`` hold its numbers beside those measured; ``records`` and
+``branch`` do not, so that no replay takes them for measurements.
+
 **Writing.** ``write`` stores all of its items or none and, once it returns, they survive the death of the
 process (``SIGKILL``; not a power cut). ``StoreFullError``: the disk is full, nothing was written, and the same
 call may be made again once there is room. ``UnstorableError``: an item cannot be stored as it is; the message

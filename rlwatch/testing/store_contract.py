@@ -17,6 +17,7 @@ from rlwatch.testing.store_alerts_contract import AlertContract
 from rlwatch.testing.store_branch_contract import BranchContract
 from rlwatch.testing.store_command_contract import CommandContract
 from rlwatch.testing.store_desk_contract import DeskContract
+from rlwatch.testing.store_forecast_contract import ForecastContract
 from rlwatch.testing.store_reading_contract import ReadingContract
 from rlwatch.testing.store_run_contract import RunContract
 from rlwatch.testing.store_values_contract import ValuesContract
@@ -25,6 +26,13 @@ __all__ = ["StoreContract", "pytest"]
 
 
 class StoreContract(
-    RunContract, ReadingContract, ValuesContract, BranchContract, CommandContract, AlertContract, DeskContract
+    RunContract,
+    ReadingContract,
+    ForecastContract,
+    ValuesContract,
+    BranchContract,
+    CommandContract,
+    AlertContract,
+    DeskContract,
 ):
     """All of it."""

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from rlwatch.ports import Item, Store
-from rlwatch.records import Alert, AlertState, Command, Finding, OutboxMessage, RunInfo, RunState, Severity, StepRecord
+from rlwatch.ports import Storable, Store
+from rlwatch.records import Alert, AlertState, Command, OutboxMessage, RunInfo, RunState, Severity, StepRecord
 from rlwatch.store.url import open_store
 
 _numbers = count()
@@ -32,7 +32,7 @@ def new_run() -> str:
     return f"run{next(_numbers)}"
 
 
-def fill(store: Store, items: Sequence[Item | Finding] = (), run_id: str = "run", *, finish: bool = False) -> RunInfo:
+def fill(store: Store, items: Sequence[Storable] = (), run_id: str = "run", *, finish: bool = False) -> RunInfo:
     """One attempt of ``run_id`` that writes ``items``; returns the run as its writer had it."""
     writer = store.open_run(RunInfo(run_id))
     writer.write(items)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlwatch.errors import StoreError
-from rlwatch.ports import Item, Store
+from rlwatch.ports import Storable, Store
 from rlwatch.records import (
     CULPRITS,
     FAR_OUT,
@@ -30,7 +30,7 @@ def _empty() -> list[Any]:
     return []
 
 
-_UNSTORABLE: list[Item | Finding] = [
+_UNSTORABLE: list[Storable] = [
     StepRecord(1, {"kl": cast("float", "high")}),
     StepRecord(1, {"kl": cast("float", None)}),
     StepRecord(1, {"kl": 10**400}),
@@ -104,7 +104,7 @@ class ReadingContract(StoreHooks):
         assert [record.step for record in store.records("run")] == [1, 7]
 
     @pytest.mark.parametrize("item", _UNSTORABLE, ids=lambda item: type(item).__name__)
-    def test_a_batch_is_written_whole_or_not_at_all(self, store: Store, item: Item) -> None:
+    def test_a_batch_is_written_whole_or_not_at_all(self, store: Store, item: Storable) -> None:
         """An item that cannot be stored is named, leaves nothing behind, and the writer goes on."""
         writer = store.open_run(RunInfo("run"))
         with pytest.raises(StoreError, match="cannot"):

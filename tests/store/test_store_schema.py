@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlwatch.errors import StoreCorruptError, StoreVersionError
-from rlwatch.records import CompletionBatch, RunInfo
+from rlwatch.records import CompletionBatch, ForecastRecord, RunInfo
 from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.columns import pack, unpack, worst
 from rlwatch.store.sqlite.migrations import Migration, check_readable, migrate, transaction, version_of
@@ -36,21 +36,34 @@ def test_a_file_of_the_first_version_is_read_and_brought_up_to_date_by_its_write
         assert "colour" in _columns(path)
         assert [record.step for record in store.records("run")] == [1, 2, 3]
 
-    with pytest.raises(StoreVersionError, match=r"format 3.*only up to 2.*pip install -U rlwatch-monitor"):
+    with pytest.raises(StoreVersionError, match=r"format 4.*only up to 3.*pip install -U rlwatch-monitor"):
         store.run("run")
-    assert "format 3" in store.unreadable()["run"]
+    assert "format 4" in store.unreadable()["run"]
 
 
-def test_a_run_recorded_before_there_were_completions_has_none(tmp_path: Path, monkeypatch):
-    """Its reader does not miss the table; its writer makes it."""
+def test_a_run_recorded_before_there_were_completions_gets_their_table_from_its_writer(tmp_path: Path, monkeypatch):
+    """Two versions ago: readers wait for the writer."""
     store = open_store(tmp_path)
     with monkeypatch.context() as older:
         older.setattr(schema, "RUN", schema.RUN[:1])
         fill(store, steps(1, 2), finish=True)
-    assert store.completions("run") == []
 
     fill(store, [*steps(3), CompletionBatch(3, {"completion": ["x"]})])
     assert [batch.step for batch in store.completions("run")] == [3]
+
+
+def test_a_run_recorded_before_there_were_forecasts_has_none(tmp_path: Path, monkeypatch):
+    """Its reader does not miss the table, in whatever it is asked; its writer makes it."""
+    store = open_store(tmp_path)
+    with monkeypatch.context() as older:
+        older.setattr(schema, "RUN", schema.RUN[:2])
+        fill(store, steps(1, 2), finish=True)
+    name = store.metric_names("run")[0]
+    assert (store.forecasts("run"), len(store.series("run", [name])[name].steps)) == ([], 2)
+    assert store.last_values("run")[name][0] == 2
+
+    fill(store, [*steps(3), ForecastRecord(3, {"forecast/p50": 0.5}, seq=3)])
+    assert store.last_values("run")["forecast/p50"] == (3, 0.5)
 
 
 def test_a_file_two_versions_old_wants_its_writer_first(tmp_path: Path, monkeypatch):
@@ -58,7 +71,7 @@ def test_a_file_two_versions_old_wants_its_writer_first(tmp_path: Path, monkeypa
     store = open_store(tmp_path)
     fill(store, steps(1), finish=True)
     monkeypatch.setattr(schema, "RUN", (*schema.RUN, _adds("colour"), _adds("taste")))
-    with pytest.raises(StoreVersionError, match=r"format 2.*reads 3 and 4.*resume"):
+    with pytest.raises(StoreVersionError, match=r"format 3.*reads 4 and 5.*resume"):
         store.run("run")
 
     fill(store, steps(2), finish=True)

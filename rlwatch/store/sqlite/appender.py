@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from rlwatch.errors import StoreError
-from rlwatch.ports import Item
-from rlwatch.records import Finding, RunInfo, RunState
+from rlwatch.ports import Storable
+from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow
 from rlwatch.store.sqlite.batch import Batch, MetricSets, packing
 from rlwatch.store.sqlite.migrations import transaction
@@ -44,7 +44,7 @@ class Appender:
             self.last_seq = runrow.last_seq(db)
             self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
 
-    def write(self, items: Sequence[Item | Finding]) -> None:
+    def write(self, items: Sequence[Storable]) -> None:
         """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
         db = self._usable()
         batch = Batch(self.last_seq, self._sets)

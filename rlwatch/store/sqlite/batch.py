@@ -8,8 +8,16 @@ from collections.abc import Iterable, Mapping
 from operator import index
 
 from rlwatch.errors import StoreError, UnstorableError
-from rlwatch.ports import Item
-from rlwatch.records import RESPONSES, CompletionBatch, Event, Finding, SpikeBatch, StepRecord
+from rlwatch.ports import Storable
+from rlwatch.records import (
+    RESPONSES,
+    CompletionBatch,
+    Event,
+    Finding,
+    ForecastRecord,
+    SpikeBatch,
+    StepRecord,
+)
 from rlwatch.store.sqlite.codec import dumps, plain
 from rlwatch.store.sqlite.columns import pack, worst
 
@@ -36,10 +44,11 @@ class Batch:
         self._records: list[_Row] = []
         self._events: list[_Row] = []
         self._findings: list[_Row] = []
+        self._forecasts: list[_Row] = []
         self._spikes: list[tuple[_Row, list[_Row]]] = []
         self._completions: list[_Row] = []
 
-    def add(self, item: Item | Finding) -> None:
+    def add(self, item: Storable) -> None:
         """Take one item. Raises ``UnstorableError`` naming what cannot be stored."""
         try:
             if isinstance(item, StepRecord):
@@ -48,6 +57,8 @@ class Batch:
                 self._add_event(item)
             elif isinstance(item, Finding):
                 self._add_finding(item)
+            elif isinstance(item, ForecastRecord):
+                self._add_forecast(item)
             elif isinstance(item, CompletionBatch):
                 self._add_completions(item)
             else:
@@ -66,24 +77,34 @@ class Batch:
             db.executemany("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", self._events)
         if self._findings:
             db.executemany("INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", self._findings)
+        if self._forecasts:  # a resumed run relives, and says again, what it said
+            db.executemany("INSERT OR IGNORE INTO forecast VALUES (?, ?, ?, ?, ?, ?, ?)", self._forecasts)
         for row, tops in self._spikes:
             batch = db.execute("INSERT INTO spike_batch VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row).lastrowid
             db.executemany("INSERT INTO spike_top VALUES (NULL, ?, ?, ?, ?, ?, ?)", [(batch, *top) for top in tops])
-
         if self._completions:
             db.executemany("INSERT INTO completion_batch VALUES (NULL, ?, ?, ?, ?, ?, ?)", self._completions)
 
     def _add_record(self, record: StepRecord) -> None:
-        metrics = record.metrics
-        number, packed = self._set_of(tuple(metrics))
-        try:
-            values = packed.pack(*metrics.values())
-        except (struct.error, TypeError, OverflowError):
-            raise TypeError(_not_a_number(metrics)) from None
+        number, values = self._packed(record.metrics)
         step, ts = _whole(record.step), float(record.ts)
         self._records.append(
             (self._next(record), _whole(record.attempt), _whole(record.rank), step, ts, number, values)
         )
+
+    def _packed(self, metrics: Mapping[str, float]) -> tuple[int, bytes]:
+        """The id of the metric set, and its values."""
+        number, packed = self._set_of(tuple(metrics))
+        try:
+            return number, packed.pack(*metrics.values())
+        except (struct.error, TypeError, OverflowError):
+            raise TypeError(_not_a_number(metrics)) from None
+
+    def _add_forecast(self, forecast: ForecastRecord) -> None:
+        """Under the ``seq`` of the record it is of, which is taken."""
+        number, values = self._packed(forecast.metrics)
+        where = (_whole(forecast.seq), _whole(forecast.attempt), _whole(forecast.step), float(forecast.ts))
+        self._forecasts.append((*where, number, values, dumps(forecast.body)))
 
     def _add_event(self, event: Event) -> None:
         step = None if event.step is None else _whole(event.step)
@@ -143,7 +164,7 @@ def _whole(value: int) -> int:
     return number
 
 
-def _label(item: Item | Finding) -> str:
+def _label(item: Storable) -> str:
     return f"{type(item).__name__} of step {item.step!r}"
 
 

@@ -9,7 +9,18 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from rlwatch.records import FAR_OUT, JSON, NON_FINITE, CompletionBatch, Event, Finding, Severity, SpikeBatch, StepRecord
+from rlwatch.records import (
+    FAR_OUT,
+    JSON,
+    NON_FINITE,
+    CompletionBatch,
+    Event,
+    Finding,
+    ForecastRecord,
+    Severity,
+    SpikeBatch,
+    StepRecord,
+)
 from rlwatch.store.sqlite.batch import FINDING_BODY, packing
 from rlwatch.store.sqlite.codec import loads
 from rlwatch.store.sqlite.columns import unpack
@@ -63,13 +74,15 @@ def branch(db: sqlite3.Connection, attempt: int, before_step: int) -> list[StepR
 
 def last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
     """Metric name -> (step, value) of the record with the highest seq that held it."""
-    newest = []
+    newest, held = [], tables(db)
     for number, names in metric_sets(db).items():
-        row = db.execute(
-            "SELECT seq, step, v FROM record WHERE mset = ? ORDER BY seq DESC LIMIT 1", (number,)
-        ).fetchone()
-        if row is not None:
-            newest.append((*row, names))
+        for table in held:
+            row = db.execute(
+                f"SELECT seq, step, v FROM {table} WHERE mset = ? ORDER BY seq DESC LIMIT 1",  # noqa: S608  (our tables)
+                (number,),
+            ).fetchone()
+            if row is not None:
+                newest.append((*row, names))
     last: dict[str, tuple[int, float]] = {}
     for _, step, blob, names in sorted(newest, key=lambda entry: entry[0]):
         last.update({name: (step, value) for name, value in _values(names, packing(names), blob).items()})
@@ -82,6 +95,27 @@ def findings(db: sqlite3.Connection) -> list[Finding]:
         "SELECT detector, kind, severity, step, onset_step, attempt, seq, body FROM finding ORDER BY seq, id"
     )
     return [_finding(row) for row in found]
+
+
+def forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRecord]:
+    """The ``last`` newest (None: all), in order of seq."""
+    if "forecast" not in tables(db):
+        return []
+    sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
+    found = db.execute(
+        "SELECT seq, attempt, step, ts, mset, v, body FROM forecast ORDER BY seq DESC LIMIT ?",
+        (-1 if last is None else last,),
+    ).fetchall()
+    return [
+        ForecastRecord(step, _values(*sets[mset], blob), loads(body), _moment(ts), attempt, seq)
+        for seq, attempt, step, ts, mset, blob, body in found[::-1]
+    ]
+
+
+def tables(db: sqlite3.Connection) -> tuple[str, ...]:
+    """Those that hold metrics; a file from before there were forecasts has only that of the records."""
+    found = db.execute("SELECT name FROM sqlite_master WHERE name IN ('record', 'forecast') ORDER BY name DESC")
+    return tuple(name for (name,) in found)
 
 
 def spikes(

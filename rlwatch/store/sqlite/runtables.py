@@ -13,6 +13,7 @@ from rlwatch.records import (
     CompletionBatch,
     Event,
     Finding,
+    ForecastRecord,
     RunInfo,
     SpikeBatch,
     StepRecord,
@@ -95,6 +96,11 @@ class RunTables:
         """Findings in order of ``seq``."""
         with self._reading(run_id) as db:
             return reading.findings(db)
+
+    def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
+        """What was forecast, in order of ``seq``."""
+        with self._reading(run_id) as db:
+            return reading.forecasts(db, last)
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
         """Events in order of ``seq``."""

@@ -51,6 +51,14 @@ _RUN_2 = """CREATE TABLE completion_batch (
     id INTEGER PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, ts REAL,
     n INTEGER NOT NULL, v BLOB NOT NULL)"""
 
+# What was forecast at the step of the record ``seq``: packed as in record; body: JSON of what is no number.
+_RUN_3 = (
+    """CREATE TABLE forecast (
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER NOT NULL, ts REAL, mset INTEGER NOT NULL,
+        v BLOB NOT NULL, body TEXT NOT NULL)""",
+    "CREATE INDEX forecast_by_set ON forecast (mset)",
+)
+
 _CONTROL_1 = (
     """CREATE TABLE command (
         id INTEGER PRIMARY KEY, command_id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, args TEXT NOT NULL,
@@ -92,6 +100,11 @@ def _completion_table(db: sqlite3.Connection) -> None:
     db.execute(_RUN_2)
 
 
+def _forecast_table(db: sqlite3.Connection) -> None:
+    for statement in _RUN_3:
+        db.execute(statement)
+
+
 def _control_tables(db: sqlite3.Connection) -> None:
     for statement in _CONTROL_1:
         db.execute(statement)
@@ -105,6 +118,10 @@ def _silence_table(db: sqlite3.Connection) -> None:
     db.execute(_DESK_1)
 
 
-RUN = (Migration("run tables", _run_tables), Migration("completions", _completion_table))
+RUN = (
+    Migration("run tables", _run_tables),
+    Migration("completions", _completion_table),
+    Migration("forecasts", _forecast_table),
+)
 CONTROL = (Migration("control tables", _control_tables), Migration("acknowledgements", _acknowledgement_table))
 DESK = (Migration("silences", _silence_table),)

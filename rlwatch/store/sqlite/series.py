@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlwatch.ports import Series
-from rlwatch.store.sqlite.reading import metric_sets
+from rlwatch.store.sqlite.reading import metric_sets, tables
 
 _WIDTH = 8  # bytes of a float64
 _Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -17,18 +17,19 @@ _Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def load(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Series]:
     """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
     parts: dict[str, list[_Part]] = {name: [] for name in names}
+    tables_held = tables(db)
     for number, held in metric_sets(db).items():
         places = {name: held.index(name) for name in parts if name in held}
-        if places:
-            for name, part in _of_set(db, number, places):
+        for table in tables_held if places else ():
+            for name, part in _of_set(db, table, number, places):
                 parts[name].append(part)
     return {name: _joined(name, found) for name, found in parts.items()}
 
 
-def _of_set(db: sqlite3.Connection, number: int, places: dict[str, int]) -> list[tuple[str, _Part]]:
+def _of_set(db: sqlite3.Connection, kept_in: str, number: int, places: dict[str, int]) -> list[tuple[str, _Part]]:
     low, high = min(places.values()), max(places.values()) + 1
     rows = db.execute(
-        "SELECT seq, step, attempt, substr(v, ?, ?) FROM record WHERE mset = ? ORDER BY seq",
+        f"SELECT seq, step, attempt, substr(v, ?, ?) FROM {kept_in} WHERE mset = ? ORDER BY seq",  # noqa: S608  (our tables)
         (1 + _WIDTH * low, _WIDTH * (high - low), number),
     ).fetchall()
     if not rows:

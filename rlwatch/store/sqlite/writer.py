@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlwatch.errors import StoreError
-from rlwatch.ports import Item
-from rlwatch.records import Finding, RunInfo, RunState
+from rlwatch.ports import Storable
+from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.appender import Appender
 from rlwatch.store.sqlite.connect import open_writer
@@ -36,7 +36,7 @@ class FileWriter(Appender):
         self._pid = os.getpid()
         belongs_here(self)
 
-    def write(self, items: Sequence[Item | Finding]) -> None:
+    def write(self, items: Sequence[Storable]) -> None:
         """Store all of ``items`` or none; raises ``StoreError`` in a forked child."""
         if not self._mine():
             raise StoreError(f"run {self.run.run_id!r} is written by process {self._pid}, which forked this one")
