@@ -17,10 +17,14 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
 from rlwatch.metrics import known
-from rlwatch.monitor.engine import Monitor, NotRun, Outcome
+from rlwatch.monitor.engine import Monitor, NotRun, Outcome, joined
+from rlwatch.monitor.forecast_record import forecast_of
+from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
-from rlwatch.records import JSON, AlertState, Event, Finding, Severity, StepRecord
+from rlwatch.records import JSON, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord
 
+FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
+"""What a report says of a step's forecast."""
 Progress = Callable[[Sequence[StepRecord]], Iterable[StepRecord]]
 """Wraps the records to show how far the replay is."""
 
@@ -41,8 +45,8 @@ class Alarm:
 class Report:
     """What a replay found.
 
-    ``steps`` counts distinct steps; ``diagnosis`` ranks what most likely caused the findings; ``forecast``
-    is empty in this version, with the reason in ``not_run``.
+    ``steps`` counts distinct steps; ``diagnosis`` ranks what most likely caused the findings; ``forecasts`` are in
+    order of arrival, and empty where there were none, with the reason in ``not_run``.
     """
 
     source: str
@@ -52,7 +56,7 @@ class Report:
     metrics: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     alarms: tuple[Alarm, ...] = ()
-    forecast: tuple[JSON, ...] = ()
+    forecasts: tuple[ForecastRecord, ...] = ()
     not_run: tuple[NotRun, ...] = ()
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     skipped: tuple[str, ...] = ()
@@ -63,9 +67,18 @@ class Report:
         """No critical alarm."""
         return all(alarm.severity is not Severity.CRITICAL for alarm in self.alarms)
 
+    @property
+    def forecast(self) -> list[dict[str, JSON]]:
+        """Each step with a forecast: ``step``, ``p20``, ``p50``, ``p100``, ``risk``, ``alarm``, ``limit``."""
+        said = [forecast_of(record) for record in self.forecasts]
+        return [{name: getattr(one, name) for name in FORECAST} for one in said if not one.absent]
+
     def to_dict(self) -> dict[str, JSON]:
         """Plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
-        return asdict(self) | {"diagnosis": self.diagnosis.to_dict()}
+        plain = asdict(replace(self, forecasts=())) | {"diagnosis": self.diagnosis.to_dict()}
+        return {"forecast" if name == "forecasts" else name: value for name, value in plain.items()} | {
+            "forecast": self.forecast
+        }
 
 
 def scan(
@@ -76,6 +89,7 @@ def scan(
     source: str = "",
     rules: Sequence[Rule] | None = None,
     detectors: Callable[[], Sequence[Detector]] | None = None,
+    forecaster: Callable[[], Forecasts] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Replay one log.
@@ -90,7 +104,7 @@ def scan(
         Name of the importer, where sniffing is not wanted.
     source
         The trainer, where the log does not tell.
-    rules, detectors
+    rules, detectors, forecaster
         Instead of the default ones.
     progress
         Wraps the records, to show how far the replay is.
@@ -110,7 +124,15 @@ def scan(
     else:
         records, events = _sequenced(log)
         imported = ImportedRun(name="", source=source, format="records", path="records", records=records)
-    return replay(imported, events=events, source=source, rules=rules, detectors=detectors, progress=progress)
+    return replay(
+        imported,
+        events=events,
+        source=source,
+        rules=rules,
+        detectors=detectors,
+        forecaster=forecaster,
+        progress=progress,
+    )
 
 
 def scan_all(path: str | os.PathLike[str], **options: object) -> list[Report]:
@@ -125,6 +147,7 @@ def replay(
     source: str = "",
     rules: Sequence[Rule] | None = None,
     detectors: Callable[[], Sequence[Detector]] | None = None,
+    forecaster: Callable[[], Forecasts] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Put an imported run through a Monitor, with the events that came between its records (by ``seq``)."""
@@ -135,14 +158,15 @@ def replay(
         source=trainer,
         rules=rules,
         detectors=detectors,
+        forecaster=forecaster,
         history=lambda attempt, before: branch(records, attempt, before),
     )
-    outcome, waiting = Outcome(), sorted(events, key=lambda event: -event.seq)
+    outcomes, waiting = list[Outcome](), sorted(events, key=lambda event: -event.seq)
     for record in progress(records) if progress else records:
         while waiting and waiting[-1].seq < record.seq:
-            outcome += monitor.observe(waiting.pop())
-        outcome += monitor.observe(record)
-    outcome += monitor.close()
+            outcomes.append(monitor.observe(waiting.pop()))
+        outcomes.append(monitor.observe(record))
+    outcome = joined([*outcomes, monitor.close()])
     names = sorted({name for record in records for name in record.metrics})
     metrics = tuple(sorted(known(names, trainer)))
     findings = _unique(outcome.findings)
@@ -154,6 +178,7 @@ def replay(
         metrics=metrics,
         findings=findings,
         alarms=tuple(_alarms(outcome)),
+        forecasts=tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values()),
         not_run=tuple(monitor.not_run()),
         diagnosis=diagnose(
             findings,

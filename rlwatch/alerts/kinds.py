@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rlwatch.detectors.registry import REGISTRY
+from rlwatch.records import CRASH_FORECAST
 
 if TYPE_CHECKING:
     from rlwatch.alerts.policy import Inhibition
@@ -16,7 +17,7 @@ SILENT, CRASHED = "run_silent", "run_crashed"
 HEARTBEAT_KINDS = (SILENT, CRASHED)
 """Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.heartbeat`)."""
 
-BUILTIN_KINDS = (*(kind for detector in REGISTRY for kind in detector.kinds), *HEARTBEAT_KINDS)
+BUILTIN_KINDS = (*(kind for detector in REGISTRY for kind in detector.kinds), CRASH_FORECAST, *HEARTBEAT_KINDS)
 """The kinds there are without detectors of one's own."""
 
 

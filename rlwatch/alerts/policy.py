@@ -12,7 +12,7 @@ from rlwatch.alerts.kinds import BUILTIN_KINDS, CRASHED, HEARTBEAT_KINDS
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.diagnosis.reading import playbook
 from rlwatch.errors import ConfigError
-from rlwatch.records import Alert, Severity
+from rlwatch.records import CRASH_FORECAST, Alert, Severity
 
 NONFINITE, MISMATCH = "nonfinite", "mismatch_growth"
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -128,7 +128,8 @@ class Inhibition:
 
 def default_inhibitions() -> tuple[Inhibition, ...]:
     """A crash keeps everything else back; a critical collapse what the playbook says follows from it; a critical
-    mismatch only the warnings among that. A collapse itself is kept back by nothing but a crash.
+    mismatch only the warnings among that; anything critical the forecast, for it has come true. A collapse itself is
+    kept back by nothing but a crash.
     """
     book = playbook()
     collapses = [kind for kind in BUILTIN_KINDS if kind in book and book[kind].collapse and not book[kind].symptom]
@@ -138,6 +139,7 @@ def default_inhibitions() -> tuple[Inhibition, ...]:
         Inhibition((NONFINITE,)),
         *(Inhibition((kind,), _following(kind, collapses)) for kind in causes if _following(kind, collapses)),
         Inhibition((MISMATCH,), _following(MISMATCH, collapses), up_to=Severity.WARNING),
+        Inhibition(tuple(k for k in BUILTIN_KINDS if k not in (CRASH_FORECAST, *HEARTBEAT_KINDS)), (CRASH_FORECAST,)),
     )
 
 

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 from rlwatch.alerts import checks
 from rlwatch.alerts.kinds import HEARTBEAT_KINDS
-from rlwatch.records import Finding, Severity
+from rlwatch.records import CRASH_FORECAST, Finding, Severity
 
 WARNING_STEPS = 10
 """By default a warning must last this many steps: one odd step is not news. A critical one is told at once."""
+
+FORECAST_STEPS = 2
+"""By default a forecast of a failure must last this many steps: each is smoothed over rows already."""
 
 KEEP_STEPS = 20
 """By default an alert outlives its condition by this many steps: a flickering one is one episode."""
@@ -129,7 +132,7 @@ def default_rules() -> tuple[Rule, ...]:
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'reference', 'no-signal', 'reward',
-     'length', 'standstill', 'heartbeat', 'other']
+     'length', 'forecast', 'standstill', 'heartbeat', 'other']
     """
     named = (
         _family("non-finite", "nonfinite", "silent_freeze", "id0_run", "degenerate_batch"),
@@ -182,6 +185,15 @@ def default_rules() -> tuple[Rule, ...]:
         _family("no-signal", "no_signal", "zero_variance"),
         _family("reward", "reward_drop", "reward_constant", "reward_hacking"),
         _family("length", "length_explosion", "length_surge", "length_collapse", "repetition"),
+        # Time is what a forecast is for: three rows of each step, two of a coarser log.
+        Rule(
+            "forecast",
+            kinds=(CRASH_FORECAST,),
+            for_steps=FORECAST_STEPS,
+            for_critical=0,
+            keep_firing_for=KEEP_STEPS,
+            repeat_minutes=REPEAT_MINUTES,
+        ),
         # While the counter stands no step goes by, so there is nothing to wait for.
         Rule("standstill", kinds=("stalled_steps",), keep_firing_for=KEEP_STEPS, repeat_minutes=REPEAT_MINUTES),
         # A run that fell silent is not live, and this is the news.

@@ -90,5 +90,5 @@ def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> d
     from rlwatch.scanner import replay
 
     report = replay(imported, source=info.source, progress=progress_bar)
-    import_run(store, info, list(imported.records), report.findings, now)
+    import_run(store, info, list(imported.records), [*report.findings, *report.forecasts], now)
     return {"run_id": info.run_id, "steps": report.steps, "findings": len(report.findings), "format": report.format}

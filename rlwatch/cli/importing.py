@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlwatch.errors import ConfigError, RunNotFoundError
 from rlwatch.layers import DerivedLayers
 from rlwatch.ports import RunReader, Store
-from rlwatch.records import Finding, RunInfo, RunState, StepRecord
+from rlwatch.records import Finding, ForecastRecord, RunInfo, RunState, StepRecord
 
 if TYPE_CHECKING:
     from rlwatch.importers import ImportedRun
@@ -48,16 +48,20 @@ def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, sour
     )
 
 
-def import_run(store: Store, info: RunInfo, records: list[StepRecord], findings: Sequence[Finding], now: float) -> None:
+def import_run(
+    store: Store,
+    info: RunInfo,
+    records: list[StepRecord],
+    judged: Sequence[Finding | ForecastRecord],
+    now: float,
+) -> None:
     """Write the run, attempt by attempt, and finish it. Nobody is alerted: what a log tells is over."""
     last = max((record.ts for record in records), default=0.0) or now
     groups = [(attempt, list(group)) for attempt, group in groupby(records, key=lambda record: record.attempt)]
     for number, (attempt, group) in enumerate(groups, 1):
         writer = store.open_run(info)
         try:
-            writer.write(
-                [*DerivedLayers().added(group), *(finding for finding in findings if finding.attempt == attempt)]
-            )
+            writer.write([*DerivedLayers().added(group), *(item for item in judged if item.attempt == attempt)])
             if number == len(groups):
                 writer.finish(RunState.FINISHED, "imported from a log", last)
         finally:

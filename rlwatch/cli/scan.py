@@ -11,6 +11,7 @@ from rlwatch.cli.config_file import rules_of
 from rlwatch.cli.console import print_json, say
 from rlwatch.cli.diagnosis_rows import print_diagnosis
 from rlwatch.cli.findings_table import print_alarms, print_findings
+from rlwatch.cli.forecast_rows import print_forecast
 from rlwatch.cli.options import (
     ConfigOption,
     Format,
@@ -74,13 +75,14 @@ def scanned(log: Path, run: str | None, read_as: str | None, source: str, config
 
 
 def print_report(report: Report) -> None:
-    """The report as text: what was read, what was found, what could not be judged, the verdict."""
+    """The report as text: what was read, what was forecast, what was found, what could not be judged, the verdict."""
     name = f"{report.source}  {report.run}".strip()
     say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
     for note in report.notes:
         say(note, style="dim")
     for skipped in report.skipped:
         say(f"skipped {skipped}", style="dim")
+    print_forecast(report.forecasts)
     print_findings(report.findings)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
     print_diagnosis(report.diagnosis)

@@ -13,6 +13,7 @@ from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.culprit_rows import culprit_rows, localisations, print_culprits
 from rlwatch.cli.diagnosis_rows import print_diagnosis
 from rlwatch.cli.findings_table import print_findings
+from rlwatch.cli.forecast_rows import newest_row, print_forecast
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.runs import describe, key_values
@@ -53,6 +54,7 @@ def show(
         info = find_run(source, run)
         row = describe(source, info, now)
         found = source.findings(info.run_id)
+        forecasts = source.forecasts(info.run_id, last=1 if output is Format.JSON else None)
         said = diagnosis_of(source, info, found)
         every = last_metrics(source, info) if metrics else None
         tokens = _spikes(source, info.run_id) if spikes else None
@@ -62,11 +64,12 @@ def show(
         print_json(
             row
             | {"config": info.config, "tags": info.tags, "host": info.host, "pid": info.pid, "findings": found}
-            | {"diagnosis": said.to_dict()}
+            | {"diagnosis": said.to_dict(), "forecast": newest_row(forecasts)}
             | {name: part for name, part in extra.items() if part is not None}
         )
         return
     _print_head(info, row)
+    print_forecast(forecasts, now=True)
     print_diagnosis(said, everything=findings)
     _print_found(found, everything=findings)
     if every is not None:

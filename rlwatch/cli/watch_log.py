@@ -12,6 +12,7 @@ from rlwatch.cli.config_file import alerting_of
 from rlwatch.cli.console import errors, say
 from rlwatch.cli.delivery import deliver_once, delivering
 from rlwatch.cli.ending import unbroken
+from rlwatch.cli.forecast_rows import print_forecast
 from rlwatch.cli.importing import holds
 from rlwatch.cli.log_run import Log
 from rlwatch.cli.log_watch import LogWatch
@@ -42,6 +43,7 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
             raise ImportFormatError(str(log.path), watch.tail.problem)
         watch.end("the log was read to its end", whole=True)
         delivered = deliver_once(store, alerting)
+        print_forecast(store.forecasts(watch.run_id))
         code = int(ever_critical(store, watch.run_id))
     say(f"run {watch.run_id}: {watch.records} new records{f'; alerts {delivered}' if delivered else ''}")
     return code

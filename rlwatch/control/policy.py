@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlwatch.forecast import Forecast
 from rlwatch.records import Alert, Finding, Severity
 
 COLLAPSE_KINDS = frozenset(
@@ -27,10 +28,15 @@ COLLAPSE_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What holds for the run right now, and what fires: an alert outlives a finding that flickers."""
+    """What holds for the run right now, and what fires: an alert outlives a finding that flickers.
+
+    ``forecast``: of the last step judged. It vetoes nothing: what may come is no collapse yet, and a reset or a
+    checkpoint before it may be just what is wanted.
+    """
 
     findings: tuple[Finding, ...] = ()
     alerts: tuple[Alert, ...] = ()
+    forecast: Forecast | None = None
 
     @property
     def collapsing(self) -> tuple[Finding | Alert, ...]:

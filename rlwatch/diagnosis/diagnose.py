@@ -12,7 +12,7 @@ from rlwatch.diagnosis.happenings import happenings
 from rlwatch.diagnosis.lacking import lacking
 from rlwatch.diagnosis.signs import Sign, on_branch, signs, starts_of
 from rlwatch.diagnosis.treatment import treatment
-from rlwatch.records import JSON, Event, Finding
+from rlwatch.records import CRASH_FORECAST, JSON, Event, Finding
 
 SLACK = 5
 """Steps by which an onset may be off in a log with a row for each step; two rows in a coarser one."""
@@ -93,7 +93,7 @@ def diagnose(
     """
     told = [f for f in findings if at is None or f.step <= at]
     past = [e for e in events if e.step is None or at is None or e.step <= at]
-    held = on_branch(told, starts_of(told, past) if starts is None else starts)
+    held = _without_forecasts(on_branch(told, starts_of(told, past) if starts is None else starts))
     if not held:
         return Diagnosis(why_not="nothing was found", at_step=at)
     found = signs(held)
@@ -102,6 +102,11 @@ def diagnose(
     enough = any(cause.sure is not Sureness.WEAK for cause in causes)
     until = max(f.step for f in held) if at is None else at
     return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), until)
+
+
+def _without_forecasts(held: list[Finding]) -> list[Finding]:
+    """A forecast causes nothing, and follows from nothing yet: it is left out where anything else was found."""
+    return [finding for finding in held if finding.kind != CRASH_FORECAST] or held
 
 
 def _causes(found: Sequence[Sign], slack: int, events: Sequence[Event], source: str) -> tuple[Cause, ...]:

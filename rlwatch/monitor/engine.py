@@ -7,31 +7,52 @@ resumed run, whose history is replayed first, what an uninterrupted one would ha
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
+from rlwatch.forecast import Forecast
 from rlwatch.monitor.blame import Blame
 from rlwatch.monitor.episodes import Episodes
+from rlwatch.monitor.forecasting import NAME, Forecasting, Forecasts, default_forecasts
 from rlwatch.monitor.standstill import Standstill
-from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite
+from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite, is_forecast
 from rlwatch.ports import Detector, History
-from rlwatch.records import Alert, AlertState, ClosedStep, Event, Finding, StepRecord
+from rlwatch.records import Alert, AlertState, ClosedStep, Event, Finding, ForecastRecord, StepRecord
+
+logger = logging.getLogger("rlwatch")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an item brought about: findings to publish and alert transitions, in order."""
+    """What an item brought about: findings to publish, alert transitions and forecasts, in order.
+
+    ``forecasts``: what was said of each step that closed; ``kept`` the same as it is stored.
+    """
 
     findings: tuple[Finding, ...] = ()
     transitions: tuple[Transition, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
+    kept: tuple[ForecastRecord, ...] = ()
 
     def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(self.findings + other.findings, self.transitions + other.transitions)
+        return joined((self, other))
+
+
+def joined(outcomes: Iterable[Outcome]) -> Outcome:
+    """All of them as one; in time that grows with their number, as adding one after another does not."""
+    parts = tuple(outcomes)
+    return Outcome(
+        tuple(finding for part in parts for finding in part.findings),
+        tuple(transition for part in parts for transition in part.transitions),
+        tuple(forecast for part in parts for forecast in part.forecasts),
+        tuple(record for part in parts for record in part.kept),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +64,6 @@ class NotRun:
 
 
 NOTHING = Outcome()
-FORECAST = NotRun("forecast", "forecasting is not part of this version yet")
 REMEMBERED = 400
 """Published findings, and events, that a diagnosis looks back on."""
 
@@ -61,6 +81,8 @@ class Monitor:
         Makes the detectors, all fresh; called again at each new attempt.
     rules
         Alert rules; the defaults if None.
+    forecaster
+        Makes the forecaster, fresh, likewise; the shipped one if None.
     history
         Gives what an attempt continues; without it a new attempt begins with no memory.
     """
@@ -72,12 +94,16 @@ class Monitor:
         source: str = "",
         detectors: Callable[[], Sequence[Detector]] | None = None,
         rules: Sequence[Rule] | None = None,
+        forecaster: Callable[[], Forecasts] | None = None,
         history: History | None = None,
     ) -> None:
         self.run_id = run_id
         self.source = source
         self.late = 0
+        self.forecast_failures = 0
+        """Forecasters that raised and were not asked again."""
         self._make = detectors or default_detectors
+        self._make_forecaster = forecaster or default_forecasts
         self.rules = tuple(default_rules() if rules is None else rules)
         self._history = history
         self._attempt: int | None = None
@@ -86,6 +112,7 @@ class Monitor:
 
     def _reset(self) -> None:
         self._detectors = list(self._make())
+        self._forecasting = Forecasting(self._make_forecaster, self._forecast_failed)
         self._alerts = AlertEngine(self.run_id, self.rules)
         self._episodes = Episodes()
         self._blame = Blame()
@@ -101,6 +128,11 @@ class Monitor:
     def active(self) -> tuple[Finding, ...]:
         """The findings that hold now."""
         return self._holding
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What was forecast at the last closed step; None before one, and where the forecaster failed."""
+        return self._forecasting.newest
 
     @property
     def firing(self) -> tuple[Alert, ...]:
@@ -135,9 +167,10 @@ class Monitor:
         )
 
     def not_run(self) -> list[NotRun]:
-        """Detectors that lacked their metrics so far, and parts this version does not have."""
+        """Detectors that lacked their metrics so far, and the forecaster if it has said nothing yet."""
         lacking = [NotRun(d.name, reason) for d in self._detectors if (reason := self._lacks(d))]
-        return [*lacking, FORECAST]
+        absent = self._forecasting.absent
+        return [*lacking, NotRun(NAME, absent)] if absent else lacking
 
     def _notice(self, event: Event) -> None:
         """Events of an attempt whose first record is still to come wait for it."""
@@ -149,6 +182,7 @@ class Monitor:
     def _tell(self, event: Event) -> None:
         self._blame.note(event)
         self._events.append(event)
+        self._forecasting.notice(event)
         for detector in self._detectors:
             detector.notice(event)
 
@@ -160,8 +194,8 @@ class Monitor:
         outcome = NOTHING
         if self._attempt is not None or record.attempt > 1:
             self._reset()
-            for past in self._history(record.attempt, record.step) if self._history else ():
-                outcome += self._relive(past)
+            history = self._history(record.attempt, record.step) if self._history else ()
+            outcome = joined([self._relive(past) for past in history])
         self._attempt = record.attempt
         early, self._early = self._early, []
         for event in early:
@@ -175,6 +209,8 @@ class Monitor:
         return NOTHING
 
     def _record(self, record: StepRecord) -> Outcome:
+        if is_forecast(record):
+            return NOTHING
         outcome = NOTHING
         stands = self._standstill.update(advances=self._open is None or record.step > self._open.step)
         if self._open is not None and record.step > self._open.step:
@@ -210,9 +246,21 @@ class Monitor:
         self._seen.update(step.metrics)
         self._steps.append(step.step)
         holding = self._blame.told([finding for detector in self._detectors for finding in detector.update(step)])
+        kept = self._forecasting.step(step)
+        forecast = self._forecasting.newest
+        holding += self._forecasting.holding(step, holding)
         self._holding = tuple(holding)
-        published = self._published(self._episodes.closed(holding), step)
-        return Outcome(published, tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)))
+        return Outcome(
+            self._published(self._episodes.closed(holding), step),
+            tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)),
+            () if forecast is None else (forecast,),
+            kept,
+        )
+
+    def _forecast_failed(self, why: str) -> None:
+        self.forecast_failures += 1
+        if self.forecast_failures == 1:
+            logger.warning("%s", why)
 
     def _published(self, findings: Sequence[Finding], step: ClosedStep) -> tuple[Finding, ...]:
         stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)

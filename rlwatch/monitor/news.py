@@ -14,10 +14,11 @@ class Told:
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._findings = {_identity(finding) for finding in store.findings(run_id)}
+        self._forecast = max((record.seq for record in store.forecasts(run_id, last=1)), default=0)
         self._alerts = {alert.alert_id: _progress(alert) for alert in store.alerts(run_id)}
 
     def news(self, outcome: Outcome) -> Outcome:
-        """The outcome without findings that are stored, and without alerts that are stored as far along."""
+        """The outcome without what is stored: findings, forecasts, and alerts that are stored as far along."""
         return Outcome(
             tuple(finding for finding in outcome.findings if _identity(finding) not in self._findings),
             tuple(
@@ -25,6 +26,8 @@ class Told:
                 for transition in outcome.transitions
                 if _progress(transition.alert) > self._alerts.get(transition.alert.alert_id, (-1, -1))
             ),
+            outcome.forecasts,
+            tuple(record for record in outcome.kept if record.seq > self._forecast),
         )
 
 

@@ -14,7 +14,7 @@ from rlwatch.alerts.transitions import Reason, Transition
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.policy import Health
 from rlwatch.errors import StoreBusyError
-from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.news import Told
 from rlwatch.ports import Item, RunWriter, Store
 from rlwatch.records import Alert, AlertState, CompletionBatch, SpikeBatch
@@ -24,7 +24,7 @@ LOOK_S = 10.0
 
 
 class MonitorSink:
-    """Feeds the Monitor, stores findings, puts alerts on the desk, and publishes the run's health.
+    """Feeds the Monitor, stores findings and forecasts, puts alerts on the desk, and publishes the run's health.
 
     Delivery is not its work: the desk only inserts outbox rows. A busy store is tried again at the next tick. A
     resumed run relives its history; what the store holds of that already is not said again.
@@ -69,16 +69,13 @@ class MonitorSink:
 
     def write(self, batch: Sequence[Item]) -> None:
         """Judge the batch, item by item."""
-        outcome = Outcome()
-        for item in batch:
-            if not isinstance(item, SpikeBatch | CompletionBatch):
-                outcome += self._monitor.observe(item)
-        self._keep(outcome)
+        items = [item for item in batch if not isinstance(item, SpikeBatch | CompletionBatch)]
+        self._keep(joined([self._monitor.observe(item) for item in items]))
         if not self._abandoned_retired:
             self._abandoned_retired = True
             self._keep(Outcome(transitions=tuple(self._abandoned(batch[-1].ts))))
         if self._publish is not None:
-            self._publish(Health(self._monitor.active, self._monitor.firing))
+            self._publish(Health(self._monitor.active, self._monitor.firing, self._monitor.forecast))
         self.tick()
 
     def tick(self) -> None:
@@ -118,8 +115,8 @@ class MonitorSink:
             outcome = self._told.news(outcome)
         for _, transitions in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
             self._steps.append([transition.alert for transition in transitions])
-        if outcome.findings:
-            self._writer.write(outcome.findings)
+        if outcome.findings or outcome.kept:
+            self._writer.write([*outcome.findings, *outcome.kept])
         if self._announce is not None and (outcome.findings or outcome.transitions):
             self._announce(outcome)
 

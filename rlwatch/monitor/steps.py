@@ -7,6 +7,9 @@ import math
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, StepRecord
 
+FORECAST = "forecast/"
+"""Metrics that were forecast, not measured: no detector and no forecaster may learn from them."""
+
 
 class OpenStep:
     """The step that still gathers records; a later value of the same name wins."""
@@ -36,6 +39,13 @@ def has_nonfinite(record: StepRecord) -> bool:
     return not all(map(math.isfinite, record.metrics.values()))
 
 
+def is_forecast(record: StepRecord) -> bool:
+    """Whether it holds nothing but a forecast, as a log may that another tracker kept of a watched run."""
+    return bool(record.metrics) and all(name.startswith(FORECAST) for name in record.metrics)
+
+
 def _view(record: StepRecord, metrics: object, source: str) -> ClosedStep:
     values, origin = canonicalise(metrics, source)  # type: ignore[arg-type]
+    for name in [name for name in values if name.startswith(FORECAST)]:
+        del values[name], origin[name]
     return ClosedStep(record.step, values, origin, record.ts, record.attempt, record.seq)

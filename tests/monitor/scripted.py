@@ -1,5 +1,6 @@
 """Detectors that do exactly what a test says, and items to feed a Monitor."""
 
+from rlwatch.forecast import Forecast, Reason
 from rlwatch.records import Event, Finding, Severity, StepRecord
 
 
@@ -26,6 +27,36 @@ class Threshold:
         if step.get("reward/mean") is None or step.get("reward/mean") == step.get("reward/mean"):
             return []
         return [Finding(self.name, "high", Severity.CRITICAL, step.step, step.step, "m is NaN")]
+
+    def notice(self, event):
+        self.noticed.append(event.kind)
+
+
+class Oracle:
+    """Forecasts what ``reward/mean`` says: p50 is the reward, an alarm from 0.5; -1: no forecast; below: it raises."""
+
+    def __init__(self):
+        self.seen, self.noticed = [], []
+
+    def update(self, step):
+        value = step.get("reward/mean")
+        self.seen.append((step.step, dict(step.metrics)))
+        if value is None or value == -1 or value != value:
+            return Forecast(step.step, absent=f"no forecast because there were {len(self.seen)} steps")
+        if value < -1:
+            raise RuntimeError("this model is not for such data")
+        why = (Reason("mismatch/k3", 0.42), Reason("policy/entropy", 0.17))
+        return Forecast(
+            step.step,
+            p20=min(value, 1.0),
+            p50=min(value, 1.0),
+            p100=1.0,
+            risk=2 * value,
+            alarm=value >= 0.5,
+            limit="ref_kl",
+            steps_to=35.2,
+            why=why,
+        )
 
     def notice(self, event):
         self.noticed.append(event.kind)

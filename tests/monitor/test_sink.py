@@ -3,7 +3,7 @@
 from datetime import time
 
 import pytest
-from scripted import Threshold, records
+from scripted import Oracle, Threshold, records
 
 from rlwatch.alerts.desk import Desk
 from rlwatch.alerts.policy import Grouping, Policy, QuietHours
@@ -26,6 +26,8 @@ class Watched:
         self.clock, self.policy = ManualClock(), Policy(rules=(RULE,), **policy)
         self.writer, self.sink, self.said, self.woken, self.health = None, None, [], [], []
 
+    forecaster = None
+
     def begin(self):
         if self.writer is not None:
             self.writer.close()
@@ -34,6 +36,7 @@ class Watched:
             run_id="run",
             detectors=lambda: [Threshold()],
             rules=[RULE],
+            forecaster=self.forecaster,
             history=lambda attempt, before: self.store.branch("run", attempt, before),
         )
         self.sink = MonitorSink(
@@ -180,3 +183,50 @@ def test_alerts_of_an_abandoned_branch_are_resolved_and_receivers_told(watched):
     assert alert.state is AlertState.RESOLVED
     assert "attempt 2 resumed from before it" in alert.reason
     assert [event for event, _ in watched.outbox()] == ["firing", "resolved"]
+
+
+class Forecast(Watched):
+    """The same with a forecaster that says what the reward says."""
+
+    forecaster = Oracle
+
+    def forecast(self):
+        series = self.store.series("run", ["forecast/p50"])["forecast/p50"]
+        rows = zip(series.steps, series.values, series.attempts, series.seqs, strict=True)
+        return [(int(step), float(value), int(attempt), int(seq)) for step, value, attempt, seq in rows]
+
+
+def test_forecasts_are_a_series_of_the_run(request):
+    """Each under the number of the record it is of; the last with the end."""
+    watched = Forecast(request.node.name).begin().log(0.1, 0.2, 0.3)
+    assert watched.forecast() == [(0, 0.1, 1, 1), (1, 0.2, 1, 2)]
+    watched.sink.close()
+
+    assert watched.forecast() == [(0, 0.1, 1, 1), (1, 0.2, 1, 2), (2, 0.3, 1, 3)]
+    assert [record.step for record in watched.store.records("run")] == [0, 1, 2]
+    assert watched.health[-1].forecast.p50 == 0.2
+
+
+def test_a_resumed_run_writes_no_forecast_twice(request):
+    """It relives its history to know where it stands; the branch it left keeps what was said of it."""
+    watched = Forecast(request.node.name).begin().log(0.1, 0.2, 0.3)
+    watched.sink.close()
+    watched.begin().log(0.4, 0.45, start=2)
+    watched.sink.close()
+
+    assert watched.forecast() == [
+        (0, 0.1, 1, 1),
+        (1, 0.2, 1, 2),
+        (2, 0.3, 1, 3),
+        (2, 0.4, 2, 4),
+        (3, 0.45, 2, 5),
+    ]
+
+
+def test_a_step_whose_process_died_before_its_forecast_gets_it_from_the_next(request):
+    """It was stored and never judged."""
+    watched = Forecast(request.node.name).begin().log(0.1, 0.2)
+    watched.begin().log(0.3, start=2)
+    watched.sink.close()
+
+    assert [row[:2] for row in watched.forecast()] == [(0, 0.1), (1, 0.2), (2, 0.3)]

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from scripted import Oracle
 
 import rlwatch
 from rlwatch.errors import ImportFormatError
@@ -71,10 +72,10 @@ def test_the_report_is_the_object_scripts_read(tmp_path):
     )
     assert {"detector", "kind", "severity", "onset_step", "step", "message", "evidence"} <= set(report["findings"][0])
     assert {"step", "kind", "severity", "reason"} <= set(report["alarms"][0])
-    assert report["forecast"] == ()
+    assert "forecasts" not in report
     assert {"summary", "enough", "why_not", "at_step", "causes"} == set(report["diagnosis"])
     assert {"kind", "title", "sure", "evidence", "actions"} <= set(report["diagnosis"]["causes"][0])
-    assert {"forecast", "mismatch_growth"} <= {part["name"] for part in report["not_run"]}
+    assert "mismatch_growth" in {part["name"] for part in report["not_run"]}
 
 
 def test_a_coarse_log_is_judged_too(tmp_path):
@@ -190,3 +191,45 @@ def test_a_branch_follows_each_attempt_to_where_the_next_began():
 
     assert [(r.attempt, r.step) for r in branch(records, 3, 3)] == [(1, 0), (1, 1), (1, 2)]
     assert [(r.attempt, r.step) for r in branch(records, 2, 5)] == [(1, s) for s in range(5)]
+
+
+def test_each_step_has_its_forecast_and_alarms_come_where_it_fired(tmp_path):
+    """Numbers a script can score; what the replay says of a step needs nothing after it."""
+    log = [StepRecord(step, {"reward": 0.1 if step < 20 else 0.8}, seq=step + 1) for step in range(40)]
+    report = rlwatch.scan(log, forecaster=Oracle)
+    part = rlwatch.scan(log[:25], forecaster=Oracle)
+
+    document = report.to_dict()
+    assert document["forecast"] == report.forecast
+    assert report.forecast[20] == {
+        "step": 20,
+        "p20": 0.8,
+        "p50": 0.8,
+        "p100": 1.0,
+        "risk": 1.6,
+        "alarm": True,
+        "limit": "ref_kl",
+    }
+    assert [row["step"] for row in report.forecast] == list(range(40))
+    assert [(a.kind, a.step, a.onset_step) for a in report.alarms] == [("crash_forecast", 22, 20)]
+    assert part.forecast == report.forecast[:25]
+    assert part.alarms == report.alarms
+
+
+def test_a_run_too_short_for_a_forecast_says_why(tmp_path):
+    """No row without a number among the forecasts."""
+    report = rlwatch.scan([StepRecord(step, {"reward": -1.0}) for step in range(3)], forecaster=Oracle)
+
+    assert report.forecast == []
+    assert ("forecast", "no forecast because there were 3 steps") in {(n.name, n.reason) for n in report.not_run}
+
+
+def test_forecasts_of_a_resumed_log_come_once_each():
+    """The new attempt relives the branch it continues."""
+    rows = [StepRecord(s, {"reward": 0.1}, attempt=1, seq=s + 1) for s in range(6)]
+    rows += [StepRecord(s, {"reward": 0.2}, attempt=2, seq=s + 3) for s in range(4, 8)]
+
+    assert [(f.step, f.attempt) for f in rlwatch.scan(rows, forecaster=Oracle).forecasts] == [
+        *((step, 1) for step in range(5)),  # the last step of attempt 1 never closed
+        *((step, 2) for step in range(4, 8)),
+    ]

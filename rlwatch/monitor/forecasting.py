@@ -1,0 +1,178 @@
+"""The forecast of a run, step by step: asked for, kept, and told where it is an alarm.
+
+A forecaster that fails hurts nobody: it is counted, said once, and not asked again in this attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from rlwatch.detectors.base import CARRY_ROWS, rounded
+from rlwatch.forecast import Forecast
+from rlwatch.metrics import Family
+from rlwatch.monitor.forecast_record import record_of
+from rlwatch.monitor.forecast_words import told
+from rlwatch.monitor.steps import FORECAST
+from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
+
+logger = logging.getLogger("rlwatch")
+
+NAME = "forecast"
+"""Of the forecaster among the detectors."""
+CERTAIN, CERTAIN_ROWS = 0.8, 5
+"""A forecast is critical only after so many forecasts in a row that give a failure within 20 steps this chance, and
+only while a detector of training itself warns, too: what has not happened yet should wake nobody by itself."""
+
+
+class Forecasts(Protocol):
+    """Forecasts one run: fresh for each attempt, causal, deterministic."""
+
+    def update(self, step: ClosedStep) -> Forecast:
+        """Take the next closed step; what is forecast at it."""
+        ...
+
+    def notice(self, event: Event) -> None:
+        """Learn of an event (``reference_reset``...)."""
+        ...
+
+
+class Forecasting:
+    """One attempt's forecaster, and what it said last. ``failed`` is called when it raises."""
+
+    def __init__(self, make: Callable[[], Forecasts], failed: Callable[[str], None]) -> None:
+        self.newest: Forecast | None = None
+        self._make, self._failed = make, failed
+        self._forecaster: Forecasts | None = None
+        self._off = ""
+        self._ever = False
+        self._since: int | None = None
+        self._certain = 0
+        self._blank_rows = 0
+        self._held: Finding | None = None
+
+    @property
+    def absent(self) -> str:
+        """Why there has been no forecast; empty once there was one."""
+        if self._off:
+            return self._off
+        if self._ever:
+            return ""
+        return self.newest.absent if self.newest is not None else "no step has closed yet"
+
+    def notice(self, event: Event) -> None:
+        """Pass an event on."""
+        self._guarded(lambda forecaster: forecaster.notice(event))
+
+    def step(self, step: ClosedStep) -> tuple[ForecastRecord, ...]:
+        """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again."""
+        said: list[Forecast] = []
+        self._guarded(lambda forecaster: said.append(_sound(forecaster.update(step))))
+        before, self.newest = self.newest, said[0] if said else None
+        if self.newest is None or (self.newest.absent and before is not None and before.absent == self.newest.absent):
+            return ()
+        self._ever = self._ever or not self.newest.absent
+        return (record_of(self.newest, step),)
+
+    def holding(self, step: ClosedStep, others: Sequence[Finding]) -> list[Finding]:
+        """The finding, while the newest forecast is an alarm; ``others`` hold at the same step.
+
+        A row without a forecast is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows.
+        """
+        forecast = self.newest
+        if forecast is not None and forecast.absent:
+            self._blank_rows += 1
+            carried = self._held if self._blank_rows <= CARRY_ROWS else None
+            self._held = carried and replace(carried, step=step.step, attempt=step.attempt, seq=step.seq)
+        else:
+            self._blank_rows = 0
+            self._held = self._judged(forecast, step, others) if forecast is not None and forecast.alarm else None
+        if self._held is None:
+            self._since, self._certain = None, 0
+            return []
+        return [self._held]
+
+    def _judged(self, forecast: Forecast, step: ClosedStep, others: Sequence[Finding]) -> Finding:
+        self._since = step.step if self._since is None else min(self._since, step.step)
+        self._certain = self._certain + 1 if (forecast.p20 or 0.0) >= CERTAIN else 0
+        sure = self._certain >= CERTAIN_ROWS and any(map(_warns, others))
+        return Finding(
+            detector=NAME,
+            kind=CRASH_FORECAST,
+            severity=Severity.CRITICAL if sure else Severity.WARNING,
+            step=step.step,
+            onset_step=self._since,
+            message=told(forecast),
+            evidence=_evidence(forecast),
+            metric=forecast.why[0].metric if forecast.why else "",
+            family=Family.SYSTEM.value,
+            score=None if forecast.risk is None else max(forecast.risk, 1.0),
+            attempt=step.attempt,
+            seq=step.seq,
+        )
+
+    def _guarded(self, call: Callable[[Forecasts], None]) -> None:
+        """The forecaster is a model over data of any kind: whatever it raises ends here."""
+        if self._off:
+            return
+        try:
+            if self._forecaster is None:
+                self._forecaster = self._make()
+            call(self._forecaster)
+        except Exception as error:  # noqa: BLE001
+            self._off = f"no forecast because the forecaster failed: {type(error).__name__}: {error}"
+            self._failed(self._off)
+
+
+class NoForecasts:
+    """Says of every step why there is no forecast."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def update(self, step: ClosedStep) -> Forecast:
+        """No forecast."""
+        return Forecast(step.step, absent=self._why)
+
+    def notice(self, event: Event) -> None:
+        """Nothing to learn."""
+
+
+def default_forecasts() -> Forecasts:
+    """The shipped forecaster, fresh."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if find_spec("rlwatch.forecast.forecaster") is not None:
+        make = getattr(import_module("rlwatch.forecast.forecaster"), "default_forecaster", None)
+        if make is not None:
+            made: Forecasts = make()
+            return made
+    return NoForecasts("no forecast because this version ships no forecaster")
+
+
+def _sound(forecast: Forecast) -> Forecast:
+    """The forecast, if its chances are chances. Raises ``ValueError`` otherwise."""
+    for name in ("p20", "p50", "p100"):
+        chance = getattr(forecast, name)
+        if chance is not None and not 0.0 <= chance <= 1.0:
+            raise ValueError(f"{name} must be in [0, 1], got {chance!r}")
+    for name in ("risk", "steps_to"):
+        number = getattr(forecast, name)
+        if number is not None and not (math.isfinite(number) and number >= 0.0):
+            raise ValueError(f"{name} must be a finite number >= 0, got {number!r}")
+    return forecast
+
+
+def _warns(finding: Finding) -> bool:
+    """Whether a detector of training itself, not of time or logging, finds worse than a remark."""
+    return finding.severity is not Severity.INFO and finding.family != Family.SYSTEM.value
+
+
+def _evidence(forecast: Forecast) -> dict[str, object]:
+    numbers = {name.removeprefix(FORECAST): value for name, value in forecast.metrics.items()}
+    why = [{"metric": reason.metric, "share": round(reason.share, 4)} for reason in forecast.why]
+    return {**rounded(numbers), "limit": forecast.limit, "why": why}

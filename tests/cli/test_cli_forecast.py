@@ -1,0 +1,105 @@
+"""What scan, watch, import and show say of the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cli_helpers import Invoke, strict, write_log
+from scripted import Oracle
+
+from rlwatch.cli.forecast_rows import forecast_line, newest_row
+from rlwatch.forecast import Forecast
+from rlwatch.monitor import engine
+from rlwatch.store.url import open_store
+
+OF = "forecast: highest 80 % within 50 steps at step 31; alarm from step 31"
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p50 is the reward."""
+    monkeypatch.setattr(engine, "default_forecasts", Oracle)
+
+
+def _log(path: Path, rewards: Sequence[float]) -> Path:
+    return write_log(path, [{"step": s, "reward": r, "loss": 0.1} for s, r in enumerate(rewards, 1)])
+
+
+@pytest.fixture
+def alarming(tmp_path: Path) -> Path:
+    """Thirty quiet steps, ten in alarm."""
+    return _log(tmp_path / "train.log", [0.1] * 30 + [0.8] * 10)
+
+
+def test_scan_says_the_highest_chance_and_the_first_alarm_before_what_was_found(alarming: Path, invoke: Invoke) -> None:
+    """One line; the alarm is among the alarms, and a warning only."""
+    lines = invoke("scan", alarming).stdout.splitlines()
+
+    assert lines[1] == OF
+    assert any("crash_forecast" in line and "likely within 50 steps" in line for line in lines[2:])
+    assert lines[-2] == "ok, with warnings: 1"
+
+
+def test_scan_gives_scripts_each_step(alarming: Path, invoke: Invoke) -> None:
+    """Strict JSON, step by step."""
+    document = strict(invoke("scan", alarming, "--format", "json").stdout)
+
+    assert [row["alarm"] for row in document["forecast"]] == [False] * 30 + [True] * 10
+    assert set(document["forecast"][0]) == {"step", "p20", "p50", "p100", "risk", "alarm", "limit"}
+    assert [(a["kind"], a["step"]) for a in document["alarms"]] == [("crash_forecast", 33)]
+    assert "forecast" not in {part["name"] for part in document["not_run"]}
+
+
+def test_scan_says_why_there_is_no_forecast(tmp_path: Path, invoke: Invoke) -> None:
+    """Under what could not be judged, not as a number."""
+    text = invoke("scan", _log(tmp_path / "short.log", [-1, -1, -1])).stdout
+
+    assert "forecast: highest" not in text
+    assert "not run: forecast: no forecast because there were 3 steps" in text
+
+
+def test_a_watched_log_keeps_its_forecasts(alarming: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """As a series of the run, once each, also if the log is watched again after it grew."""
+    store = tmp_path / "store"
+    first = invoke("watch", alarming, "--once", "--store", store)
+    _log(alarming, [0.1] * 30 + [0.8] * 10 + [0.3] * 5)
+    second = invoke("watch", alarming, "--once", "--store", store)
+
+    assert OF in first.stdout.splitlines()
+    assert OF in second.stdout.splitlines()
+    place = open_store(store)
+    [run] = place.runs()
+    series = place.series(run.run_id, ["forecast/p50", "reward"])
+    assert series["forecast/p50"].steps.tolist() == series["reward"].steps.tolist() == list(range(1, 46))
+    assert series["forecast/p50"].values.tolist() == series["reward"].values.tolist()
+
+
+def test_show_tells_the_newest_too(alarming: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """Of an imported log: its forecasts came with it."""
+    store = tmp_path / "store"
+    run = invoke("import", alarming, "--store", store).stdout.strip()
+    text = invoke("show", run, "--store", store).stdout
+    document = strict(invoke("show", run, "--store", store, "--format", "json").stdout)
+
+    assert "forecast: now 80 % within 50 steps; highest 80 % at step 31; alarm from step 31" in text.splitlines()
+    assert document["forecast"]["step"] == 40
+    assert document["forecast"]["why"][0] == {"metric": "mismatch/k3", "share": 0.42}
+
+
+def test_show_says_why_there_is_none(tmp_path: Path, invoke: Invoke) -> None:
+    """In the forecaster's words."""
+    store = tmp_path / "store"
+    run = invoke("import", _log(tmp_path / "short.log", [-1, -1]), "--store", store).stdout.strip()
+
+    assert "no forecast because there were 2 steps" in invoke("show", run, "--store", store).stdout
+
+
+def test_a_quiet_run_has_no_alarm() -> None:
+    """And a run nobody forecast has no line."""
+    assert (
+        forecast_line([Forecast(40, p50=0.005)]) == "forecast: highest under 1 % within 50 steps at step 40; no alarm"
+    )
+    assert forecast_line([Forecast(4, absent="no forecast because")]) == ""
+    assert newest_row([]) is None

@@ -1,0 +1,248 @@
+"""The forecast in the Monitor: of every step, causal, told as a finding, and harmless whatever the model does."""
+
+import logging
+import math
+from dataclasses import replace
+
+import pytest
+from scripted import Oracle, Threshold, records, reset, told
+
+from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.forecast import LIMITS, Forecast, Reason
+from rlwatch.monitor import Monitor
+from rlwatch.monitor.engine import joined
+from rlwatch.monitor.forecast_record import forecast_of, record_of
+from rlwatch.monitor.forecast_words import REACHED
+from rlwatch.monitor.forecast_words import told as words
+from rlwatch.records import ClosedStep, Severity, StepRecord
+
+
+def watching(make=Oracle, **kwargs):
+    made = []
+
+    def fresh():
+        made.append(make())
+        return made[-1]
+
+    kwargs.setdefault("detectors", list)
+    return Monitor(run_id="run", rules=[Rule("r")], forecaster=fresh, **kwargs), made
+
+
+def feed(monitor, items, *, close=True):
+    outcomes = [monitor.observe(item) for item in items]
+    return joined([*outcomes, *([monitor.close()] if close else [])])
+
+
+def chances(outcome):
+    return [(forecast.step, forecast.p50) for forecast in outcome.forecasts]
+
+
+def test_every_closed_step_has_its_forecast():
+    """Given out with the step, the newest kept; stored under the step's own number."""
+    monitor, _ = watching()
+    outcome = feed(monitor, records(0.1, 0.2, 0.3))
+
+    assert chances(outcome) == [(0, 0.1), (1, 0.2), (2, 0.3)]
+    assert monitor.forecast == outcome.forecasts[-1]
+    assert [(record.step, record.seq, record.attempt) for record in outcome.kept] == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
+    assert [forecast_of(record) for record in outcome.kept] == list(outcome.forecasts)
+
+
+def test_an_alarm_is_a_warning_in_plain_words():
+    """What, how likely, when, and what it rests on; the numbers beside it. Told once while it holds."""
+    monitor, _ = watching()
+    outcome = feed(monitor, records(0.1, 0.72, 0.75, 0.1))
+
+    [finding] = outcome.findings
+    assert (finding.kind, finding.detector, finding.severity) == ("crash_forecast", "forecast", Severity.WARNING)
+    assert finding.message == (
+        "a failure is likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps; "
+        "most of it is from mismatch/k3 (42 %), policy/entropy (17 %)"
+    )
+    assert (finding.step, finding.onset_step, finding.seq, finding.metric) == (1, 1, 2, "mismatch/k3")
+    assert finding.score == pytest.approx(1.44)
+    assert finding.evidence == {
+        "p20": 0.72,
+        "p50": 0.72,
+        "p100": 1.0,
+        "risk": 1.44,
+        "steps_to": 35.2,
+        "limit": "ref_kl",
+        "why": [{"metric": "mismatch/k3", "share": 0.42}, {"metric": "policy/entropy", "share": 0.17}],
+    }
+    assert monitor.active == ()
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_every_limit_has_words(limit):
+    """No alarm names a limit by its key."""
+    assert REACHED[limit] in words(Forecast(1, p50=0.6, limit=limit))
+
+
+def test_words_claim_no_more_than_the_numbers():
+    """A raised chance is not called likely; what is unknown is left out."""
+    assert words(Forecast(1, p50=0.31)) == "the chance of a failure within 50 steps is raised (p = 0.31)"
+    assert words(Forecast(1)) == "a failure may begin soon"
+    assert "in about" not in words(Forecast(1, p50=0.6, limit="reward"))
+
+
+def test_it_is_critical_only_if_sure_for_long_and_a_detector_warns():
+    """What has not happened yet wakes nobody by itself."""
+
+    class Of(Threshold):
+        def __init__(self, family):
+            super().__init__()
+            self.family = family
+
+        def update(self, step):
+            return [replace(finding, family=self.family) for finding in super().update(step)]
+
+    def severities(value, family):  # the detector warns above 1
+        found = feed(watching(detectors=lambda: [Of(family)])[0], records(*[value] * 8)).findings
+        return [(f.severity.value, f.step) for f in found if f.kind == "crash_forecast"]
+
+    assert severities(0.9, "Optimisation") == [("warning", 0)]
+    assert severities(1.5, "System") == [("warning", 0)]
+    assert severities(1.5, "Optimisation") == [("warning", 0), ("critical", 4)]
+
+
+def test_rows_without_a_forecast_are_no_news_for_a_while():
+    """Some metrics are logged every few rows: an alarm goes on over ten of them, not for ever."""
+    monitor, _ = watching()
+    feed(monitor, records(0.6, *[-1] * 10), close=True)
+    held = monitor.active
+    feed(monitor, records(-1, start=11, seq=11), close=True)
+
+    assert [(f.kind, f.step, f.onset_step) for f in held] == [("crash_forecast", 10, 0)]
+    assert monitor.active == ()
+
+
+def test_a_forecaster_that_raises_is_counted_said_once_and_asked_no_more(caplog):
+    """Findings of detectors go on; so does the run."""
+    monitor, made = watching(detectors=lambda: [Threshold()])
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        outcome = feed(monitor, records(0.1, -5, 20, 0.9))
+
+    assert chances(outcome) == [(0, 0.1)]
+    assert told(outcome) == [("high", "critical", 2)]
+    assert (monitor.forecast_failures, len(made[0].seen), monitor.forecast) == (1, 2, None)
+    assert caplog.messages == [
+        "no forecast because the forecaster failed: RuntimeError: this model is not for such data"
+    ]
+    assert monitor.not_run()[-1].reason == caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [Forecast(0, p50=1.5), Forecast(0, p20=math.nan), Forecast(0, p50=0.5, risk=math.inf), None],
+    ids=["p50 > 1", "NaN", "infinite", "nothing"],
+)
+def test_no_wrong_number_is_told(said):
+    """A chance is within [0, 1] or there is none."""
+
+    class Wrong(Oracle):
+        def update(self, step):
+            return said
+
+    monitor, _ = watching(Wrong)
+    outcome = feed(monitor, records(0.1, 0.2))
+
+    assert (outcome.forecasts, outcome.kept, monitor.forecast_failures) == ((), (), 1)
+
+
+def test_a_forecaster_that_cannot_be_made_hurts_nobody():
+    """Its file is damaged, say."""
+
+    def broken():
+        raise OSError("no such file")
+
+    monitor = Monitor(detectors=lambda: [Threshold()], forecaster=broken)
+    outcome = feed(monitor, [*records(0.1, 20), reset(1, seq=3)])
+
+    assert told(outcome) == [("high", "critical", 1)]
+    assert "OSError: no such file" in monitor.not_run()[-1].reason
+
+
+def test_why_there_is_no_forecast_is_said_only_where_there_was_none():
+    """The forecaster's own reason; of a run that had one, nothing."""
+    monitor, _ = watching()
+    assert [part.reason for part in monitor.not_run()] == ["no step has closed yet"]
+    feed(monitor, records(-1, -1))
+    assert [part.reason for part in monitor.not_run()] == ["no forecast because there were 2 steps"]
+    feed(monitor, records(0.1, -1, start=2, seq=2))
+    assert monitor.not_run() == []
+
+
+def test_the_same_reason_for_none_is_stored_once():
+    """A run that can never be forecast leaves one row, not one a step."""
+
+    class Never(Oracle):
+        def update(self, step):
+            return Forecast(step.step, absent="no forecast because this run logs nothing")
+
+    monitor, _ = watching(Never)
+    assert [record.step for record in feed(monitor, records(*[0.0] * 30)).kept] == [0]
+
+
+def test_forecasts_are_never_learnt_from():
+    """A log that another tracker kept of a watched run holds them: not a step, not late, seen by nobody."""
+    detector = Threshold()
+    monitor, made = watching(detectors=lambda: [detector])
+    rows = [
+        StepRecord(3, {"reward": 0.1, "forecast/p50": 0.9, "train/forecast/risk": 2.0}, seq=1),
+        StepRecord(1, {"forecast/p50": 0.9, "forecast/p20": math.nan}, seq=2),
+        StepRecord(4, {"forecast/p50": 0.9}, seq=3),
+    ]
+    outcome = feed(monitor, rows)
+
+    assert made[0].seen == detector.seen == [(3, {"reward/mean": 0.1})]
+    assert chances(outcome) == [(3, 0.1)]
+    assert monitor.late == 0
+
+
+def test_events_reach_the_forecaster_and_a_new_attempt_a_fresh_one():
+    """It relives the branch it continues, as detectors do; what it said of it is said again under the same numbers."""
+    first = [*records(0.1, 0.2, 0.9), reset(2, seq=4)]
+    monitor, made = watching(history=lambda attempt, before: [i for i in first if i.step < before])
+    before = feed(monitor, first, close=False)
+    after = feed(monitor, records(0.3, start=2, attempt=2, seq=4))
+
+    assert [[step for step, _ in one.seen] for one in made] == [[0, 1], [0, 1, 2]]
+    assert [one.noticed for one in made] == [["reference_reset"], []]
+    assert [(r.step, r.seq, r.attempt) for r in after.kept] == [(0, 1, 1), (1, 2, 1), (2, 5, 2)]
+    assert before.kept == after.kept[:2]
+
+
+def test_what_is_said_of_a_step_needs_nothing_after_it():
+    """A prefix says a prefix, alarm and severity included."""
+    rows = records(0.1, 0.6, -1, 0.95, 0.9, 0.9, 0.9, 0.9, 0.2, 0.7)
+    whole = feed(watching()[0], rows)
+    for cut in range(1, len(rows)):
+        part = feed(watching()[0], rows[:cut])
+        assert part.kept == whole.kept[:cut]
+        assert told(part) == [finding for finding in told(whole) if finding[2] < cut]
+
+
+def test_what_is_stored_of_a_forecast_reads_back():
+    """Of an alarm with its reasons, and of none with the cause."""
+    step = ClosedStep(9, {}, {}, ts=3.0, attempt=2, seq=7)
+    for said in (
+        Forecast(9, 0.1, 0.5, 0.9, 1.2, True, "reward", 12.5, (Reason("optim/grad_norm", 0.25),)),
+        Forecast(9, absent="no forecast because it needs 40 steps; at 9"),
+    ):
+        kept = record_of(said, step)
+        assert (kept.ts, kept.attempt, kept.seq) == (3.0, 2, 7)
+        assert forecast_of(kept) == said
+
+
+def test_by_default_one_odd_forecast_tells_nobody_and_three_do():
+    """On a log with a row for each step; on a coarser one two rows."""
+
+    def alarms(values, gap):
+        monitor = Monitor(run_id="run", rules=default_rules(), detectors=list, forecaster=Oracle)
+        return [t.alert.step for t in feed(monitor, records(*values, gap=gap)).transitions if t.notify]
+
+    assert alarms([0.1, 0.6, 0.6, 0.1, 0.1], 1) == []
+    assert alarms([0.1, 0.6, 0.6, 0.6, 0.1], 1) == [3]
+    assert alarms([0.1, 0.6, 0.1], 10) == []
+    assert alarms([0.1, 0.6, 0.6, 0.6], 10) == [20]
