@@ -122,15 +122,6 @@ def cadence(table: RunTable) -> Floats:
     return np.array([float(np.median(span)) if len(span) else 1.0 for span in spans])
 
 
-def keys(table: RunTable) -> Ints:
-    """A number a row that ascends over runs and steps, and the distance between two runs is beyond any window."""
-    return table.run_of * _stride(table) + table.step
-
-
-def _stride(table: RunTable) -> int:
-    return int(table.step.max(initial=0)) + 10_000
-
-
 def level(table: RunTable, metric: str, window: int) -> Floats:
     """Median of what was measured in the last ``window`` steps, each row's own included; NaN are left out."""
     values = table.columns[metric].values
@@ -176,7 +167,7 @@ def streak(table: RunTable, flags: Bools) -> Ints:
 def sustained(table: RunTable, passed: Bools, limits: Limits) -> Bools:
     """Rows where ``passed`` holds and goes on for the share of the next steps that the limits ask for."""
     windows = limits.windows
-    key = keys(table)
+    key = table.key
     counts = np.concatenate([[0], np.cumsum(passed)])
     here, end = np.arange(len(key)), np.searchsorted(key, key + windows.sustained)
     share = (counts[end] - counts[here]) / np.maximum(end - here, 1)

@@ -74,6 +74,22 @@ class RunTable:
         span[self.starts[:-1]] = 1
         return span
 
+    @cached_property
+    def stride(self) -> int:
+        """Farther than any two steps of a run are apart, with room for windows that reach beyond it."""
+        return int(self.step.max(initial=0)) + 100_000
+
+    @cached_property
+    def key(self) -> Ints:
+        """Ascending over runs and steps: run * stride + step, for searching rows by run and step."""
+        return self.run_of * self.stride + self.step
+
+    def find(self, runs: Ints, steps: Ints) -> Ints:
+        """First row of each of ``runs`` (places) at or after each of ``steps``; the next run's first if none is."""
+        before, after = runs * self.stride, (runs + 1) * self.stride - 1
+        found: Ints = np.searchsorted(self.key, np.clip(before + steps, before, after)).astype(np.int64)
+        return found
+
     def rows(self, i: int) -> slice:
         """Rows of the run at place ``i``."""
         return slice(int(self.starts[i]), int(self.starts[i + 1]))

@@ -1,0 +1,110 @@
+"""Which rows of which runs count for what: where an alarm is false, where it is in time, where a run is at risk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rlwatch.forecast.evaluation.labels import Label, Labels, Outcome
+from rlwatch.forecast.evaluation.limits import limits
+from rlwatch.forecast.evaluation.run_table import Bools, Floats, Ints, RunTable
+
+BEFORE = 100
+"""An alarm earlier than so many steps before an onset is false."""
+LEAD, EARLY_LEAD = 5, 10
+"""Steps before the onset by which an alarm forecasts; by which it forecasts early."""
+AFTER, AFTER_ROWS = 10, 10
+"""Steps (or logged rows) after the onset by which an alarm still detects."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A table and its labels, as arrays. Monitoring starts at step 40; nothing before counts for or against a tool."""
+
+    table: RunTable
+    labels: Sequence[Label]
+
+    @classmethod
+    def of(cls, table: RunTable, labels: Labels) -> Timeline:
+        """The labels in the order of the table's runs."""
+        return cls(table, labels.of(table))
+
+    def are(self, *outcomes: Outcome) -> Bools:
+        """Of each run, whether it came out so."""
+        return np.array([label.outcome in outcomes for label in self.labels], dtype=bool)
+
+    @cached_property
+    def onset(self) -> Floats:
+        """Of each run; infinite without one."""
+        return np.array([np.inf if each.onset is None else each.onset for each in self.labels], dtype=np.float64)
+
+    @cached_property
+    def start(self) -> int:
+        """The step at which monitoring starts."""
+        return limits().windows.monitored
+
+    @cached_property
+    def monitored(self) -> Bools:
+        """Rows from there on."""
+        return self.table.step >= self.start
+
+    @cached_property
+    def clean(self) -> Ints:
+        """Places of the clean runs that are monitored at all."""
+        return np.flatnonzero(self.are(Outcome.CLEAN) & (self.table.last >= self.start))
+
+    @cached_property
+    def events(self) -> Ints:
+        """Places of the runs that failed, but not early."""
+        return np.flatnonzero(self.are(Outcome.EVENT))
+
+    @cached_property
+    def early(self) -> Ints:
+        """Places of the runs that failed early and have monitored rows."""
+        return np.flatnonzero(self.are(Outcome.EARLY) & (self.table.last >= self.start))
+
+    def healthy(self, *, strict: bool = False) -> Bools:
+        """Rows where an alarm is false: of clean runs, and of events more than 100 steps before the onset.
+
+        ``strict``: also of ambiguous runs.
+        """
+        kinds = (Outcome.CLEAN, Outcome.AMBIGUOUS) if strict else (Outcome.CLEAN,)
+        whole, before = self.are(*kinds), self.are(Outcome.EVENT)
+        ahead = self.table.step < self.onset[self.table.run_of] - BEFORE
+        return self.monitored & (whole[self.table.run_of] | (before[self.table.run_of] & ahead))
+
+    @cached_property
+    def at_risk(self) -> Bools:
+        """Monitored rows before an onset, of runs that did not fail early."""
+        return self.monitored & (self.table.step < self.onset[self.table.run_of]) & ~self._early_rows
+
+    @cached_property
+    def _early_rows(self) -> Bools:
+        return self.are(Outcome.EARLY)[self.table.run_of]
+
+    @cached_property
+    def weight(self) -> Floats:
+        """Steps that each row stands for, none of them before monitoring starts."""
+        return np.minimum(self.table.span, np.maximum(self.table.step - self.start + 1, 0)).astype(np.float64)
+
+    def outcome_within(self, horizon: int) -> tuple[Bools, Bools]:
+        """(rows to judge at, whether the run fails within ``horizon`` steps of them).
+
+        Rows so near the end of a run without an onset that nobody knows are left out.
+        """
+        onset = self.onset[self.table.run_of]
+        seen = np.isfinite(onset) | (self.table.step + horizon <= self.table.last[self.table.run_of])
+        return self.at_risk & seen, onset - self.table.step <= horizon
+
+    def window(self, runs: Ints, first: int, last: int) -> tuple[Ints, Ints]:
+        """Monitored steps from onset + ``first`` to onset + ``last``, both included, of runs with an onset."""
+        onset = self.onset[runs].astype(np.int64)
+        return np.maximum(onset + first, self.start), onset + last
+
+    def rows_after(self, runs: Ints, count: int) -> Ints:
+        """The step of the ``count``-th logged row after the onset, or of the last row."""
+        rows = self.table.find(runs, self.onset[runs].astype(np.int64)) + count
+        return self.table.step[np.minimum(rows, self.table.starts[runs + 1] - 1)]
