@@ -74,8 +74,9 @@ def _highest_before(timeline: Timeline, score: Floats) -> Floats:
 def thresholds_for(found: Episodes, runs: Bools, candidates: Floats, budgets: Sequence[float]) -> list[float]:
     """For each budget the lowest threshold at which, as at every higher one, episodes in ``runs`` stay within it.
 
-    ``budgets``: episodes per 1000 steps. ``candidates``: scores to choose from. Infinite where even the highest is too
-    much. The way down stops at the first threshold beyond the budget: further down episodes melt into few.
+    ``budgets``: episodes per 1000 steps. ``candidates``: scores to choose from. NaN, which no score reaches, where even
+    the highest is too much. The way down stops at the first threshold beyond the budget: further down, episodes melt
+    into few.
     """
     tried = np.unique(candidates[np.isfinite(candidates)])[::-1]
     if np.isposinf(candidates).any():
@@ -90,7 +91,7 @@ def thresholds_for(found: Episodes, runs: Bools, candidates: Floats, budgets: Se
 
 def _lowest(tried: Floats, over: Bools) -> float:
     kept = int(np.argmax(over)) if over.any() else len(tried)
-    return float(tried[kept - 1]) if kept else float("inf")
+    return float(tried[kept - 1]) if kept else float("nan")
 
 
 def _at_least(values: Floats, thresholds: Floats) -> Ints:

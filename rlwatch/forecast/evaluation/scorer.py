@@ -125,7 +125,7 @@ class Field:
         """Alarms at thresholds that keep to each budget: of each fold, from all other folds; without folds, of all."""
         score = heard(tool.score)
         runs = len(self.line.labels)
-        thresholds = np.full((len(BUDGETS), runs), np.inf)
+        thresholds = np.full((len(BUDGETS), runs), np.nan)
         for each in [None] if fold is None else np.unique(fold):
             others = np.ones(runs, dtype=bool) if each is None else fold != each
             rows = self.line.monitored & others[self.line.table.run_of]
