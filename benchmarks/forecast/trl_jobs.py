@@ -26,10 +26,10 @@ class Job:
 
     @property
     def fault_step(self) -> int | None:
-        """The first step of the latest fault, the one that decides; None in a healthy run."""
-        if self.family == "healthy":
-            return None
-        return max((fault.start for fault in self.setting.faults), default=1)
+        """The first step of the latest fault, the one that decides; None in a run that has none."""
+        if not self.setting.faults:
+            return None if self.family == "healthy" else 1
+        return max(fault.start for fault in self.setting.faults)
 
 
 def jobs(count: int, seed: int) -> list[Job]:
@@ -46,7 +46,7 @@ def _endless(seed: int) -> Iterator[Job]:
         for index in rng.permutation(len(dealt)):
             job = draw(dealt[index], seed, number)
             yield job
-            if job.fault_step not in (None, 1) and rng.random() < TWINS:
+            if job.family != "healthy" and job.setting.faults and rng.random() < TWINS:
                 yield twin(job)
             number += 1
 
@@ -59,4 +59,4 @@ def draw(recipe: Recipe, seed: int, number: int) -> Job:
 
 def twin(job: Job) -> Job:
     """The same run without its fault; until the fault begins the two are equal."""
-    return Job(f"trl_twin-{job.run}", "trl_twin", "healthy", job.seed, replace(job.setting, faults=()), pair=job.run)
+    return Job(f"{job.run}-twin", "trl_control", "healthy", job.seed, replace(job.setting, faults=()), pair=job.run)

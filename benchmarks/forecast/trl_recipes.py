@@ -84,19 +84,19 @@ def _rloo(rng: np.random.Generator) -> Setting:
     return replace(_plain(rng), trainer="rloo", beta=float(rng.choice([0.0, 0.02])))
 
 
-def _rate_blip(rng: np.random.Generator) -> Setting:
+def _event_lr(rng: np.random.Generator) -> Setting:
     start = int(rng.integers(60, 150))
     return replace(
         base(rng), faults=(Fault("learning rate", start, _log(rng, 3, 6), end=start + int(rng.integers(1, 3))),)
     )
 
 
-def _verifier_outage(rng: np.random.Generator) -> Setting:
+def _event_outage(rng: np.random.Generator) -> Setting:
     start = int(rng.integers(60, 150))
     return replace(base(rng), faults=(Fault("constant reward", start, end=start + 8),))
 
 
-def _noise_blip(rng: np.random.Generator) -> Setting:
+def _event_mismatch(rng: np.random.Generator) -> Setting:
     start = int(rng.integers(60, 150))
     blip = Fault("engine noise", start, _log(rng, 0.1, 0.25), end=start + int(rng.integers(3, 12)))
     return replace(_engine(rng), correction=True, faults=(blip,))
@@ -106,7 +106,7 @@ def _reference(rng: np.random.Generator) -> Setting:
     return replace(base(rng), beta=_log(rng, 0.05, 0.2))
 
 
-def _skipping(rng: np.random.Generator) -> Setting:
+def _event_skip(rng: np.random.Generator) -> Setting:
     """A loss scale that is too large for single steps, whose update is skipped."""
     start = int(rng.integers(60, 150))
     return replace(
@@ -114,16 +114,31 @@ def _skipping(rng: np.random.Generator) -> Setting:
     )
 
 
+def _near_ramp(rng: np.random.Generator) -> Setting:
+    """A learning rate that grows as in a run that fails, and is put back in time."""
+    start, ramp = _when(rng), _ramp(rng)
+    return replace(
+        base(rng), faults=(Fault("learning rate", start, _log(rng, 20, 60), ramp, start + int(0.35 * ramp)),)
+    )
+
+
+def _near_small(rng: np.random.Generator) -> Setting:
+    """An engine that drifts away as in a run that fails, but not far."""
+    return replace(
+        _engine(rng), correction=True, faults=(Fault("engine noise", _when(rng), _log(rng, 0.05, 0.12), _ramp(rng)),)
+    )
+
+
+def _often_rloo(rng: np.random.Generator) -> Setting:
+    """A healthy run, of RLOO in one case of three."""
+    return _rloo(rng) if rng.random() < 1 / 3 else base(rng)
+
+
 def _lr_ramp(rng: np.random.Generator) -> Setting:
-    grown = Fault("learning rate", _when(rng), _log(rng, 20, 60), ramp=_ramp(rng))
-    return replace(base(rng), faults=(grown,), trainer="grpo")
+    return replace(_often_rloo(rng), faults=(Fault("learning rate", _when(rng), _log(rng, 20, 60), ramp=_ramp(rng)),))
 
 
-def _lr_ramp_rloo(rng: np.random.Generator) -> Setting:
-    return replace(_lr_ramp(rng), trainer="rloo", engine="")
-
-
-def _lr_high(rng: np.random.Generator) -> Setting:
+def _lr_constant(rng: np.random.Generator) -> Setting:
     return replace(base(rng), lr=_log(rng, 2e-3, 5e-3))
 
 
@@ -133,14 +148,14 @@ def _lr_spike(rng: np.random.Generator) -> Setting:
 
 
 def _no_clip(rng: np.random.Generator) -> Setting:
-    faults = (Fault("clip range", 1, 1000.0), Fault("learning rate", _when(rng), _log(rng, 4, 10), ramp=_ramp(rng)))
-    return replace(base(rng), num_iterations=int(rng.choice([2, 4])), engine="", faults=faults)
+    faults = (Fault("clip range", 1, 1000.0), Fault("learning rate", _when(rng), _log(rng, 3, 8), ramp=_ramp(rng)))
+    return replace(_plain(rng), num_iterations=int(rng.choice([4, 8])), lr=_log(rng, 2e-4, 3.5e-4), faults=faults)
 
 
 def _clip_switch(rng: np.random.Generator) -> Setting:
     """Off-policy all along, and bounded by the clip range until that is lost."""
     faults = (Fault("clip range", _when(rng), 1000.0),)
-    return replace(_plain(rng), num_iterations=8, lr=_log(rng, 4e-4, 8e-4), faults=faults)
+    return replace(_plain(rng), num_iterations=int(rng.choice([4, 6])), lr=_log(rng, 3e-4, 6e-4), faults=faults)
 
 
 def _stale(rng: np.random.Generator) -> Setting:
@@ -148,7 +163,7 @@ def _stale(rng: np.random.Generator) -> Setting:
     return replace(_engine(rng), lr=_log(rng, 7e-4, 1.3e-3), correction=False, faults=(fault,))
 
 
-def _noise(rng: np.random.Generator) -> Setting:
+def _mismatch_drift(rng: np.random.Generator) -> Setting:
     fault = Fault("engine noise", _when(rng), _log(rng, 0.7, 1.2), ramp=_ramp(rng))
     return replace(_engine(rng), correction=bool(rng.random() < 0.3), faults=(fault,))
 
@@ -162,40 +177,37 @@ def _temperature(rng: np.random.Generator) -> Setting:
     )
 
 
-def _entropy_bonus(rng: np.random.Generator) -> Setting:
+def _entropy_up(rng: np.random.Generator) -> Setting:
     fault = Fault("entropy weight", _when(rng), _log(rng, 0.25, 0.6), ramp=_ramp(rng))
     return replace(base(rng), lr=_log(rng, 4e-4, 7e-4), entropy_coef=TINY, faults=(fault,))
 
 
-def _entropy_penalty(rng: np.random.Generator) -> Setting:
-    fault = Fault("entropy weight", _when(rng), -_log(rng, 0.5, 2.0), ramp=_ramp(rng))
-    return replace(base(rng), lr=_log(rng, 3e-4, 6e-4), entropy_coef=TINY, faults=(fault,))
+def _entropy_down(rng: np.random.Generator) -> Setting:
+    """On the task that is learnt slowly: low entropy on a solved one is no failure."""
+    fault = Fault("entropy weight", int(rng.integers(42, 60)), -_log(rng, 2.0, 6.0), ramp=_ramp(rng))
+    return replace(base(rng), task="sort", entropy_coef=TINY, faults=(fault,))
 
 
-def _negatives_only(rng: np.random.Generator) -> Setting:
-    fault = Fault("positive advantages", _when(rng), 1.0, ramp=int(rng.integers(1, 80)))
-    return replace(base(rng), lr=_log(rng, 4e-4, 9e-4), faults=(fault,))
+def _negative_only(rng: np.random.Generator) -> Setting:
+    fault = Fault("positive advantages", _when(rng), 1.0, ramp=int(rng.integers(1, 40)))
+    return replace(base(rng), lr=_log(rng, 1e-3, 1.6e-3), faults=(fault,))
 
 
 def _sign_flip(rng: np.random.Generator) -> Setting:
-    return replace(base(rng), faults=(Fault("reward sign", int(rng.integers(60, 140))),))
+    return replace(_often_rloo(rng), faults=(Fault("reward sign", int(rng.integers(60, 130))),))
 
 
-def _sign_flip_rloo(rng: np.random.Generator) -> Setting:
-    return replace(_sign_flip(rng), trainer="rloo", engine="")
-
-
-def _random_reward(rng: np.random.Generator) -> Setting:
+def _verifier_random(rng: np.random.Generator) -> Setting:
     fault = Fault("random reward", _when(rng), 1.0, ramp=_ramp(rng))
     return replace(base(rng), lr=_log(rng, 6e-4, 1.2e-3), faults=(fault,))
 
 
-def _constant_reward(rng: np.random.Generator) -> Setting:
+def _verifier_stuck(rng: np.random.Generator) -> Setting:
     return replace(base(rng), faults=(Fault("constant reward", int(rng.integers(60, 140))),))
 
 
-def _length_reward(rng: np.random.Generator) -> Setting:
-    fault = Fault("length reward", _when(rng), _log(rng, 1.0, 4.0), ramp=_ramp(rng))
+def _hack_length(rng: np.random.Generator) -> Setting:
+    fault = Fault("length reward", _when(rng), _log(rng, 12.0, 30.0), ramp=_ramp(rng))
     return replace(base(rng), longest=14, lr=_log(rng, 4e-4, 8e-4), faults=(fault,))
 
 
@@ -205,7 +217,7 @@ def _kl_sign(rng: np.random.Generator) -> Setting:
     return replace(base(rng), beta=0.02, lr=_log(rng, 3e-4, 6e-4), faults=(fault,))
 
 
-def _half_gradients(rng: np.random.Generator) -> Setting:
+def _fp16_overflow(rng: np.random.Generator) -> Setting:
     """A learning rate that grows makes gradients grow until they overflow at the loss scale."""
     rate = Fault("learning rate", _when(rng), _log(rng, 10, 40), ramp=_ramp(rng))
     return replace(
@@ -215,7 +227,7 @@ def _half_gradients(rng: np.random.Generator) -> Setting:
     )
 
 
-def _skip_loop(rng: np.random.Generator) -> Setting:
+def _fp16_skip(rng: np.random.Generator) -> Setting:
     """A loss scale that grows and is never lowered: ever more updates are skipped."""
     fault = Fault("half gradients", _when(rng), 24.0, ramp=_ramp(rng))
     return replace(base(rng), skips=True, faults=(fault,))
@@ -226,35 +238,35 @@ def _lost_weight(rng: np.random.Generator) -> Setting:
 
 
 RECIPES: tuple[Recipe, ...] = (
-    Recipe("trl_plain", "healthy", _plain, share=3),
-    Recipe("trl_accumulation", "healthy", _accumulation, share=2),
-    Recipe("trl_two_passes", "healthy", _two_passes),
-    Recipe("trl_rloo", "healthy", _rloo, share=2),
-    Recipe("trl_engine", "healthy", _engine, share=2),
+    Recipe("trl_plain", "healthy", _plain, share=2),
+    Recipe("trl_accumulation", "healthy", _accumulation),
+    Recipe("trl_epochs", "healthy", _two_passes),
+    Recipe("trl_rloo", "healthy", _rloo),
+    Recipe("trl_engine", "healthy", _engine),
     Recipe("trl_reference", "healthy", _reference),
-    Recipe("trl_rate_blip", "healthy", _rate_blip),
-    Recipe("trl_verifier_outage", "healthy", _verifier_outage),
-    Recipe("trl_noise_blip", "healthy", _noise_blip),
-    Recipe("trl_skipped_steps", "healthy", _skipping),
-    Recipe("trl_lr_ramp", "learning_rate", _lr_ramp),
-    Recipe("trl_lr_ramp_rloo", "learning_rate", _lr_ramp_rloo),
-    Recipe("trl_lr_high", "learning_rate", _lr_high),
+    Recipe("trl_event_lr", "healthy", _event_lr),
+    Recipe("trl_event_outage", "healthy", _event_outage),
+    Recipe("trl_event_mismatch", "healthy", _event_mismatch),
+    Recipe("trl_event_skip", "healthy", _event_skip),
+    Recipe("trl_near_ramp", "healthy", _near_ramp),
+    Recipe("trl_near_small", "healthy", _near_small),
+    Recipe("trl_lr_constant", "learning_rate", _lr_constant),
+    Recipe("trl_lr_ramp", "learning_rate", _lr_ramp, share=2),
     Recipe("trl_lr_spike", "learning_rate", _lr_spike),
-    Recipe("trl_no_clip", "no_clip", _no_clip),
-    Recipe("trl_clip_switch", "no_clip", _clip_switch),
-    Recipe("trl_stale_engine", "staleness", _stale),
-    Recipe("trl_engine_noise", "mismatch", _noise, share=2),
-    Recipe("trl_engine_temperature", "temperature", _temperature),
-    Recipe("trl_entropy_bonus", "entropy", _entropy_bonus),
-    Recipe("trl_entropy_penalty", "entropy", _entropy_penalty),
-    Recipe("trl_negatives_only", "negative", _negatives_only),
-    Recipe("trl_reward_flip", "reward", _sign_flip),
-    Recipe("trl_reward_flip_rloo", "reward", _sign_flip_rloo),
-    Recipe("trl_reward_random", "reward", _random_reward),
-    Recipe("trl_reward_constant", "reward", _constant_reward),
-    Recipe("trl_length_reward", "length", _length_reward),
-    Recipe("trl_kl_sign", "kl", _kl_sign),
-    Recipe("trl_half_gradients", "precision", _half_gradients),
-    Recipe("trl_skip_loop", "precision", _skip_loop),
+    Recipe("trl_no_clip", "trust_region", _no_clip),
+    Recipe("trl_clip_switch", "trust_region", _clip_switch),
+    Recipe("trl_negative_only", "advantage", _negative_only),
+    Recipe("trl_stale_level", "staleness", _stale),
+    Recipe("trl_mismatch_drift", "mismatch", _mismatch_drift, share=2),
+    Recipe("trl_temperature", "mismatch", _temperature),
+    Recipe("trl_entropy_up", "entropy", _entropy_up),
+    Recipe("trl_entropy_down", "entropy", _entropy_down),
+    Recipe("trl_kl_sign", "reference", _kl_sign),
+    Recipe("trl_fp16_overflow", "precision", _fp16_overflow),
+    Recipe("trl_fp16_skip", "precision", _fp16_skip),
     Recipe("trl_lost_weight", "precision", _lost_weight),
+    Recipe("trl_sign_flip", "reward_bug", _sign_flip, share=2),
+    Recipe("trl_verifier_random", "reward_bug", _verifier_random),
+    Recipe("trl_verifier_stuck", "reward_bug", _verifier_stuck),
+    Recipe("trl_hack_length", "reward_hacking", _hack_length),
 )
