@@ -7,10 +7,12 @@ import math
 from rlwatch.detectors.base import finite
 from rlwatch.detectors.reward import RewardWatch
 from rlwatch.records import ClosedStep
-from rlwatch.stats import Baseline, Window
+from rlwatch.stats import Baseline, Window, quantile
 
 DETERMINISTIC = 1e-3
 """Share of log V below which a language model is as good as deterministic."""
+STIFF = 0.1
+"""Range of the mean rewards of the last rows, over that of the first rows, below which every batch ends the same."""
 AGREE = 1e-6
 """Spread of rewards, relative to their size, below which a group agrees."""
 
@@ -45,15 +47,20 @@ class Company:
         self._silent = Window(rows=20, steps=20, least=5)
         self._grad = Window(rows=20, steps=20, least=5)
         self._grad_base = Baseline()
+        self._means = Window(rows=20, steps=20, least=10)
+        self._means_base = Baseline()
         self._clipped = Window(rows=10, steps=15)
         self.log_vocab: float | None = None
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of a row."""
         self.reward.update(step)
-        share = silent_share(step)
+        share, mean = silent_share(step), finite(step, "reward/mean")
         if share is not None:
             self._silent.update(step.step, share)
+        if mean is not None:
+            self._means.update(step.step, mean)
+            self._means_base.update(step.step, mean)
         norm = finite(step, "optim/grad_norm")
         if norm is not None:
             self._grad.update(step.step, abs(norm))
@@ -89,9 +96,20 @@ class Company:
         clipped = self._clipped.get()
         return clipped is not None and clipped >= 0.95
 
+    @property
+    def stiff(self) -> bool:
+        """Whether batches, which used to differ, all earn about the same: between the deciles, as values repeat."""
+        now, low, high = self._means, self._means_base.upper(0.1), self._means_base.upper(0.9)
+        if len(now) < now.least or low is None or high is None or not self._means_base.done:
+            return False
+        return quantile(now.values, 0.9) - quantile(now.values, 0.1) < STIFF * (high - low)
+
     def mute(self) -> bool:
-        """Whether hardly any sample brings a gradient: by count, or by count and gradient norm."""
+        """Whether hardly any sample brings a gradient: by count, or by count and one witness.
+
+        The gradient norm is the witness; where none is logged, that every batch ends the same.
+        """
         share, ratio = self.silent, self.grad_ratio
         if share is None:
             return False
-        return share >= 0.9 or (share >= 0.75 and ratio is not None and ratio <= 0.05)
+        return share >= 0.9 or (share >= 0.75 and (self.stiff if ratio is None else ratio <= 0.05))

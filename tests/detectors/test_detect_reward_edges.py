@@ -182,6 +182,25 @@ def test_hardly_any_signal_is_nine_tenths_silent_or_three_quarters_with_a_twenti
     assert worst(NoSignal(), silence(share, ratio)) == said
 
 
+def one_group_a_row(silent, now):
+    """Two answers a row, no gradient logged: rewards of 0.2 and 0.8 by turns, then ``now``, ``silent`` of the groups."""
+    quiet = lambda s: 0.3 if s < 40 or s % 10 >= 10 * silent else 0.0  # noqa: E731
+    return exact({"reward/mean": lambda s: (0.2, 0.8)[s % 2] if s < 40 else now(s), "reward/std": quiet}, length=120)
+
+
+@pytest.mark.parametrize(
+    ("silent", "now", "said"),
+    [
+        (0.8, always(0.5), "warning"),
+        (0.8, lambda s: 0.5 if s % 5 else 0.9, None),
+        (0.7, always(0.5), None),
+    ],
+)
+def test_where_no_gradient_is_logged_batches_that_all_end_the_same_are_its_witness(silent, now, said):
+    """Three quarters silent are enough then; batches that still differ, though most of them repeat, are no witness."""
+    assert worst(NoSignal(), one_group_a_row(silent, now)) == said
+
+
 @pytest.mark.parametrize(("reward", "said"), [(0.94, "critical"), (0.96, "info"), (1.0, "info"), (1.05, "critical")])
 def test_only_on_the_scale_of_zero_to_one_does_a_high_reward_mean_solved(reward, said):
     """A reward of 3 that stands still says nothing about the task."""

@@ -1,6 +1,7 @@
 """Mismatch, KL to the reference, gradient norm: growth is told from noise, spikes and resets."""
 
 import math
+import random
 
 import pytest
 from shaped_runs import findings, firsts, flat, ramp, run, warned_then_confirmed, worst
@@ -148,6 +149,28 @@ def test_growth_from_next_to_nothing_is_only_a_warning():
     rows = run({"policy/kl_ref": ramp(0.001, 2.0, 60, 120), "reward/mean": flat(0.5)}, length=150)
 
     assert worst(KLReference(), rows) is Severity.WARNING
+
+
+def small_batches(factor, seed, reward):
+    """KL of two answers a row: it strays over two decades, and from step 200 on its level is ``factor`` times 0.4."""
+    stray = random.Random(seed)
+    curve = lambda s, _: 0.4 * (factor if s >= 200 else 1.0) * math.exp(stray.gauss(0.0, 1.3))  # noqa: E731
+    rows = run({"policy/kl_ref": curve, "reward/mean": reward}, length=320, only=set())
+    return [f.step for f in findings(KLReference(), rows) if f.kind == "kl_drift"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_kl_of_small_batches_drifts_when_its_level_does_not_when_its_rows_do(seed):
+    """A steady level is silent though ten rows of it often lie threefold apart; one that grows is found by fifty."""
+    assert small_batches(1.0, seed, flat(0.5)) == []
+    assert 200 <= small_batches(4.0, seed, flat(0.5))[0] <= 260
+
+
+def test_kl_that_creeps_while_the_run_gains_by_it_is_said_less():
+    """The same growth under a reward that rises from 0.2 to 0.8: only the last ten rows may speak."""
+    gained, lost = (len(small_batches(3.0, 0, reward)) for reward in (ramp(0.2, 0.8, 0, 200), flat(0.5)))
+
+    assert gained < 0.25 * lost
 
 
 def test_a_kl_excursion_the_run_gains_by_is_at_most_a_warning():
