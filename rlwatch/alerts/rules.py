@@ -127,52 +127,61 @@ REPEAT_MINUTES = 240.0
 """By default a firing alert that nobody acknowledged is told again every four hours."""
 
 
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "non-finite": ("nonfinite", "silent_freeze", "id0_run", "degenerate_batch"),
+    "entropy": (
+        "entropy_collapse",
+        "entropy_explosion",
+        "entropy_negative",
+        "entropy_positive",
+        "entropy_budget",
+        "likelihood_displacement",
+        "diversity_decay",
+    ),
+    "mismatch": (
+        "off_policy_mask",
+        "staleness",
+        "mismatch_growth",
+        "mismatch_level",
+        "mismatch_tail",
+        "mismatch_correlation",
+        "mismatch_mask",
+        "mismatch_blind",
+        "moe_imbalance",
+        "routing_mismatch",
+        "retokenisation_drift",
+        "prefix_break",
+        "mask_leakage",
+    ),
+    "gradients": ("grad_spike", "layer_spike", "layer_heterogeneity"),
+    "kl": (
+        "kl_drift",
+        "k3_saturation",
+        "k3_bias",
+        "clip_saturation",
+        "weight_tail",
+        "ratio_drift",
+        "ratio_length_growth",
+    ),
+    "no-signal": ("no_signal", "zero_variance"),
+    "reward": ("reward_drop", "reward_constant", "reward_hacking"),
+    "length": ("length_explosion", "length_surge", "length_collapse"),
+    "text": ("garbled_output", "repetition"),
+    "throughput": ("long_tail", "throughput_drop"),
+    "logging": ("metric_vanished",),
+}
+"""Rule -> what it is about, of the rules that differ in nothing else: a warning must last, a critical one need not."""
+
+
 def default_rules() -> tuple[Rule, ...]:
     """One rule per failure, one for whatever else is found, one for the run itself; info tells nobody.
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
-    ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'reset-due', 'reference', 'no-signal', 'reward',
-     'length', 'forecast', 'standstill', 'heartbeat', 'other']
+    ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'no-signal', 'reward', 'length', 'text', 'throughput',
+     'logging', 'reset-due', 'reference', 'forecast', 'standstill', 'heartbeat', 'other']
     """
     named = (
-        _family("non-finite", "nonfinite", "silent_freeze", "id0_run", "degenerate_batch"),
-        _family(
-            "entropy",
-            "entropy_collapse",
-            "entropy_explosion",
-            "entropy_negative",
-            "entropy_positive",
-            "entropy_budget",
-            "likelihood_displacement",
-            "diversity_decay",
-        ),
-        _family(
-            "mismatch",
-            "off_policy_mask",
-            "staleness",
-            "mismatch_growth",
-            "mismatch_level",
-            "mismatch_tail",
-            "mismatch_correlation",
-            "mismatch_mask",
-            "mismatch_blind",
-            "moe_imbalance",
-            "routing_mismatch",
-            "retokenisation_drift",
-            "prefix_break",
-            "mask_leakage",
-        ),
-        _family("gradients", "grad_spike", "layer_spike", "layer_heterogeneity"),
-        _family(
-            "kl",
-            "kl_drift",
-            "k3_saturation",
-            "k3_bias",
-            "clip_saturation",
-            "weight_tail",
-            "ratio_drift",
-            "ratio_length_growth",
-        ),
+        *(_family(name, *kinds) for name, kinds in FAMILIES.items()),
         # Maintenance, not an emergency: twice the patience, and no reminders.
         Rule(
             "reset-due",
@@ -182,9 +191,6 @@ def default_rules() -> tuple[Rule, ...]:
         ),
         # Something that happened, not a state that must last: told at once.
         Rule("reference", kinds=("silent_reference_reset", "lost_reference_reset"), keep_firing_for=KEEP_STEPS),
-        _family("no-signal", "no_signal", "zero_variance"),
-        _family("reward", "reward_drop", "reward_constant", "reward_hacking"),
-        _family("length", "length_explosion", "length_surge", "length_collapse", "repetition"),
         # Time is what a forecast is for: three rows of each step, two of a coarser log.
         Rule(
             "forecast",

@@ -87,7 +87,7 @@ ACTIONS = """
 # A reset of the reference upon a collapse is refused: it would make the collapsing policy the anchor.
 # [[actions]]
 # name = "reset when due"
-# kinds = ["kl_saturation"]
+# kinds = ["kl_saturation", "reset_due"]
 # do = "reset-reference"
 # args = { optimizer = "keep" }
 # min_severity = "warning"

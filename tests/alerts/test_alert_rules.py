@@ -84,6 +84,13 @@ def test_each_kind_belongs_to_exactly_one_default_rule(kind: str):
     assert len(about) == 1
 
 
+def test_every_kind_that_can_be_told_of_has_a_rule_of_its_family():
+    """``other`` is for detectors of one's own; ``clip_uninformative`` is only ever information."""
+    named = [kind for rule in default_rules() for kind in rule.kinds]
+
+    assert sorted(named) == sorted(set(BUILTIN_KINDS) - {"clip_uninformative"})
+
+
 @pytest.mark.parametrize("kind", [k for k in BUILTIN_KINDS if k not in ("kl_saturation", "reset_due")])
 def test_by_default_a_critical_finding_is_told_at_its_first_step(kind: str):
     """Nobody waits for a collapse to last."""
