@@ -53,6 +53,7 @@ def base(rng: np.random.Generator) -> Setting:
         start=int(rng.integers(3)),
         steps=int(rng.integers(150, 201)),
         lr=_log(rng, 2e-4, 5e-4),
+        batch=int(rng.choice([64, 64, 128])),
         generations=int(rng.choice([4, 8, 8, 16])),
         beta=float(rng.choice([0.0, 0.0, 0.01, 0.04])),
         reward=str(rng.choice(["shaped", "shaped", "exact"])),
