@@ -34,6 +34,7 @@ COMMANDS = (
     "doctor",
     "rules",
     "report",
+    "forecast",
 )
 WITH_JSON = (
     "scan",

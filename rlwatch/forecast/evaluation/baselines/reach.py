@@ -96,7 +96,10 @@ class Static(_Reach):
 
 
 class Extrapolation(_Reach):
-    """How soon a straight line through the last 60 steps meets the limit: 1 now, 1/2 in 50 steps, 0 never."""
+    """How soon a straight line through the last 60 steps meets the limit: 1 now, 1/2 in 50 steps, 0 never.
+
+    Beyond the limit, the share of the way from the baseline that is gone: 1 and more.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +122,7 @@ def _soon(level: float, base: float, limit: float, pace: float) -> float:
     sign = 1.0 if limit >= base else -1.0
     ahead = sign * (limit - level)
     if ahead <= 0.0:
-        return 1.0
+        return 1.0 - ahead / abs(limit - base) if limit != base else 1.0
     return 1.0 / (1.0 + ahead / (sign * pace) / PACE) if sign * pace > 0.0 else 0.0
 
 

@@ -1,0 +1,173 @@
+"""Results as tables of text, for terminals and pages alike: counts beside rates, chance beside counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One table: a title, a line on how to read it, headers and rows."""
+
+    title: str
+    note: str
+    headers: Row
+    rows: Sequence[Row]
+
+    def markdown(self) -> str:
+        """As a table of Markdown; figures are aligned to the right."""
+        lines = ["| " + " | ".join(self.headers) + " |", "|---" + "|--:" * (len(self.headers) - 1) + "|"]
+        lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in self.rows]
+        return "\n".join((f"### {self.title}", "", self.note, "", *lines, ""))
+
+
+def pages(evaluation: Mapping[str, Any], *, each: bool = True) -> list[Page]:
+    """All tables of an evaluation (its ``to_dict()``); ``each``: also by recipe and type, not by family only."""
+    tools = evaluation["tools"]
+    transferred = bool(evaluation["about"]["folds"])
+    kinds = ("family", "recipe", "type") if each else ("family",)
+    return [
+        _alarms(tools, transferred=transferred),
+        _budgets(tools),
+        _skill(tools),
+        *(page for kind in kinds if (page := _groups(tools, kind)) is not None),
+    ]
+
+
+def facts(about: Mapping[str, Any]) -> str:
+    """What was judged, in one sentence each."""
+    classes = ", ".join(f"{count} {name}" for name, count in about["classes"].items())
+    types = ", ".join(f"{name or 'unnamed'} {count}" for name, count in about["types"].items()) or "none"
+    split = f"{about['folds']} folds by {about['split']}" if about["folds"] else "no folds"
+    return (
+        f"{about['runs']} runs ({classes}) of {about['recipes']} recipes in {about['families']} families, "
+        f"{about['rows']} rows, {about['healthy_steps']:.0f} healthy steps. Types of failure: {types}. "
+        f"Labels {about['labels']}; {split}; {about['draws']} bootstrap draws over runs, seed {about['seed']}."
+    )
+
+
+def _alarms(tools: Sequence[Mapping[str, Any]], *, transferred: bool) -> Page:
+    picked = "thresholds from the other folds" if transferred else "thresholds picked on these very runs: flattering"
+    headers = (
+        *("tool", "forecast", "by placebo", "p", "10 steps ahead", "by placebo", "p", "detected", "within 10 rows"),
+        *("lead", "false per 1000 steps", "per 1000 rows", "occupancy", "clean runs alarmed", "early faults"),
+    )
+    note = (
+        f"At 1 false alarm per 1000 healthy steps, {picked}; tools without a dial as they are. Forecast: events with "
+        "an alarm 100 to 5 steps before the onset; detected: by 10 steps after it. Placebo: hits expected of alarms as "
+        "frequent as in clean runs over the same steps; p: chance of as many. In brackets: 90 % intervals; of the "
+        "lead, quartiles."
+    )
+    return Page("Alarms", note, headers, [_alarm_row(tool) for tool in tools])
+
+
+def _alarm_row(tool: Mapping[str, Any]) -> Row:
+    at = tool["headline"]
+    lead = at["lead"]
+    return (
+        _name(tool),
+        _counted(at["forecast"], at["events"]) + interval(at["recall_interval"]),
+        f"{at['placebo']:.1f}",
+        f"{at['p']:.2g}",
+        _counted(at["early"], at["events"]),
+        f"{at['placebo_early']:.1f}",
+        f"{at['p_early']:.2g}",
+        _counted(at["detected"], at["events"]),
+        _counted(at["detected_rows"], at["events"]),
+        "-" if lead is None else f"{lead[1]:.0f} [{lead[0]:.0f}, {lead[2]:.0f}]",
+        figure(at["per_1000"]) + interval(at["per_1000_interval"]),
+        figure(at["per_1000_rows"]),
+        figure(at["occupancy"], 3),
+        f"{at['clean_alarmed']}/{at['clean']}",
+        f"{at['faults_detected']}/{at['faults']}",
+    )
+
+
+def _budgets(tools: Sequence[Mapping[str, Any]]) -> Page:
+    budgets = ("0.5", "1", "2")
+    kinds = {"transferred": "", "pooled": "pooled ", "strict": "all runs "}
+    headers = ("tool", *(f"{name}{budget}" for name in kinds.values() for budget in budgets))
+    rows = []
+    for tool in tools:
+        cells = [_realised(tool[kind].get(budget)) for kind in kinds for budget in budgets]
+        if tool["as_is"] is not None:
+            cells = [_realised(tool["as_is"]), *["-"] * (len(cells) - 1)]
+        rows.append((_name(tool), *cells))
+    note = (
+        "Share of events forecast @ false alarms per 1000 steps that were realised, at budgets of 0.5, 1 and 2. "
+        "Pooled: thresholds picked on the scored runs, so flattering. All runs: alarms in ambiguous runs are false "
+        "too. A tool without a dial has its one setting in the first column; * marks what went beyond the budget."
+    )
+    return Page("Recall by budget", note, headers, rows)
+
+
+def _realised(at: Mapping[str, Any] | None) -> str:
+    if at is None:
+        return "-"
+    return f"{figure(at['recall'])} @ {figure(at['per_1000'])}" + ("*" if at["met"] is False else "")
+
+
+def _skill(tools: Sequence[Mapping[str, Any]]) -> Page:
+    horizons = list(tools[0]["skill"]) if tools else []
+    headers = (
+        *("tool", *(f"AUROC {h}" for h in horizons), *(f"AUPRC {h}" for h in horizons)),
+        *("Brier skill 50", "ECE 50", "rows with a forecast"),
+    )
+    rows = []
+    for tool in tools:
+        at = tool["skill"]
+        rocs = [figure(at[h]["auroc"]) + interval(at[h]["auroc_interval"]) for h in horizons]
+        precisions = [figure(at[h]["auprc"]) for h in horizons]
+        middle = at["50"]
+        told = share(middle["covered"], middle["rows"])
+        rows.append((_name(tool), *rocs, *precisions, figure(middle["brier_skill"]), figure(middle["ece"], 3), told))
+    note = (
+        "Of rows before an onset, does the tool tell those that fail within so many steps from the others? Rows near "
+        "the end of a run without onset are left out; rows without a forecast rank last. Brier skill (against the base "
+        "rate) and expected calibration error need chances."
+    )
+    return Page("Skill", note, headers, rows)
+
+
+def _groups(tools: Sequence[Mapping[str, Any]], kind: str) -> Page | None:
+    names = sorted({name for tool in tools for name in tool["groups"][kind]})
+    if not names:
+        return None
+    rows = [(name, *(_group(tool["groups"][kind].get(name)) for tool in tools)) for name in names]
+    note = "Events forecast / events; in brackets clean runs alarmed / clean runs."
+    return Page(f"By {kind}", note, (kind, *(_name(tool) for tool in tools)), rows)
+
+
+def _group(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    events = f"{found['forecast']}/{found['events']}" if found["events"] else ""
+    clean = f"({found['clean_alarmed']}/{found['clean']})" if found["clean"] else ""
+    return f"{events} {clean}".strip() or "-"
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return f"{tool['name']} ({tool['note']})" if tool["note"] else str(tool["name"])
+
+
+def _counted(part: int, whole: int) -> str:
+    return f"{part}/{whole} = {part / whole:.2f}" if whole else f"{part}/0"
+
+
+def share(part: float, whole: float) -> str:
+    """``part / whole`` as a figure; a dash of nothing."""
+    return figure(part / whole) if whole else "-"
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """A number with so many digits; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    """`` [low, high]``, or nothing."""
+    return "" if bounds is None else f" [{bounds[0]:.2f}, {bounds[1]:.2f}]"
