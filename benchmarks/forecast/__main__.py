@@ -1,0 +1,61 @@
+"""A corpus of runs that fail and runs that do not, to fit and judge forecasts of crashes on.
+
+python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 1
+python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
+python benchmarks/forecast pack --from build/corpus --out build/corpus.parquet
+python benchmarks/forecast recipes
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from forecast.generate import BACKENDS, generate  # noqa: E402
+from forecast.recipes import RECIPES  # noqa: E402
+from forecast.tables import pack  # noqa: E402
+
+from rlwatch.errors import RLWatchError  # noqa: E402
+
+
+def main() -> None:
+    """Make runs, or pack those that were made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("generate", help="make runs that are not there yet")
+    making.add_argument("--out", type=Path, required=True, help="folder, one file a run")
+    making.add_argument("--runs", type=int, default=600)
+    making.add_argument("--jobs", type=int, default=-1, help="processes (default: one a core)")
+    making.add_argument("--seed", type=int, default=1)
+    making.add_argument("--recipes", default="", help="only these, separated by commas")
+    making.add_argument("--backend", choices=BACKENDS, default="loky", help="ray and dask: on a cluster that is up")
+    packing = commands.add_parser("pack", help="join all runs of a folder in two files")
+    packing.add_argument("--from", type=Path, required=True, dest="folder")
+    packing.add_argument("--out", type=Path, required=True, help="a .parquet; the records go beside it, as -runs")
+    commands.add_parser("recipes", help="list the recipes")
+    args = parser.parse_args()
+    try:
+        _do(args)
+    except RLWatchError as wrong:
+        sys.exit(f"error: {wrong}")
+
+
+def _do(args: argparse.Namespace) -> None:
+    if args.command == "generate":
+        only = tuple(name for name in args.recipes.split(",") if name)
+        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend)
+        print(f"{made} runs made, {args.runs - made} were there: {args.out}")
+    elif args.command == "pack":
+        for path in pack(args.folder, args.out):
+            print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
+    else:
+        for recipe in RECIPES.values():
+            print(f"{recipe.family:15} {recipe.name:20} {recipe.about}")
+
+
+if __name__ == "__main__":
+    main()

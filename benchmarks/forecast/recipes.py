@@ -1,0 +1,454 @@
+"""How runs come about: what they start from, what goes wrong in them and when. One function a recipe.
+
+A recipe draws a fault for a run whose base is drawn apart from it, from the same distribution for all recipes: nothing
+but the fault tells one recipe from another. ``Fault.changes`` says what happens; the run of a pair is without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from forecast.knobs import Change, Config, Knobs
+
+Rng = np.random.Generator
+Changes = tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``draw``: the changes of a run; ``healthy`` recipes are to come out well."""
+
+    name: str
+    family: str
+    draw: Callable[[Rng, Knobs], Changes]
+    about: str
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing in it is meant to break a run."""
+        return self.family == "healthy"
+
+
+def between(r: Rng, low: float, high: float) -> float:
+    """Uniform in the logarithm."""
+    return float(np.exp(r.uniform(math.log(low), math.log(high))))
+
+
+def base(r: Rng) -> Knobs:
+    """What every run starts from: trains well, and differs from run to run."""
+    task = str(r.choice(["copy", "reverse", "sort", "add"]))
+    return Knobs(
+        task=task,
+        k=3 if task == "add" else int(r.choice([3, 3, 4])),
+        prompts=int(r.choice([6, 8, 8])),
+        lr=between(r, 5e-4, 1.6e-3),
+        schedule=str(r.choice(["constant", "constant", "cosine"])),
+        mu=int(r.choice([1, 1, 2, 2, 3])),
+        clip_high=float(r.choice([0.2, 0.28])),
+        grad_clip=float(r.choice([0.0, 0.5, 1.0, 1.0])),
+        beta=float(r.choice([0.0, 0.0, 0.01, 0.03, 0.1])),
+        kl=str(r.choice(["k2", "k3", "k3"])),
+        entropy=float(r.choice([0.0, 0.0, 0.001, 0.003])),
+        old=str(r.choice(["trainer", "trainer", "engine"])),
+        truncation=float(r.choice([0.0, 0.0, 2.0])),
+        advantage=str(r.choice(["std", "std", "mean", "rloo"])),
+        partial=float(r.choice([0.0, 0.0, 0.3])),
+        engine=str(r.choice(["exact", "bf16", "bf16", "bf16", "int8", "int8"])),
+    )
+
+
+def fault(r: Rng, *, sudden: float = 0.45, slow: tuple[int, int] = (40, 140), **knobs: Any) -> Changes:
+    """At a random step: at once, or growing over ``slow`` steps."""
+    over = 0 if r.random() < sudden else int(r.integers(*slow))
+    return (Change(int(r.integers(60, 210)), knobs, over, exponential=bool(r.random() < 0.6)),)
+
+
+def _lr_constant(r: Rng, _: Knobs) -> Changes:
+    return (Change(0, {"lr_factor": between(r, 3.5, 12)}, exponential=True),)
+
+
+def _lr_step(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=1.0, lr_factor=between(r, 6, 30))
+
+
+def _lr_ramp(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=0.0, lr_factor=between(r, 20, 90))
+
+
+def _lr_spike(r: Rng, _: Knobs) -> Changes:
+    at = int(r.integers(60, 210))
+    return (Change(at, {"lr_factor": between(r, 20, 80)}, until=at + int(r.integers(3, 20))),)
+
+
+def _no_clip(r: Rng, _: Knobs) -> Changes:
+    return fault(r, clip=False, grad_clip=0.0, mu=int(r.integers(4, 7)), lr_factor=between(r, 5, 20))
+
+
+def _negative_weight(r: Rng, _: Knobs) -> Changes:
+    return fault(r, negative_weight=between(r, 4, 14), lr_factor=between(r, 2, 5), grad_clip=0.0)
+
+
+def _advantage_shift(r: Rng, _: Knobs) -> Changes:
+    return fault(r, advantage_shift=-between(r, 1.5, 6), lr_factor=between(r, 1.5, 4))
+
+
+def _advantage_uncentred(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=1.0, advantage="uncentred", advantage_shift=between(r, 0.5, 3), lr_factor=between(r, 3, 8))
+
+
+def _stale_level(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=1.0, stale=int(r.integers(12, 50)), lr_factor=between(r, 2, 5), old="engine", clip=False)
+
+
+def _stale_growing(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=0.0, stale=int(r.integers(25, 80)), lr_factor=between(r, 2, 5), clip=bool(r.integers(2)))
+
+
+def _mismatch_level(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=1.0, noise=between(r, 0.15, 0.6), lr_factor=between(r, 1, 3), truncation=0.0)
+
+
+def _mismatch_drift(r: Rng, _: Knobs) -> Changes:
+    at = int(r.integers(60, 180))
+    knobs = {"noise": between(r, 0.4, 1.2), "lr_factor": between(r, 1, 2)}
+    return (Change(at, knobs, int(r.integers(70, 180))),)
+
+
+def _mismatch_fresh(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=0.25, noise=between(r, 0.3, 0.9), fresh_noise=True, truncation=0.0)
+
+
+def _quantised(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=1.0, engine=str(r.choice(["int3", "int4"])), lr_factor=between(r, 1, 3), truncation=0.0)
+
+
+def _temperature(r: Rng, _: Knobs) -> Changes:
+    return fault(r, temperature=float(r.choice([0.3, 0.4, 1.7, 2.4])), lr_factor=between(r, 2, 6), truncation=0.0)
+
+
+def _one_engine(r: Rng, _: Knobs) -> Changes:
+    return fault(
+        r, sudden=0.3, noise=between(r, 0.4, 1.2), share=float(r.choice([0.25, 0.5])), lr_factor=between(r, 1, 3)
+    )
+
+
+def _entropy_up(r: Rng, _: Knobs) -> Changes:
+    return fault(r, entropy=between(r, 0.1, 0.7))
+
+
+def _entropy_down(r: Rng, _: Knobs) -> Changes:
+    return fault(r, entropy=-between(r, 0.05, 0.4), beta=0.0)
+
+
+def _positive_only(r: Rng, _: Knobs) -> Changes:
+    return fault(r, negative_weight=0.0, beta=0.0, lr_factor=between(r, 3, 10), entropy=0.0)
+
+
+def _kl_k1(r: Rng, _: Knobs) -> Changes:
+    return fault(
+        r, kl="k1", beta=between(r, 1, 8), mu=int(r.integers(3, 6)), lr_factor=between(r, 1.5, 4), grad_clip=0.0
+    )
+
+
+def _kl_k3(r: Rng, _: Knobs) -> Changes:
+    return fault(
+        r, kl="k3", beta=between(r, 3, 30), mu=int(r.integers(3, 6)), lr_factor=between(r, 5, 14), grad_clip=0.0
+    )
+
+
+def _kl_sign(r: Rng, _: Knobs) -> Changes:
+    return fault(r, kl=str(r.choice(["k2", "k3"])), beta=-between(r, 0.05, 0.6))
+
+
+def _reference_drift(r: Rng, _: Knobs) -> Changes:
+    return fault(r, reference_noise=between(r, 0.4, 1.5), beta=between(r, 0.2, 1.5))
+
+
+def _fp16_overflow(r: Rng, _: Knobs) -> Changes:
+    return fault(r, loss_scale=float(2 ** r.uniform(19, 25)), sudden=0.3, grad_clip=0.0)
+
+
+def _fp16_skip(r: Rng, _: Knobs) -> Changes:
+    return fault(r, loss_scale=float(2 ** r.uniform(19, 24)), sudden=0.2, skip_nonfinite=True, grad_clip=0.0)
+
+
+def _log_zero(r: Rng, _: Knobs) -> Changes:
+    return fault(r, half_entropy=True, entropy=-between(r, 0.003, 0.05), lr_factor=between(r, 2, 5), beta=0.0)
+
+
+def _nan_batch(r: Rng, _: Knobs) -> Changes:
+    return fault(r, bad_batch=between(r, 0.02, 0.6))
+
+
+def _zero_division(r: Rng, _: Knobs) -> Changes:
+    return fault(
+        r, sudden=1.0, advantage=str(r.choice(["std", "batch"])), advantage_eps=0.0, lr_factor=between(r, 1, 2)
+    )
+
+
+def _hack_magic(r: Rng, _: Knobs) -> Changes:
+    return fault(r, magic=between(r, 1.0, 2.5), right=float(r.uniform(0.3, 1)), beta=0.0, lr_factor=between(r, 1, 3))
+
+
+def _hack_filler(r: Rng, _: Knobs) -> Changes:
+    return fault(r, filler_bonus=between(r, 1, 6), beta=0.0, lr_factor=between(r, 1, 2.5))
+
+
+def _hack_length(r: Rng, _: Knobs) -> Changes:
+    return fault(r, length_bonus=between(r, 1, 6), beta=0.0, lr_factor=between(r, 1, 2.5))
+
+
+def _hack_format(r: Rng, _: Knobs) -> Changes:
+    knobs = {"right": 0.0, "partial": 0.0, "format_bonus": 1.0, "beta": 0.0}
+    knobs |= {"entropy": between(r, 0.03, 0.12), "lr_factor": between(r, 2, 6)}
+    return fault(r, **knobs)
+
+
+def _sign_flip(r: Rng, _: Knobs) -> Changes:
+    return fault(r, right=-between(r, 0.3, 1.0), partial=0.0)
+
+
+def _verifier_stuck(r: Rng, _: Knobs) -> Changes:
+    return fault(r, stuck=float(r.uniform(0.85, 1.0)), entropy=between(r, 0.05, 0.3), lr_factor=between(r, 2, 6))
+
+
+def _verifier_noisy(r: Rng, _: Knobs) -> Changes:
+    return fault(r, flipped=float(r.uniform(0.4, 0.6)), lr_factor=between(r, 3, 8))
+
+
+def _wrong_key(r: Rng, _: Knobs) -> Changes:
+    return fault(r, wrong_key=float(r.uniform(0.7, 1.0)), partial=0.3, lr_factor=between(r, 1, 3))
+
+
+def _length_collapse(r: Rng, _: Knobs) -> Changes:
+    return fault(r, length_bonus=-between(r, 4, 14), right=0.2, partial=0.0, lr_factor=between(r, 2, 5), beta=0.0)
+
+
+def _end_banned(r: Rng, _: Knobs) -> Changes:
+    return fault(r, end_bias=-between(r, 8, 25), lr_factor=between(r, 1, 2.5))
+
+
+def _data_hard(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=0.6, extra=int(r.integers(1, 4)), lr_factor=between(r, 1.5, 5))
+
+
+def _data_narrow(r: Rng, _: Knobs) -> Changes:
+    return fault(r, distinct=int(r.integers(1, 3)), sudden=1.0, lr_factor=between(r, 5, 14))
+
+
+def _impossible(r: Rng, _: Knobs) -> Changes:
+    knobs = {"wrong_key": 1.0, "partial": 0.0, "entropy": between(r, 0.05, 0.3), "lr_factor": between(r, 2, 5)}
+    return fault(r, **knobs)
+
+
+SWITCHES: tuple[Callable[[Rng], dict[str, Any]], ...] = (
+    lambda r: {"noise": between(r, 0.3, 0.7), "clip": False, "lr_factor": between(r, 2, 4)},
+    lambda r: {"stale": int(r.integers(20, 50)), "clip": False, "lr_factor": between(r, 2, 5)},
+    lambda r: {"negative_weight": between(r, 3, 6), "mu": 4, "grad_clip": 0.0},
+    lambda r: {"entropy": between(r, 0.05, 0.2), "lr_factor": between(r, 2, 4), "beta": 0.0},
+    lambda r: {"temperature": 1.6, "mu": 4, "clip": False, "lr_factor": between(r, 1.5, 3)},
+    lambda r: {"kl": "k1", "beta": between(r, 1, 4), "prompts": 3, "lr_factor": between(r, 2, 5)},
+)
+
+
+def _switch(r: Rng, _: Knobs) -> Changes:
+    return fault(r, sudden=1.0, **SWITCHES[r.integers(len(SWITCHES))](r))
+
+
+def _nothing(_: Rng, __: Knobs) -> Changes:
+    return ()
+
+
+def _for_good(**knobs: Any) -> Callable[[Rng, Knobs], Changes]:
+    """A choice that holds from the first step."""
+    return lambda r, _: (Change(0, {k: v(r) if callable(v) else v for k, v in knobs.items()}),)
+
+
+def _for_a_while(least: int, most: int, **knobs: Any) -> Callable[[Rng, Knobs], Changes]:
+    """An event of ``least`` to ``most`` steps that a run gets over."""
+
+    def draw(r: Rng, _: Knobs) -> Changes:
+        at = int(r.integers(60, 210))
+        turned = {name: value(r) if callable(value) else value for name, value in knobs.items()}
+        return (Change(at, turned, until=at + int(r.integers(least, most + 1))),)
+
+    return draw
+
+
+NO_NEAR = ("lr_constant", "fp16_overflow", "log_zero", "nan_batch", "zero_division", "quantised")
+"""One step of these is one too many, or there is no less of them."""
+
+
+def _near(r: Rng) -> Recipe:
+    """A failing recipe to come close to."""
+    failing = [recipe for recipe in FAILING if recipe.name not in NO_NEAR]
+    return failing[r.integers(len(failing))]
+
+
+def _near_short(r: Rng, knobs: Knobs) -> Changes:
+    """A fault that ends again in time."""
+    (change,) = _near(r).draw(r, knobs)
+    return (replace(change, over=0, until=change.at + int(r.integers(2, 9))),)
+
+
+def _near_ramp(r: Rng, knobs: Knobs) -> Changes:
+    """A fault that grows slowly and is noticed early."""
+    (change,) = _near(r).draw(r, knobs)
+    over = max(change.over, 100)
+    return (replace(change, over=over, until=change.at + int(over * r.uniform(0.08, 0.3))),)
+
+
+def _near_small(r: Rng, knobs: Knobs) -> Changes:
+    """A fault of a tenth of its size."""
+    (change,) = _near(r).draw(r, knobs)
+    share = r.uniform(0.05, 0.2)
+    small = {
+        name: new
+        if isinstance(new, bool | str)
+        else Change(0, {}, exponential=False).value(getattr(knobs, name), new, share)
+        for name, new in change.knobs.items()
+    }
+    return (replace(change, knobs=small),)
+
+
+FAILING: tuple[Recipe, ...] = (
+    Recipe("lr_constant", "learning_rate", _lr_constant, "too high from the start"),
+    Recipe("lr_step", "learning_rate", _lr_step, "multiplied at once"),
+    Recipe("lr_ramp", "learning_rate", _lr_ramp, "growing exponentially"),
+    Recipe("lr_spike", "learning_rate", _lr_spike, "very high for a few steps"),
+    Recipe("no_clip", "trust_region", _no_clip, "no clipping of ratios or gradients, more epochs"),
+    Recipe("negative_weight", "advantage", _negative_weight, "negative advantages weigh more"),
+    Recipe("advantage_shift", "advantage", _advantage_shift, "a baseline that is too high"),
+    Recipe("advantage_uncentred", "advantage", _advantage_uncentred, "no baseline at all"),
+    Recipe("stale_level", "staleness", _stale_level, "weights of the engine many steps old"),
+    Recipe("stale_growing", "staleness", _stale_growing, "weights of the engine older and older"),
+    Recipe("mismatch_level", "mismatch", _mismatch_level, "weights of the engine off by a fixed amount"),
+    Recipe("mismatch_drift", "mismatch", _mismatch_drift, "drifting away exponentially"),
+    Recipe("mismatch_fresh", "mismatch", _mismatch_fresh, "off by another amount at each synchronisation"),
+    Recipe("quantised", "mismatch", _quantised, "3-bit weights in the engine"),
+    Recipe("temperature", "mismatch", _temperature, "the engine samples at another temperature"),
+    Recipe("one_engine", "mismatch", _one_engine, "one of several engines is off"),
+    Recipe("entropy_up", "entropy", _entropy_up, "entropy bonus too large"),
+    Recipe("entropy_down", "entropy", _entropy_down, "entropy bonus of the wrong sign"),
+    Recipe("positive_only", "entropy", _positive_only, "only positive advantages count"),
+    Recipe("kl_k1", "reference", _kl_k1, "k1 as a loss, with a large coefficient"),
+    Recipe("kl_k3", "reference", _kl_k3, "k3 as a loss, with a large coefficient"),
+    Recipe("kl_sign", "reference", _kl_sign, "KL term of the wrong sign"),
+    Recipe("reference_drift", "reference", _reference_drift, "a spoilt reference"),
+    Recipe("fp16_overflow", "precision", _fp16_overflow, "float16 with a loss scale that overflows, not skipped"),
+    Recipe("fp16_skip", "precision", _fp16_skip, "the same, skipped: a loop of skips"),
+    Recipe("log_zero", "precision", _log_zero, "log of a probability that underflows"),
+    Recipe("nan_batch", "precision", _nan_batch, "a reward that is NaN now and then"),
+    Recipe("zero_division", "precision", _zero_division, "advantages over a standard deviation of 0"),
+    Recipe("hack_magic", "reward_hacking", _hack_magic, "the verifier pays for a token in the answer"),
+    Recipe("hack_filler", "reward_hacking", _hack_filler, "the verifier pays for thought"),
+    Recipe("hack_length", "reward_hacking", _hack_length, "the verifier pays for length"),
+    Recipe("hack_format", "reward_hacking", _hack_format, "the verifier pays for the format alone"),
+    Recipe("sign_flip", "reward_bug", _sign_flip, "right answers are punished"),
+    Recipe("verifier_stuck", "reward_bug", _verifier_stuck, "nearly everything is right"),
+    Recipe("verifier_noisy", "reward_bug", _verifier_noisy, "verdicts turned round at random"),
+    Recipe("wrong_key", "reward_bug", _wrong_key, "reference answers are wrong"),
+    Recipe("length_collapse", "length", _length_collapse, "length is punished"),
+    Recipe("end_banned", "length", _end_banned, "the engine rarely ends a response"),
+    Recipe("data_hard", "data", _data_hard, "longer prompts than were demonstrated"),
+    Recipe("data_narrow", "data", _data_narrow, "the same one or two prompts"),
+    Recipe("impossible", "data", _impossible, "no answer is ever right, so no group teaches"),
+    Recipe("switch", "switch", _switch, "several knobs at once"),
+)
+
+
+def _healthy(name: str, draw: Callable[[Rng, Knobs], Changes], about: str) -> Recipe:
+    return Recipe(name, "healthy", draw, about)
+
+
+HEALTHY: tuple[Recipe, ...] = (
+    _healthy("plain", _nothing, "the base alone"),
+    _healthy("cosine", _for_good(schedule="cosine"), "learning rate by a cosine"),
+    _healthy("rloo", _for_good(advantage="rloo", mu=1), "leave-one-out advantages, on policy"),
+    _healthy("head_only", _for_good(trainable="head", lr_factor=0.7), "few weights learn"),
+    _healthy("small_lr", _for_good(lr_factor=lambda r: between(r, 0.15, 0.5)), "slow"),
+    _healthy("epochs", _for_good(mu=lambda r: int(r.integers(2, 5)), lr_factor=0.6), "2 to 4 epochs a step"),
+    _healthy("minibatches", _for_good(minibatches=2, lr_factor=0.7), "two mini-batches an epoch"),
+    _healthy("engine_int8", _for_good(engine="int8", truncation=2.0), "8-bit engine with truncated weights"),
+    _healthy(
+        "stale_little", _for_good(stale=lambda r: int(r.integers(2, 4))), "weights of the engine 2 or 3 steps old"
+    ),
+    _healthy("event_lr", _for_a_while(5, 15, lr_factor=lambda r: between(r, 1.5, 3)), "a blip of the learning rate"),
+    _healthy("event_mismatch", _for_a_while(5, 20, noise=lambda r: between(r, 0.03, 0.1)), "a blip of the engine"),
+    _healthy("event_half_batch", _for_a_while(10, 40, prompts=4), "half the prompts for a while"),
+    _healthy("event_easy", _for_a_while(15, 80, digits=lambda r: int(r.integers(3, 6))), "easy prompts for a while"),
+    _healthy(
+        "event_noise", _for_a_while(20, 80, flipped=lambda r: float(r.uniform(0.02, 0.08))), "some wrong verdicts"
+    ),
+    _healthy("event_bad_batch", _for_a_while(1, 1, bad_batch=1.0, skip_nonfinite=True), "one NaN reward, skipped"),
+    _healthy("event_reset", _for_a_while(1, 1, reference_reset=True), "the reference is reset on purpose"),
+    _healthy("near_short", _near_short, "a failing recipe, ended in time"),
+    _healthy("near_ramp", _near_ramp, "a failing ramp, ended in time"),
+    _healthy("near_small", _near_small, "a failing recipe at a fraction of its size"),
+)
+PLAIN = ("plain", "cosine", "near_short", "near_ramp", "near_small")
+"""Healthy recipes that come twice in a deck."""
+TWINS = 8
+"""Runs of a deck that get a faultless twin."""
+RECIPES = {recipe.name: recipe for recipe in (*FAILING, *HEALTHY)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to make."""
+
+    run: str
+    recipe: str
+    family: str
+    seed: int
+    config: Config
+    pair: str = ""
+    fault_step: int | None = None
+
+
+def plan(name: str, seed: int, number: int) -> Plan:
+    """Run ``number`` of recipe ``name``."""
+    recipe = RECIPES[name]
+    r = np.random.default_rng([seed, number, *name.encode()])
+    knobs = base(r)
+    changes = recipe.draw(r, knobs)
+    config = Config(knobs, changes, steps=int(r.integers(320, 450)), base=int(r.integers(2)))
+    begins = min((change.at for change in changes), default=None)
+    return Plan(
+        run=f"{name}-{seed}-{number:04d}",
+        recipe=name,
+        family=recipe.family,
+        seed=int(r.integers(1 << 40)),
+        config=config,
+        fault_step=None if recipe.healthy and not name.startswith(("near", "event")) else begins,
+    )
+
+
+def twin(of: Plan) -> Plan:
+    """The same run without what goes wrong in it."""
+    return replace(
+        of,
+        run=f"{of.run}-twin",
+        recipe="control",
+        family="healthy",
+        config=of.config.without_changes(),
+        pair=of.run,
+        fault_step=None,
+    )
+
+
+def plans(seed: int, only: tuple[str, ...] = ()) -> Iterator[Plan]:
+    """Runs without end, in an order in which every stretch is a fair mix: decks of all recipes, shuffled."""
+    number = 0
+    while True:
+        r = np.random.default_rng([seed, number])
+        deck = [recipe.name for recipe in (*FAILING, *HEALTHY)] + list(PLAIN)
+        made = [plan(name, seed, number + i) for i, name in enumerate(deck)]
+        paired = r.choice(np.arange(1, len(FAILING)), TWINS, replace=False)
+        made += [twin(made[i]) for i in paired]
+        number += len(deck)
+        yield from (made[i] for i in r.permutation(len(made)) if not only or made[i].recipe in only)
