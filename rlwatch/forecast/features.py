@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlwatch.forecast.history import WARM_UNTIL, Floats, History
-from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, reaches
+from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, goals, reaches
 from rlwatch.forecast.shapes import QUIET, SHAPES, Drift, Extremes, median, shapes, spread
 from rlwatch.forecast.signals import SIGNALS
 
@@ -45,6 +45,7 @@ class FeatureStream:
         self._extremes = Extremes(len(SIGNALS))
         self._noise: Floats | None = None
         self._restless: Floats | None = None
+        self._goals: tuple[float, ...] = ()
 
     def forget_reference(self) -> None:
         """The reference was reset."""
@@ -76,10 +77,11 @@ class FeatureStream:
             return None
         if self._noise is None or self._restless is None:
             self._noise, self._restless = _spreads(history)
+            self._goals = goals(history)
         self._drift.update(step, history.changes()[-1] / self._noise)
         found = shapes(history, self._drift, self._extremes, self._noise, self._restless)
         found[:, np.isnan(history.baseline)] = np.nan
-        reached = reaches(history, found[_NOW], found[_FALLEN], found[_SLOPE], self._noise)
+        reached = reaches(self._goals, found[_NOW], found[_FALLEN], found[_SLOPE], self._noise)
         pairs = [value for reach in reached for value in (reach.share, reach.steps)]
         broken = history.broken[history.steps > step - 25].mean()
         values = np.concatenate((found.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import deque
-from collections.abc import Mapping
 from functools import cache
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast.artefact import shipped
+from rlwatch.forecast.artefact import load, shipped
 from rlwatch.forecast.features import FEATURES, Features, FeatureStream
 from rlwatch.forecast.forecast import Forecast, Reason
 from rlwatch.forecast.limits import Reach, nearest
@@ -20,6 +20,10 @@ BUDGET = "1"
 """False alarm episodes in 1000 healthy steps that are put up with."""
 SMOOTHED = 3
 """Rows whose median is judged: one odd row is no alarm."""
+MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
+"""Environment variable with the path of a model to use instead of the shipped one."""
+BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
+"""Environment variable with another budget than :data:`BUDGET`."""
 ENOUGH = 0.5
 """Share of what the model learnt that a run must be able to tell."""
 
@@ -134,7 +138,18 @@ def _shipped() -> Model:
     return shipped()
 
 
-def forecast_run(rows: Mapping[int, Mapping[str, float]], model: Model | None = None) -> list[Forecast]:
-    """Forecasts of a whole run, each from the steps up to it. ``rows``: step -> canonical metrics."""
-    forecaster = Forecaster(model)
-    return [forecaster.update(ClosedStep(step, rows[step])) for step in sorted(rows)]
+def default_forecaster() -> Forecaster:
+    """A fresh forecaster with the model that :data:`MODEL_VARIABLE` names, or the shipped one.
+
+    Raises
+    ------
+    ConfigError
+        If that model cannot be used.
+    """
+    path = os.environ.get(MODEL_VARIABLE, "")
+    return Forecaster(_loaded(path) if path else None, budget=os.environ.get(BUDGET_VARIABLE, "") or BUDGET)
+
+
+@cache
+def _loaded(path: str) -> Model:
+    return load(path)

@@ -64,14 +64,20 @@ class Reach:
     clear: bool = False
 
 
-def reaches(history: History, now: Floats, fallen: Floats, slope: Floats, noise: Floats) -> tuple[Reach, ...]:
-    """Where each limit stands.
+def goals(history: History) -> tuple[float, ...]:
+    """The change at which each limit is reached, once the baseline is known."""
+    return tuple(_goal(limit, history, _PLACE[limit.signal]) for limit in LIMITS_V1)
+
+
+def reaches(goal: tuple[float, ...], now: Floats, fallen: Floats, slope: Floats, noise: Floats) -> tuple[Reach, ...]:
+    """Where each limit stands. ``goal``: of each limit.
 
     Each of shape (signals,): ``now``, the change against the baseline; ``fallen``, against the best level so far;
     ``slope``, per 10 steps; ``noise``, the spread of the baseline, which small batches make large.
     """
     moved = ((fallen if limit.from_best else now)[_PLACE[limit.signal]] for limit in LIMITS_V1)
-    return tuple(_reach(limit, history, float(at), slope, noise) for limit, at in zip(LIMITS_V1, moved, strict=True))
+    each = zip(LIMITS_V1, goal, moved, strict=True)
+    return tuple(_reach(limit, end, float(at), slope, noise) for limit, end, at in each)
 
 
 def nearest(reached: tuple[Reach, ...]) -> Reach | None:
@@ -80,11 +86,10 @@ def nearest(reached: tuple[Reach, ...]) -> Reach | None:
     return max(moving, key=lambda reach: reach.share, default=None)
 
 
-def _reach(limit: Limit, history: History, at: float, slope: Floats, noise: Floats) -> Reach:
+def _reach(limit: Limit, goal: float, at: float, slope: Floats, noise: Floats) -> Reach:
     i = _PLACE[limit.signal]
     if not math.isfinite(at):
         return Reach(limit, math.nan, math.nan)
-    goal = _goal(limit, history, i)
     share = at / goal if goal else math.nan
     pace = float(slope[i]) / 10.0
     steps = (goal - at) / pace if math.isfinite(pace) and pace * goal > 0.0 else FAR_AHEAD

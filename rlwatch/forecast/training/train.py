@@ -1,0 +1,195 @@
+"""From labelled runs to a model: grow, calibrate and choose thresholds on runs not seen, grow again on all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlwatch.errors import ConfigError
+from rlwatch.forecast.evaluation.folds import Split, folds_of
+from rlwatch.forecast.evaluation.labels import Label, Labels, Outcome
+from rlwatch.forecast.evaluation.run_table import RunTable
+from rlwatch.forecast.features import FEATURES
+from rlwatch.forecast.forecast import HORIZONS
+from rlwatch.forecast.model import Model, Profile, signal_of
+from rlwatch.forecast.training import thresholds
+from rlwatch.forecast.training.calibration import line
+from rlwatch.forecast.training.examples import Examples, Floats, examples, joined
+from rlwatch.forecast.training.grow import Grown, Growth, gains, grow, head_of, intervals
+from rlwatch.forecast.training.profiles import EVERYTHING, PROFILES
+from rlwatch.forecast.trees import LEAF, Head
+from rlwatch.records import JSON
+
+LEAST_RUNS = 40
+"""Runs below which there is nothing to learn and to hold out at once."""
+LEAST_FAILURES = 10
+FOLDS = 5
+Tell = Callable[[str], None]
+"""Told what is being done, for a progress display."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model, its examples, and the p50 of each by a model that had not seen its run."""
+
+    model: Model
+    examples: Examples
+    p50: Floats
+    facts: dict[str, JSON] = field(default_factory=dict)
+
+
+def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, tell: Tell | None = None) -> tuple[Examples, Examples]:
+    """Examples of the runs as they are, and of the same runs as coarse logs (every 5 or 10 steps, in turns)."""
+    tell = tell or _silent
+    tell("features")
+    fine = examples(table, labels, jobs=jobs)
+    tell("features of coarse logs")
+    parts = []
+    for every, start in ((5, 0), (10, 1)):
+        places = list(range(start, len(table.runs), 3))
+        part = examples(table.only(places), labels, every=every, jobs=jobs)
+        parts.append(part.moved(places))
+    return fine, joined(parts)
+
+
+def train(
+    table: RunTable,
+    labels: Labels,
+    *,
+    how: Growth | None = None,
+    folds: int = FOLDS,
+    jobs: int = 1,
+    tell: Tell | None = None,
+    meta: dict[str, JSON] | None = None,
+) -> Trained:
+    """Train a model.
+
+    Raises
+    ------
+    ConfigError
+        If there are fewer than 40 runs, or 10 that failed late enough to be forecast, or 10 that did not.
+    """
+    how, tell = how or Growth(), tell or _silent
+    known = labels.of(table)
+    _enough(known)
+    fine, coarse = prepare(table, labels, jobs=jobs, tell=tell)
+    held = out_of_fold(fine, coarse, folds_of(table, Split.RUN, folds), how, tell=tell)
+    lines = [line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(fine))]
+    clean = np.array([label.outcome is Outcome.CLEAN for label in known])
+    profiles = tuple(_profile(name, fine, held[name], lines, clean) for name in PROFILES)
+    tell("the model itself")
+    grown = grow(mixed(fine, coarse, how.seed), how, kinds=True)
+    return Trained(_model(grown, lines, profiles, meta or {}), fine, chances(held["taps"], lines)[:, 1])
+
+
+def out_of_fold(
+    fine: Examples,
+    coarse: Examples,
+    fold: npt.NDArray[np.int64],
+    how: Growth,
+    *,
+    profiles: Sequence[str] = tuple(PROFILES),
+    tell: Tell | None = None,
+) -> dict[str, Floats]:
+    """Log-odds of all rows of ``fine``, each by a model that saw no run of its fold, by profile.
+
+    ``fold``: of each run of the table; runs of one fold are held out together.
+    """
+    held = {name: np.full((len(fine), len(HORIZONS)), math.nan) for name in profiles}
+    for number in np.unique(fold):
+        (tell or _silent)(f"fold {number + 1} of {len(np.unique(fold))}")
+        grown = grow(mixed(fine.only(fold[fine.run] != number), coarse.only(fold[coarse.run] != number), how.seed), how)
+        rows = np.flatnonzero(fold[fine.run] == number)
+        for name in profiles:
+            part = fine.only(rows).without(EVERYTHING - PROFILES[name])
+            held[name][rows] = grown.logits(part.x)
+    return held
+
+
+def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
+    """What a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack."""
+    draw = np.random.default_rng(seed)
+    thin = fine.only((fine.ahead <= HORIZONS[-1]) | (fine.step % 3 == 0)).at_risk()
+    copies = [coarse.at_risk()]
+    poorer = list(PROFILES.values())[1:]
+    which = draw.integers(len(poorer) + 1, size=int(fine.run.max(initial=0)) + 1)
+    for i, kept in enumerate(poorer):
+        copies.append(thin.only((which[thin.run] == i) & (thin.step % 2 == 0)).without(EVERYTHING - kept))
+    return joined([thin, *copies])
+
+
+def chances(logits: Floats, lines: Sequence[tuple[float, float]]) -> Floats:
+    """Chances of an onset within each horizon, (n, 3), from the log-odds of the intervals."""
+    alive = np.ones(len(logits))
+    columns = []
+    for i, (slope, offset) in enumerate(lines):
+        alive = alive / (1.0 + np.exp(np.clip(slope * logits[:, i] + offset, -30.0, 30.0)))
+        columns.append(1.0 - alive)
+    return np.stack(columns, axis=1)
+
+
+def _profile(
+    name: str, fine: Examples, logits: Floats, lines: Sequence[tuple[float, float]], clean: npt.NDArray[np.bool_]
+) -> Profile:
+    rows = np.flatnonzero(thresholds.healthy(fine, clean))
+    part = fine.only(rows)
+    p50 = thresholds.smoothed(chances(logits, lines)[:, 1], fine.run)[rows]
+    static = thresholds.smoothed(fine.static, fine.run)[rows]
+    mine, theirs = 1.0 - thresholds.STATIC_SHARE, thresholds.STATIC_SHARE
+    return Profile(
+        name=name,
+        signals=PROFILES[name],
+        thresholds={f"{b:g}": max(thresholds.threshold(part, p50, mine * b), 1e-6) for b in thresholds.BUDGETS},
+        static={f"{b:g}": max(thresholds.threshold(part, static, theirs * b), 1e-6) for b in thresholds.BUDGETS},
+    )
+
+
+def _model(
+    grown: Grown, lines: Sequence[tuple[float, float]], profiles: tuple[Profile, ...], meta: dict[str, JSON]
+) -> Model:
+    first, second, third = (head_of(head, *ab) for head, ab in zip(grown.hazards, lines, strict=True))
+    kinds = {kind: head_of(head) for kind, head in grown.kinds.items()}
+    used = sorted(
+        {
+            f
+            for head in (first, second, third, *kinds.values())
+            for tree in head.trees
+            for f in tree.feature
+            if f != LEAF
+        }
+    )
+    place = {feature: i for i, feature in enumerate(used)}
+    gained: dict[str, float] = {}
+    for feature, gain in gains(grown).items():
+        gained[signal_of(feature)] = gained.get(signal_of(feature), 0.0) + gain
+    return Model(
+        features=tuple(FEATURES[feature] for feature in used),
+        hazards=(_renumbered(first, place), _renumbered(second, place), _renumbered(third, place)),
+        limits={kind: _renumbered(head, place) for kind, head in kinds.items()},
+        gains={signal: round(gain, 6) for signal, gain in gained.items() if gain > 0.0 and signal in EVERYTHING},
+        profiles=profiles,
+        meta=meta,
+    )
+
+
+def _renumbered(head: Head, place: dict[int, int]) -> Head:
+    trees = tuple(tree.asking(place) for tree in head.trees)
+    return Head(head.base, trees, head.slope, head.offset)
+
+
+def _enough(known: Sequence[Label]) -> None:
+    failed = sum(label.outcome is Outcome.EVENT for label in known)
+    sound = sum(label.outcome is Outcome.CLEAN for label in known)
+    if len(known) < LEAST_RUNS or min(failed, sound) < LEAST_FAILURES:
+        raise ConfigError(
+            f"a forecaster needs at least {LEAST_RUNS} runs, {LEAST_FAILURES} of them failed after step 55 and "
+            f"{LEAST_FAILURES} sound; these are {len(known)} with {failed} and {sound}: add runs"
+        )
+
+
+def _silent(_: str) -> None:
+    """Nobody listens."""

@@ -1,0 +1,203 @@
+"""Training: examples through the live code, heads read out of scikit-learn exactly, thresholds that keep a budget."""
+
+import math
+
+import numpy as np
+import pytest
+from forecast_runs import steady
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlwatch.errors import ConfigError
+from rlwatch.forecast import Forecaster, artefact
+from rlwatch.forecast.evaluation.labels import Label, Labels, Outcome
+from rlwatch.forecast.evaluation.run_table import Column, RunTable
+from rlwatch.forecast.features import FEATURES
+from rlwatch.forecast.training import thresholds
+from rlwatch.forecast.training.calibration import line
+from rlwatch.forecast.training.examples import Examples, coarse, examples
+from rlwatch.forecast.training.grow import Growth, grow, head_of, intervals
+from rlwatch.forecast.training.train import train
+from rlwatch.records import ClosedStep
+
+SMALL = Growth(trees=5, leaves=5, least=10, rate=0.3)
+LENGTH = 160
+ONSET = 140
+
+
+def failing(seed):
+    """Entropy falls from step 80 on, until a fifth is left at step 140."""
+    return steady(LENGTH, every=2, seed=seed, **{"policy/entropy": lambda s: 0.2 ** (max(0, s - 80) / 60)})
+
+
+def tables(failed=12, sound=28):
+    """A table of runs and its labels."""
+    runs = {f"bad-{i}": failing(i) for i in range(failed)} | {
+        f"good-{i}": steady(LENGTH, every=2, seed=99 + i) for i in range(sound)
+    }
+    steps = np.concatenate([list(rows) for rows in runs.values()])
+    names = list(next(iter(next(iter(runs.values())).values())))
+    flat = [row for rows in runs.values() for row in rows.values()]
+    columns = {n: Column(np.array([row[n] for row in flat]), np.ones(len(flat), bool)) for n in names}
+    starts = np.cumsum([0, *(len(rows) for rows in runs.values())])
+    recipes = tuple(run.split("-")[0] for run in runs)
+    table = RunTable(tuple(runs), recipes, recipes, ("",) * len(runs), starts, steps, columns)
+    labels = [
+        Label(run, Outcome.EVENT, ONSET, "ent_low", LENGTH)
+        if run.startswith("bad")
+        else Label(run, Outcome.CLEAN, steps=LENGTH)
+        for run in runs
+    ]
+    return table, Labels("by hand", tuple(labels))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    table, labels = tables()
+    return train(table, labels, how=SMALL, folds=2, meta={"version": "test"})
+
+
+def test_a_failure_is_forecast_before_it_and_sound_runs_are_left_alone(trained):
+    """On runs of seeds that were not trained on."""
+
+    def first_alarm(rows):
+        one = Forecaster(trained.model)
+        found = (one.update(ClosedStep(step, row)) for step, row in rows.items())
+        return next((forecast for forecast in found if forecast.alarm), None)
+
+    caught = [first_alarm(failing(seed)) for seed in range(50, 55)]
+    assert all(alarm is not None and 80 < alarm.step <= ONSET - 5 for alarm in caught)
+    assert {alarm.limit for alarm in caught} == {"ent_low"}
+    assert [first_alarm(steady(LENGTH, every=2, seed=seed)) for seed in range(60, 64)] == [None] * 4
+
+
+def test_the_model_is_a_valid_file(trained, tmp_path):
+    """Written and read without a loss."""
+    artefact.write(trained.model, tmp_path / "m.json")
+    assert artefact.load(tmp_path / "m.json") == trained.model
+
+
+def test_held_out_chances_are_chances_of_every_row(trained):
+    """One a row, none missing."""
+    assert trained.p50.shape == (len(trained.examples),)
+    assert np.isfinite(trained.p50).all()
+    ahead = trained.examples.ahead
+    assert trained.p50[(ahead > 0) & (ahead < 25)].mean() > 5 * trained.p50[np.isinf(ahead)].mean()
+
+
+def test_a_head_says_what_scikit_learn_says():
+    """To the rounding of 32 bits, with missing values."""
+    table, labels = tables(4, 6)
+    part = examples(table, labels).at_risk()
+    classifier = grow(part, SMALL).hazards[1]
+    head = head_of(classifier)
+    rows = range(0, len(part), 37)
+    assert [head.logit(part.x[i].astype(float).tolist()) for i in rows] == pytest.approx(
+        classifier.decision_function(part.x[list(rows)]).tolist(), abs=1e-5
+    )
+
+
+def test_examples_are_the_features_of_the_run_and_its_distance_to_the_onset():
+    """The same numbers a live run has; from the onset on the distance is not positive."""
+    table, labels = tables(1, 1)
+    part = examples(table, labels)
+    assert part.x.shape == (len(part), len(FEATURES))
+    assert part.ahead[part.run == 0].tolist() == [ONSET - s for s in part.step[part.run == 0]]
+    assert np.isinf(part.ahead[part.run == 1]).all()
+    assert part.left[-1] == 0
+    assert set(part.kind[part.run == 0]) == {"ent_low"}
+    assert len(part.at_risk()) == (part.ahead > 0).sum()
+
+
+def test_what_is_dropped_is_missing_and_nothing_else_changes():
+    """Metric dropout is the run's own features without those of a signal."""
+    table, labels = tables(1, 1)
+    part = examples(table, labels)
+    poorer = part.without(["entropy"])
+    gone = [i for i, name in enumerate(FEATURES) if "entropy" in name.split(":")]
+    assert np.isnan(poorer.x[:, gone]).all()
+    kept = [i for i in range(len(FEATURES)) if i not in gone]
+    np.testing.assert_array_equal(poorer.x[:, kept], part.x[:, kept])
+
+
+def test_rows_whose_end_was_not_seen_count_only_as_long_as_they_were_watched():
+    """Onset at 10, 30 and 80 steps; a run that ends in 30 steps without one; one that goes on."""
+    ahead = np.array([10.0, 30.0, 80.0, math.inf, math.inf, -3.0])
+    part = _made(np.arange(6), ahead, left=np.array([15.0, 35.0, 90.0, 30.0, 500.0, 9.0]))
+    assert [(rows.tolist(), hit.tolist()) for rows, hit in intervals(part)] == [
+        ([0, 1, 2, 3, 4], [True, False, False, False, False]),
+        ([1, 2, 4], [True, False, False]),
+        ([2, 4], [True, False]),
+    ]
+
+
+def _made(step, ahead=None, *, run=None, left=None):
+    n = len(step)
+    return Examples(
+        x=np.zeros((n, len(FEATURES)), np.float32),
+        run=np.zeros(n, np.int64) if run is None else run,
+        step=step,
+        ahead=np.full(n, math.inf) if ahead is None else ahead,
+        left=np.full(n, 999.0) if left is None else left,
+        static=np.zeros(n),
+        kind=np.full(n, "", dtype="U8"),
+    )
+
+
+def test_alarms_within_25_steps_are_one_episode_and_runs_are_kept_apart():
+    """Counted by hand."""
+    part = _made(np.array([40, 41, 60, 90, 40, 41]), run=np.array([0, 0, 0, 0, 1, 1]))
+    assert thresholds.episodes(part, np.array([1, 1, 1, 1, 0, 1], bool)) == 3
+    assert thresholds.episodes(part, np.zeros(6, bool)) == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([0.5, 1.0, 5.0]))
+def test_a_threshold_keeps_its_budget_and_a_lower_one_would_not_be_needed_less(seed, budget):
+    """Episodes at the threshold are within the budget; steps are counted by the cadence of the log."""
+    draw = np.random.default_rng(seed)
+    part = _made(np.tile(np.arange(0, 2000, 5), 3), run=np.repeat(np.arange(3), 400))
+    scores = draw.random(1200)
+    assert thresholds.steps_watched(part) == 6000
+    found = thresholds.threshold(part, scores, budget)
+    assert thresholds.episodes(part, scores >= found) <= budget * 6
+
+
+def test_the_median_of_three_rows_is_that_of_the_forecaster():
+    """Within a run only."""
+    run = np.array([0, 0, 0, 0, 1, 1])
+    assert thresholds.smoothed(np.array([0.0, 9.0, 1.0, 2.0, 5.0, 7.0]), run).tolist() == [0.0, 4.5, 1.0, 2.0, 5.0, 6.0]
+
+
+def test_alarms_shortly_before_an_onset_are_no_false_ones():
+    """Of failing runs the rows long before; of sound ones all; of doubtful ones none."""
+    part = _made(np.arange(4), np.array([150.0, 100.0, math.inf, math.inf]), run=np.array([0, 0, 1, 2]))
+    assert thresholds.healthy(part, np.array([False, True, False])).tolist() == [True, False, True, False]
+
+
+def test_calibration_finds_the_line_that_made_the_outcomes():
+    """Log-odds that were twice too bold, and shifted."""
+    draw = np.random.default_rng(0)
+    true = draw.normal(-1.0, 2.0, 20_000)
+    hit = draw.random(20_000) < 1 / (1 + np.exp(-true))
+    slope, offset = line(2 * true + 1.0, hit)
+    assert (slope, offset) == (pytest.approx(0.5, abs=0.03), pytest.approx(-0.5, abs=0.06))
+    assert line(true, np.zeros(20_000, bool)) == (1.0, 0.0)
+
+
+def test_a_coarse_log_holds_means_at_the_last_step_of_each_stretch():
+    """NaN stays NaN; a metric logged now and then is the mean of what was logged."""
+    rows = [
+        (s, {"a": float(s)} | ({"b": 2.0} if s == 7 else {}) | ({"c": math.nan} if s == 2 else {"c": 1.0}))
+        for s in range(10)
+    ]
+    (first, one), (second, two) = coarse(rows, 5)
+    assert (first, second) == (4, 9)
+    assert (one["a"], two["a"], two["b"], "b" in one, two["c"]) == (2.0, 7.0, 2.0, False, 1.0)
+    assert math.isnan(one["c"])
+
+
+def test_too_few_runs_are_refused_with_their_numbers():
+    """Before any work is done."""
+    with pytest.raises(ConfigError, match=r"at least 40 runs.*these are 24 with 12 and 12"):
+        train(*tables(12, 12))
