@@ -2,6 +2,7 @@
 
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 1
 python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
+python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
 python benchmarks/forecast pack --from build/corpus --out build/corpus.parquet
 python benchmarks/forecast recipes
 """
@@ -12,8 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its module `statistics` would hide the standard one
 
 from forecast.generate import BACKENDS, generate  # noqa: E402
 from forecast.recipes import RECIPES  # noqa: E402
@@ -33,6 +33,11 @@ def main() -> None:
     making.add_argument("--seed", type=int, default=1)
     making.add_argument("--recipes", default="", help="only these, separated by commas")
     making.add_argument("--backend", choices=BACKENDS, default="loky", help="ray and dask: on a cluster that is up")
+    real = commands.add_parser("generate-trl", help="the same of runs of TRL, which take longer")
+    real.add_argument("--out", type=Path, required=True, help="folder, one file a run")
+    real.add_argument("--runs", type=int, default=84)
+    real.add_argument("--jobs", type=int, default=1, help="processes")
+    real.add_argument("--seed", type=int, default=1)
     packing = commands.add_parser("pack", help="join all runs of a folder in two files")
     packing.add_argument("--from", type=Path, required=True, dest="folder")
     packing.add_argument("--out", type=Path, required=True, help="a .parquet; the records go beside it, as -runs")
@@ -49,6 +54,10 @@ def _do(args: argparse.Namespace) -> None:
         only = tuple(name for name in args.recipes.split(",") if name)
         made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend)
         print(f"{made} runs made, {args.runs - made} were there: {args.out}")
+    elif args.command == "generate-trl":
+        from forecast.trl_runs import generate as generate_trl
+
+        generate_trl(args.out, args.runs, args.jobs, args.seed)
     elif args.command == "pack":
         for path in pack(args.folder, args.out):
             print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")

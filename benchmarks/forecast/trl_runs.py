@@ -1,6 +1,6 @@
 """Makes the TRL part of the corpus: tiny policies trained by TRL itself and watched by rlwatch's own integration.
 
-    PYTHONPATH=benchmarks python -m forecast.trl_runs --out build/corpus_trl --runs 84 --jobs 1 --seed 1
+    python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 1 --seed 1
 
 One Parquet file a run (:mod:`tables`); a run that has its file is not made again. Metrics are what
 ``rlwatch.integrations.trl.watch`` recorded, under canonical names; metrics of the clock and of single layers and tasks
@@ -9,9 +9,7 @@ are left out.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -110,18 +108,3 @@ def generate(out: Path, count: int, workers: int, seed: int) -> None:
     work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
     for line in track(work(joblib.delayed(make)(job, out) for job in missing), "runs", len(missing), console=console):
         console.print(line, highlight=False)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Read the command line and generate."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--runs", type=int, default=84)
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(arguments)
-    generate(given.out, given.runs, given.jobs, given.seed)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
