@@ -6,16 +6,18 @@ in one transaction with reading what was written before, so that no two say the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from rlwatch.alerts.plan import Plan, Scene, plan
 from rlwatch.alerts.policy import GroupBy, Policy
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.diagnosis import Cause, Sureness, diagnose
 from rlwatch.errors import StoreError
 from rlwatch.ports import Store
-from rlwatch.records import Alert, Ledger, OutboxMessage, RunInfo
+from rlwatch.records import Alert, AlertState, Ledger, OutboxMessage, RunInfo
 
 CONSOLE = "console"
 """Not written: a process logs its own alerts, at once."""
@@ -65,6 +67,9 @@ class Desk:
                 self._store.put_alerts(alerts, [])
             return self._tell_project(run_id, last_word=last_word)
         scene = self._scene([self._store.run(run_id)], last_word=last_word)
+        for alert in alerts:
+            if alert.state is AlertState.FIRING:  # read what will be wanted before the control file is locked
+                scene.cause(run_id, alert.kind, alert.step)
         if not alerts and not self._planned(self._store.ledger(run_id), scene).messages:
             return []  # the usual look takes no lock
         return self._store.tell(run_id, alerts, lambda ledger: self._planned(ledger, scene).messages)
@@ -88,7 +93,20 @@ class Desk:
     def _scene(self, runs: Sequence[RunInfo], *, last_word: bool) -> Scene:
         live = frozenset(run.run_id for run in runs if self._live(run))
         by_id = {run.run_id: run for run in runs}
-        return Scene(self._clock.now(), by_id, live, self._store.silences(), last_word=last_word)
+        silences = self._store.silences()
+        return Scene(
+            self._clock.now(), by_id, live, silences, last_word=last_word, cause=cache(partial(self._cause, by_id))
+        )
+
+    def _cause(self, runs: Mapping[str, RunInfo], run_id: str, kind: str, at: int | None) -> Cause | None:
+        """The likeliest cause of failures of this kind, where more than the failure itself is known of it."""
+        try:
+            findings, events = self._store.findings(run_id), self._store.events(run_id)
+        except StoreError:
+            return None  # the alert goes out without
+        said = diagnose(findings, events=events, source=runs[run_id].source, at=at)
+        sure = (cause for cause in said.causes if cause.sure is not Sureness.WEAK and cause.symptoms)
+        return next((cause for cause in sure if kind in (cause.kind, *cause.symptoms)), None)
 
     def _whole(self, runs: Sequence[RunInfo]) -> Ledger:
         """The ledgers of all runs that can be read, as one."""

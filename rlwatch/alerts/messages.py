@@ -22,6 +22,10 @@ The payload, a JSON object (``schema_version`` 1)::
       id            str     the same for all messages of alerts that were first told together
       firing        int     how many of them fire now: with 0 the whole is over
     earlier         list    what fires on this run since before: objects of kind, severity, onset_step
+    cause           object  null where nothing but the alert itself is known
+      kind, title, summary, why                  str: the first sign, its name, the chain in time order, why so sure
+      sure          str     "strong" | "plausible"
+      onset_step    int
     finding         object
       detector      str
       evidence      object  the numbers to believe it by; keys depend on the detector
@@ -45,7 +49,7 @@ from urllib.parse import quote, urlsplit
 
 from rlwatch.alerts.notices import Notice
 from rlwatch.alerts.transitions import AlertEvent
-from rlwatch.diagnosis import advice
+from rlwatch.diagnosis import Cause, advice
 from rlwatch.notify.encode import json_safe
 from rlwatch.records import JSON, Alert, OutboxMessage, RunInfo, Severity
 
@@ -58,6 +62,7 @@ def message(
     thread: str = "",
     firing: int = 1,
     earlier: Sequence[Alert] = (),
+    cause: Cause | None = None,
     dashboard_url: str = "",
     now: float = 0.0,
 ) -> OutboxMessage:
@@ -75,6 +80,8 @@ def message(
         How many alerts of the thread fire now.
     earlier
         What fires on the run since before.
+    cause
+        What most likely set it off.
     dashboard_url
         Where the dashboard is; a query (the access token) is not passed on.
     now
@@ -89,7 +96,7 @@ def message(
         run_id=alert.run_id,
         alert_id=thread,
         channel=first.channel,
-        payload=payload(notices, group, earlier, dashboard_url),
+        payload=payload(notices, group, earlier, cause, dashboard_url),
         created_at=now,
     )
 
@@ -101,7 +108,11 @@ def message_id(alert_id: str, event: AlertEvent, severity: Severity, channel: st
 
 
 def payload(
-    notices: Sequence[Notice], group: dict[str, JSON], earlier: Sequence[Alert] = (), dashboard_url: str = ""
+    notices: Sequence[Notice],
+    group: dict[str, JSON],
+    earlier: Sequence[Alert] = (),
+    cause: Cause | None = None,
+    dashboard_url: str = "",
 ) -> dict[str, JSON]:
     """The payload described above."""
     first = notices[0]
@@ -110,11 +121,12 @@ def payload(
     whole = {
         "schema_version": SCHEMA_VERSION,
         "event": first.event,
-        "text": summary(notices),
+        "text": summary(notices, cause),
         "alert": _alert(first),
         "also": [_alert(notice) for notice in notices[1:]],
         "group": group,
         "earlier": [{"kind": a.kind, "severity": a.severity, "onset_step": a.onset_step} for a in earlier],
+        "cause": None if cause is None else _cause(cause),
         "finding": {"detector": alert.detector, "evidence": alert.evidence},
         "advice": None if known is None else known.to_dict(),
         "run": {"id": run.run_id, "name": run.name, "project": run.project, "source": run.source},
@@ -123,15 +135,17 @@ def payload(
     return dict(json_safe(whole))
 
 
-def summary(notices: Sequence[Notice]) -> str:
-    """One line: what, how bad, which run, where in it, what else."""
+def summary(notices: Sequence[Notice], cause: Cause | None = None) -> str:
+    """One line: what, how bad, which run, where in it, what else, and what set it off where that is another thing."""
     first = notices[0]
     alert = first.case.alert
     began = f" (since step {alert.onset_step})" if alert.onset_step != alert.step else ""
     others = ", ".join(dict.fromkeys(_named(notice, first.case.run) for notice in notices[1:]))
     return (
         f"[{first.event.value} {first.severity.value}] {_whose(first.case.run)}: {alert.kind} at step {alert.step}"
-        f"{began}: {alert.message}" + (f"; also {others}" if others else "")
+        f"{began}: {alert.message}"
+        + (f"; also {others}" if others else "")
+        + (f"; most likely cause: {cause.title} ({cause.sure.value})" if cause and cause.kind != alert.kind else "")
     )
 
 
@@ -154,6 +168,17 @@ def run_page(dashboard_url: str, run_id: str) -> str:
     return (
         f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/run?run={quote(run_id, safe='')}"
     )
+
+
+def _cause(cause: Cause) -> dict[str, JSON]:
+    return {
+        "kind": cause.kind,
+        "title": cause.title,
+        "sure": cause.sure.value,
+        "why": cause.why,
+        "onset_step": cause.onset_step,
+        "summary": cause.summary,
+    }
 
 
 def _alert(notice: Notice) -> dict[str, JSON]:

@@ -6,7 +6,7 @@ planning later, after a process died, tells what it could not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlwatch.alerts.messages import message
@@ -15,6 +15,7 @@ from rlwatch.alerts.notices import Case, Notice, due
 from rlwatch.alerts.policy import GroupBy, Policy, inhibitors
 from rlwatch.alerts.told import Telling
 from rlwatch.alerts.transitions import AlertEvent
+from rlwatch.diagnosis import Cause
 from rlwatch.records import Alert, AlertState, Ledger, OutboxMessage, RunInfo, Silence
 
 MOST_EARLIER = 5
@@ -24,7 +25,8 @@ MOST_EARLIER = 5
 class Scene:
     """The time (Unix seconds), the runs and which of them are live, and the silences.
 
-    ``last_word``: nobody will plan for these alerts soon, so that none waits for others of its group.
+    ``last_word``: nobody will plan for these alerts soon, so that none waits for others of its group. ``cause`` says
+    what most likely set a kind of failure of a run off, by what was known at a step (None: by now), if that is known.
     """
 
     now: float
@@ -32,6 +34,7 @@ class Scene:
     live: frozenset[str] = frozenset()
     silences: Sequence[Silence] = ()
     last_word: bool = False
+    cause: Callable[[str, str, int | None], Cause | None] = lambda run_id, kind, at: None  # noqa: ARG005
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def plan(ledger: Ledger, policy: Policy, scene: Scene, dashboard_url: str = "") 
     awaited = [notice for notice, why in kept if why == WAITING]
     joining = awaited if scene.last_word else _joining(told, awaited, policy)
     groups = _grouped([*told, *joining], policy, telling)
-    messages = tuple(_message(group, telling, ledger.alerts, dashboard_url, scene.now) for group in groups)
+    messages = tuple(_message(group, telling, ledger.alerts, scene, dashboard_url) for group in groups)
     return Plan(messages, tuple(pair for pair in kept if pair[0] not in joining))
 
 
@@ -102,7 +105,7 @@ def _grouped(notices: Sequence[Notice], policy: Policy, telling: Telling) -> lis
 
 
 def _message(
-    notices: list[Notice], telling: Telling, alerts: Sequence[Alert], dashboard_url: str, now: float
+    notices: list[Notice], telling: Telling, alerts: Sequence[Alert], scene: Scene, dashboard_url: str
 ) -> OutboxMessage:
     leading = notices[0].case.alert
     thread = telling.thread(leading.alert_id, notices[0].channel)
@@ -114,6 +117,15 @@ def _message(
         thread=thread,
         firing=sum(alert.alert_id in sharing for alert in firing),
         earlier=sorted(earlier, key=lambda alert: alert.onset_step)[:MOST_EARLIER],
+        cause=_cause(notices[0], scene),
         dashboard_url=dashboard_url,
-        now=now,
+        now=scene.now,
     )
+
+
+def _cause(leading: Notice, scene: Scene) -> Cause | None:
+    """What set it off, by what was known when it was first said; by now, if it is said again."""
+    if leading.event is AlertEvent.RESOLVED:
+        return None
+    case, first = leading.case, leading.event in (AlertEvent.FIRING, AlertEvent.ESCALATED)
+    return scene.cause(case.run.run_id, case.alert.kind, case.alert.step if first else None)

@@ -124,11 +124,15 @@ def _number(value: JSON) -> str:
 
 
 def _cause(payload: Mapping[str, JSON]) -> Iterator[str]:
-    """What it means, and what fires since before: causes come first."""
+    """What it means, what most likely set it off, and what fires since before."""
     advice = _table(payload, "advice")
     said = [defused(advice[key]) for key in ("title", "meaning") if advice.get(key)]
     if said:
-        yield f"Cause: {': '.join(said)}"
+        yield f"Means: {': '.join(said)}"
+    cause = _table(payload, "cause")
+    if cause.get("title"):
+        what = f"{defused(cause['title'])}: {defused(cause.get('summary'))}"
+        yield f"Most likely cause ({defused(cause.get('sure'))}): {what}"
     earlier = [
         f"{defused(e.get('kind'))} since step {defused(e.get('onset_step'))}" for e in _tables(payload, "earlier")
     ]

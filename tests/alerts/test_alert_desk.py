@@ -16,7 +16,7 @@ from rlwatch.alerts.desk import Desk
 from rlwatch.alerts.policy import Grouping, Inhibition, Policy, QuietHours
 from rlwatch.alerts.rules import Rule
 from rlwatch.alerts.told import alert_ids
-from rlwatch.records import Acknowledgement, Alert, RunInfo, Silence
+from rlwatch.records import Acknowledgement, Alert, Finding, RunInfo, Silence
 from rlwatch.store.url import open_store
 
 PATIENT = Rule("r", channels=("hook",), repeat_minutes=60.0)
@@ -351,6 +351,25 @@ def test_a_message_names_what_fires_on_its_run_since_before():
     assert [(each["kind"], each["onset_step"]) for each in sent.payload["earlier"]] == [
         ("mismatch_growth", 2),
         ("entropy_collapse", 4),
+    ]
+
+
+def test_a_message_names_the_cause_that_explains_it_by_what_was_known_then():
+    """Of a chain its root; of a failure outside every chain nothing; and nothing that was found only later."""
+    office = Office()
+    writer = office.store.open_run(RunInfo("run"))
+    chain = [("mismatch_growth", 412), ("entropy_collapse", 455), ("long_tail", 470), ("reward_drop", 498)]
+    found = [Finding("d", kind, CRITICAL, onset + 9, onset, "", seq=n) for n, (kind, onset) in enumerate(chain, 1)]
+    writer.write(found)
+    told = [
+        (kind, office.desk.tell("run", [alert(kind, step=at)])[0].payload["cause"])
+        for kind, at in (("entropy_collapse", 464), ("long_tail", 479), ("mismatch_growth", 421))
+    ]
+
+    assert [(kind, cause and (cause["kind"], cause["sure"])) for kind, cause in told] == [
+        ("entropy_collapse", ("mismatch_growth", "strong")),
+        ("long_tail", None),
+        ("mismatch_growth", None),
     ]
 
 

@@ -15,7 +15,7 @@ from rlwatch.alerts.messages import message, run_page
 from rlwatch.alerts.notices import Case, Notice
 from rlwatch.alerts.rules import Rule
 from rlwatch.alerts.transitions import AlertEvent
-from rlwatch.diagnosis import advice
+from rlwatch.diagnosis import Cause, Sureness, advice
 from rlwatch.notify.encode import encode
 from rlwatch.records import RunInfo
 
@@ -67,6 +67,7 @@ def test_the_payload_says_what_a_person_and_a_program_need():
         "also": [],
         "group": {"id": WORSE.alert_id, "firing": 1},
         "earlier": [{"kind": "mismatch_growth", "severity": "warning", "onset_step": 40}],
+        "cause": None,
         "finding": {"detector": "entropy", "evidence": {"entropy": 0.1, "floor": "NaN"}},
         "advice": advice("entropy_collapse", "verl").to_dict(),
         "run": {"id": "run-1", "name": "seed3", "project": "math", "source": "verl"},
@@ -85,10 +86,29 @@ def test_what_to_do_names_the_options_of_the_runs_trainer():
     assert message([notice(strange)]).payload["advice"] is None
 
 
+CAUSE = Cause("mismatch_growth", "Mismatch", 40, Sureness.STRONG, "entropy followed", "it grew from step 40", ())
+
+
+def test_the_cause_is_named_with_how_sure_it_is():
+    """In the line for people only where it is another thing than the alert itself."""
+    told, same = (message([notice()], cause=replace(CAUSE, kind=kind)) for kind in (CAUSE.kind, WORSE.kind))
+
+    assert told.payload["text"].endswith("is bad; most likely cause: Mismatch (strong)")
+    assert same.payload["text"].endswith("is bad")
+    assert told.payload["cause"] == {
+        "kind": "mismatch_growth",
+        "title": "Mismatch",
+        "sure": "strong",
+        "why": "entropy followed",
+        "onset_step": 40,
+        "summary": "it grew from step 40",
+    }
+
+
 def test_every_key_of_the_payload_is_documented():
     """In the module's docstring, where receivers' authors look."""
-    whole = message([notice()], earlier=[WORSE], dashboard_url="http://h").payload
-    nested = [key for part in ("alert", "group", "finding", "advice", "run", "links") for key in whole[part]]
+    whole = message([notice()], earlier=[WORSE], cause=CAUSE, dashboard_url="http://h").payload
+    nested = [key for part in ("alert", "group", "cause", "finding", "advice", "run", "links") for key in whole[part]]
     nested += [*whole["earlier"][0], *whole["advice"]["actions"][0]]
 
     known = [key for key in [*whole, *nested] if re.search(rf"\b{key}\b", messages.__doc__)]

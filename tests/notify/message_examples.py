@@ -28,6 +28,14 @@ PAYLOAD: dict[str, JSON] = {
     "also": [{"kind": "kl_drift", "severity": "warning", "id": "alert-2"}],
     "group": {"id": "alert-1", "firing": 2},
     "earlier": [{"kind": "mismatch_growth", "severity": "warning", "onset_step": 301}],
+    "cause": {
+        "kind": "mismatch_growth",
+        "title": "Train-inference mismatch",
+        "sure": "strong",
+        "why": "what follows from it followed",
+        "onset_step": 301,
+        "summary": "the mismatch grew from step 301; entropy fell from 398",
+    },
     "finding": {"detector": "entropy", "evidence": {"entropy": 0.0200001, "baseline": 0.31, "below": "NaN"}},
     "advice": {
         "kind": "entropy_collapse",

@@ -54,7 +54,7 @@ def test_the_mail_says_what_a_person_needs_under_a_subject_that_sorts():
     for needed in (
         "Since: step 398",
         "Evidence: ",
-        "Cause: Entropy collapse",
+        "Means: Entropy collapse",
         "Do 1: ",
         "http://host:8501/run?run=run-1",
     ):
