@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from rlwatch.alerts.engine import Transition
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.mailbox import Mailbox
-from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.engine import Monitor
 from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import Detector, RunWriter, Sink, Store
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.recorder.writer import Queued, Writer
-from rlwatch.records import AlertState, RunInfo, RunState
+from rlwatch.records import RunInfo, RunState
 from rlwatch.run.acting import Acting
 from rlwatch.run.alerting import Alerting, alerting_for
 from rlwatch.run.config import recordable
 from rlwatch.run.identity import choose_run_id, remember_run_id
 from rlwatch.run.lifecycle import watch_over
+from rlwatch.run.own_log import OwnLog
 from rlwatch.run.run import Engine, Run
 from rlwatch.store.url import open_store
-
-logger = logging.getLogger("rlwatch")
 
 CONTROL_TIMEOUT_S = 0.0
 """The trainer never waits for somebody else's lock on the control file."""
@@ -163,7 +159,7 @@ def _assemble(
         store,
         desk=alerting.desk(store, clock=clock),
         publish=run.publish_health,
-        announce=partial(_announce, run),
+        announce=run.announce,
         wake=delivery.wake if delivery is not None else None,
     )
     sinks: list[Sink] = [StoreSink(run_writer, counters, clock), monitor_sink, mailbox]
@@ -173,28 +169,12 @@ def _assemble(
         run_writer.finish(state, reason, clock.now())
         run_writer.close()
 
+    run.listen(OwnLog(alerting.policy, info, store.silences))
     if alerting.actions:
         run.listen(Acting(alerting.actions, store, info.run_id, run.event))
     run.attach(Engine(queue, writer, mailbox, finish, delivery))
     writer.start()
     return run
-
-
-def _announce(run: Run, outcome: Outcome) -> None:
-    """Alerts also go to this process's own log, and to whoever listens."""
-    for transition in outcome.transitions:
-        if transition.notify:
-            logger.log(_level(transition), "%s", _words(transition))
-    run.announce(outcome)
-
-
-def _level(transition: Transition) -> int:
-    return logging.INFO if transition.alert.state is AlertState.RESOLVED else logging.WARNING
-
-
-def _words(transition: Transition) -> str:
-    alert = transition.alert
-    return f"{alert.state.value} {alert.severity.value} {alert.kind} at step {alert.step}: {alert.message}"
 
 
 def _from_environment(variable: str, default: int) -> int:
