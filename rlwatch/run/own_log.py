@@ -56,7 +56,12 @@ class OwnLog:
         told = {t.alert.alert_id: t for t in changed if t.notify}
         due = told | {key: t for key, t in self._held.items() if key not in told}
         reasons = self._reasons(list(due.values())) if due else {}
-        new = Counter(why for key, why in reasons.items() if key not in (*self._held, *self._logged))
+        known = {
+            *self._held,
+            *self._logged,
+            *(t.alert.alert_id for t in due.values() if t.event is AlertEvent.RESOLVED),
+        }
+        new = Counter(why for key, why in reasons.items() if key not in known)
         for key, transition in due.items():
             over = transition.alert.state is AlertState.RESOLVED
             if key in reasons:
