@@ -6,16 +6,14 @@ but the fault tells one recipe from another. ``Fault.changes`` says what happens
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from forecast import faults
+from forecast.faults import Changes, Rng, between
 from forecast.knobs import Change, Config, Knobs
-
-Rng = np.random.Generator
-Changes = tuple[Change, ...]
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,6 @@ class Recipe:
     def healthy(self) -> bool:
         """Whether nothing in it is meant to break a run."""
         return self.family == "healthy"
-
-
-def between(r: Rng, low: float, high: float) -> float:
-    """Uniform in the logarithm."""
-    return float(np.exp(r.uniform(math.log(low), math.log(high))))
 
 
 def base(r: Rng) -> Knobs:
@@ -59,204 +52,6 @@ def base(r: Rng) -> Knobs:
         partial=float(r.choice([0.0, 0.0, 0.3])),
         engine=str(r.choice(["exact", "bf16", "bf16", "bf16", "int8", "int8"])),
     )
-
-
-def fault(r: Rng, *, sudden: float = 0.45, slow: tuple[int, int] = (40, 140), **knobs: Any) -> Changes:
-    """At a random step: at once, or growing over ``slow`` steps."""
-    over = 0 if r.random() < sudden else int(r.integers(*slow))
-    return (Change(int(r.integers(60, 210)), knobs, over, exponential=bool(r.random() < 0.6)),)
-
-
-def _lr_constant(r: Rng, _: Knobs) -> Changes:
-    return (Change(0, {"lr_factor": between(r, 3.5, 12)}, exponential=True),)
-
-
-def _lr_step(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, lr_factor=between(r, 6, 30))
-
-
-def _lr_ramp(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=0.0, lr_factor=between(r, 20, 90))
-
-
-def _lr_spike(r: Rng, _: Knobs) -> Changes:
-    at = int(r.integers(60, 210))
-    return (Change(at, {"lr_factor": between(r, 20, 80)}, until=at + int(r.integers(3, 20))),)
-
-
-def _no_clip(r: Rng, _: Knobs) -> Changes:
-    return fault(r, clip=False, grad_clip=0.0, mu=int(r.integers(4, 7)), lr_factor=between(r, 5, 20))
-
-
-def _negative_weight(r: Rng, _: Knobs) -> Changes:
-    return fault(r, negative_weight=between(r, 4, 14), lr_factor=between(r, 2, 5), grad_clip=0.0)
-
-
-def _advantage_shift(r: Rng, _: Knobs) -> Changes:
-    return fault(r, advantage_shift=-between(r, 1.5, 6), lr_factor=between(r, 1.5, 4))
-
-
-def _advantage_uncentred(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, advantage="uncentred", advantage_shift=between(r, 0.5, 3), lr_factor=between(r, 3, 8))
-
-
-def _stale_level(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, stale=int(r.integers(12, 50)), lr_factor=between(r, 2, 5), old="engine", clip=False)
-
-
-def _stale_growing(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=0.0, stale=int(r.integers(25, 80)), lr_factor=between(r, 2, 5), clip=bool(r.integers(2)))
-
-
-def _mismatch_level(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, noise=between(r, 0.15, 0.6), lr_factor=between(r, 1, 3), truncation=0.0)
-
-
-def _mismatch_drift(r: Rng, _: Knobs) -> Changes:
-    at = int(r.integers(60, 180))
-    knobs = {"noise": between(r, 0.4, 1.2), "lr_factor": between(r, 1, 2)}
-    return (Change(at, knobs, int(r.integers(70, 180))),)
-
-
-def _mismatch_fresh(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=0.25, noise=between(r, 0.3, 0.9), fresh_noise=True, truncation=0.0)
-
-
-def _quantised(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, engine=str(r.choice(["int3", "int4"])), lr_factor=between(r, 1, 3), truncation=0.0)
-
-
-def _temperature(r: Rng, _: Knobs) -> Changes:
-    return fault(r, temperature=float(r.choice([0.3, 0.4, 1.7, 2.4])), lr_factor=between(r, 2, 6), truncation=0.0)
-
-
-def _one_engine(r: Rng, _: Knobs) -> Changes:
-    return fault(
-        r, sudden=0.3, noise=between(r, 0.4, 1.2), share=float(r.choice([0.25, 0.5])), lr_factor=between(r, 1, 3)
-    )
-
-
-def _entropy_up(r: Rng, _: Knobs) -> Changes:
-    return fault(r, entropy=between(r, 0.1, 0.7))
-
-
-def _entropy_down(r: Rng, _: Knobs) -> Changes:
-    return fault(r, entropy=-between(r, 0.05, 0.4), beta=0.0)
-
-
-def _positive_only(r: Rng, _: Knobs) -> Changes:
-    return fault(r, negative_weight=0.0, beta=0.0, lr_factor=between(r, 3, 10), entropy=0.0)
-
-
-def _kl_k1(r: Rng, _: Knobs) -> Changes:
-    return fault(
-        r, kl="k1", beta=between(r, 1, 8), mu=int(r.integers(3, 6)), lr_factor=between(r, 1.5, 4), grad_clip=0.0
-    )
-
-
-def _kl_k3(r: Rng, _: Knobs) -> Changes:
-    return fault(
-        r, kl="k3", beta=between(r, 3, 30), mu=int(r.integers(3, 6)), lr_factor=between(r, 5, 14), grad_clip=0.0
-    )
-
-
-def _kl_sign(r: Rng, _: Knobs) -> Changes:
-    return fault(r, kl=str(r.choice(["k2", "k3"])), beta=-between(r, 0.05, 0.6))
-
-
-def _reference_drift(r: Rng, _: Knobs) -> Changes:
-    return fault(r, reference_noise=between(r, 0.4, 1.5), beta=between(r, 0.2, 1.5))
-
-
-def _fp16_overflow(r: Rng, _: Knobs) -> Changes:
-    return fault(r, loss_scale=float(2 ** r.uniform(19, 25)), sudden=0.3, grad_clip=0.0)
-
-
-def _fp16_skip(r: Rng, _: Knobs) -> Changes:
-    return fault(r, loss_scale=float(2 ** r.uniform(19, 24)), sudden=0.2, skip_nonfinite=True, grad_clip=0.0)
-
-
-def _log_zero(r: Rng, _: Knobs) -> Changes:
-    return fault(r, half_entropy=True, entropy=-between(r, 0.003, 0.05), lr_factor=between(r, 2, 5), beta=0.0)
-
-
-def _nan_batch(r: Rng, _: Knobs) -> Changes:
-    return fault(r, bad_batch=between(r, 0.02, 0.6))
-
-
-def _zero_division(r: Rng, _: Knobs) -> Changes:
-    return fault(
-        r, sudden=1.0, advantage=str(r.choice(["std", "batch"])), advantage_eps=0.0, lr_factor=between(r, 1, 2)
-    )
-
-
-def _hack_magic(r: Rng, _: Knobs) -> Changes:
-    return fault(r, magic=between(r, 1.0, 2.5), right=float(r.uniform(0.3, 1)), beta=0.0, lr_factor=between(r, 1, 3))
-
-
-def _hack_filler(r: Rng, _: Knobs) -> Changes:
-    return fault(r, filler_bonus=between(r, 1, 6), beta=0.0, lr_factor=between(r, 1, 2.5))
-
-
-def _hack_length(r: Rng, _: Knobs) -> Changes:
-    return fault(r, length_bonus=between(r, 1, 6), beta=0.0, lr_factor=between(r, 1, 2.5))
-
-
-def _hack_format(r: Rng, _: Knobs) -> Changes:
-    knobs = {"right": 0.0, "partial": 0.0, "format_bonus": 1.0, "beta": 0.0}
-    knobs |= {"entropy": between(r, 0.03, 0.12), "lr_factor": between(r, 2, 6)}
-    return fault(r, **knobs)
-
-
-def _sign_flip(r: Rng, _: Knobs) -> Changes:
-    return fault(r, right=-between(r, 0.3, 1.0), partial=0.0)
-
-
-def _verifier_stuck(r: Rng, _: Knobs) -> Changes:
-    return fault(r, stuck=float(r.uniform(0.85, 1.0)), entropy=between(r, 0.05, 0.3), lr_factor=between(r, 2, 6))
-
-
-def _verifier_noisy(r: Rng, _: Knobs) -> Changes:
-    return fault(r, flipped=float(r.uniform(0.4, 0.6)), lr_factor=between(r, 3, 8))
-
-
-def _wrong_key(r: Rng, _: Knobs) -> Changes:
-    return fault(r, wrong_key=float(r.uniform(0.7, 1.0)), partial=0.3, lr_factor=between(r, 1, 3))
-
-
-def _length_collapse(r: Rng, _: Knobs) -> Changes:
-    return fault(r, length_bonus=-between(r, 4, 14), right=0.2, partial=0.0, lr_factor=between(r, 2, 5), beta=0.0)
-
-
-def _end_banned(r: Rng, _: Knobs) -> Changes:
-    return fault(r, end_bias=-between(r, 8, 25), lr_factor=between(r, 1, 2.5))
-
-
-def _data_hard(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=0.6, extra=int(r.integers(1, 4)), lr_factor=between(r, 1.5, 5))
-
-
-def _data_narrow(r: Rng, _: Knobs) -> Changes:
-    return fault(r, distinct=int(r.integers(1, 3)), sudden=1.0, lr_factor=between(r, 5, 14))
-
-
-def _impossible(r: Rng, _: Knobs) -> Changes:
-    knobs = {"wrong_key": 1.0, "partial": 0.0, "entropy": between(r, 0.05, 0.3), "lr_factor": between(r, 2, 5)}
-    return fault(r, **knobs)
-
-
-SWITCHES: tuple[Callable[[Rng], dict[str, Any]], ...] = (
-    lambda r: {"noise": between(r, 0.3, 0.7), "clip": False, "lr_factor": between(r, 2, 4)},
-    lambda r: {"stale": int(r.integers(20, 50)), "clip": False, "lr_factor": between(r, 2, 5)},
-    lambda r: {"negative_weight": between(r, 3, 6), "mu": 4, "grad_clip": 0.0},
-    lambda r: {"entropy": between(r, 0.05, 0.2), "lr_factor": between(r, 2, 4), "beta": 0.0},
-    lambda r: {"temperature": 1.6, "mu": 4, "clip": False, "lr_factor": between(r, 1.5, 3)},
-    lambda r: {"kl": "k1", "beta": between(r, 1, 4), "prompts": 3, "lr_factor": between(r, 2, 5)},
-)
-
-
-def _switch(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, **SWITCHES[r.integers(len(SWITCHES))](r))
 
 
 def _nothing(_: Rng, __: Knobs) -> Changes:
@@ -316,48 +111,48 @@ def _near_small(r: Rng, knobs: Knobs) -> Changes:
 
 
 FAILING: tuple[Recipe, ...] = (
-    Recipe("lr_constant", "learning_rate", _lr_constant, "too high from the start"),
-    Recipe("lr_step", "learning_rate", _lr_step, "multiplied at once"),
-    Recipe("lr_ramp", "learning_rate", _lr_ramp, "growing exponentially"),
-    Recipe("lr_spike", "learning_rate", _lr_spike, "very high for a few steps"),
-    Recipe("no_clip", "trust_region", _no_clip, "no clipping of ratios or gradients, more epochs"),
-    Recipe("negative_weight", "advantage", _negative_weight, "negative advantages weigh more"),
-    Recipe("advantage_shift", "advantage", _advantage_shift, "a baseline that is too high"),
-    Recipe("advantage_uncentred", "advantage", _advantage_uncentred, "no baseline at all"),
-    Recipe("stale_level", "staleness", _stale_level, "weights of the engine many steps old"),
-    Recipe("stale_growing", "staleness", _stale_growing, "weights of the engine older and older"),
-    Recipe("mismatch_level", "mismatch", _mismatch_level, "weights of the engine off by a fixed amount"),
-    Recipe("mismatch_drift", "mismatch", _mismatch_drift, "drifting away exponentially"),
-    Recipe("mismatch_fresh", "mismatch", _mismatch_fresh, "off by another amount at each synchronisation"),
-    Recipe("quantised", "mismatch", _quantised, "3-bit weights in the engine"),
-    Recipe("temperature", "mismatch", _temperature, "the engine samples at another temperature"),
-    Recipe("one_engine", "mismatch", _one_engine, "one of several engines is off"),
-    Recipe("entropy_up", "entropy", _entropy_up, "entropy bonus too large"),
-    Recipe("entropy_down", "entropy", _entropy_down, "entropy bonus of the wrong sign"),
-    Recipe("positive_only", "entropy", _positive_only, "only positive advantages count"),
-    Recipe("kl_k1", "reference", _kl_k1, "k1 as a loss, with a large coefficient"),
-    Recipe("kl_k3", "reference", _kl_k3, "k3 as a loss, with a large coefficient"),
-    Recipe("kl_sign", "reference", _kl_sign, "KL term of the wrong sign"),
-    Recipe("reference_drift", "reference", _reference_drift, "a spoilt reference"),
-    Recipe("fp16_overflow", "precision", _fp16_overflow, "float16 with a loss scale that overflows, not skipped"),
-    Recipe("fp16_skip", "precision", _fp16_skip, "the same, skipped: a loop of skips"),
-    Recipe("log_zero", "precision", _log_zero, "log of a probability that underflows"),
-    Recipe("nan_batch", "precision", _nan_batch, "a reward that is NaN now and then"),
-    Recipe("zero_division", "precision", _zero_division, "advantages over a standard deviation of 0"),
-    Recipe("hack_magic", "reward_hacking", _hack_magic, "the verifier pays for a token in the answer"),
-    Recipe("hack_filler", "reward_hacking", _hack_filler, "the verifier pays for thought"),
-    Recipe("hack_length", "reward_hacking", _hack_length, "the verifier pays for length"),
-    Recipe("hack_format", "reward_hacking", _hack_format, "the verifier pays for the format alone"),
-    Recipe("sign_flip", "reward_bug", _sign_flip, "right answers are punished"),
-    Recipe("verifier_stuck", "reward_bug", _verifier_stuck, "nearly everything is right"),
-    Recipe("verifier_noisy", "reward_bug", _verifier_noisy, "verdicts turned round at random"),
-    Recipe("wrong_key", "reward_bug", _wrong_key, "reference answers are wrong"),
-    Recipe("length_collapse", "length", _length_collapse, "length is punished"),
-    Recipe("end_banned", "length", _end_banned, "the engine rarely ends a response"),
-    Recipe("data_hard", "data", _data_hard, "longer prompts than were demonstrated"),
-    Recipe("data_narrow", "data", _data_narrow, "the same one or two prompts"),
-    Recipe("impossible", "data", _impossible, "no answer is ever right, so no group teaches"),
-    Recipe("switch", "switch", _switch, "several knobs at once"),
+    Recipe("lr_constant", "learning_rate", faults.lr_constant, "too high from the start"),
+    Recipe("lr_step", "learning_rate", faults.lr_step, "multiplied at once"),
+    Recipe("lr_ramp", "learning_rate", faults.lr_ramp, "growing exponentially"),
+    Recipe("lr_spike", "learning_rate", faults.lr_spike, "very high for a few steps"),
+    Recipe("no_clip", "trust_region", faults.no_clip, "no clipping of ratios or gradients, more epochs"),
+    Recipe("negative_weight", "advantage", faults.negative_weight, "negative advantages weigh more"),
+    Recipe("advantage_shift", "advantage", faults.advantage_shift, "a baseline that is too high"),
+    Recipe("advantage_uncentred", "advantage", faults.advantage_uncentred, "no baseline at all"),
+    Recipe("stale_level", "staleness", faults.stale_level, "weights of the engine many steps old"),
+    Recipe("stale_growing", "staleness", faults.stale_growing, "weights of the engine older and older"),
+    Recipe("mismatch_level", "mismatch", faults.mismatch_level, "weights of the engine off by a fixed amount"),
+    Recipe("mismatch_drift", "mismatch", faults.mismatch_drift, "drifting away exponentially"),
+    Recipe("mismatch_fresh", "mismatch", faults.mismatch_fresh, "off by another amount at each synchronisation"),
+    Recipe("quantised", "mismatch", faults.quantised, "3-bit weights in the engine"),
+    Recipe("temperature", "mismatch", faults.temperature, "the engine samples at another temperature"),
+    Recipe("one_engine", "mismatch", faults.one_engine, "one of several engines is off"),
+    Recipe("entropy_up", "entropy", faults.entropy_up, "entropy bonus too large"),
+    Recipe("entropy_down", "entropy", faults.entropy_down, "entropy bonus of the wrong sign"),
+    Recipe("positive_only", "entropy", faults.positive_only, "only positive advantages count"),
+    Recipe("kl_k1", "reference", faults.kl_k1, "k1 as a loss, with a large coefficient"),
+    Recipe("kl_k3", "reference", faults.kl_k3, "k3 as a loss, with a large coefficient"),
+    Recipe("kl_sign", "reference", faults.kl_sign, "KL term of the wrong sign"),
+    Recipe("reference_drift", "reference", faults.reference_drift, "a spoilt reference"),
+    Recipe("fp16_overflow", "precision", faults.fp16_overflow, "float16 with a loss scale that overflows, not skipped"),
+    Recipe("fp16_skip", "precision", faults.fp16_skip, "the same, skipped: a loop of skips"),
+    Recipe("log_zero", "precision", faults.log_zero, "log of a probability that underflows"),
+    Recipe("nan_batch", "precision", faults.nan_batch, "a reward that is NaN now and then"),
+    Recipe("zero_division", "precision", faults.zero_division, "advantages over a standard deviation of 0"),
+    Recipe("hack_magic", "reward_hacking", faults.hack_magic, "the verifier pays for a token in the answer"),
+    Recipe("hack_filler", "reward_hacking", faults.hack_filler, "the verifier pays for thought"),
+    Recipe("hack_length", "reward_hacking", faults.hack_length, "the verifier pays for length"),
+    Recipe("hack_format", "reward_hacking", faults.hack_format, "the verifier pays for the format alone"),
+    Recipe("sign_flip", "reward_bug", faults.sign_flip, "right answers are punished"),
+    Recipe("verifier_stuck", "reward_bug", faults.verifier_stuck, "nearly everything is right"),
+    Recipe("verifier_noisy", "reward_bug", faults.verifier_noisy, "verdicts turned round at random"),
+    Recipe("wrong_key", "reward_bug", faults.wrong_key, "reference answers are wrong"),
+    Recipe("length_collapse", "length", faults.length_collapse, "length is punished"),
+    Recipe("end_banned", "length", faults.end_banned, "the engine rarely ends a response"),
+    Recipe("data_hard", "data", faults.data_hard, "longer prompts than were demonstrated"),
+    Recipe("data_narrow", "data", faults.data_narrow, "the same one or two prompts"),
+    Recipe("impossible", "data", faults.impossible, "no answer is ever right, so no group teaches"),
+    Recipe("switch", "switch", faults.switch, "several knobs at once"),
 )
 
 

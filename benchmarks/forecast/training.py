@@ -12,27 +12,14 @@ import torch
 from forecast import statistics, task
 from forecast.knobs import Config, Knobs
 from forecast.policy import Engine, Policy, Rollout, accuracy, sample
+from forecast.update import Batch, Update, advantages
 from torch import Tensor
-
-from rlwatch.tensors.masked import counting_once
-from rlwatch.tensors.tokens import TokenBatch
 
 WARMUP = 10
 HELD_OUT_EVERY, VALIDATION_EVERY, HELD_OUT = 10, 25, 96
 AFTER_DEATH, AFTER_NAN = 45, 12
 """Steps a run goes on when it is clearly dead, or its weights are not finite."""
 TRUTHS = ("truth/acc", "truth/heldout", "truth/nan", "truth/skipped")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The rollouts of a step, (B, T), and what they are worth, (B,)."""
-
-    prompts: Tensor
-    rollout: Rollout
-    right: Tensor
-    rewards: Tensor
-    advantages: Tensor
 
 
 @dataclass
@@ -74,15 +61,15 @@ class Training:
         rate = self._set_rate(knobs, step)
         age = self.engine.sync(self.policy, knobs)
         self._change_reference(knobs)
-        batch = self.batch(knobs)
-        update = Update(self, knobs, batch, age)
+        batch = self.batch(knobs, age)
+        update = Update(self.policy, self.optimizer, knobs, batch)
         update.run()
         self.policy.zero_grad()
         row = {"step": step, "optim/lr": rate, "policy/kl_coef": knobs.beta, **update.row()}
         row["truth/acc"] = float(batch.right.mean())
         return row | self._held_out(knobs, step)
 
-    def batch(self, knobs: Knobs) -> Batch:
+    def batch(self, knobs: Knobs, age: int) -> Batch:
         """Prompts, responses, rewards and advantages."""
         digits = self._digits(knobs)
         key = task.answers(knobs.task, digits)
@@ -90,7 +77,8 @@ class Training:
         rollout = self.engine.rollout(prompts, self.streams.sampling, knobs)
         right = task.verify(rollout.ids, keys).exact
         rewards = self._rewards(knobs, rollout, digits)
-        return Batch(prompts, rollout, right, rewards, advantages(rewards, knobs))
+        reference = self._reference_logp(torch.cat([prompts, rollout.ids], 1), prompts.shape[1] - 1)
+        return Batch(prompts, rollout, right, rewards, advantages(rewards, knobs), reference, age)
 
     def _digits(self, knobs: Knobs) -> Tensor:
         digits = task.draw(knobs.prompts, knobs.k + knobs.extra, knobs.digits, self.streams.data)
@@ -142,7 +130,7 @@ class Training:
             self.faulty_reference = None
 
     @torch.no_grad()
-    def reference_logp(self, ids: Tensor, first: int) -> Tensor:
+    def _reference_logp(self, ids: Tensor, first: int) -> Tensor:
         """Log-probs (B, T) of what follows ``first`` under the reference of this step."""
         logits = (self.faulty_reference or self.reference)(ids[:, :-1], first)
         return logits.log_softmax(-1).gather(2, ids[:, first + 1 :, None]).squeeze(2)
@@ -157,144 +145,6 @@ class Training:
             rollout = sample(self.engine.degraded, task.prompts(digits), self.streams.truth, knobs)
             found["val/score"] = float(task.verify(rollout.ids, task.answers(base.task, digits)).exact.mean())
         return found
-
-
-def advantages(rewards: Tensor, knobs: Knobs) -> Tensor:
-    """Of rewards (B,) in groups, with whatever is wrong with them."""
-    grouped = rewards.view(-1, knobs.group)
-    centred = grouped - grouped.mean(1, keepdim=True)
-    if knobs.advantage == "rloo":
-        centred = centred * knobs.group / (knobs.group - 1)
-    elif knobs.advantage == "std":
-        centred = centred / (grouped.std(1, keepdim=True) + knobs.advantage_eps)
-    elif knobs.advantage == "batch":
-        centred = centred / (grouped.std() + knobs.advantage_eps)
-    elif knobs.advantage == "uncentred":
-        centred = grouped / (grouped.std(1, keepdim=True) + 0.1)
-    weighed = torch.where(centred > 0, centred * knobs.positive_weight, centred * knobs.negative_weight)
-    return (weighed + knobs.advantage_shift).flatten()
-
-
-class Update:
-    """The optimizer steps of one step, and what was measured on the way."""
-
-    def __init__(self, training: Training, knobs: Knobs, batch: Batch, age: int) -> None:
-        self.training, self.knobs, self.batch = training, knobs, batch
-        self.first = batch.prompts.shape[1] - 1
-        self.ids = torch.cat([batch.prompts, batch.rollout.ids], 1)
-        self.reference = training.reference_logp(self.ids, self.first)
-        self.age = torch.full((len(self.ids),), float(age))
-        self.cut = ~(batch.rollout.ids == task.END).any(1)
-        self.views: list[TokenBatch] = []
-        self.norms: list[statistics.GradNorms] = []
-        self.losses: list[Tensor] = []
-        self.skipped = self.broken = 0
-        self.old: Tensor | None = None
-
-    def run(self) -> None:
-        """All epochs and mini-batches."""
-        rows = torch.arange(len(self.ids))
-        if self.knobs.minibatches > 1:
-            with torch.no_grad():
-                self.old = self._log_probs(rows)[0]
-        for _ in range(self.knobs.mu):
-            for part in rows.chunk(self.knobs.minibatches):
-                self._take(part)
-
-    def row(self) -> dict[str, float]:
-        """What was measured."""
-        right = self.batch.right.bool()
-        with torch.no_grad(), counting_once():
-            row = statistics.settled(
-                statistics.of_tokens(statistics.joined(self.views)),
-                statistics.of_rewards(self.batch.rewards, right, self.knobs.group),
-                statistics.of_updates(self.norms, self.losses, self.skipped),
-            )
-        return row | {"truth/nan": float(self.broken > 0), "truth/skipped": float(self.skipped > 0)}
-
-    def _take(self, rows: Tensor) -> None:
-        """One optimizer step on ``rows``."""
-        knobs, policy, optimizer = self.knobs, self.training.policy, self.training.optimizer
-        logp, entropy = self._log_probs(rows)
-        if self.old is None:
-            self.old = logp.detach()
-        loss = self._loss(rows, logp, entropy)
-        optimizer.zero_grad()
-        (loss * (knobs.loss_scale or 1.0)).backward()
-        if knobs.loss_scale:
-            for p in optimizer.param_groups[0]["params"]:
-                p.grad.copy_(p.grad.half().float() / knobs.loss_scale)
-        self.norms.append(statistics.of_gradients(policy))
-        self.losses.append(loss.detach())
-        finite = bool(loss.isfinite()) and bool(self.norms[-1].total.isfinite())
-        if knobs.grad_clip and finite:
-            scale = knobs.grad_clip / (float(self.norms[-1].total) + 1e-6)
-            if scale < 1:
-                torch._foreach_mul_([p.grad for p in optimizer.param_groups[0]["params"]], scale)
-        if finite or not knobs.skip_nonfinite:
-            optimizer.step()
-            self.broken += not finite
-        else:
-            self.skipped += 1
-
-    def _log_probs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the sampled tokens, and entropies, (B, T); as measured, in the precision that the run trains in."""
-        logits = self.training.policy(self.ids[rows, :-1], self.first)
-        if self.knobs.loss_scale:
-            logits = logits.half().float()
-        logps = logits.log_softmax(-1)
-        probs = logps.exp()
-        if self.knobs.half_entropy:
-            entropy = -(probs.half() * probs.half().log()).float().sum(-1)
-        else:
-            entropy = -(probs * logps).sum(-1)
-        return logps.gather(2, self.ids[rows, self.first + 1 :, None]).squeeze(2), entropy
-
-    def _loss(self, rows: Tensor, logp: Tensor, entropy: Tensor) -> Tensor:
-        """Mean over the tokens of ``rows``; keeps what rlwatch is to see."""
-        knobs, rollout = self.knobs, self.batch.rollout
-        mask, engine, reference = rollout.mask[rows], rollout.logp[rows], self.reference[rows]
-        trainer = self.old[rows]
-        old = engine if knobs.old == "engine" else trainer
-        advantage = self.batch.advantages[rows, None]
-        bounds = (knobs.clip_low, knobs.clip_high)
-        ratio = (logp - old).clamp(-20, 20).exp()
-        policy = ratio * advantage
-        if knobs.clip:
-            policy = torch.minimum(policy, ratio.clamp(1 - bounds[0], 1 + bounds[1]) * advantage)
-        if knobs.truncation:
-            policy = policy * (trainer - engine).exp().clamp(max=knobs.truncation)
-        loss = -policy
-        if knobs.beta:
-            loss = loss + knobs.beta * penalty(knobs.kl, reference - logp)
-        if knobs.entropy or knobs.half_entropy:
-            loss = loss - knobs.entropy * entropy
-        self.views.append(self._view(rows, logp, entropy))
-        return torch.where(mask, loss, 0.0).sum() / mask.sum()
-
-    def _view(self, rows: Tensor, logp: Tensor, entropy: Tensor) -> TokenBatch:
-        rollout, knobs = self.batch.rollout, self.knobs
-        return TokenBatch(
-            logp=logp.detach(),
-            mask=rollout.mask[rows],
-            entropy=entropy.detach(),
-            ids=rollout.ids[rows],
-            advantages=self.batch.advantages[rows],
-            old_logp=self.old[rows],
-            ref_logp=self.reference[rows],
-            rollout_logp=rollout.logp[rows],
-            clip=(knobs.clip_low, knobs.clip_high),
-            truncation=knobs.truncation or None,
-            cut=self.cut[rows],
-            staleness=self.age[rows],
-        )
-
-
-def penalty(kind: str, gap: Tensor) -> Tensor:
-    """The estimator of KL to the reference per token; ``gap`` is log reference - log policy."""
-    if kind == "k1":
-        return -gap
-    return gap.square() / 2 if kind == "k2" else gap.exp() - 1 - gap
 
 
 def train(config: Config, seed: int, base: Mapping[str, Tensor]) -> dict[str, list[Any]]:
