@@ -62,8 +62,9 @@ def _named(table: Any, path: Path) -> Any:
         name = path.name.split(".")[0]
         return table.append_column("run", files.arrow().array([name] * len(table), files.arrow().string()))
     table = table.rename_columns(["run" if name == found else name for name in table.column_names])
-    if table.column("run").null_count:
-        raise ImportFormatError(str(path), f"{table.column('run').null_count} rows name no run")
+    unnamed = sum(not name for name in table.column("run").to_pylist())
+    if unnamed:
+        raise ImportFormatError(str(path), f"has {unnamed} rows that name no run")
     return table.set_column(table.column_names.index("run"), "run", table.column("run").cast(files.arrow().string()))
 
 

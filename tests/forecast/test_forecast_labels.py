@@ -1,0 +1,231 @@
+"""Labels: when a run failed, how, and what could be judged; each limit by a series written down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from forecast_tables import Series, run_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlwatch.errors import ConfigError
+from rlwatch.forecast import LIMITS
+from rlwatch.forecast.evaluation import Label, Outcome, label_runs, limits
+from rlwatch.forecast.evaluation.onsets import level
+
+N = 200
+
+
+def labelled(columns: Mapping[str, Series], steps: list[int] | None = None) -> Label:
+    """The label of one run."""
+    table = run_table({"run": columns}, steps={"run": steps} if steps else None)
+    return next(iter(label_runs(table)))
+
+
+def jump(before: float, after: float, at: int = 100, length: int = N) -> list[float]:
+    """``before``, and from step ``at`` on ``after``."""
+    return [before] * at + [after] * (length - at)
+
+
+def blip(before: float, between: float, first: int, rows: int, length: int = N) -> list[float]:
+    """``before``, but ``between`` on so many rows."""
+    return [before] * first + [between] * rows + [before] * (length - first - rows)
+
+
+def test_types_and_their_order_are_those_of_a_forecast() -> None:
+    """Ties are broken alike everywhere."""
+    assert set(limits().types) == set(LIMITS)
+    assert [name for name in LIMITS if name in limits().types] == list(limits().types)
+
+
+def test_the_level_is_the_median_of_nine_steps() -> None:
+    """A jump at step 100 is the majority of nine rows at step 104."""
+    found = labelled({"truth/acc": jump(0.5, 0.1)})
+
+    assert (found.outcome, found.onset, found.type, found.steps) == (Outcome.EVENT, 104, "reward", N)
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ({"mismatch/k3": jump(0.01, 0.1)}, "mismatch"),
+        ({"optim/grad_norm": jump(1.0, 6.0)}, "grad"),
+        ({"policy/entropy": jump(1.0, 0.2), "truth/acc": [0.5] * N}, "ent_low"),
+        ({"policy/entropy": jump(1.0, 1.5)}, "ent_high"),
+        ({"len/clipped": jump(0.1, 0.5)}, "length"),
+        ({"text/repetition": jump(0.05, 0.4)}, "length"),
+        ({"policy/kl_ref": jump(0.1, 1.5)}, "ref_kl"),
+        ({"policy/kl_ref_k3": jump(0.1, 1.5)}, "ref_kl"),
+        ({"truth/acc": jump(0.4, 0.24)}, "reward"),
+    ],
+)
+def test_a_limit_is_passed_where_it_is_met(columns: dict[str, Series], kind: str) -> None:
+    """Exactly at the limit, by each limit of the table."""
+    found = labelled(columns)
+
+    assert (found.outcome, found.onset, found.type) == (Outcome.EVENT, 104, kind)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"mismatch/k3": jump(0.01, 0.099)},
+        {"mismatch/k3": jump(0.05, 0.24)},  # 4.8 times the baseline
+        {"optim/grad_norm": jump(1.0, 5.9)},
+        {"policy/entropy": jump(1.0, 0.21), "truth/acc": [0.5] * N},
+        {"policy/entropy": jump(1.0, 0.1), "truth/acc": [0.9] * N},  # solved
+        {"policy/entropy": jump(0.5, 0.9)},  # 1.8 times, but only 0.4 nats
+        {"policy/entropy": jump(2.0, 2.9)},  # 0.9 nats, but only 1.45 times
+        {"len/clipped": [0.6] * N},  # short from the start
+        {"len/clipped": jump(0.3, 0.6)},
+        {"text/repetition": jump(0.1, 0.44)},
+        {"policy/kl_ref": jump(0.1, 1.49)},
+        {"truth/acc": jump(0.5, 0.31)},
+        {"truth/acc": jump(0.2, 0.06)},  # 0.14 lower
+        {"optim/grad_norm": [0.0] * N},  # a baseline of 0 gives no limit
+    ],
+)
+def test_what_does_not_meet_every_bound_is_clean(columns: dict[str, Series]) -> None:
+    """Each bound alone is not enough."""
+    assert labelled(columns).outcome is Outcome.CLEAN
+
+
+def test_a_fault_free_engine_is_judged_by_the_absolute_limit_alone() -> None:
+    """Five times a baseline of exactly 0 is 0."""
+    assert labelled({"mismatch/k3": jump(0.0, 0.1)}).type == "mismatch"
+
+
+def test_a_limit_must_stay_passed_on_80_percent_of_25_steps() -> None:
+    """20 low rows are enough; 19 are not, and make the run ambiguous."""
+    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 20)}).onset == 104
+    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 19)}).outcome is Outcome.AMBIGUOUS
+
+
+def test_five_steps_over_a_limit_make_a_run_ambiguous() -> None:
+    """Five low rows hold the median down for five steps; four never are its majority."""
+    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 5)}).outcome is Outcome.AMBIGUOUS
+    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 4)}).outcome is Outcome.CLEAN
+
+
+@pytest.mark.parametrize(("length", "outcome"), [(112, Outcome.EVENT), (111, Outcome.AMBIGUOUS)])
+def test_eight_steps_must_be_left(length: int, outcome: Outcome) -> None:
+    """Passed from step 104 on; with 111 rows only 7 steps are left to see it stay so."""
+    assert labelled({"truth/acc": jump(0.5, 0.1, length=length)}).outcome is outcome
+
+
+@pytest.mark.parametrize(("at", "outcome"), [(50, Outcome.EARLY), (51, Outcome.EVENT)])
+def test_before_step_55_a_failure_is_the_configurations(at: int, outcome: Outcome) -> None:
+    """Class early: the median turns 4 steps after the jump."""
+    assert labelled({"truth/acc": jump(0.5, 0.1, at=at)}).outcome is outcome
+
+
+def test_the_best_accuracy_counts_from_step_8() -> None:
+    """A lucky start is no height to fall from."""
+    assert labelled({"truth/acc": [0.9] * 3 + [0.2] * (N - 3)}).outcome is Outcome.CLEAN
+
+
+def test_one_step_that_is_not_finite_is_a_failure() -> None:
+    """At once: nothing must stay so."""
+    found = labelled({"truth/nan": blip(0, 1, 100, 1), "truth/skipped": [0.0] * N})
+
+    assert (found.onset, found.type) == (100, "nan")
+
+
+def test_a_skipped_step_is_no_failure_but_the_fifth_in_a_row_is() -> None:
+    """Skips that are not in a row start anew."""
+    nothing: Series = [0.0] * N
+    four, five = blip(0, 1, 100, 4), blip(0, 1, 100, 5)
+    broken_twice = [max(a, b) for a, b in zip(blip(0, 1, 100, 4), blip(0, 1, 105, 4), strict=True)]
+
+    assert labelled({"truth/nan": four, "truth/skipped": four}).outcome is Outcome.CLEAN
+    assert labelled({"truth/nan": nothing, "truth/skipped": broken_twice}).outcome is Outcome.CLEAN
+    assert labelled({"truth/nan": nothing, "truth/skipped": five}).onset == 104
+
+
+def test_ties_are_broken_in_the_order_of_the_table() -> None:
+    """Mismatch before reward."""
+    assert labelled({"truth/acc": jump(0.5, 0.1), "mismatch/k3": jump(0.01, 1.0)}).type == "mismatch"
+
+
+def test_the_first_of_several_onsets_counts() -> None:
+    """Whatever its place in the order."""
+    found = labelled({"truth/acc": jump(0.5, 0.1, at=80), "mismatch/k3": jump(0.01, 1.0)})
+
+    assert (found.onset, found.type) == (84, "reward")
+
+
+def test_what_is_not_measured_is_not_judged_and_said_so() -> None:
+    """Low entropy needs the accuracy beside it; a column of nothing is no column."""
+    assert labelled({"policy/entropy": jump(1.0, 0.1)}).judged == ("ent_high",)
+    assert labelled({"truth/acc": [0.5] * N, "mismatch/k3": [None] * N}).judged == ("reward",)
+    assert labelled({"truth/acc": [0.5] * N, "optim/grad_norm": [math.nan] * N}).judged == ("reward",)
+
+
+def test_a_run_of_three_steps_is_clean_of_what_needs_no_baseline() -> None:
+    """And of nothing else."""
+    found = labelled({"truth/acc": [0.5] * 3, "optim/grad_norm": [1.0] * 3, "truth/nan": [0.0] * 3})
+
+    assert (found.outcome, found.judged) == (Outcome.CLEAN, ("nan", "reward"))
+
+
+def test_limits_relative_to_the_baseline_wait_for_it() -> None:
+    """A gradient norm that starts high and falls is no failure at step 0."""
+    assert labelled({"optim/grad_norm": [20.0] * 9 + [1.0] * (N - 9)}).outcome is Outcome.CLEAN
+
+
+def test_infinite_values_count_and_nan_are_left_out() -> None:
+    """The norm's own NaN is judged as nan, not as a rise."""
+    assert labelled({"optim/grad_norm": jump(1.0, math.inf)}).type == "grad"
+    assert labelled({"optim/grad_norm": jump(1.0, math.nan)}).outcome is Outcome.CLEAN
+
+
+@pytest.mark.parametrize("every", [2, 5, 10])
+@pytest.mark.parametrize("at", [97, 100, 140])
+def test_a_coarse_log_is_labelled_alike(every: int, at: int) -> None:
+    """Up to its cadence and the median's delay."""
+    fine = {"truth/acc": jump(0.5, 0.1, at, 300), "mismatch/k3": jump(0.01, 0.2, at + 60, 300)}
+    steps = list(range(0, 300, every))
+    coarse = labelled({name: [values[s] for s in steps] for name, values in fine.items()}, steps)
+    found = labelled(fine)
+
+    assert (coarse.outcome, coarse.type) == (found.outcome, found.type)
+    assert abs((coarse.onset or 0) - (found.onset or 0)) <= max(every, 4)
+
+
+def test_runs_do_not_touch_each_other() -> None:
+    """A table of several gives each the label it has alone."""
+    runs = {"a": {"truth/acc": jump(0.5, 0.1)}, "b": {"truth/acc": [0.1] * 60}, "c": {"truth/acc": jump(0.9, 0.2, 30)}}
+
+    together = list(label_runs(run_table(runs)))
+
+    assert together == [next(iter(label_runs(run_table({name: columns})))) for name, columns in runs.items()]
+    assert [each.outcome for each in together] == [Outcome.EVENT, Outcome.CLEAN, Outcome.EARLY]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0.0, 1.0, 2.5, -1.0, math.nan, math.inf])), min_size=1),
+    st.integers(1, 12),
+)
+def test_the_level_is_what_a_loop_says(rows: list[tuple[int, float]], window: int) -> None:
+    """On irregular steps, with NaN and infinities: median of the window, else the last one known."""
+    steps = np.cumsum([gap for gap, _ in rows])
+    values = np.array([value for _, value in rows])
+    table = run_table({"a": {"reward/mean": [9.0]}, "run": {"reward/mean": list(values)}}, steps={"run": list(steps)})
+    expected, last = [], math.nan
+    for i, step in enumerate(steps):
+        near = values[: i + 1][steps[: i + 1] > step - window]
+        near = near[~np.isnan(near)]
+        last = float(np.median(near)) if len(near) else last
+        expected.append(last)
+
+    np.testing.assert_array_equal(level(table, "reward/mean", window)[1:], expected)
+
+
+def test_an_unknown_version_is_refused() -> None:
+    """With those there are."""
+    with pytest.raises(ConfigError, match="no labels 'labels-v0'; there are labels-v1"):
+        label_runs(run_table({"a": {"truth/acc": [0.5]}}), "labels-v0")
