@@ -151,13 +151,14 @@ def _read(file: Path) -> Config:
     rules = (*kept, *named.values())
     channels = {"console": ChannelConfig("console", "console")}
     channels |= {name: ChannelConfig(name, kind, options) for name, kind, options in parsed.channels}
+    problems = unknown_kinds(rules, parsed.policy.inhibitions, parsed.actions)
     return Config(
         policy=replace(parsed.policy, rules=rules),
         channels=tuple(channels.values()),
         store_url=parsed.store_url,
         dashboard_url=parsed.dashboard_url,
         path=file,
-        warnings=tuple(f"{file}: {problem}" for problem in unknown_kinds(rules, parsed.policy.inhibitions)),
+        warnings=tuple(f"{file}: {problem}" for problem in problems),
         actions=parsed.actions,
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rlwatch.detectors.registry import REGISTRY
-from rlwatch.records import CRASH_FORECAST
+from rlwatch.records import CRASH_FORECAST, JSON
 
 if TYPE_CHECKING:
     from rlwatch.alerts.policy import Inhibition
@@ -22,11 +22,17 @@ BUILTIN_KINDS = (*(kind for detector in REGISTRY for kind in detector.kinds), CR
 
 
 def unknown_kinds(
-    rules: Iterable[Rule], inhibitions: Iterable[Inhibition] = (), known: Sequence[str] = BUILTIN_KINDS
+    rules: Iterable[Rule],
+    inhibitions: Iterable[Inhibition] = (),
+    actions: Iterable[Mapping[str, JSON]] = (),
+    known: Sequence[str] = BUILTIN_KINDS,
 ) -> list[str]:
-    """One sentence for each kind that a rule or an inhibition names and nothing reports."""
+    """One sentence for each kind that a rule, an inhibition or an action (its table) names and nothing reports."""
     named = [(f"rule {rule.name!r}", kind) for rule in rules for kind in (*rule.kinds, *rule.except_kinds)]
     named += [("inhibit", kind) for inhibition in inhibitions for kind in (*inhibition.when, *inhibition.mutes)]
+    named += [
+        (f"action {name!r}", kind) for name, kinds in ((a["name"], a["kinds"]) for a in actions) for kind in kinds
+    ]
     problems = []
     for who, kind in named:
         if kind not in known:

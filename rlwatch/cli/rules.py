@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlwatch.alerts.policy import Policy
     from rlwatch.alerts.rules import Rule
     from rlwatch.cli.rehearsal import Line, Rehearsal
+    from rlwatch.control.actions import Action
 
 INIT_EPILOG = examples("rlwatch rules init", "rlwatch rules init configs/rlwatch.toml")
 TEST_EPILOG = examples(
@@ -36,6 +37,9 @@ TEST_EPILOG = examples(
     "rlwatch rules test configs/rlwatch.toml",
     "rlwatch rules test train.log --config configs/rlwatch.toml",
 )
+
+MOST_LISTED = 5
+"""Kinds shown one by one where a long list means all but some, or nearly all."""
 
 rules = typer.Typer(
     help="Alert rules: write a commented rlwatch.toml, check one, try one on a log.",
@@ -81,7 +85,8 @@ def check(
     """Check a configuration; of a log show what would have been sent, and what kept back and why.
 
     Exit code 0: fine, 1: allowed but surely not meant (a rule that can never fire), 2: wrong. Of a log: 0. Times are
-    those of its rows. Whether the run lived is not judged, and everything is delivered at once.
+    those of its rows. Whether the run lived (heartbeats) is not judged, no action is taken, and everything is
+    delivered at once.
     """
     if subject is None or subject.suffix == ".toml":
         _check_file(subject or config)
@@ -91,13 +96,14 @@ def check(
 
 def _check_file(file: Path | None) -> None:
     from rlwatch.alerts.config import load_config
+    from rlwatch.run.alerting import actions_of
 
     config = load_config(file)
     say(str(config.path or "the defaults (there is no rlwatch.toml here)"), style="bold")
     print_table(
         ("rule", "about", "from", ">for", ">keep", "tells", "then"), [_cells(rule) for rule in config.policy.rules]
     )
-    for line in _policy_lines(config.policy):
+    for line in (*_policy_lines(config.policy), *map(_action_line, actions_of(config))):
         say(line)
     say(f"channels: {', '.join(f'{channel.name} ({channel.kind})' for channel in config.channels)}")
     named = {name for rule in config.rules for name in (*rule.channels, *rule.escalate_to)}
@@ -121,11 +127,14 @@ def _try_on(
     output: Format,
 ) -> None:
     from rlwatch.alerts.config import load_config
+    from rlwatch.alerts.kinds import HEARTBEAT_KINDS
     from rlwatch.cli.progress import reading
     from rlwatch.cli.rehearsal import rehearse
     from rlwatch.importers import read_log
+    from rlwatch.run.alerting import actions_of
 
-    policy = load_config(config, env={}).policy
+    loaded = load_config(config, env={})
+    policy, actions = loaded.policy, actions_of(loaded)
     with reading(log):
         runs = read_log(log, run=run, format=read_as)
     found = [rehearse(imported, policy, source=source, step_s=step_s) for imported in runs]
@@ -134,6 +143,8 @@ def _try_on(
     else:
         for each in found:
             _print_rehearsal(each, policy)
+        left = [*HEARTBEAT_KINDS, *(f"action {action.name!r}" for action in actions)]
+        say(f"not judged by a log: {', '.join(left)}", style="dim")
 
 
 def _print_rehearsal(rehearsal: Rehearsal, policy: Policy) -> None:
@@ -168,21 +179,37 @@ def _policy_lines(policy: Policy) -> Iterator[str]:
     for each in policy.inhibitions:
         mutes = ", ".join(each.mutes) or "all others"
         level = "" if each.up_to is Severity.CRITICAL else f" up to {each.up_to.value}"
-        yield f"while {' or '.join(each.when)} is {each.min_severity.value}, kept back{level}: {mutes}"
+        when = " or ".join(each.when) if len(each.when) <= MOST_LISTED else f"any of {len(each.when)} kinds"
+        yield f"while {when} is {each.min_severity.value}, kept back{level}: {mutes}"
+
+
+def _action_line(action: Action) -> str:
+    args = "".join(f" {name}={value}" for name, value in action.args.items() if value is not None)
+    often = f"at most {action.most} in a run, {action.cooldown_steps} steps apart"
+    return (
+        f"action {action.name!r}: {'tries out' if action.dry_run else 'asks for'} {action.do}{args} upon "
+        f"{', '.join(action.kinds)} ({action.min_severity.value} or worse), {often}"
+    )
 
 
 def _cells(rule: Rule) -> list[Cell]:
-    about = ", ".join((*rule.kinds, *rule.detectors, *(f"not {kind}" for kind in rule.except_kinds))) or "everything"
     patience = str(rule.for_steps) if rule.for_critical is None else f"{rule.for_steps} (critical {rule.for_critical})"
     return [
         rule.name,
-        about,
+        _about(rule),
         severity_cell(rule.min_severity),
         patience,
         str(rule.keep_firing_for),
         ", ".join(rule.channels) or "nobody",
         _later(rule),
     ]
+
+
+def _about(rule: Rule) -> str:
+    """Kinds and detectors; of a long list of exceptions only how long it is."""
+    spared = rule.except_kinds
+    but = [f"all but {len(spared)} kinds"] if len(spared) > MOST_LISTED else [f"not {kind}" for kind in spared]
+    return ", ".join((*rule.kinds, *rule.detectors, *but)) or "everything"
 
 
 def _later(rule: Rule) -> str:

@@ -178,3 +178,25 @@ escalate_severity = "critical"
     assert "one message for alerts that begin together: by project, waiting 30 s for each other" in shown
     assert "quiet from 22:00 to 07:00 Europe/Berlin on sat, sun for less than critical" in shown
     assert "while nonfinite is critical, kept back up to warning: kl_drift" in shown
+
+
+ACTION = '[[actions]]\nname = "slow"\nkinds = ["reward_drop"]\ndo = "lower-lr"\nargs = { scale = 0.3 }\n'
+
+
+def test_actions_are_checked_and_shown_and_a_log_says_what_it_cannot_judge(
+    log: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    """A command that does not exist is refused as when a run begins; a kind nobody reports is warned of."""
+    fine, odd, wrong = (tmp_path / f"{name}.toml" for name in ("fine", "odd", "wrong"))
+    fine.write_text(ACTION)
+    odd.write_text(ACTION.replace("reward_drop", "reward_crash"))
+    wrong.write_text(ACTION.replace("lower-lr", "lower-rate"))
+
+    shown, tried = invoke("rules", "test", fine), invoke("rules", "test", log, "--config", fine)
+    told = " ".join(shown.stdout.split())
+    assert (
+        "action 'slow': tries out lower-lr scale=0.3 upon reward_drop (warning or worse), at most 1 in a run" in told
+    )
+    assert "not judged by a log: run_silent, run_crashed, action 'slow'" in " ".join(tried.stdout.split())
+    assert invoke("rules", "test", odd).exit_code == 1
+    assert [invoke("rules", "test", *args).exit_code for args in ((wrong,), (log, "--config", wrong))] == [2, 2]
