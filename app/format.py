@@ -56,6 +56,19 @@ def percent(share: float | None) -> str:
     return f"{number(100 * share, 3 if abs(share) >= 0.995 else 2)}{THIN}%"
 
 
+def chance(value: float | None) -> str:
+    r"""A forecast chance: whole per cents, and no more certainty than there can be.
+
+    >>> chance(0.734), chance(0.002), chance(0.999), chance(None)
+    ('73\u202f%', '<\u202f1\u202f%', '>\u202f99\u202f%', '–')
+    """
+    if value is None:
+        return NOTHING
+    if not 0.01 <= value <= 0.99:
+        return f"{'<' if value < 0.5 else '>'}{THIN}{1 if value < 0.5 else 99}{THIN}%"
+    return f"{100 * value:.0f}{THIN}%"
+
+
 def step(value: int | None) -> str:
     r"""A step, exact.
 
@@ -124,6 +137,7 @@ def words(kind: str) -> str:
 
 _KINDS = {
     "nonfinite": "NaN or Inf",
+    "crash_forecast": "failure forecast",
     "mismatch_growth": "engine mismatch growing",
     "grad_spike": "gradient spike",
     "gradient_localised": "gradient localised",

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlwatch.metrics import family_of
-from rlwatch.records import Alert, AlertState, Event, Finding
+from rlwatch.records import CRASH_FORECAST, Alert, AlertState, Event, Finding
 
 from . import format as fmt
-from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION
+from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION, Word
 
 MOST = 24
 """At most this many alarms are marked (the newest), or the marks would hide the line."""
@@ -40,7 +40,7 @@ def of_run(
     alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
 ) -> list[Mark]:
     """All marks of a run. ``findings`` tell families and when it was seen; ``starts`` an attempt's first step."""
-    families = {finding.kind: _families(finding) for finding in findings}
+    families = {finding.kind: _families(finding) for finding in findings if finding.kind != CRASH_FORECAST}
     return [
         *_resumes(starts),
         *(mark for event in events if (mark := _of_event(event)) is not None),
@@ -72,6 +72,8 @@ def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
 
 
 def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
+    if alert.kind == CRASH_FORECAST:  # what counts is how early it came, not when it got worse
+        return [Mark(alert.onset_step, LOOKS[Word.WATCH].shape, AMBER, fmt.words(alert.kind), families)]
     look = LOOKS[SEVERITY_WORD[alert.severity]]
     what = fmt.words(alert.kind)
     colour = {"■": VERMILLION, "▲": AMBER}.get(look.shape, GREY)

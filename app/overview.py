@@ -9,7 +9,7 @@ from rlwatch.records import Alert, AlertState, RunInfo
 
 from . import format as fmt
 from . import table
-from .health import Health, Word, judge, since_words
+from .health import LOOKS, Health, Word, judge, since_words
 from .queries import Fleet, Vitals
 
 COLUMNS = (
@@ -19,6 +19,7 @@ COLUMNS = (
     table.Column("reward", "right tight"),
     table.Column("", "tight wide"),
     table.Column("entropy", "right tight wide"),
+    table.Column("risk, 50 steps", "right tight middling"),
     table.Column("why", "long middling"),
     table.Column("last step", "right tight"),
 )
@@ -26,6 +27,10 @@ COLUMNS = (
 
 OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.STALE})
 """Words of runs that go on no more: drawn fainter once nobody needs to look."""
+
+
+ENDED = frozenset({Word.FINISHED, Word.CRASHED})
+"""Words of runs about which nothing is to be forecast any more; a silent one may come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,17 @@ def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
     return max(over, key=lambda alert: alert.onset_step, default=None)
 
 
+def _risk(entry: Entry) -> table.Cell:
+    """The chance of a failure within 50 steps, with a shape where it is an alarm; none of a run that is over."""
+    forecast = entry.vitals.forecast
+    if forecast is None or forecast.p50 is None or entry.health.word in ENDED:
+        return table.text(fmt.NOTHING, quiet=True, title="" if forecast is None else forecast.absent)
+    chance = fmt.chance(forecast.p50)
+    if not forecast.alarm:
+        return table.text(chance, quiet=True)
+    return table.mark(LOOKS[Word.WATCH].shape, LOOKS[Word.WATCH].colour, chance)
+
+
 def row(entry: Entry, now: float) -> table.Row:
     """The entry as a row of :data:`COLUMNS`."""
     run, vitals = entry.run, entry.vitals
@@ -104,6 +120,7 @@ def row(entry: Entry, now: float) -> table.Row:
             table.text(fmt.number(vitals.reward.value), vitals.reward.trend),
             table.spark(vitals.reward.points, vitals.reward.bad),
             table.text(fmt.number(vitals.entropy.value)),
+            _risk(entry),
             table.text(fmt.shorten(why(entry), 160), quiet=not entry.health.needs_you),
             table.text(fmt.age(run.last_ts, now)),
         ],

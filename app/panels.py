@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlwatch.forecast.record import FORECAST
 from rlwatch.metrics import BY_NAME, LAYER_PREFIX, TABLE, Family, family_of, resolve
 
 from . import format as fmt
@@ -65,12 +66,15 @@ class Section:
 
 
 def catalogue(names: Sequence[str], source: str) -> list[Panel]:
-    """Every metric once: known ones, the telling first, then the others by name; layers have a map of their own."""
+    """Every metric once: known ones, the telling first, then the others by name.
+
+    Layers have a map of their own, the forecast a panel.
+    """
     canonical = canonical_names(names, source)
     order = dict.fromkeys((*TELLING, *(metric.name for metric in TABLE)))
     rank = {name: place for place, name in enumerate(order)}
-    known = sorted((c for c in canonical if c in rank), key=rank.__getitem__)
-    used = {canonical[name] for name in known}
+    known = sorted((c for c in canonical if c in rank and not c.startswith(FORECAST)), key=rank.__getitem__)
+    used = {source for name, source in canonical.items() if name in rank}
     return [
         *(Panel(canonical[c], c) for c in known),
         *(Panel(name) for name in sorted(set(names) - used) if not name.startswith(LAYER_PREFIX)),

@@ -29,5 +29,11 @@ STYLE = """<style>
   margin-right: .4em; }
 .rl-missing { text-decoration: underline dotted; font-family: monospace; opacity: .75; margin-right: .4em; }
 .rl-family { font-size: 1rem; font-weight: 600; margin: .9rem 0 .1rem; }
+.rl-bars { display: grid; grid-template-columns: minmax(0, 1fr) auto; gap: .1rem .6rem; align-items: center;
+  font-size: .8rem; line-height: 1.2; font-variant-numeric: tabular-nums; margin-top: .35rem; }
+.rl-bars .name { overflow-wrap: anywhere; }
+.rl-bars .share { text-align: right; opacity: .75; }
+.rl-bars .bar { grid-column: 1 / -1; height: .4rem; border-radius: 2px; min-width: 2px; margin: .15rem 0 .25rem; }
+.rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
 .rl-quiet { font-size: .8rem; opacity: .6; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 </style>"""

@@ -14,11 +14,11 @@ from itertools import takewhile
 from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
 from rlwatch.errors import ImportFormatError
+from rlwatch.forecast.record import forecast_of
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
 from rlwatch.metrics import known
 from rlwatch.monitor.engine import Monitor, NotRun, Outcome, joined
-from rlwatch.monitor.forecast_record import forecast_of
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord

@@ -7,6 +7,7 @@ are read again only when a run moved on (``door.version``); small rows are read 
 from .causes import diagnosis, report
 from .curves import Outline, Trace, canonical_names, metric_names, outline, traces
 from .door import store, store_url
+from .foretold import Foretold, foretold
 from .glance import Fleet, Glance, Vitals, fleet, vitals
 from .rows import (
     alerts,
@@ -25,6 +26,7 @@ from .tokens import culprits, far_out, localised, of_step, usual_norm
 
 __all__ = [
     "Fleet",
+    "Foretold",
     "Glance",
     "Outline",
     "Trace",
@@ -39,6 +41,7 @@ __all__ = [
     "far_out",
     "findings",
     "fleet",
+    "foretold",
     "last_values",
     "localised",
     "metric_names",

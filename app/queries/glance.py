@@ -10,6 +10,7 @@ import streamlit as st
 
 from rlwatch.control.liveness import TAIL, Pace, pace_of
 from rlwatch.errors import StoreError
+from rlwatch.forecast import Forecast
 from rlwatch.ports import Series
 from rlwatch.records import Alert, RunInfo, RunState
 
@@ -17,6 +18,7 @@ from ..buckets import attempt_starts, sparkline, trend
 from ..pauses import Pause, pause_of
 from .curves import canonical_names
 from .door import Version, store, store_url, version
+from .foretold import newest_forecast
 from .rows import alerts_by_run, commands
 
 STILL_S = 5.0
@@ -40,6 +42,7 @@ class Vitals:
     pace: Pace
     reward: Glance
     entropy: Glance
+    forecast: Forecast | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -98,6 +101,7 @@ def _vitals(url: str, version: Version, source: str) -> Vitals:  # noqa: ARG001 
         pace=pace_of(store().records(version[0], last=TAIL), source),
         reward=_glance(by_name.get("reward/mean"), starts),
         entropy=_glance(by_name.get("policy/entropy"), starts),
+        forecast=newest_forecast(version[0]),
     )
 
 

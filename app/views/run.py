@@ -9,7 +9,7 @@ import streamlit as st
 from rlwatch.records import RunInfo, RunState
 
 from .. import asks, control, pauses, queries, shell, window
-from . import asking, blame, cause, charts, head, history
+from . import asking, blame, cause, charts, forecast, head, history
 from .blame import GoToTokens
 
 COMMAND_REFRESH_S = 1.0
@@ -39,6 +39,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
         run.run_id
     )
     st.fragment(blame.show, run_every=every)(run.run_id, go_to_tokens)
+    st.fragment(forecast.show, run_every=every)(run.run_id)
     st.fragment(charts.show, run_every=every)(run.run_id, go_to_tokens)
 
 

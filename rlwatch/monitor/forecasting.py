@@ -13,10 +13,9 @@ from typing import Protocol
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
 from rlwatch.forecast import Forecast
+from rlwatch.forecast.record import FORECAST, record_of
+from rlwatch.forecast.words import told
 from rlwatch.metrics import Family
-from rlwatch.monitor.forecast_record import record_of
-from rlwatch.monitor.forecast_words import told
-from rlwatch.monitor.steps import FORECAST
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
 
 logger = logging.getLogger("rlwatch")
@@ -49,6 +48,7 @@ class Forecasting:
         self._forecaster: Forecasts | None = None
         self._off = ""
         self._ever = False
+        self._absent_before = ""
         self._since: int | None = None
         self._certain = 0
         self._blank_rows = 0
@@ -71,11 +71,11 @@ class Forecasting:
         """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again."""
         said: list[Forecast] = []
         self._guarded(lambda forecaster: said.append(_sound(forecaster.update(step))))
-        before, self.newest = self.newest, said[0] if said else None
-        if self.newest is None or (self.newest.absent and before is not None and before.absent == self.newest.absent):
-            return ()
-        self._ever = self._ever or not self.newest.absent
-        return (record_of(self.newest, step),)
+        self.newest = said[0] if said else None
+        kept = self.newest or Forecast(step.step, absent=self._off)
+        before, self._absent_before = self._absent_before, kept.absent
+        self._ever = self._ever or not kept.absent
+        return () if kept.absent and kept.absent == before else (record_of(kept, step),)
 
     def holding(self, step: ClosedStep, others: Sequence[Finding]) -> list[Finding]:
         """The finding, while the newest forecast is an alarm; ``others`` hold at the same step.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
+from rlwatch.forecast.record import FORECAST
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, StepRecord
-
-FORECAST = "forecast/"
-"""Metrics that were forecast, not measured: no detector and no forecaster may learn from them."""
 
 
 class OpenStep:

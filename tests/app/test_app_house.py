@@ -47,6 +47,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "control",
         "diagnosis",
         "errors",
+        "forecast",
         "metrics",
         "ports",
         "records",

@@ -51,7 +51,7 @@ def test_a_row_answers_who_how_and_why():
     (entry,) = overview.entries(fleet(run("bad"), alerts={"bad": [alert("bad")]}), NOW)
     row = overview.row(entry, NOW)
     assert row_cells(row) == [
-        "danger", "bad", "30", "0.500", "spark", "0.900", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
+        "danger", "bad", "30", "0.500", "spark", "0.900", "–", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
     ]  # fmt: skip
     assert len(row.cells) == len(overview.COLUMNS)
     assert row.opens == "bad"

@@ -47,7 +47,7 @@ def test_a_run_in_danger_is_on_top_with_its_reason(store_dir):
     page = runs_page()
     assert "1 run needs you" in html(page)
     assert [row[:2] for row in rows(page)] == [["danger", "bad"], ["healthy", "calm"]]
-    assert rows(page)[0][6] == "entropy collapse since step 12 (18 steps)"
+    assert rows(page)[0][7] == "entropy collapse since step 12 (18 steps)"
 
 
 def test_a_metric_that_is_nan_from_step_one(store_dir):
@@ -123,7 +123,7 @@ def test_finished_and_crashed_runs_say_so(store_dir):
     write_run(store_dir, "c", name="c", state=RunState.CRASHED, reason="RuntimeError: boom")
     page = runs_page()
     assert [row[:2] for row in rows(page)] == [["crashed", "c"], ["finished", "f"]]
-    assert rows(page)[0][6] == "RuntimeError: boom"
+    assert rows(page)[0][7] == "RuntimeError: boom"
 
 
 def test_a_hundred_runs_are_quick(store_dir):

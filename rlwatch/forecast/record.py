@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rlwatch.forecast import Forecast, Reason
-from rlwatch.monitor.steps import FORECAST
+from rlwatch.forecast.forecast import Forecast, Reason
 from rlwatch.records import ClosedStep, ForecastRecord
 
+FORECAST = "forecast/"
+"""Names of metrics that were forecast, not measured: no detector and no forecaster may learn from them."""
 MOST_REASONS = 8
 """Metrics kept with a forecast as its reasons."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlwatch.forecast import Forecast
+from rlwatch.forecast.forecast import Forecast
 
 REACHED = {
     "nan": "the loss or a weight would no longer be finite",

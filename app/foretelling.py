@@ -1,0 +1,130 @@
+"""The forecast of a run in words, bars and chart options (nothing is read or drawn here)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rlwatch.forecast import Forecast
+from rlwatch.forecast.words import limit
+
+from . import format as fmt
+from .buckets import Branches, Curve
+from .charts import Ink, Option, Plot, family_option, points
+from .health import AMBER, GREY, LOOKS, Word
+from .marks import Mark
+from .markup import Markup, el
+from .queries import Foretold, Trace
+
+COLUMNS = 2
+MOST_BARS = 4
+"""Metrics that are shown as what drives a forecast."""
+ALARM = 1.0
+"""The risk from which a forecast is an alarm."""
+
+
+class Linear(Plot):
+    """A panel whose axis never becomes logarithmic: a chance is one of a hundred, not of its own median."""
+
+    @property
+    def logarithmic(self) -> bool:
+        """Never."""
+        return False
+
+
+def facts(told: Foretold) -> Markup:
+    """How likely now, which limit when, and the highest so far; or why there is no forecast."""
+    now = told.newest
+    if now.p50 is None:
+        return el("div", el("span", absent(now)), *_highest(told), cls="rl-facts")
+    look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
+    chance = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {fmt.chance(now.p50)}", cls="rl-word")
+    parts = [
+        el("span", chance, " within 50 steps"),
+        el("span", limit(now) or "no limit in sight") if now.alarm or now.steps_to is not None else Markup(),
+        *_highest(told),
+        el("span", el("span", "at step ", cls="label"), fmt.step(now.step)),
+    ]
+    return el("div", *parts, cls="rl-facts")
+
+
+def absent(forecast: Forecast) -> str:
+    """Why there is none, as a sentence."""
+    reason = forecast.absent.removeprefix("no forecast because").strip()
+    return f"No forecast yet: {fmt.shorten(reason, 300)}" if reason else "No forecast yet."
+
+
+def _highest(told: Foretold) -> list[Markup]:
+    if told.highest is None:
+        return []
+    chance, step = told.highest
+    return [el("span", el("span", "highest ", cls="label"), f"{fmt.chance(chance)} at step {fmt.step(step)}")]
+
+
+def bars(forecast: Forecast, ink: Ink) -> Markup:
+    """What drives the newest forecast: each metric with its share as a bar."""
+    title = el("div", "What drives it", cls="rl-panel")
+    if not forecast.why:
+        return el("div", title, el("div", "nothing stands out", cls="rl-quiet"))
+    colour = AMBER if forecast.alarm else ink.line
+    rows = [cell for reason in forecast.why[:MOST_BARS] for cell in _bar(reason.metric, reason.share, colour)]
+    note = el("div", f"share of the forecast at step {fmt.step(forecast.step)}", cls="rl-quiet")
+    return el("div", title, note, el("div", *rows, cls="rl-bars"))
+
+
+def _bar(metric: str, share: float, colour: str) -> list[Markup]:
+    width = f"{100 * min(max(share, 0.0), 1.0):.1f}%"
+    return [
+        el("span", fmt.shorten(metric, 80), cls="name"),
+        el("span", fmt.percent(share), cls="share"),
+        el("span", cls="bar", style=f"width:{width};background:{colour}"),
+    ]
+
+
+def option(traces: Mapping[str, Trace], marks: Sequence[Mark], window: tuple[int, int], ink: Ink) -> Option:
+    """Two panels: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at."""
+    chance = Linear(
+        "Chance of a failure", "% · line: within 50 steps; areas: 20, 50, 100", _percent(traces["forecast/p50"])
+    )
+    risk = Linear("Risk", "times the alarm threshold", traces["forecast/risk"].lines)
+    made = family_option([chance, risk], marks, window, ink, COLUMNS)
+    main = made["series"][0]
+    main["name"], main["areaStyle"] = "within 50 steps", {"color": ink.band, "opacity": 0.14}
+    for name, label in (("forecast/p100", "within 100 steps"), ("forecast/p20", "within 20 steps")):
+        made["series"].append(_area(label, _percent(traces[name]).current, ink))
+    made["yAxis"][0] |= {"min": 0, "max": 100, "interval": 25, "scale": False}
+    top = max(1.25, *(float(value) for value in risk.lines.current.values), 0.0)
+    made["yAxis"][2] |= {"min": 0, "max": float(f"{1.1 * top:.2g}"), "scale": False}
+    risk_line = next(s for s in made["series"] if s.get("name") == "Risk")
+    risk_line["markLine"]["data"].append(_threshold())
+    return made
+
+
+def _percent(trace: Trace) -> Branches:
+    lines = trace.lines
+    return Branches(_hundredfold(lines.current), tuple(map(_hundredfold, lines.replaced)))
+
+
+def _hundredfold(curve: Curve) -> Curve:
+    return replace(curve, values=100.0 * curve.values)
+
+
+def _area(label: str, curve: Curve, ink: Ink) -> Option:
+    return {
+        "type": "line",
+        "name": label,
+        "xAxisIndex": 0,
+        "yAxisIndex": 0,
+        "data": points(curve),
+        "showSymbol": False,
+        "z": 1,
+        "itemStyle": {"color": ink.band},
+        "lineStyle": {"width": 0.6, "color": ink.band, "opacity": 0.5},
+        "areaStyle": {"color": ink.band, "opacity": 0.12},
+    }
+
+
+def _threshold() -> Option:
+    style = {"color": AMBER, "type": "solid", "width": 1.2}
+    label = {"position": "insideStartTop", "formatter": "alarm", "fontSize": 10, "color": GREY, "distance": 1}
+    return {"yAxis": ALARM, "lineStyle": style, "label": label}

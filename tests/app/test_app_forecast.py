@@ -1,0 +1,166 @@
+"""The forecast in the app: how likely, when, why, and honest words where there is none."""
+
+import json
+
+import numpy as np
+import pytest
+from app_world import alert, cells, charts, html, no_traceback, put_alerts, run_page, runs_page, tables, write_run
+from rlwatch_app import foretelling, marks, overview
+from rlwatch_app import format as fmt
+from rlwatch_app.buckets import Branches, thin
+from rlwatch_app.charts import DARK, LIGHT
+from rlwatch_app.health import AMBER
+from rlwatch_app.panels import catalogue
+from rlwatch_app.queries import Foretold, Trace
+
+from rlwatch.forecast import Forecast, Reason
+from rlwatch.forecast.record import record_of
+from rlwatch.records import ClosedStep, Severity
+
+WHY = (Reason("mismatch/k3", 0.42), Reason("policy/<b>entropy</b>", 0.17))
+
+
+def forecast(step=30, p50=0.72, **more):
+    fields = {"p20": p50 / 2, "p100": min(1.0, p50 * 1.2), "risk": p50 / 0.5, "alarm": p50 >= 0.5, "limit": "ref_kl"}
+    return Forecast(step, p50=p50, **{**fields, "steps_to": 35.0, "why": WHY, **more})
+
+
+def record(said):
+    return record_of(said, ClosedStep(said.step, {}, {}, seq=said.step))
+
+
+def trace(values):
+    return Trace(Branches(thin(np.arange(len(values)), np.asarray(values, dtype=float), 240)))
+
+
+def told(newest, highest=(0.83, 412), values=(0.1, 0.7)):
+    return Foretold(newest, highest, dict.fromkeys(("forecast/p20", "forecast/p50", "forecast/p100"), trace(values)))
+
+
+def test_an_alarm_says_how_likely_which_limit_when_and_the_highest():
+    """In the words of the alert, with the shape of a warning."""
+    text = str(foretelling.facts(told(forecast())))
+
+    assert "▲" in text
+    assert "72\u202f%" in text
+    assert "KL to the reference would reach its limit in about 35 steps" in text
+    assert "83\u202f% at step 412" in text
+
+
+def test_a_quiet_run_has_no_limit_in_sight():
+    """And no shape of alarm."""
+    text = str(foretelling.facts(told(forecast(p50=0.004, limit="", steps_to=None))))
+
+    assert "▲" not in text
+    assert "<\u202f1\u202f%".replace("<", "&lt;") in text
+    assert "no limit" not in text
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        ("no forecast because it needs 40 steps; at 23", "No forecast yet: it needs 40 steps; at 23"),
+        ("it needs 40 steps", "No forecast yet: it needs 40 steps"),
+        ("", "No forecast yet."),
+    ],
+)
+def test_where_there_is_none_the_reason_is_said(absent, words):
+    """The forecaster's own."""
+    assert foretelling.absent(Forecast(23, absent=absent)) == words
+
+
+def test_what_drives_it_is_bars_and_names_are_text():
+    """The strongest first; no name becomes HTML."""
+    text = str(foretelling.bars(forecast(), LIGHT))
+
+    assert text.index("mismatch/k3") < text.index("entropy")
+    assert "<b>" not in text
+    assert f"width:42.0%;background:{AMBER}" in text
+    assert "nothing stands out" in str(foretelling.bars(forecast(why=()), DARK))
+
+
+def drawn(values, ink=LIGHT, marked=()):
+    traces = {f"forecast/{name}": trace(values) for name in ("p20", "p50", "p100", "risk")}
+    return foretelling.option(traces, marked, (0, len(values)), ink)
+
+
+def test_the_chart_shows_three_chances_in_per_cent_and_the_risk_with_its_threshold():
+    """The chance on one scale for every run, whatever its own highest."""
+    option = drawn([0.01, 0.02, 0.6])
+    names = [series["name"] for series in option["series"]]
+
+    assert names == ["within 50 steps", "Risk", "within 100 steps", "within 20 steps"]
+    assert option["series"][0]["data"] == [[0, 1.0], [1, 2.0], [2, 60.0]]
+    assert (option["yAxis"][0]["min"], option["yAxis"][0]["max"], option["yAxis"][0]["type"]) == (0, 100, "value")
+    assert [line["yAxis"] for line in option["series"][1]["markLine"]["data"]] == [1.0]
+    assert option["yAxis"][2]["max"] >= 1.1
+    json.dumps(option, allow_nan=False)
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.001] * 50 + [0.9], list(np.linspace(0, 1, 10_000))])
+def test_a_chart_of_any_length_is_small(values):
+    """One step, or ten thousand: at most two points for each of 240 places."""
+    option = drawn(values, DARK)
+
+    assert all(len(series["data"]) <= 482 for series in option["series"])
+    assert {axis["type"] for axis in option["yAxis"][::2]} == {"value"}
+
+
+def test_the_first_alarm_is_marked_on_every_chart():
+    """A forecast concerns no family alone; that it got worse since is not where it began."""
+    [mark] = marks.of_run([alert(kind="crash_forecast", severity=Severity.CRITICAL)], [], [], {1: 1})
+
+    assert (mark.step, mark.shape, mark.colour, mark.families) == (12, "▲", AMBER, frozenset())
+    assert mark.text == "failure forecast"
+
+
+def test_the_forecast_has_a_panel_of_its_own():
+    """Its metrics are not among the charts of the families."""
+    names = ["reward", "forecast/p50", "forecast/risk"]
+    assert [panel.name for panel in catalogue(names, "trl/grpo")] == ["reward"]
+
+
+def test_a_chance_is_never_more_certain_than_it_can_be():
+    """Hardly any is not none."""
+    assert [fmt.chance(c).replace(fmt.THIN, " ") for c in (0.0, 0.5, 1.0, None)] == ["< 1 %", "50 %", "> 99 %", "–"]
+
+
+def test_the_run_page_shows_the_forecast(store_dir):
+    """A line, a chart, the reasons."""
+    said = [forecast(step, 0.1 if step < 20 else 0.72) for step in range(5, 31)]
+    write_run(store_dir, findings=[record(one) for one in said])
+    page = run_page()
+
+    assert no_traceback(page)
+    assert "What drives it" in html(page)
+    assert "72\u202f%" in html(page)
+    option = charts(page)["chart-forecast"]
+    assert option["series"][0]["data"][0] == [5, 10.0]
+
+
+def test_the_run_page_says_why_there_is_no_forecast_yet(store_dir):
+    """And draws no empty chart; of a run nobody tried to forecast it says nothing."""
+    write_run(store_dir, findings=[record(Forecast(23, absent="no forecast because it needs 40 steps; at 23"))])
+    write_run(store_dir, "old")
+    page, old = run_page(), run_page("old")
+
+    assert "No forecast yet: it needs 40 steps; at 23" in html(page)
+    assert "chart-forecast" not in charts(page)
+    assert ">Forecast<" not in html(old)
+    assert no_traceback(page)
+    assert no_traceback(old)
+
+
+def test_the_list_of_runs_has_the_risk(store_dir):
+    """With the shape of a warning where it is an alarm; a dash where there is none."""
+    write_run(store_dir, "a", name="a", findings=[record(forecast())])
+    write_run(store_dir, "b", name="b", findings=[record(forecast(p50=0.02))])
+    write_run(store_dir, "c", name="c")
+    put_alerts(store_dir, [])
+    page = runs_page()
+    place = [column.label for column in overview.COLUMNS].index("risk, 50 steps")
+    rows = {row["id"]: row["cells"][place] for row in tables(page)["runs"]["rows"]}
+
+    assert {run: cell["text"] for run, cell in rows.items()} == {"a": "72\u202f%", "b": "2\u202f%", "c": "–"}
+    assert {run: cell.get("shape", "") for run, cell in rows.items()} == {"a": "▲", "b": "", "c": ""}
+    assert all(cells(row) for row in tables(page)["runs"]["rows"])
