@@ -14,6 +14,8 @@ from torch.utils import tensorboard
 
 import rlwatch
 from rlwatch.errors import ConfigError, MissingExtraError, StoreError
+from rlwatch.forecast import Forecast
+from rlwatch.monitor import engine
 
 pytestmark = pytest.mark.torch
 WRITERS = {"torch": tensorboard.SummaryWriter, "tensorboardX": tensorboardX.SummaryWriter}
@@ -301,3 +303,37 @@ def test_a_remote_directory_is_named_by_its_url(tee):
 
     assert directory_of(Remote()) == "gs://bucket/run1"
     assert described("gs://bucket/run1") == {"name": "gs://bucket/run1"}
+
+
+class Foretells:
+    """Forecasts that a failure is as likely as the loss is high."""
+
+    def update(self, step):
+        return Forecast(step.step, p50=step.get("loss/policy"))
+
+    def notice(self, event):
+        """Nothing to learn."""
+
+
+@pytest.mark.parametrize("send_back", [True, False])
+def test_the_forecast_is_written_at_its_step_if_wanted(tee, writer, tmp_path, monkeypatch, records, send_back):
+    """By the writer that logs, on its own thread, and not mirrored in turn."""
+    monkeypatch.setattr(engine, "default_forecasts", Foretells)
+    mirror, w = tee(send_back=send_back), writer()
+    for step in range(1, 6):
+        w.add_scalar("loss/policy", step / 10, step)
+        w.flush()
+        if mirror.run is not None:
+            mirror.run.flush()
+    w.close()
+
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert tags == {"loss/policy", *(["forecast/p50"] if send_back else [])}
+    if send_back:
+        assert [(e.step, pytest.approx(e.value)) for e in events.Scalars("forecast/p50")] == [
+            (1, 0.1),
+            (2, 0.2),
+            (3, 0.3),
+        ]
+    assert {name for _, row in records(mirror.run) for name in row} == {"loss/policy"}

@@ -7,6 +7,7 @@ from wandb_offline import offline_runs
 import rlwatch
 from rlwatch.alerts.rules import Rule
 from rlwatch.control.policy import Health
+from rlwatch.forecast import Forecast
 from rlwatch.integrations.wandb.send_back import SendBack
 from rlwatch.monitor import Outcome
 from rlwatch.records import Alert, AlertState, Finding, Severity
@@ -18,13 +19,13 @@ class Finder:
     """A run of ours that finds what the test says."""
 
     def __init__(self):
-        self.findings, self.ear = (), None
+        self.findings, self.ear, self.forecast = (), None, None
 
     def listen(self, listener):
         self.ear = listener
 
     def health(self):
-        return Health(self.findings)
+        return Health(self.findings, forecast=self.forecast)
 
     def holds(self, **kinds):
         self.findings = tuple(Finding("d", kind, severity, 3, 2, "bad") for kind, severity in kinds.items())
@@ -205,3 +206,20 @@ def test_an_alert_of_the_last_step_is_said_before_the_run_ends(tmp_path):
 
     assert [alert[1] for alert in run.alerts] == ["rlwatch: nonfinite since step 1"]
     assert len(run.rows) == 3
+
+
+def test_the_forecast_goes_into_the_row_that_follows_once(back):
+    """As metrics of wandb beside what holds; of a step without one, nothing."""
+    run, theirs, send = back
+    for forecast in (
+        None,
+        Forecast(3, absent="needs 40 steps"),
+        Forecast(40, p50=0.7, risk=1.4),
+        Forecast(41, p50=0.2),
+    ):
+        run.forecast = forecast
+        send.row(None)
+        send.row(None)
+
+    assert [row for row, _, _ in theirs.rows] == [{"forecast/p50": 0.7, "forecast/risk": 1.4}, {"forecast/p50": 0.2}]
+    assert {commit for _, _, commit in theirs.rows} == {False}

@@ -23,18 +23,20 @@ WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 _newest: Tee[Any] | None = None
 
 
-def tee_tensorboard(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
+def tee_tensorboard(*, run: Run | None = None, send_back: bool = False, **init_kwargs: Any) -> Tee[Any]:
     """Record the scalars this process writes to TensorBoard, from now on; for writers made before or after.
 
     As for TensorBoard itself a directory is a run: it begins with its first scalar, and ends when its writer is closed.
     It is remembered in ``rlwatch.json`` beside the event files, so that a restart in the same directory continues it.
-    The event files are as without. ``add_scalars("losses", {"actor": x})`` is recorded as ``losses/actor``; what is
-    no number is left out.
+    The event files are as without (but for ``send_back``). ``add_scalars("losses", {"actor": x})`` is recorded as
+    ``losses/actor``; what is no number is left out.
 
     Parameters
     ----------
     run
         A run to record everything into; whoever made it ends it.
+    send_back
+        Whether to write the forecast, too: ``forecast/p20``, ``forecast/p50``, ``forecast/p100``... at their steps.
     init_kwargs
         Arguments of :func:`rlwatch.init`. ``run_id`` and ``output_dir`` name the first run only.
 
@@ -61,7 +63,7 @@ def tee_tensorboard(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
     from rlwatch.integrations.tensorboard.hooks import Hooks
 
     tee: Tee[Any] = Tee("TensorBoard", settings(init_kwargs, run, CALL), run)
-    Hooks(tee, writers)
+    Hooks(tee, writers, send_back=send_back)
     _newest = tee
     return tee
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ from rlwatch.integrations.tensorboard.mirror import TensorBoardMirror
 class Hooks:
     """Looks at what writers are told, after they did it, and mirrors it through a :class:`Tee`."""
 
-    def __init__(self, tee: Tee[TensorBoardMirror], writers: Iterable[type]) -> None:
+    def __init__(self, tee: Tee[TensorBoardMirror], writers: Iterable[type], *, send_back: bool = False) -> None:
         self.seam = tee.seam
         self._tee = tee
+        self._send_back = send_back
+        self._theirs: dict[type, Callable[..., Any]] = {}
         for writer in writers:
+            self._theirs[writer] = writer.add_scalar  # type: ignore[attr-defined]
             tee.patches.around(writer, "add_scalar", after=self._scalar)
             tee.patches.around(writer, "add_scalars", after=self._scalars)
             tee.patches.around(writer, "flush", after=self._flushed)
@@ -55,8 +58,17 @@ class Hooks:
     def _log(self, writer: Any, row: Mapping[str, Any], step: Any) -> None:
         directory = directory_of(writer)
         mirror = self._tee.mirror(directory, TensorBoardMirror, lambda: described(directory))
-        if mirror is not None:
-            mirror.log(row, step)
+        if mirror is None:
+            return
+        if self._send_back:
+            self._tell(writer, mirror)
+        mirror.log(row, step)
+
+    def _tell(self, writer: Any, mirror: TensorBoardMirror) -> None:
+        """The newest forecast, at its step, by the writer's own function: it is not mirrored."""
+        write = next(function for kind, function in self._theirs.items() if isinstance(writer, kind))
+        for step, name, value in mirror.news():
+            write(writer, name, value, step)
 
 
 def directory_of(writer: Any) -> str:

@@ -22,6 +22,7 @@ class TensorBoardMirror:
         self.run = run
         self._held: deque[tuple[int, dict[str, Any]]] = deque()  # popped once each, whatever thread writes
         self._last: int | None = None
+        self._foretold: int | None = None
         self._times: Counter[str] = Counter()
 
     def log(self, row: Mapping[str, Any], step: Any) -> None:
@@ -33,6 +34,14 @@ class TensorBoardMirror:
         if self._held and self._held[-1][0] != at:
             self.flush()
         self._held.append((at, kept))
+
+    def news(self) -> list[tuple[int, str, float]]:
+        """The newest forecast as (step, name, value), once each."""
+        forecast = self.run.health().forecast
+        if forecast is None or forecast.step == self._foretold:
+            return []
+        self._foretold = forecast.step
+        return [(forecast.step, name, value) for name, value in forecast.metrics.items()]
 
     def flush(self) -> None:
         """Record what was gathered."""

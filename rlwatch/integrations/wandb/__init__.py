@@ -40,7 +40,8 @@ def tee_wandb(
         The metric that holds the optimizer step, if it is not one of the well-known ones.
     send_back
         Whether to tell wandb what rlwatch finds: firing alerts by ``wandb.alert``, and as the metric
-        ``rlwatch/<kind>`` 1 to 3 for as long as a finding of that kind holds as info, warning or critical.
+        ``rlwatch/<kind>`` 1 to 3 for as long as a finding of that kind holds as info, warning or critical; and the
+        forecast of the step before as ``forecast/p20``, ``forecast/p50``, ``forecast/p100``...
     init_kwargs
         Arguments of :func:`rlwatch.init`, which win over what wandb knows. ``run_id`` and ``output_dir`` name the
         first run only. ``source`` (``"openrlhf"``, ``"verl"``...) says how names that differ between trainers are read.

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from rlwatch.control.policy import Health
 from rlwatch.monitor import Outcome
 from rlwatch.records import Alert, AlertState, Severity
 from rlwatch.run import Run
@@ -26,6 +27,7 @@ class SendBack:
     """Turns firing alerts into ``wandb.alert`` and what holds into metrics of wandb.
 
     ``rlwatch/<kind>`` is 1, 2, 3 while a finding of that kind holds as info, warning, critical, and 0 after.
+    ``forecast/p50`` and its kin are the newest forecast, once each, in the row that follows: it is of the step before.
 
     Parameters
     ----------
@@ -43,13 +45,15 @@ class SendBack:
         self._log = log
         self._alerts: deque[Alert] = deque()
         self._kinds: set[str] = set()
+        self._foretold: int | None = None
         run.listen(self._hear)
 
     def row(self, step: Any) -> None:
         """A row is about to be given to wandb, with this ``step=`` (or None)."""
-        levels = self._levels()
-        if levels:
-            self._log(self._theirs, levels, step=step, commit=False)
+        health = self._run.health()
+        said = {**self._levels(health), **self._forecast(health)}
+        if said:
+            self._log(self._theirs, said, step=step, commit=False)
         self.alerts()
 
     def alerts(self) -> None:
@@ -59,9 +63,15 @@ class SendBack:
             title = f"rlwatch: {alert.kind} since step {alert.onset_step}"[:TITLE]
             self._theirs.alert(title=title, text=alert.message, level=LEVELS[alert.severity])
 
-    def _levels(self) -> dict[str, int]:
+    def _forecast(self, health: Health) -> dict[str, float]:
+        if health.forecast is None or health.forecast.step == self._foretold:
+            return {}
+        self._foretold = health.forecast.step
+        return health.forecast.metrics
+
+    def _levels(self, health: Health) -> dict[str, int]:
         worst: dict[str, int] = {}
-        for finding in self._run.health().findings:
+        for finding in health.findings:
             worst[finding.kind] = max(worst.get(finding.kind, 0), finding.severity.rank + 1)
         self._kinds.update(worst)
         return {f"rlwatch/{kind}": worst.get(kind, 0) for kind in sorted(self._kinds)}
