@@ -142,16 +142,13 @@ class NoForecasts:
 
 
 def default_forecasts() -> Forecasts:
-    """The shipped forecaster, fresh."""
-    from importlib import import_module
-    from importlib.util import find_spec
+    """The shipped forecaster, fresh. Raises ``ConfigError`` if its model cannot be used."""
+    from rlwatch.forecast.forecaster import default_forecaster
 
-    if find_spec("rlwatch.forecast.forecaster") is not None:
-        make = getattr(import_module("rlwatch.forecast.forecaster"), "default_forecaster", None)
-        if make is not None:
-            made: Forecasts = make()
-            return made
-    return NoForecasts("no forecast because this version ships no forecaster")
+    try:
+        return default_forecaster()
+    except FileNotFoundError:
+        return NoForecasts("no forecast because this installation of rlwatch holds no forecasting model")
 
 
 def _sound(forecast: Forecast) -> Forecast:

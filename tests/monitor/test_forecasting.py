@@ -8,7 +8,8 @@ import pytest
 from scripted import Oracle, Threshold, records, reset, told
 
 from rlwatch.alerts.rules import Rule, default_rules
-from rlwatch.forecast import LIMITS, Forecast, Reason
+from rlwatch.forecast import LIMITS, Forecast, Reason, forecaster
+from rlwatch.forecast.forecaster import MODEL_VARIABLE
 from rlwatch.forecast.record import forecast_of, record_of
 from rlwatch.forecast.words import REACHED
 from rlwatch.forecast.words import told as words
@@ -249,3 +250,26 @@ def test_by_default_one_odd_forecast_tells_nobody_and_three_do():
     assert alarms([0.1, 0.6, 0.6, 0.6, 0.1], 1) == [3]
     assert alarms([0.1, 0.6, 0.1], 10) == []
     assert alarms([0.1, 0.6, 0.6, 0.6], 10) == [20]
+
+
+def test_the_shipped_forecaster_is_asked_by_default(monkeypatch):
+    """With the model the user names; one that cannot be read is said, and hurts nobody."""
+    monkeypatch.setenv(MODEL_VARIABLE, "/nowhere/model.json")
+    monitor = Monitor(detectors=list)
+    feed(monitor, records(0.1, 0.2))
+
+    assert "/nowhere/model.json cannot be read" in monitor.not_run()[-1].reason
+
+
+def test_an_installation_without_a_model_says_so(monkeypatch, caplog):
+    """As a reason, not as a failure."""
+
+    def gone():
+        raise FileNotFoundError("hazard.json")
+
+    monkeypatch.setattr(forecaster, "default_forecaster", gone)
+    monitor = Monitor(detectors=list)
+    feed(monitor, records(0.1, 0.2))
+
+    assert monitor.not_run()[-1].reason.endswith("holds no forecasting model")
+    assert (monitor.forecast_failures, caplog.messages) == (0, [])
