@@ -1,69 +1,29 @@
-"""Small tables of runs, written down in tests."""
+"""Tables of runs made by formula, some of which fail, with their labels."""
 
-from __future__ import annotations
+from forecast_runs import steady
 
-from collections.abc import Mapping, Sequence
+from rlwatch.forecast.evaluation.assembled import joined_tables, table_of_rows
+from rlwatch.forecast.evaluation.labels import Label, Labels, Outcome
 
-import numpy as np
-
-from rlwatch.forecast.evaluation import Column, Label, Labels, Outcome, RunTable
-
-Series = Sequence[float | None]
+LENGTH = 160
+ONSET = 140
 
 
-def run_table(
-    runs: Mapping[str, Mapping[str, Series]],
-    *,
-    steps: Mapping[str, Sequence[int]] | None = None,
-    recipes: Mapping[str, str] | None = None,
-    families: Mapping[str, str] | None = None,
-    pairs: Mapping[str, str] | None = None,
-) -> RunTable:
-    """A table of ``runs`` (run -> column -> values, None: not measured); a row a step from 0 on, unless ``steps``."""
-    names = tuple(runs)
-    lengths = [max((len(values) for values in runs[name].values()), default=0) for name in names]
-    lengths = [len((steps or {}).get(name, ())) or length for name, length in zip(names, lengths, strict=True)]
-    step = [list((steps or {}).get(name, range(length))) for name, length in zip(names, lengths, strict=True)]
-    columns = {}
-    for column in dict.fromkeys(column for name in names for column in runs[name]):
-        cells: list[float | None] = []
-        for name, length in zip(names, lengths, strict=True):
-            cells += list(runs[name].get(column, [None] * length))
-        values = np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-        columns[column] = Column(values, np.array([cell is not None for cell in cells]))
-
-    def told(of: Mapping[str, str] | None) -> tuple[str, ...]:
-        return tuple((of or {}).get(name, "") for name in names)
-
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return RunTable(
-        names, told(recipes), told(families), told(pairs), starts, np.array(sum(step, []), dtype=np.int64), columns
-    )
+def failing(seed):
+    """Entropy falls from step 80 on, until a fifth is left at step 140."""
+    return steady(LENGTH, every=2, seed=seed, **{"policy/entropy": lambda s: 0.2 ** (max(0, s - 80) / 60)})
 
 
-def fleet(onsets: Sequence[int | None], length: int = 350) -> tuple[RunTable, Labels]:
-    """Runs of ``length`` rows that fail at ``onsets`` (None: clean), half of the recipes healthy; with their labels."""
-    names = [f"r{i}" for i in range(len(onsets))]
-    table = run_table(
-        {name: {"reward/mean": [0.5] * length} for name in names},
-        recipes={name: f"recipe{i % 7}" for i, name in enumerate(names)},
-        families={name: "healthy" if onset is None else "fault" for name, onset in zip(names, onsets, strict=True)},
-    )
-    return table, Labels("test", tuple(label(name, onset) for name, onset in zip(names, onsets, strict=True)))
-
-
-def label(name: str, onset: int | None) -> Label:
-    """An event at ``onset`` (early before 55), or clean."""
-    if onset is None:
-        return Label(name, Outcome.CLEAN)
-    return Label(name, Outcome.EARLY if onset < 55 else Outcome.EVENT, onset, "reward")
-
-
-def per_run(table: RunTable, values: Mapping[str, Mapping[int, float]], rest: float = np.nan) -> np.ndarray:
-    """Scores: ``values`` at (run, step), ``rest`` elsewhere."""
-    score = np.full(len(table), rest)
-    for name, at in values.items():
-        i = table.place[name]
-        for step, value in at.items():
-            score[table.starts[i] + int(np.flatnonzero(table.step[table.rows(i)] == step)[0])] = value
-    return score
+def tables(failed=12, sound=28):
+    """A table of runs and its labels."""
+    runs = {f"bad-{i}": failing(i) for i in range(failed)} | {
+        f"good-{i}": steady(LENGTH, every=2, seed=99 + i) for i in range(sound)
+    }
+    table = joined_tables([table_of_rows({run: rows}, recipe=run.split("-")[0]) for run, rows in runs.items()])
+    labels = [
+        Label(run, Outcome.EVENT, ONSET, "ent_low", LENGTH)
+        if run.startswith("bad")
+        else Label(run, Outcome.CLEAN, steps=LENGTH)
+        for run in runs
+    ]
+    return table, Labels("by hand", tuple(labels))

@@ -42,7 +42,7 @@ def test_a_wide_csv_is_read_by_canonical_names(tmp_path: Path) -> None:
     assert table.runs == ("a", "b")
     assert table.recipes == ("lr", "clip")
     assert list(table.columns) == ["reward/mean", "optim/grad_norm"]
-    assert list(table.stream(0))[0] == (0, {"reward/mean": 0.5, "optim/grad_norm": 1.0})
+    assert next(iter(table.stream(0))) == (0, {"reward/mean": 0.5, "optim/grad_norm": 1.0})
     step, row = list(table.stream(0))[1]
     assert step == 1
     assert math.isnan(row.pop("reward/mean"))
@@ -119,7 +119,7 @@ def test_a_wrong_table_is_refused_with_what_is_wrong(tmp_path: Path, text: str, 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     """Neither an empty folder nor bytes."""
-    with pytest.raises(ImportFormatError, match="holds no .parquet file"):
+    with pytest.raises(ImportFormatError, match=r"holds no \.parquet file"):
         read_runs(tmp_path)
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(ImportFormatError, match="cannot be read as a table"):

@@ -163,7 +163,7 @@ def test_early_failures_count_for_detection_only() -> None:
 def test_ambiguous_runs_are_outside_the_headline_and_inside_the_strict_budget() -> None:
     """Alarms there are false only where all runs count."""
     table, labels = small([Label("near", Outcome.AMBIGUOUS), *(label(f"c{i}", None) for i in range(9))])
-    score = per_run(table, {"near": {step: 1.0 for step in (60, 100, 140, 180)}}, rest=0.0)
+    score = per_run(table, {"near": dict.fromkeys((60, 100, 140, 180), 1.0)}, rest=0.0)
     found = judged(score, table, labels)
 
     assert found.pooled[1.0].point.episodes == 0
@@ -225,7 +225,7 @@ def test_the_placebo_is_the_share_of_clean_runs_that_alarm_in_the_same_steps() -
 def test_leads_are_counted_from_the_first_alarm_of_the_window() -> None:
     """One that was on before the window has the window's whole length."""
     table, labels = small([label("a", 200), label("b", 200), label("c", 200)])
-    alarm = per_run(table, {"a": {s: 1 for s in range(90, 200)}, "b": {150: 1, 190: 1}, "c": {180: 1}}) > 0
+    alarm = per_run(table, {"a": dict.fromkeys(range(90, 200), 1), "b": {150: 1, 190: 1}, "c": {180: 1}}) > 0
 
     assert as_is(alarm, table, labels).point.lead == (35.0, 50.0, 75.0)
 

@@ -1,0 +1,115 @@
+"""Scores of detectors on a table of runs: our own alarms, and two public packages by their own code.
+
+    python benchmarks/forecast/tools.py build/corpus.parquet --out build/tools --peers build/peers
+    rlwatch forecast evaluate build/corpus.parquet --scores "rlwatch alarms=build/tools/rlwatch.csv" ...
+
+Writes one CSV a tool (``run, step, alarm``) and prints the options for ``rlwatch forecast evaluate``. Peers get the
+rows in environments of their own, one of them has our package's name; ``--peers`` names the folder, made if it is not
+there. Each sees a run's rows in order, one at a time, and no hidden column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from joblib import Parallel, delayed
+from rich.progress import track
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from rlwatch.forecast.evaluation import RunTable, read_runs  # noqa: E402
+from rlwatch.records import Severity, StepRecord  # noqa: E402
+from rlwatch.scanner import scan  # noqa: E402
+
+PEERS = {
+    "PyPI rlwatch 0.5.1": ("rlwatch==0.5.1", "peer_rlwatch.py"),
+    "rldoctor 0.2.0": ("rldoctor==0.2.0", "peer_rldoctor.py"),
+}
+FORECAST = "crash_forecast"
+"""Alarms of this kind are the forecaster's own: it is judged by its scores."""
+Alarms = Iterable[tuple[str, int]]
+"""(run, step) of each."""
+
+
+def main() -> None:
+    """Run every tool, write its alarms."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the alarms")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' environments; without it they are left out")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for our own detectors")
+    args = parser.parse_args()
+    table = read_runs(args.table)
+    args.out.mkdir(parents=True, exist_ok=True)
+    ours = list(own(table, args.jobs))
+    written = {
+        "rlwatch critical": write(args.out / "rlwatch-critical.csv", (each[:2] for each in ours if each[2])),
+        "rlwatch any alarm": write(args.out / "rlwatch-any.csv", (each[:2] for each in ours)),
+    }
+    for name, (package, worker) in PEERS.items() if args.peers else ():
+        alarms = list(peer(table, environment(args.peers, package), worker))
+        stem = package.replace("==", "-")
+        written[name] = write(args.out / f"{stem}-critical.csv", (each[:2] for each in alarms if each[2]))
+        written[f"{name}, any"] = write(args.out / f"{stem}-any.csv", (each[:2] for each in alarms))
+    print(" ".join(f'--scores "{name}={path}"' for name, path in written.items()))
+
+
+def own(table: RunTable, jobs: int) -> Iterator[tuple[str, int, bool]]:
+    """Alarms of the Monitor with its default rules, and whether they are critical."""
+    runs = range(len(table.runs))
+    found = Parallel(n_jobs=jobs, return_as="generator")(delayed(_scanned)(list(table.stream(i))) for i in runs)
+    for i, alarms in zip(track(runs, description="our detectors"), found, strict=True):
+        yield from ((table.runs[i], step, critical) for step, critical in alarms)
+
+
+def _scanned(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, bool]]:
+    records = [StepRecord(step, metrics) for step, metrics in rows]
+    alarms = [alarm for alarm in scan(records).alarms if alarm.kind != FORECAST]
+    return [(alarm.step, alarm.severity is Severity.CRITICAL) for alarm in alarms]
+
+
+def peer(table: RunTable, python: Path, worker: str) -> Iterator[tuple[str, int, bool]]:
+    """Alarms of a package, run by run, by its own code."""
+    command = [python, HERE.parent / "detection" / worker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for i, run in enumerate(track(table.runs, description=worker)):
+            process.stdin.write(json.dumps(list(table.stream(i))) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit(f"{worker} ended at run {run!r}")
+            yield from ((run, step, critical) for step, critical in json.loads(line))
+
+
+def environment(folder: Path, package: str) -> Path:
+    """Python of the package's own environment."""
+    place = folder / package.replace("==", "-")
+    if not (place / "bin" / "python").exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        subprocess.run([place / "bin" / "pip", "install", "--quiet", package], check=True)
+    return place / "bin" / "python"
+
+
+def write(path: Path, alarms: Alarms) -> Path:
+    """One row an alarm; beside and then in its place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with beside.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("run", "step", "alarm"))
+        rows.writerows((run, step, 1) for run, step in sorted(set(alarms)))
+    os.replace(beside, path)  # noqa: PTH105  (atomic on one file system)
+    return path
+
+
+if __name__ == "__main__":
+    main()
