@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 from forecast_runs import steady
+from forecast_tables import LENGTH, ONSET, failing, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecaster, artefact
-from rlwatch.forecast.evaluation.labels import Label, Labels, Outcome
-from rlwatch.forecast.evaluation.run_table import Column, RunTable
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.training import thresholds
 from rlwatch.forecast.training.calibration import line
@@ -21,34 +20,6 @@ from rlwatch.forecast.training.train import train
 from rlwatch.records import ClosedStep
 
 SMALL = Growth(trees=5, leaves=5, least=10, rate=0.3)
-LENGTH = 160
-ONSET = 140
-
-
-def failing(seed):
-    """Entropy falls from step 80 on, until a fifth is left at step 140."""
-    return steady(LENGTH, every=2, seed=seed, **{"policy/entropy": lambda s: 0.2 ** (max(0, s - 80) / 60)})
-
-
-def tables(failed=12, sound=28):
-    """A table of runs and its labels."""
-    runs = {f"bad-{i}": failing(i) for i in range(failed)} | {
-        f"good-{i}": steady(LENGTH, every=2, seed=99 + i) for i in range(sound)
-    }
-    steps = np.concatenate([list(rows) for rows in runs.values()])
-    names = list(next(iter(next(iter(runs.values())).values())))
-    flat = [row for rows in runs.values() for row in rows.values()]
-    columns = {n: Column(np.array([row[n] for row in flat]), np.ones(len(flat), bool)) for n in names}
-    starts = np.cumsum([0, *(len(rows) for rows in runs.values())])
-    recipes = tuple(run.split("-")[0] for run in runs)
-    table = RunTable(tuple(runs), recipes, recipes, ("",) * len(runs), starts, steps, columns)
-    labels = [
-        Label(run, Outcome.EVENT, ONSET, "ent_low", LENGTH)
-        if run.startswith("bad")
-        else Label(run, Outcome.CLEAN, steps=LENGTH)
-        for run in runs
-    ]
-    return table, Labels("by hand", tuple(labels))
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ LEAST_EVENTS = 8
 class Growth:
     """How trees are grown."""
 
-    trees: int = 120
+    trees: int = 80
     leaves: int = 10
-    rate: float = 0.07
+    rate: float = 0.1
     l2: float = 5.0
     least: int = 40
     share: float = 0.2

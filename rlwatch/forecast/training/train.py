@@ -113,7 +113,7 @@ def out_of_fold(
 def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
     """What a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack."""
     draw = np.random.default_rng(seed)
-    thin = fine.only((fine.ahead <= HORIZONS[-1]) | (fine.step % 3 == 0)).at_risk()
+    thin = fine.only((fine.ahead <= HORIZONS[-1]) & (fine.step % 2 == 0) | (fine.step % 6 == 0)).at_risk()
     copies = [coarse.at_risk()]
     poorer = list(PROFILES.values())[1:]
     which = draw.integers(len(poorer) + 1, size=int(fine.run.max(initial=0)) + 1)

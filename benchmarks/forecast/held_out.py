@@ -1,0 +1,151 @@
+"""What the forecaster says of runs it has not seen: scores of every row, fold by fold, for the scorer to judge.
+
+Trees, calibration and thresholds of a fold come from the other folds; nothing of a fold's runs is used for its scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rlwatch.forecast.evaluation import Labels, Outcome, RunTable, folds_of
+from rlwatch.forecast.evaluation.files import write
+from rlwatch.forecast.features import FEATURES
+from rlwatch.forecast.model import signal_of
+from rlwatch.forecast.training import thresholds
+from rlwatch.forecast.training.calibration import line
+from rlwatch.forecast.training.examples import Examples, Floats
+from rlwatch.forecast.training.grow import Growth, intervals
+from rlwatch.forecast.training.profiles import EVERYTHING, PROFILES
+from rlwatch.forecast.training.train import chances, out_of_fold
+
+Ints = npt.NDArray[np.int64]
+BUDGET = 1.0
+TAILS = frozenset(
+    {
+        *("entropy_pos", "entropy_neg", "entropy_p10", "entropy_p90", "logp_min", "logp_positive", "displaced"),
+        *("negative_push", "layers", "kl_ref_tail", "ratio_tail", "ratio_max", "mismatch_tail", "mismatch_prob"),
+        *("mismatch_weights", "mismatch_sequences", "mismatch_corr", "mismatch_cut", "advantage"),
+    }
+)
+"""Signals that averaged scalars of a trainer do not hold: tails, signs, shares cut off."""
+SHAPES_LEFT_OUT = {
+    "no drift": ("drift", "age"),
+    "no slopes": ("slope10", "slope25", "slope60", "bend"),
+    "no extremes": ("low", "high", "fallen", "risen"),
+}
+"""Kinds of features that an ablation leaves out."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Scores of the rows of the examples; ``p``: chances within the horizons (n, 3), where there are any."""
+
+    name: str
+    score: Floats
+    p: Floats | None = None
+
+
+def tools_of(
+    table: RunTable,
+    labels: Labels,
+    fine: Examples,
+    coarse: Examples,
+    split: str,
+    how: Growth,
+    tell: Callable[[str], None] = print,
+) -> list[Tool]:
+    """The forecaster, each of its layers, and the forecaster on poorer logs."""
+    fold = folds_of(table, split)
+    held = out_of_fold(fine, coarse, fold, how, tell=lambda what: tell(f"{split}: {what}"))
+    clean = np.array([label.outcome is Outcome.CLEAN for label in labels.of(table)])
+    static = thresholds.smoothed(fine.static, fine.run)
+    found = []
+    for name, logits in held.items():
+        p = _calibrated(fine, fold, logits, held["taps"])
+        model = thresholds.smoothed(p[:, 1], fine.run)
+        risk = _risk(fine, fold, clean, model, static)
+        found.append(Tool("rlwatch" if name == "taps" else f"rlwatch on {name}", risk, p))
+        if name == "taps":
+            found += [Tool("rlwatch, model alone", model, p), Tool("rlwatch, limits alone", static)]
+    return found
+
+
+def ablations(
+    table: RunTable, fine: Examples, coarse: Examples, split: str, how: Growth, tell: Callable[[str], None] = print
+) -> list[Tool]:
+    """The model alone, trained without some signals or without some kinds of features."""
+    fold = folds_of(table, split)
+    found = []
+    for name, columns in _left_out().items():
+        tell(f"{split}: {name}")
+        parts = [_without(part, columns) for part in (fine, coarse)]
+        held = out_of_fold(parts[0], parts[1], fold, how, profiles=["taps"])["taps"]
+        p = _calibrated(fine, fold, held, held)
+        found.append(Tool(f"model, {name}", thresholds.smoothed(p[:, 1], fine.run), p))
+    return found
+
+
+def _left_out() -> dict[str, npt.NDArray[np.bool_]]:
+    signals = np.array([signal_of(feature) for feature in FEATURES])
+    shapes = np.array([feature.split(":")[1] if feature.count(":") == 1 else "" for feature in FEATURES])
+    found = {"no tails of our taps": np.isin(signals, sorted(TAILS))}
+    found["no engine"] = np.isin(signals, sorted(EVERYTHING - PROFILES["taps without engine"]))
+    return found | {name: np.isin(shapes, kinds) for name, kinds in SHAPES_LEFT_OUT.items()}
+
+
+def _without(part: Examples, columns: npt.NDArray[np.bool_]) -> Examples:
+    x = part.x.copy()
+    x[:, columns] = np.nan
+    return Examples(x, part.run, part.step, part.ahead, part.left, part.static, part.kind)
+
+
+def _calibrated(fine: Examples, fold: Ints, logits: Floats, like: Floats) -> Floats:
+    """Chances; each fold by lines fitted to the log-odds ``like`` of the others."""
+    found = np.full(logits.shape, np.nan)
+    for number in np.unique(fold):
+        mine = fold[fine.run] == number
+        lines = []
+        for i, (rows, hit) in enumerate(intervals(fine)):
+            others = ~mine[rows]
+            lines.append(line(like[rows[others], i], hit[others]))
+        found[mine] = chances(logits[mine], lines)
+    return found
+
+
+def _risk(fine: Examples, fold: Ints, clean: npt.NDArray[np.bool_], model: Floats, static: Floats) -> Floats:
+    """How far beyond the nearer of the two thresholds; each fold by the thresholds of the others."""
+    found = np.full(len(fine), np.nan)
+    harmless = thresholds.healthy(fine, clean)
+    for number in np.unique(fold):
+        mine = fold[fine.run] == number
+        rows = np.flatnonzero(harmless & ~mine)
+        part = fine.only(rows)
+        limits = [
+            thresholds.threshold(part, scores[rows], BUDGET * share)
+            for scores, share in ((model, 1.0 - thresholds.STATIC_SHARE), (static, thresholds.STATIC_SHARE))
+        ]
+        found[mine] = np.maximum(model[mine] / limits[0], static[mine] / limits[1])
+    return found
+
+
+def write_tools(folder: Path, split: str, table: RunTable, fine: Examples, tools: Sequence[Tool]) -> list[Path]:
+    """One file a tool, ``run, step, score`` and its chances, in ``folder/split``."""
+    place = folder / split
+    place.mkdir(parents=True, exist_ok=True)
+    runs = [table.runs[i] for i in fine.run]
+    paths = []
+    for tool in tools:
+        columns: Mapping[str, Sequence[object]] = {
+            "run": runs,
+            "step": fine.step.tolist(),
+            "score": tool.score.tolist(),
+        }
+        if tool.p is not None:
+            columns = {**columns, **{f"p{h}": tool.p[:, i].tolist() for i, h in enumerate((20, 50, 100))}}
+        paths.append(write(place / f"{tool.name}.parquet", columns))
+    return paths
