@@ -3,13 +3,15 @@
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from forecast_models import small_model
 from scripted import Oracle, Threshold, records, reset, told
 
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.forecast import LIMITS, Forecast, Reason, forecaster
-from rlwatch.forecast.forecaster import MODEL_VARIABLE
+from rlwatch.forecast.forecaster import MODEL_VARIABLE, Forecaster
 from rlwatch.forecast.record import forecast_of, record_of
 from rlwatch.forecast.words import REACHED
 from rlwatch.forecast.words import told as words
@@ -273,3 +275,28 @@ def test_an_installation_without_a_model_says_so(monkeypatch, caplog):
 
     assert monitor.not_run()[-1].reason.endswith("holds no forecasting model")
     assert (monitor.forecast_failures, caplog.messages) == (0, [])
+
+
+def falling(step):
+    """A run whose entropy falls and whose mismatch grows from step 70 on."""
+    gone = max(0, step - 70) / 30
+    wave = 0.02 * (step * 7 % 5 - 2)
+    return {"policy/entropy": max(0.01, 1.0 + wave - gone), "mismatch/k3": 1e-3 * 10 ** (2 * gone) * (1 + wave)}
+
+
+def test_a_resumed_run_is_forecast_as_one_that_was_never_interrupted():
+    """By the real forecaster: what it says depends on the branch's rows alone, not on batches or restarts."""
+    whole = [StepRecord(step, falling(step), seq=step) for step in range(1, 121)]
+    first, second = whole[:80], [replace(row, attempt=2, seq=row.seq + 20) for row in whole[60:]]
+
+    def monitor(history=None):
+        make = partial(Forecaster, small_model())
+        return Monitor(run_id="run", detectors=list, forecaster=make, history=history)
+
+    straight = feed(monitor(), whole)
+    resumed = feed(monitor(lambda attempt, before: [row for row in first if row.step < before]), [*first, *second])
+
+    numbers = {record.step: (record.metrics, record.body) for record in straight.kept}
+    assert {record.step: (record.metrics, record.body) for record in resumed.kept} == numbers
+    assert any(forecast.alarm for forecast in straight.forecasts)
+    assert straight.findings[0].step == resumed.findings[-1].step
