@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from forecast_tables import label, run_table
+from forecast_small_tables import label, run_table
 
 from rlwatch.errors import ConfigError, ImportFormatError, MissingExtraError
 from rlwatch.forecast.evaluation import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from forecast_tables import Series, run_table
+from forecast_small_tables import Series, run_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

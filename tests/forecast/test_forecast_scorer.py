@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forecast_tables import fleet, label, per_run, run_table
+from forecast_small_tables import fleet, label, per_run, run_table
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.evaluation import Label, Labels, Outcome, RunTable, ToolScores, evaluate

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from forecast_tables import fleet, label, run_table
+from forecast_small_tables import fleet, label, run_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
