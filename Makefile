@@ -14,10 +14,11 @@ export HF_HUB_OFFLINE ?= 1
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
 
-# Both environments are made at once: each is one process that mostly unpacks.
+# Both environments are made at once: each is one process that mostly unpacks. The smaller is done first, and checked
+# while the other goes on.
 test:
-	$(MAKE) -j2 environments
-	$(MAKE) check unit verl openrlhf wheel
+	$(MAKE) -j2 environments check
+	$(MAKE) unit verl openrlhf wheel
 
 environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
 
