@@ -35,7 +35,7 @@ TAILS = frozenset(
 """Signals that averaged scalars of a trainer do not hold: tails, signs, shares cut off."""
 SHAPES_LEFT_OUT = {
     "no drift": ("drift", "age"),
-    "no slopes": ("slope10", "slope25", "slope60", "bend"),
+    "no slopes": ("slope10", "slope25", "slope60", "turn"),
     "no extremes": ("low", "high", "fallen", "risen"),
 }
 """Kinds of features that an ablation leaves out."""

@@ -46,7 +46,7 @@ def train(
         typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v1"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the model here.")] = Path("forecast.json"),
-    trees: Annotated[int, typer.Option("--trees", min=5, max=500, help="Trees of each hazard.")] = 80,
+    trees: Annotated[int, typer.Option("--trees", min=5, max=500, help="Trees of each hazard.")] = 120,
     folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="How often a part of the runs is held out.")] = 5,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that compute features.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of all draws.")] = 0,

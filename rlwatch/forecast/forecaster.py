@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections import deque
@@ -18,12 +19,16 @@ from rlwatch.records import ClosedStep, Event
 
 BUDGET = "1"
 """False alarm episodes in 1000 healthy steps that are put up with."""
+FLOOR = "2"
+"""Budget whose threshold one of one's own does not go below."""
 SMOOTHED = 3
 """Rows whose median is judged: one odd row is no alarm."""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
 """Environment variable with the path of a model to use instead of the shipped one."""
 BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
 """Environment variable with another budget than :data:`BUDGET`."""
+THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
+"""Environment variable with a threshold of one's own."""
 ENOUGH = 0.5
 """Share of what the model learnt that a run must be able to tell."""
 
@@ -41,9 +46,9 @@ class Forecaster:
         A model of :func:`rlwatch.forecast.load`; the one that comes with rlwatch if None.
     budget
         Which of its thresholds: false alarm episodes in 1000 healthy steps, as the model's file names them.
-    least
-        Threshold on p50 that is never gone below: what the user's own healthy runs have shown to be harmless
-        (``rlwatch forecast calibrate``).
+    own
+        Threshold on p50 instead of the model's: what one's own healthy runs have shown to be harmless
+        (``rlwatch forecast calibrate``). Below the model's threshold for twice the budget it is not followed.
 
     Raises
     ------
@@ -51,14 +56,14 @@ class Forecaster:
         If the shipped model's file is damaged, or the model has no thresholds for that budget.
     """
 
-    def __init__(self, model: Model | None = None, *, budget: str = BUDGET, least: float = 0.0) -> None:
+    def __init__(self, model: Model | None = None, *, budget: str = BUDGET, own: float | None = None) -> None:
         self._model = model or _shipped()
         self._budget = budget
         known = self._model.profiles[0].thresholds
         if budget not in known:
             budgets = ", ".join(sorted(known, key=float))
             raise ConfigError(f"the model has no threshold for a budget of {budget!r}; it has {budgets}")
-        self._least = least
+        self._own = own
         self._places = [FEATURES.index(name) for name in self._model.features]
         self._stream = FeatureStream()
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
@@ -80,6 +85,12 @@ class Forecaster:
         if profile is None:
             return Forecast(step.step, absent=self._absent)
         return self._forecast(features, profile)
+
+    def threshold(self, profile: Profile) -> float:
+        """Least p50 that is an alarm, for a run that logs these signals."""
+        if self._own is None:
+            return profile.thresholds[self._budget]
+        return max(self._own, profile.thresholds.get(FLOOR, profile.thresholds[self._budget]))
 
     def _choose(self) -> Profile | None:
         """Once the baseline is known: the thresholds for what this run logs, or why there are none."""
@@ -106,7 +117,7 @@ class Forecaster:
         chances, close = self._model.chances(x), nearest(features.reaches)
         self._chances.append(chances.p50)
         self._reached.append(close.share if close else 0.0)
-        by_model = statistics.median(self._chances) / max(profile.thresholds[self._budget], self._least)
+        by_model = statistics.median(self._chances) / self.threshold(profile)
         by_limit = statistics.median(self._reached) / profile.static[self._budget]
         risk = max(by_model, by_limit)
         limit, steps_to, why = self._told(x, chances, close if by_limit > by_model else None)
@@ -147,7 +158,18 @@ def default_forecaster() -> Forecaster:
         If that model cannot be used.
     """
     path = os.environ.get(MODEL_VARIABLE, "")
-    return Forecaster(_loaded(path) if path else None, budget=os.environ.get(BUDGET_VARIABLE, "") or BUDGET)
+    budget, own = os.environ.get(BUDGET_VARIABLE, "") or BUDGET, os.environ.get(THRESHOLD_VARIABLE, "")
+    return Forecaster(_loaded(path) if path else None, budget=budget, own=_chance(own) if own else None)
+
+
+def _chance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= 1.0:
+        raise ConfigError(f"{THRESHOLD_VARIABLE} is {text!r}; it must be a chance in (0, 1], as `calibrate` prints it")
+    return value
 
 
 @cache

@@ -16,7 +16,7 @@ SHAPES = (
     "slope10",
     "slope25",
     "slope60",
-    "bend",
+    "turn",
     "restless",
     "drift",
     "age",
@@ -88,7 +88,7 @@ def shapes(history: History, drift: Drift, extremes: Extremes, noise: Floats, re
         np.fmax.reduce(ten),
         now / noise,
         *slopes,
-        slopes[0] - slopes[2],
+        (now - median(changes[_before(history.steps, 15, 45)])) / noise,
         np.log((moves + QUIET / 4) / (restless + QUIET / 4)),
         drift.height,
         drift.age(step),
@@ -120,6 +120,12 @@ def _last(steps: Floats, span: int, least: int) -> slice:
     """Rows of the last ``span`` steps, and at least so many."""
     inside = int((steps > steps[-1] - span).sum())
     return slice(-max(inside, least), None)
+
+
+def _before(steps: Floats, near: int, far: int) -> slice:
+    """Rows from ``far`` to ``near`` steps ago, and at least one: what was usual shortly before."""
+    first, after = (int((steps <= steps[-1] - ago).sum()) for ago in (far, near))
+    return slice(max(min(first, after - 1), 0), max(after, 1))
 
 
 def _slope(steps: Floats, changes: Floats, span: int, least: int) -> Floats:

@@ -168,3 +168,11 @@ def test_every_feature_has_a_name_of_its_own():
     """Signals times shapes, and the rest."""
     assert len(set(FEATURES)) == len(FEATURES)
     assert {f"{signal.name}:{shape}" for signal in SIGNALS for shape in SHAPES} < set(FEATURES)
+
+
+def test_a_turn_is_a_change_against_what_was_usual_shortly_before():
+    """Entropy that has fallen for long and then stands still has not turned; one that jumps has."""
+    slow = steady(140, **{"policy/entropy": lambda s: 0.3 if s > 60 else 1.0})
+    jump = steady(140, **{"policy/entropy": lambda s: 0.3 if s > 130 else 1.0})
+    assert abs(last(slow)["entropy:turn"]) < 3.0
+    assert last(jump)["entropy:turn"] < -20.0

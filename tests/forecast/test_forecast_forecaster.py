@@ -7,7 +7,8 @@ from forecast_models import small_model
 from forecast_runs import steady
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast import Forecaster
+from rlwatch.forecast import Forecaster, artefact
+from rlwatch.forecast.forecaster import default_forecaster
 from rlwatch.records import ClosedStep, Event
 
 
@@ -91,8 +92,8 @@ def test_a_stricter_budget_and_the_runs_own_experience_raise_the_threshold():
     rows = steady(90, **{"policy/entropy": lambda s: 0.55 if s > 70 else 1.0})
     plain = told(rows)[90].risk
     assert told(rows, budget="0.5")[90].risk == pytest.approx(plain * 0.6 / 0.8)
-    assert told(rows, least=0.99)[90].risk == pytest.approx(plain * 0.6 / 0.99)
-    assert told(rows, least=0.01)[90].risk == plain
+    assert told(rows, own=0.99)[90].risk == pytest.approx(plain * 0.6 / 0.99)
+    assert told(rows, own=0.01)[90].risk == plain
 
 
 def test_a_reset_of_the_reference_is_taken_notice_of():
@@ -109,3 +110,19 @@ def test_a_budget_the_model_has_no_threshold_for_is_refused_at_once():
     """Before any step."""
     with pytest.raises(ConfigError, match=r"no threshold for a budget of '3'.*0\.5, 1"):
         Forecaster(small_model(), budget="3")
+
+
+def test_the_environment_names_another_model_budget_and_threshold(monkeypatch, tmp_path):
+    """What is wrong with them is said at once."""
+    artefact.write(small_model(), tmp_path / "m.json")
+    monkeypatch.setenv("RLWATCH_FORECAST_MODEL", str(tmp_path / "m.json"))
+    monkeypatch.setenv("RLWATCH_FORECAST_BUDGET", "0.5")
+    monkeypatch.setenv("RLWATCH_FORECAST_THRESHOLD", "0.97")
+    both = small_model().profiles[0]
+    assert default_forecaster().threshold(both) == 0.97
+    monkeypatch.setenv("RLWATCH_FORECAST_THRESHOLD", "high")
+    with pytest.raises(ConfigError, match="'high'; it must be a chance"):
+        default_forecaster()
+    monkeypatch.setenv("RLWATCH_FORECAST_MODEL", str(tmp_path / "gone.json"))
+    with pytest.raises(ConfigError, match="gone"):
+        default_forecaster()

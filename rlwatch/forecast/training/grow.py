@@ -22,9 +22,9 @@ LEAST_EVENTS = 8
 class Growth:
     """How trees are grown."""
 
-    trees: int = 80
+    trees: int = 120
     leaves: int = 10
-    rate: float = 0.1
+    rate: float = 0.07
     l2: float = 5.0
     least: int = 40
     share: float = 0.2
@@ -69,15 +69,8 @@ def intervals(part: Examples) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[n
     return found
 
 
-def weights(part: Examples) -> Floats:
-    """Every run counts by the square root of its rows: long ones more, but not in proportion."""
-    counts = np.bincount(part.run)
-    return 1.0 / np.sqrt(counts[part.run])
-
-
 def grow(part: Examples, how: Growth, *, kinds: bool = False) -> Grown:
     """Train on examples. Raises ``ConfigError`` where an interval has no failure, or nothing else."""
-    at = weights(part)
     found = intervals(part)
     for (_, hit), low, high in zip(found, (0, *HORIZONS), HORIZONS, strict=False):
         if not 0 < hit.sum() < len(hit):
@@ -85,17 +78,17 @@ def grow(part: Examples, how: Growth, *, kinds: bool = False) -> Grown:
                 f"of {len(hit)} rows watched for a failure {low} to {high} steps ahead, {hit.sum()} saw one: there is "
                 "nothing to tell apart; add runs that are longer, and both failing and sound ones"
             )
-    first, second, third = (_fitted(how, part.x[rows], hit, at[rows]) for rows, hit in found)
-    return Grown((first, second, third), _kinds(part, how, at) if kinds else {})
+    first, second, third = (_fitted(how, part.x[rows], hit) for rows, hit in found)
+    return Grown((first, second, third), _kinds(part, how) if kinds else {})
 
 
-def _fitted(how: Growth, x: npt.NDArray[np.float32], hit: npt.NDArray[np.bool_], at: Floats) -> Any:
+def _fitted(how: Growth, x: npt.NDArray[np.float32], hit: npt.NDArray[np.bool_]) -> Any:
     """A classifier. Columns without any value are constant to it: scikit-learn cannot bin them."""
     empty = np.isnan(x).all(axis=0)
-    return how.classifier().fit(np.where(empty, np.float32(0.0), x), hit, sample_weight=at)
+    return how.classifier().fit(np.where(empty, np.float32(0.0), x), hit)
 
 
-def _kinds(part: Examples, how: Growth, at: Floats) -> dict[str, Any]:
+def _kinds(part: Examples, how: Growth) -> dict[str, Any]:
     """One against the others, on the last 100 steps before an onset."""
     rows = np.flatnonzero((part.ahead > 0) & (part.ahead <= HORIZONS[-1]))
     small = Growth(trees=30, leaves=6, rate=0.15, l2=how.l2, least=20, share=how.share, seed=how.seed)
@@ -103,7 +96,7 @@ def _kinds(part: Examples, how: Growth, at: Floats) -> dict[str, Any]:
     for kind in np.unique(part.kind[rows]):
         hit = part.kind[rows] == kind
         if len(np.unique(part.run[rows][hit])) >= LEAST_EVENTS and not hit.all():
-            found[str(kind)] = _fitted(small, part.x[rows], hit, at[rows])
+            found[str(kind)] = _fitted(small, part.x[rows], hit)
     return found
 
 
