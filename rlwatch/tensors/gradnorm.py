@@ -172,6 +172,7 @@ def _shard(grad: Any) -> Tensor | None:
 
 
 def _squares(grads: list[Tensor]) -> list[Tensor]:
-    """The sum of squares of each, on the device of the first."""
-    norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # noqa: SLF001  (as clip_grad_norm_ does)
-    return list(torch.stack([norm.to(grads[0].device, non_blocking=True) for norm in norms]).square().unbind())
+    """The sum of squares of each, float32, on the device of the first."""
+    wide = torch.float64 if any(grad.dtype is torch.float64 for grad in grads) else torch.float32  # it only widens
+    norms = torch._foreach_norm(grads, 2, dtype=wide)  # noqa: SLF001  (as clip_grad_norm_ does)
+    return list(torch.stack([norm.to(grads[0].device, non_blocking=True) for norm in norms]).square().float().unbind())

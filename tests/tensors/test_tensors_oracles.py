@@ -237,3 +237,15 @@ def test_gradient_norms_as_metrics_of_the_step():
         "optim/grad_norm": math.inf,
         "nonfinite/grad": 1.0,
     }
+
+
+@pytest.mark.parametrize("other", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_norm_of_double_gradients_is_read_alone_and_among_narrower_ones(other):
+    """3-4-5 in float64, and 12 in another type."""
+    double, single = (torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float64, other))
+    double.grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    single.grad = torch.tensor([12.0, 0.0], dtype=other)
+    norms = grad_norms([("layers.0.w", double), ("layers.1.w", single)])
+
+    assert norms is not None
+    assert (norms.squares.tolist(), norms.squares.dtype) == ([25.0, 144.0], torch.float32)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from rlwatch.errors import RLWatchError
 from rlwatch.gradloc.world import Alone, Processes, World
 from rlwatch.integrations.distributed import all_agree
 from rlwatch.integrations.localising.localiser import Localiser
 from rlwatch.integrations.localising.settings import Localise
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.spike_rows import Decode
-
-if TYPE_CHECKING:
-    from rlwatch.run import Run
 
 logger = logging.getLogger("rlwatch")
 
@@ -25,20 +22,29 @@ OFF = "rlwatch does not localise gradient spikes over several ranks (training go
 
 
 def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -> Localiser | None:
-    """For the ranks of ``seam``'s run; None if it is not wanted or they cannot. Every rank calls it at set-up."""
-    world = None if settings is None else world_of(seam.run)
-    return None if settings is None or world is None else Localiser(seam, settings, decode=decode, world=world)
+    """For the ranks of ``seam``'s run; None, with a warning, where they cannot. Every rank calls it at set-up."""
+    if settings is None:
+        return None
+    linked = seam.run is not None and seam.run.linked
+    try:
+        world = world_of(linked, otherwise="they are not all linked to rank 0")
+    except RLWatchError as error:
+        logger.warning(OFF, error)
+        return None
+    return Localiser(seam, settings, decode=decode, world=world)
 
 
-def world_of(run: Run | None) -> World | None:
-    """The ranks of ``run``; None, with a warning, where they cannot work together. Every rank calls it at set-up."""
+def world_of(ready: bool, *, otherwise: str) -> World:
+    """The ranks of ``torch.distributed``; every rank calls it at set-up, and says whether it is ready.
+
+    Nobody waits for a rank that will not come: all are asked first. Raises ``RLWatchError`` on all ranks alike: with
+    ``otherwise`` where one is not ready, or with why their process group could not be made.
+    """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return Alone()
     try:
-        if all_agree(run is not None and run.linked, TIMEOUT_S):
+        if all_agree(ready, TIMEOUT_S):
             return Processes(TIMEOUT_S)
-        reason = "they are not all linked to rank 0"
     except (RuntimeError, AttributeError) as error:  # DistBackendError, DistNetworkError; torch without gloo
-        reason = f"a process group of their own could not be made: {error}"
-    logger.warning(OFF, reason)
-    return None
+        raise RLWatchError(f"a process group of their own could not be made: {error}") from None
+    raise RLWatchError(otherwise)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 
 from rlwatch.errors import RLWatchError
 from rlwatch.gradloc.locate import Located
 from rlwatch.gradloc.rows import event_body
-from rlwatch.gradloc.world import Alone, Processes, World
+from rlwatch.gradloc.world import World
 from rlwatch.integrations.localising import Localise, Localiser
 from rlwatch.integrations.localising.localiser import Spike
+from rlwatch.integrations.localising.ranks import world_of
 from rlwatch.integrations.localising.recording import Recorded, batches_of, encoded
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.spike_rows import Decode
@@ -50,10 +50,11 @@ class Localising:
         reason = hindrance("fsdp" if flattened(engine.module) else str(worker.config.actor.strategy))
         if reason is None and getattr(engine, "ulysses_sequence_parallel_size", 1) > 1:
             reason = "sequence parallelism cuts the sequences in parts, which lie on several ranks"
+        world = world_of(reason is None, otherwise=reason or "another rank cannot, or has not come")
         if reason is not None:
             raise RLWatchError(reason)
         tokenizer = getattr(engine.model_config, "tokenizer", None) if text else None
-        return cls(engine, seam, settings, _world(), getattr(tokenizer, "decode", None))
+        return cls(engine, seam, settings, world, getattr(tokenizer, "decode", None))
 
     def attach(self) -> None:
         """Watch the forwards of the engine."""
@@ -125,10 +126,3 @@ def _loss_scale(engine: Any) -> float | None:
     """That of float16, which coefficients and gradients both carry when the engine's step begins."""
     scaler = getattr(engine, "scaler", None)
     return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
-
-
-def _world() -> World:
-    try:
-        return Processes() if dist.get_world_size() > 1 else Alone()
-    except (RuntimeError, AttributeError) as error:  # DistBackendError, DistNetworkError; torch without gloo
-        raise RLWatchError(f"a process group of their own could not be made: {error}") from None
