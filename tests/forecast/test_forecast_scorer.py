@@ -58,6 +58,7 @@ def test_what_always_alarms_meets_no_budget(length: int) -> None:
 
     assert [setting.point.recall for setting in constant.pooled.values()] == [0.0, 0.0, 0.0]
     assert (alarms.recall, alarms.occupancy) == (1.0, 1.0)
+    assert not as_is(np.ones(len(table), dtype=bool), table, labels).met
     assert alarms.clean_alarmed == alarms.clean == 5
     assert alarms.placebo == alarms.events
 
@@ -184,7 +185,7 @@ def test_thresholds_come_from_other_folds() -> None:
 
     assert found.pooled[1.0].met
     assert found.pooled[1.0].point.episodes > 0
-    assert found.transferred[1.0].met is False
+    assert not found.transferred[1.0].met
     assert (found.transferred[1.0].point.per_1000 or 0) > 1.0
 
 

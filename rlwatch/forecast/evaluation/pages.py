@@ -60,7 +60,7 @@ def _alarms(tools: Sequence[Mapping[str, Any]], *, transferred: bool) -> Page:
         f"At 1 false alarm per 1000 healthy steps, {picked}; tools without a dial as they are. Forecast: events with "
         "an alarm 100 to 5 steps before the onset; detected: by 10 steps after it. Placebo: hits expected of alarms as "
         "frequent as in clean runs over the same steps; p: chance of as many. In brackets: 90 % intervals; of the "
-        "lead, quartiles."
+        "lead, quartiles; * marks what went beyond the budget."
     )
     return Page("Alarms", note, headers, [_alarm_row(tool) for tool in tools])
 
@@ -79,7 +79,7 @@ def _alarm_row(tool: Mapping[str, Any]) -> Row:
         _counted(at["detected"], at["events"]),
         _counted(at["detected_rows"], at["events"]),
         "-" if lead is None else f"{lead[1]:.0f} [{lead[0]:.0f}, {lead[2]:.0f}]",
-        figure(at["per_1000"]) + interval(at["per_1000_interval"]),
+        figure(at["per_1000"]) + ("" if at["met"] else "*") + interval(at["per_1000_interval"]),
         figure(at["per_1000_rows"]),
         figure(at["occupancy"], 3),
         f"{at['clean_alarmed']}/{at['clean']}",
@@ -108,7 +108,7 @@ def _budgets(tools: Sequence[Mapping[str, Any]]) -> Page:
 def _realised(at: Mapping[str, Any] | None) -> str:
     if at is None:
         return "-"
-    return f"{figure(at['recall'])} @ {figure(at['per_1000'])}" + ("*" if at["met"] is False else "")
+    return f"{figure(at['recall'])} @ {figure(at['per_1000'])}" + ("" if at["met"] else "*")
 
 
 def _skill(tools: Sequence[Mapping[str, Any]]) -> Page:

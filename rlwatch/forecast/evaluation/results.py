@@ -18,13 +18,13 @@ HEADLINE = 1.0
 class Setting:
     """A tool at a budget: what it found, 90 % intervals of recall and of false alarms per 1000 steps.
 
-    ``met``: whether what it realised is within the budget (None where no budget was set).
+    ``met``: whether what it realised is within the budget, and not most of the time (as it is: within the headline's).
     """
 
     point: Point
     recall_interval: Interval | None
     per_1000_interval: Interval | None
-    met: bool | None = None
+    met: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """With the rates."""

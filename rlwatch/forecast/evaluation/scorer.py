@@ -74,8 +74,8 @@ def _about(line: Timeline, labels: Labels) -> dict[str, Any]:
     return {
         "runs": len(line.labels),
         "rows": len(line.table),
-        "recipes": len(set(line.table.recipes)),
-        "families": len(set(line.table.families)),
+        "recipes": len(set(line.table.recipes) - {""}),
+        "families": len(set(line.table.families) - {""}),
         "classes": {outcome.value: int(line.are(outcome).sum()) for outcome in Outcome},
         "types": dict(Counter(line.labels[i].type for i in line.events).most_common()),
         "healthy_steps": float(line.weight[healthy].sum()),
@@ -103,7 +103,9 @@ class Field:
         skills = tuple(skill(self.line, tool, horizon, self.draws) for horizon in HORIZONS)
         if tool.alarms_only:
             whole = Alarms(self.line, false[False], heard(tool.score), np.ones(len(self.line.labels)))
-            return ToolResult(tool.name, tool.note, {}, {}, {}, self._setting(whole, None), skills, self._groups(whole))
+            return ToolResult(
+                tool.name, tool.note, {}, {}, {}, self._setting(whole, HEADLINE), skills, self._groups(whole)
+            )
         pooled = self._at_budgets(tool, false[False], None)
         strict = self._at_budgets(tool, false[True], self.fold)
         transferred = {} if self.fold is None else self._at_budgets(tool, false[False], self.fold)
@@ -133,14 +135,14 @@ class Field:
             thresholds[:, mine] = np.array(thresholds_for(found, others, score[rows], BUDGETS))[:, None]
         return {b: Alarms(self.line, found, score, at) for b, at in zip(BUDGETS, thresholds, strict=True)}
 
-    def _setting(self, alarms: Alarms, budget: float | None) -> Setting:
+    def _setting(self, alarms: Alarms, budget: float) -> Setting:
         point = alarms.point()
         runs = len(self.line.labels)
         events, hits = np.zeros(runs), np.zeros(runs)
         events[self.line.events], hits[self.line.events] = 1.0, alarms.hits(-LEAD)
         begun = alarms.found.begun(alarms.threshold).astype(np.float64)
         steps = np.bincount(alarms.found.place, weights=alarms.found.weight, minlength=runs).astype(np.float64)
-        met = None if budget is None else (point.per_1000 or 0.0) <= budget and (point.occupancy or 0) <= MOST_OCCUPIED
+        met = (point.per_1000 or 0.0) <= budget and (point.occupancy or 0.0) <= MOST_OCCUPIED
         recall = interval(self.draws, hits, events)
         return Setting(point, recall, interval(self.draws, begun, steps, 1000.0), met)
 
