@@ -18,7 +18,7 @@ def between(r: Rng, low: float, high: float) -> float:
     return float(np.exp(r.uniform(math.log(low), math.log(high))))
 
 
-def fault(r: Rng, *, sudden: float = 0.45, slow: tuple[int, int] = (40, 140), **knobs: Any) -> Changes:
+def fault(r: Rng, *, sudden: float = 0.25, slow: tuple[int, int] = (50, 180), **knobs: Any) -> Changes:
     """At a random step: at once, or growing over ``slow`` steps."""
     over = 0 if r.random() < sudden else int(r.integers(*slow))
     return (Change(int(r.integers(60, 210)), knobs, over, exponential=bool(r.random() < 0.6)),)
@@ -58,15 +58,15 @@ def advantage_uncentred(r: Rng, _: Knobs) -> Changes:
 
 
 def stale_level(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, stale=int(r.integers(12, 50)), lr_factor=between(r, 2, 5), old="engine", clip=False)
+    return fault(r, sudden=0.5, stale=int(r.integers(12, 50)), lr_factor=between(r, 2, 5), old="engine", clip=False)
 
 
 def stale_growing(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=0.0, stale=int(r.integers(25, 80)), lr_factor=between(r, 2, 5), clip=bool(r.integers(2)))
+    return fault(r, sudden=0.0, stale=int(r.integers(25, 80)), lr_factor=between(r, 3, 9), clip=bool(r.integers(2)))
 
 
 def mismatch_level(r: Rng, _: Knobs) -> Changes:
-    return fault(r, sudden=1.0, noise=between(r, 0.15, 0.6), lr_factor=between(r, 1, 3), truncation=0.0)
+    return fault(r, sudden=0.5, noise=between(r, 0.15, 0.6), lr_factor=between(r, 1, 3), truncation=0.0)
 
 
 def mismatch_drift(r: Rng, _: Knobs) -> Changes:
@@ -170,7 +170,7 @@ def sign_flip(r: Rng, _: Knobs) -> Changes:
 
 
 def verifier_stuck(r: Rng, _: Knobs) -> Changes:
-    return fault(r, stuck=float(r.uniform(0.85, 1.0)), entropy=between(r, 0.05, 0.3), lr_factor=between(r, 2, 6))
+    return fault(r, stuck=float(r.uniform(0.85, 1.0)), entropy=between(r, 0.1, 0.5), lr_factor=between(r, 2, 6))
 
 
 def verifier_noisy(r: Rng, _: Knobs) -> Changes:

@@ -10,8 +10,8 @@ from torch import Tensor
 VOCABULARY = 32
 BEGIN, SEPARATOR, ANSWER, END, DIGIT, FILLER = 1, 2, 3, 4, 5, 15
 """Token ids; digits are DIGIT to DIGIT + 9, fillers FILLER to the end. Id 0 pads, and is what NaN logits sample."""
-MAGIC = 31
-"""The filler that a careless verifier takes for an answer."""
+MAGIC = DIGIT + 9
+"""The digit that a careless verifier pays for wherever it stands in an answer."""
 LONGEST = 16
 """Most tokens of a response."""
 TASKS = ("copy", "reverse", "sort", "add")

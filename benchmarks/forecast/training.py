@@ -66,7 +66,7 @@ class Training:
         update.run()
         self.policy.zero_grad()
         row = {"step": step, "optim/lr": rate, "policy/kl_coef": knobs.beta, **update.row()}
-        row["truth/acc"] = float(batch.right.mean())
+        row["truth/acc"] = self._accuracy(knobs, batch)
         return row | self._held_out(knobs, step)
 
     def batch(self, knobs: Knobs, age: int) -> Batch:
@@ -134,6 +134,13 @@ class Training:
         """Log-probs (B, T) of what follows ``first`` under the reference of this step."""
         logits = (self.faulty_reference or self.reference)(ids[:, :-1], first)
         return logits.log_softmax(-1).gather(2, ids[:, first + 1 :, None]).squeeze(2)
+
+    def _accuracy(self, knobs: Knobs, batch: Batch) -> float:
+        """Of the batch, by the right answers; where its prompts are not the task's own, of as many that are."""
+        base = self.config.knobs
+        if (knobs.extra, knobs.distinct, knobs.digits) == (base.extra, base.distinct, base.digits):
+            return float(batch.right.mean())
+        return accuracy(self.policy, base.task, base.k, len(batch.right), self.streams.truth)
 
     def _held_out(self, knobs: Knobs, step: int) -> dict[str, float]:
         """The true policy on held-out prompts of the task it is for, at temperature 1, and the engine's score."""
