@@ -29,7 +29,7 @@ def pages(evaluation: Mapping[str, Any], *, each: bool = True) -> list[Page]:
     """All tables of an evaluation (its ``to_dict()``); ``each``: also by recipe and type, not by family only."""
     tools = evaluation["tools"]
     transferred = bool(evaluation["about"]["folds"])
-    kinds = ("family", "recipe", "type") if each else ("family",)
+    kinds = ("time to warn", "family", "recipe", "type") if each else ("time to warn", "family")
     return [
         _alarms(tools, transferred=transferred),
         _budgets(tools),
@@ -138,14 +138,14 @@ def _groups(tools: Sequence[Mapping[str, Any]], kind: str) -> Page | None:
     if not names:
         return None
     rows = [(name, *(_group(tool["groups"][kind].get(name)) for tool in tools)) for name in names]
-    note = "Events forecast / events; in brackets clean runs alarmed / clean runs."
+    note = "Events forecast / events, then detected by 10 steps after; in brackets clean runs alarmed / clean runs."
     return Page(f"By {kind}", note, (kind, *(_name(tool) for tool in tools)), rows)
 
 
 def _group(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "-"
-    events = f"{found['forecast']}/{found['events']}" if found["events"] else ""
+    events = f"{found['forecast']}/{found['events']}, {found['detected']}" if found["events"] else ""
     clean = f"({found['clean_alarmed']}/{found['clean']})" if found["clean"] else ""
     return f"{events} {clean}".strip() or "-"
 

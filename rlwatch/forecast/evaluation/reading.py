@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,12 @@ def read_runs(path: Path, runs: Path | None = None) -> RunTable:
     known = _records(path, runs)
     told = [_told(table, order[starts[:-1]], what, names, known) for what in ("recipe", "family")]
     pairs = tuple(str(known.get(name, {}).get("pair") or "") for name in names)
-    return RunTable(names, told[0], told[1], pairs, starts, steps, columns, notes)
+    faults = tuple(_whole(known.get(name, {}).get("fault_step")) for name in names)
+    return RunTable(names, told[0], told[1], pairs, starts, steps, columns, notes, faults)
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _named(table: Any, path: Path) -> Any:

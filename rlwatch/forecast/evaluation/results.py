@@ -12,6 +12,9 @@ from rlwatch.forecast.evaluation.skill import Skill
 
 HEADLINE = 1.0
 """False alarm episodes per 1000 healthy steps at which tools are compared."""
+TIME_TO_WARN = 20
+"""Steps from fault to onset below which nobody could have warned in time: there was nothing to be seen."""
+SLOW, SUDDEN = f"fault {TIME_TO_WARN} or more steps before", f"fault less than {TIME_TO_WARN} steps before"
 
 
 @dataclass(frozen=True)

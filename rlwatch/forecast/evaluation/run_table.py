@@ -30,7 +30,8 @@ class RunTable:
     """Rows of many runs, run after run, steps ascending.
 
     ``runs``, ``recipes``, ``families``, ``pairs``: one entry a run; ``pairs`` names the run that a run is the
-    faultless twin of, or "". ``starts``: the first row of each run and, last, the number of rows. ``step``: of
+    faultless twin of, or ""; ``faults``: the step at which the fault of a run that was made to fail began, None (or no
+    entry at all) where nobody knows. ``starts``: the first row of each run and, last, the number of rows. ``step``: of
     each row. ``columns``: by canonical name, and hidden ``truth/`` ones.
     """
 
@@ -42,6 +43,7 @@ class RunTable:
     step: Ints
     columns: Mapping[str, Column]
     notes: tuple[str, ...] = field(default=())
+    faults: tuple[int | None, ...] = field(default=())
 
     def __len__(self) -> int:
         """How many rows."""
@@ -119,4 +121,5 @@ class RunTable:
         columns = {name: Column(c.values[rows], c.measured[rows]) for name, c in self.columns.items()}
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
         told = (of(self.runs), of(self.recipes), of(self.families), of(self.pairs))
-        return RunTable(*told, starts, self.step[rows], columns, self.notes)
+        faults = tuple(self.faults[i] for i in places) if self.faults else ()
+        return RunTable(*told, starts, self.step[rows], columns, self.notes, faults)
