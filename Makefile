@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test environments check lint types unit verl openrlhf openrlhf-run wheel browser bench bench-detect clean
+.PHONY: demo test environments check lint types unit verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -68,6 +68,15 @@ browser:
 # Which runs in trouble are found, beside simple rules and two packages of PyPI in environments of their own.
 bench-detect: $(VENV)/.dev
 	$(BIN)/python benchmarks/detection --peers build/peers $(ARGS)
+
+# Makes the leaderboard of forecasts anew: peers and our own alarms first, then the models, fold by fold.
+bench-forecast: $(VENV)/.dev
+	$(BIN)/python benchmarks/forecast/tools.py benchmarks/forecast/corpus.parquet --out build/forecast/tools --peers build/peers
+	$(BIN)/python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/forecast \
+	  --page docs/forecast-leaderboard.md --scores "rlwatch's detectors=build/forecast/tools/rlwatch-any.csv" \
+	  --scores "rlwatch's detectors, critical=build/forecast/tools/rlwatch-critical.csv" \
+	  --scores "PyPI rlwatch 0.5.1=build/forecast/tools/rlwatch-0.5.1-any.csv" \
+	  --scores "rldoctor 0.2.0=build/forecast/tools/rldoctor-0.2.0-any.csv" $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/watching_cost.py

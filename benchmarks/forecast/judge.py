@@ -1,0 +1,138 @@
+"""The forecaster, poorer versions of it and simple tools, judged by one protocol; makes the leaderboard.
+
+    python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/judged
+    python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/judged --page page.md \
+        --scores "rlwatch alarms=build/tools/rlwatch-any.csv" --external ../shared/real_runs
+
+Known recipes: five folds by run. Recipes held out: five folds by recipe, so that no run of a failure's recipe is learnt
+from. For each fold the model is trained, calibrated and given its thresholds on the others. External: the shipped model
+on runs of others, with labels of an index (a folder with ``runs.csv.gz`` and ``index.csv``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path[0] = str(HERE.parent)  # not this folder: its module `statistics` would hide the standard one
+
+from forecast.held_out import Tool, ablations, tools_of, write_tools  # noqa: E402
+from rich.progress import track  # noqa: E402
+
+from rlwatch import __version__  # noqa: E402
+from rlwatch.forecast import Forecaster  # noqa: E402
+from rlwatch.forecast.evaluation import (  # noqa: E402
+    Labels,
+    RunTable,
+    ToolScores,
+    evaluate,
+    label_runs,
+    labels_of_index,
+    read_runs,
+    read_scores,
+)
+from rlwatch.forecast.evaluation.baselines import run_baselines  # noqa: E402
+from rlwatch.forecast.evaluation.leaderboard import page  # noqa: E402
+from rlwatch.forecast.training.examples import Examples  # noqa: E402
+from rlwatch.forecast.training.grow import Growth  # noqa: E402
+from rlwatch.forecast.training.train import prepare  # noqa: E402
+from rlwatch.records import ClosedStep  # noqa: E402
+
+TITLES = {"run": "Known recipes", "recipe": "Recipes held out", "external": "Runs of others"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Runs, labels, examples."""
+
+    table: RunTable
+    labels: Labels
+    fine: Examples
+    coarse: Examples
+
+    def aligned(self, tool: Tool) -> ToolScores:
+        """Scores of the examples as those of the table's rows; NaN before there is a forecast."""
+        starts = self.table.starts[self.fine.run]
+        rows = np.empty(len(self.fine), dtype=np.int64)
+        for i in range(len(self.table.runs)):
+            mine = self.fine.run == i
+            rows[mine] = starts[mine] + np.searchsorted(self.table.step[self.table.rows(i)], self.fine.step[mine])
+        score = np.full(len(self.table), np.nan)
+        score[rows] = tool.score
+        chances = {}
+        for column, horizon in enumerate((20, 50, 100) if tool.p is not None else ()):
+            chances[horizon] = np.full(len(self.table), np.nan)
+            chances[horizon][rows] = tool.p[:, column]  # type: ignore[index]
+        return ToolScores(tool.name, score, chances=chances)
+
+
+def main() -> None:
+    """Judge, write what was found, make the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder for scores and evaluations")
+    parser.add_argument("--page", type=Path, help="write the leaderboard here")
+    parser.add_argument("--scores", action="append", default=[], metavar="NAME=FILE", help="another tool's alarms")
+    parser.add_argument("--external", type=Path, help="folder with runs.csv.gz and index.csv")
+    parser.add_argument("--no-ablations", action="store_true", help="leave out models that lack something")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--trees", type=int, default=Growth().trees)
+    args = parser.parse_args()
+    table = read_runs(args.table)
+    labels = label_runs(table)
+    corpus = Corpus(table, labels, *prepare(table, labels, jobs=args.jobs, tell=print))
+    how = Growth(trees=args.trees)
+    simple = run_baselines(table, lambda items: track(items, description="simple tools"))
+    others = [read_scores(Path(path), table, name) for name, _, path in (each.partition("=") for each in args.scores)]
+    made = {}
+    for split in ("run", "recipe"):
+        tools = tools_of(table, labels, corpus.fine, corpus.coarse, split, how)
+        if not args.no_ablations and split == "recipe":
+            tools += ablations(table, corpus.fine, corpus.coarse, split, how)
+        write_tools(args.out / "scores", split, table, corpus.fine, tools)
+        all_tools = [*map(corpus.aligned, tools), *others, *simple]
+        made[split] = told(evaluate(table, labels, all_tools, split=split).to_dict(), args.out, split)
+    if args.external:
+        made["external"] = told(external(args.external), args.out, "external")
+    if args.page:
+        args.page.write_text(page([(TITLES[name], found) for name, found in made.items()]))
+
+
+def external(folder: Path) -> dict[str, Any]:
+    """The shipped model on runs of others, beside the simple tools."""
+    table = read_runs(folder / "runs.csv.gz")
+    labels = labels_of_index(folder / "index.csv")
+    ours = shipped(table)
+    tools: Sequence[ToolScores] = [*ours, *run_baselines(table)]
+    return evaluate(table, labels, tools, split="none").to_dict()
+
+
+def shipped(table: RunTable) -> list[ToolScores]:
+    """Risk at each row, and the alarms at the default threshold."""
+    risk = np.full(len(table), np.nan)
+    for i in range(len(table.runs)):
+        forecaster = Forecaster()
+        found = [forecaster.update(ClosedStep(step, metrics)) for step, metrics in table.stream(i)]
+        risk[table.rows(i)] = [np.nan if forecast.risk is None else forecast.risk for forecast in found]
+    alarm = np.where(risk >= 1.0, 1.0, np.nan)
+    return [ToolScores("rlwatch", risk), ToolScores("rlwatch as shipped", alarm, alarms_only=True)]
+
+
+def told(made: dict[str, Any], out: Path, name: str) -> dict[str, Any]:
+    """Written as JSON, with where it came from."""
+    made["about"] |= {"rlwatch": __version__, "command": " ".join(("python", *sys.argv))}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(made, indent=1))
+    return made
+
+
+if __name__ == "__main__":
+    main()
