@@ -1,12 +1,20 @@
-"""Seeds of property tests are fixed: the same commit passes or fails everywhere.
+"""Seeds of property tests are fixed, and garbage collections skip what was there before the first test.
 
-``pytest --hypothesis-profile explore`` draws new examples at every run, and more of them.
+The same commit passes or fails everywhere; ``pytest --hypothesis-profile explore`` draws new examples at every run,
+and more of them.
 """
 
 from __future__ import annotations
+
+import gc
 
 from hypothesis import settings
 
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("explore", derandomize=False, print_blob=True)
 settings.load_profile("fixed")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: every training of TRL looked through all of it for garbage."""
+    gc.freeze()
