@@ -50,7 +50,7 @@ KEPT = (
     *(f"mismatch/{name}" for name in ("kl", "k3", "logp_absdiff", "logp_absdiff_max", "logp_absdiff_p99")),
     *(f"mismatch/{name}" for name in ("prob_absdiff", "prob_absdiff_max", "prob_corr", "weight_max", "ess")),
     *(f"mismatch/{name}" for name in ("tis_truncated", "icepop_masked", "log_ppl_absdiff", "log_ppl_diff")),
-    *(f"mismatch/{name}" for name in ("ppl_ratio", "seq_weight_max", "seq_ess", "adv_corr", "factor2_frac")),
+    *(f"mismatch/{name}" for name in ("ppl_ratio", "seq_weight_max", "seq_ess", "factor2_frac")),
     *("adv/min", "adv/max", "adv/std", "len/mean", "len/max", "len/clipped", "text/repetition"),
     *("staleness/mean", "optim/grad_norm", "optim/grad_norm_max", "optim/step_skipped", "loss/raw"),
     *("nonfinite/logp", "nonfinite/advantage", "nonfinite/loss", "nonfinite/grad"),

@@ -110,7 +110,7 @@ def pack(folder: Path, out: Path) -> tuple[Path, Path]:
             f"{folder} holds no runs; make some with: python benchmarks/forecast generate --out {folder}"
         )
     rows = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
-    short = {name: _rounded(rows.column(name)) for name in rows.column_names}
+    short = {name: _rounded(x) for name in rows.column_names if (x := rows.column(name)).null_count < len(x)}
     records = pa.Table.from_pylist([read_info(path) for path in paths], schema=RUNS_SCHEMA)
     out.parent.mkdir(parents=True, exist_ok=True)
     return _put(pa.table(short), out), _put(records, out.with_name(f"{out.stem}-runs{out.suffix}"))

@@ -1,0 +1,105 @@
+"""Files of ``benchmarks/forecast``: made once, whole or not at all, packed without loss of what is missing."""
+
+import json
+import math
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+from forecast_testbed import generate, tables, task
+
+from rlwatch.errors import RLWatchError
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Names of the runs that were trained, for which a table of two rows stands in."""
+    trained = []
+
+    def train(config, seed, start):
+        trained.append(seed)
+        return {"step": [0, 1], "policy/entropy": [1.0, None]}
+
+    monkeypatch.setattr(generate, "train", train)
+    monkeypatch.setattr(generate, "fitted", lambda *_: {})
+    return trained
+
+
+def test_what_is_there_is_not_made_again(tmp_path, made):
+    """A corpus that was stopped goes on, and grows."""
+    assert generate.generate(tmp_path, 3, 1, 1) == 3
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.parquet")}
+    next(iter(kept)).unlink()
+
+    assert generate.generate(tmp_path, 5, 1, 1) == 3
+    assert len(made) == 6
+    assert len(list(tmp_path.glob("*.parquet"))) == 5
+    assert all(path.stat().st_mtime_ns == when for path, when in list(kept.items())[1:])
+
+
+def test_a_run_that_is_killed_while_it_is_written_leaves_nothing(tmp_path, made, monkeypatch):
+    """No half file, and it is made the next time."""
+    whole = pq.write_table
+
+    def killed(table, path, **options):
+        path.write_bytes(b"PAR1 half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", killed)
+    with pytest.raises(KeyboardInterrupt):
+        generate.generate(tmp_path, 1, 1, 1)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    monkeypatch.setattr(pq, "write_table", whole)
+
+    assert generate.generate(tmp_path, 1, 1, 1) == 1
+
+
+def test_a_record_lies_beside_every_run(tmp_path, made):
+    """With everything that decided its numbers."""
+    generate.generate(tmp_path, 2, 1, 7, only=("lr_step", "control"))
+    records = [tables.read_info(path) for path in sorted(tmp_path.glob("*.parquet"))]
+
+    for record in records:
+        assert record["source"] == "testbed"
+        assert {"testbed", "torch", "python"} <= set(json.loads(record["versions"]))
+        assert json.loads(record["config"])["knobs"]["task"] in task.TASKS
+
+
+def test_packing_keeps_missing_and_nan_apart_and_rounds_the_rest(tmp_path):
+    """Two files: rows, and records with the pair and the fault."""
+    first = tables.RunInfo("a", "lr_step", "learning_rate", "testbed", 5, {"x": 1}, fault_step=70)
+    columns = {"step": [0, 1, 2], "policy/entropy": [1.23456789, None, math.nan], "ratio/max": [math.inf, 0.0, -1e-30]}
+    columns["adv/max"] = [None, None, None]
+    tables.write_run(tmp_path / "runs", first, columns)
+    tables.write_run(
+        tmp_path / "runs", tables.RunInfo("b", "control", "healthy", "testbed", 5, pair="a"), {"step": [0]}
+    )
+
+    rows, records = map(pq.read_table, tables.pack(tmp_path / "runs", tmp_path / "set.parquet"))
+
+    entropy, ratio = rows["policy/entropy"].to_pylist(), rows["ratio/max"].to_pylist()
+    assert "adv/max" not in rows.column_names, "never measured"
+    assert entropy[0] == pytest.approx(1.2346, abs=1e-6)
+    assert entropy[1] is entropy[3] is None
+    assert math.isnan(entropy[2])
+    assert ratio[:2] == [math.inf, 0.0]
+    assert ratio[2] == pytest.approx(-1e-30, rel=1e-4)
+    assert [(r["run"], r["pair"], r["fault_step"]) for r in records.to_pylist()] == [("a", "", 70), ("b", "a", None)]
+
+
+def test_columns_of_unequal_length_are_refused(tmp_path):
+    with pytest.raises(RLWatchError, match="one length"):
+        tables.write_run(tmp_path, tables.RunInfo("a", "r", "f", "testbed", 1), {"step": [0, 1], "x": [1.0]})
+
+
+def test_bad_input_is_one_clear_error(tmp_path, monkeypatch):
+    """What was wrong, and what to do."""
+    with pytest.raises(RLWatchError, match=r"no recipe is called lr_stop; there are: .*lr_step"):
+        generate.generate(tmp_path, 1, 1, 1, only=("lr_stop",))
+    with pytest.raises(RLWatchError, match="holds no runs"):
+        tables.pack(tmp_path, tmp_path / "set.parquet")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RLWatchError, match="--backend ray needs ray"):
+        generate.generate(tmp_path, 1, 1, 1, backend="ray")
