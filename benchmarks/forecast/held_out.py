@@ -28,14 +28,13 @@ BUDGET = 1.0
 TAILS = frozenset(
     {
         *("entropy_pos", "entropy_neg", "entropy_p10", "entropy_p90", "logp_min", "logp_positive", "displaced"),
-        *("negative_push", "layers", "kl_ref_tail", "ratio_tail", "ratio_max", "mismatch_tail", "mismatch_prob"),
-        *("mismatch_weights", "mismatch_sequences", "mismatch_corr", "mismatch_cut", "advantage"),
+        *("negative_push", "kl_ref_tail", "ratio_max", "mismatch_tail", "mismatch_prob"),
+        *("mismatch_weights", "mismatch_sequences", "mismatch_cut", "advantage"),
     }
 )
 """Signals that averaged scalars of a trainer do not hold: tails, signs, shares cut off."""
 SHAPES_LEFT_OUT = {
-    "no drift": ("drift", "age"),
-    "no slopes": ("slope10", "slope25", "slope60", "turn"),
+    "no slopes": ("slope25", "slope60", "turn"),
     "no extremes": ("low", "high", "fallen", "risen"),
 }
 """Kinds of features that an ablation leaves out."""

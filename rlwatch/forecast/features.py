@@ -9,7 +9,7 @@ import numpy as np
 
 from rlwatch.forecast.history import WARM_UNTIL, Floats, History
 from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, goals, reaches
-from rlwatch.forecast.shapes import QUIET, SHAPES, Drift, Extremes, median, shapes, spread
+from rlwatch.forecast.shapes import QUIET, SHAPES, Extremes, median, shapes, spread
 from rlwatch.forecast.signals import SIGNALS
 
 BROKEN = "broken"
@@ -20,7 +20,7 @@ FEATURES: tuple[str, ...] = (
     BROKEN,
 )
 """Names, in the order of the vector: ``signal:shape``, ``limit:type:signal:share|steps``, ``broken``."""
-_NOW, _FALLEN, _SLOPE = (SHAPES.index(shape) for shape in ("now", "fallen", "slope25"))
+_FALLEN, _SLOPE = SHAPES.index("fallen"), SHAPES.index("slope25")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,6 @@ class FeatureStream:
 
     def __init__(self) -> None:
         self.history = History()
-        self._drift = Drift(len(SIGNALS))
         self._extremes = Extremes(len(SIGNALS))
         self._noise: Floats | None = None
         self._restless: Floats | None = None
@@ -78,10 +77,9 @@ class FeatureStream:
         if self._noise is None or self._restless is None:
             self._noise, self._restless = _spreads(history)
             self._goals = goals(history)
-        self._drift.update(step, history.changes()[-1] / self._noise)
-        found = shapes(history, self._drift, self._extremes, self._noise, self._restless)
+        found, now = shapes(history, self._extremes, self._noise, self._restless)
         found[:, np.isnan(history.baseline)] = np.nan
-        reached = reaches(self._goals, found[_NOW], found[_FALLEN], found[_SLOPE], self._noise)
+        reached = reaches(self._goals, now, found[_FALLEN], found[_SLOPE], self._noise)
         pairs = [value for reach in reached for value in (reach.share, reach.steps)]
         broken = history.broken[history.steps > step - 25].mean()
         values = np.concatenate((found.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))

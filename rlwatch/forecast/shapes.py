@@ -1,4 +1,8 @@
-"""What the last rows of each signal look like: level, extremes, slopes, spread and drift, all against the baseline."""
+"""What the last rows of each signal look like: level, extremes, slopes and spread, all against the baseline.
+
+Sums over the whole run so far (a CUSUM and its age) are left out: in runs whose faults begin at some step they are a
+clock, and a clock forecasts nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +12,12 @@ import numpy as np
 
 from rlwatch.forecast.history import Floats, History
 
-SHAPES = (
-    "now",
-    "low",
-    "high",
-    "z",
-    "slope10",
-    "slope25",
-    "slope60",
-    "turn",
-    "restless",
-    "drift",
-    "age",
-    "fallen",
-    "risen",
-)
+SHAPES = ("low", "high", "z", "slope25", "slope60", "turn", "restless", "fallen", "risen")
 """Kinds of features, of every signal."""
 FAR = 30.0
 """Where a feature is cut off: nothing is learnt beyond."""
 QUIET = 0.02
 """Least spread a signal is taken to have, in the scale of its changes."""
-SLACK = 0.5
-"""Spreads that a signal may drift without a CUSUM growing."""
-
-
-class Drift:
-    """Two-sided CUSUM of every signal, in spreads: how much it has left its baseline for good, and since when."""
-
-    def __init__(self, signals: int) -> None:
-        self._up = np.zeros(signals)
-        self._down = np.zeros(signals)
-        self._since: Floats = np.full(signals, math.nan)
-
-    def update(self, step: int, z: Floats) -> None:
-        """Add the newest row; a missing value leaves things as they are."""
-        z = np.clip(np.nan_to_num(z), -FAR, FAR)
-        moved = z != 0.0
-        self._up = np.where(moved, np.clip(self._up + z - SLACK, 0.0, 1e3), self._up)
-        self._down = np.where(moved, np.clip(self._down - z - SLACK, 0.0, 1e3), self._down)
-        height = np.maximum(self._up, self._down)
-        self._since = np.where(height > 0.0, np.where(np.isnan(self._since), step, self._since), math.nan)
-
-    @property
-    def height(self) -> Floats:
-        """Signed, in log(1 + spreads)."""
-        return np.asarray(np.log1p(self._up) - np.log1p(self._down))
-
-    def age(self, step: int) -> Floats:
-        """Steps since the drift began, at most 200, in hundreds; 0 where there is none."""
-        return np.asarray(np.nan_to_num(np.minimum(step - self._since, 200.0) / 100.0))
 
 
 class Extremes:
@@ -72,29 +33,27 @@ class Extremes:
         return now - self._high, now - self._low
 
 
-def shapes(history: History, drift: Drift, extremes: Extremes, noise: Floats, restless: Floats) -> Floats:
-    """All :data:`SHAPES` of all signals, (shapes, signals); NaN where a signal has too few rows.
+def shapes(history: History, extremes: Extremes, noise: Floats, restless: Floats) -> tuple[Floats, Floats]:
+    """All :data:`SHAPES` of all signals, (shapes, signals), and the change of each against the baseline, (signals,).
 
-    ``noise``: spread of each signal's changes in the baseline; ``restless``: that of their differences.
+    NaN where a signal has too few rows. ``noise``: spread of each signal's changes in the baseline; ``restless``: that
+    of their differences.
     """
-    step, changes = int(history.steps[-1]), history.changes()
+    changes = history.changes()
     now = median(changes[_last(history.steps, 5, 2)])
     ten = changes[_last(history.steps, 10, 2)]
-    slopes = [_slope(history.steps, changes, span, least) for span, least in ((10, 4), (25, 5), (60, 6))]
     moves = spread(np.diff(changes[_last(history.steps, 25, 6)], axis=0))
     parts = [
-        now,
         np.fmin.reduce(ten),
         np.fmax.reduce(ten),
         now / noise,
-        *slopes,
+        _slope(history.steps, changes, 25, 5),
+        _slope(history.steps, changes, 60, 6),
         (now - median(changes[_before(history.steps, 15, 45)])) / noise,
         np.log((moves + QUIET / 4) / (restless + QUIET / 4)),
-        drift.height,
-        drift.age(step),
         *extremes.update(now),
     ]
-    return np.asarray(np.clip(np.stack(parts), -FAR, FAR))
+    return np.asarray(np.clip(np.stack(parts), -FAR, FAR)), now
 
 
 def median(rows: Floats) -> Floats:

@@ -3,7 +3,7 @@
 from rlwatch.forecast.model import Model, Profile
 from rlwatch.forecast.trees import LEAF, Head, Tree
 
-FEATURES = ("entropy:now", "mismatch:slope25")
+FEATURES = ("entropy:fallen", "mismatch:slope25")
 STUMP = Tree((0, LEAF, LEAF), (-0.5, 0.0, 0.0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (0.2, 3.0, -1.0))
 """Entropy that fell below exp(-0.5) of its start speaks for a failure."""
 DEEP = Tree(

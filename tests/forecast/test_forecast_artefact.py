@@ -119,7 +119,7 @@ def a_feature_of_the_future(raw):
 
 
 def a_feature_twice(raw):
-    raw["features"] = ["entropy:now", "entropy:now"]
+    raw["features"] = ["entropy:fallen", "entropy:fallen"]
 
 
 def another_format(raw):

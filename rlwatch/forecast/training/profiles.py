@@ -11,7 +11,7 @@ PLAIN = frozenset({"reward", "entropy", "grad", "kl_ref", "clip_high", "length",
 """What nearly every trainer's own log has."""
 TRL_LOG = PLAIN | {"reward_std", "zero_std", "clip_low"}
 """What TRL writes without rlwatch's taps."""
-VERL_LOG = PLAIN | {"kl_old", "mismatch", "mismatch_gap", "mismatch_ppl", "mismatch_prob", "mismatch_weights"}
+VERL_LOG = PLAIN | {"kl_old", "mismatch", "mismatch_gap", "mismatch_prob", "mismatch_weights"}
 """What verl writes with its rollout correction on."""
 PROFILES: dict[str, frozenset[str]] = {
     "taps": EVERYTHING,
