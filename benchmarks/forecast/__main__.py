@@ -1,6 +1,7 @@
 """A corpus of runs that fail and runs that do not, to fit and judge forecasts of crashes on.
 
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 1
+python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 2 --gradual
 python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
 python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
 python benchmarks/forecast pack --from build/corpus --out build/corpus.parquet
@@ -32,6 +33,7 @@ def main() -> None:
     making.add_argument("--jobs", type=int, default=-1, help="processes (default: one a core)")
     making.add_argument("--seed", type=int, default=1)
     making.add_argument("--recipes", default="", help="only these, separated by commas")
+    making.add_argument("--gradual", action="store_true", help="faults grow, but for those that come at once by nature")
     making.add_argument("--backend", choices=BACKENDS, default="loky", help="ray and dask: on a cluster that is up")
     real = commands.add_parser("generate-trl", help="the same of runs of TRL, which take longer")
     real.add_argument("--out", type=Path, required=True, help="folder, one file a run")
@@ -52,7 +54,7 @@ def main() -> None:
 def _do(args: argparse.Namespace) -> None:
     if args.command == "generate":
         only = tuple(name for name in args.recipes.split(",") if name)
-        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend)
+        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend, slowly=args.gradual)
         print(f"{made} runs made, {args.runs - made} were there: {args.out}")
     elif args.command == "generate-trl":
         from forecast.trl_runs import generate as generate_trl

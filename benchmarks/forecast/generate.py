@@ -43,11 +43,20 @@ def make(plan: Plan, folder: Path) -> float:
     return time.perf_counter() - begun
 
 
-def generate(folder: Path, runs: int, jobs: int, seed: int, only: tuple[str, ...] = (), backend: str = "loky") -> int:
+def generate(
+    folder: Path,
+    runs: int,
+    jobs: int,
+    seed: int,
+    only: tuple[str, ...] = (),
+    backend: str = "loky",
+    *,
+    slowly: bool = False,
+) -> int:
     """Make the first ``runs`` runs of ``seed`` that are not in ``folder`` yet; returns how many were made."""
     if unknown := sorted(set(only) - {*RECIPES, "control"}):
         raise RLWatchError(f"no recipe is called {', '.join(unknown)}; there are: {', '.join(RECIPES)}")
-    todo = [plan for plan in islice(plans(seed, only), runs) if not is_done(folder, plan.run)]
+    todo = [plan for plan in islice(plans(seed, only, slowly=slowly), runs) if not is_done(folder, plan.run)]
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with joblib.parallel_config(_cluster(backend), n_jobs=jobs), Progress(*columns) as progress:
         bar = progress.add_task("", total=runs, completed=runs - len(todo))

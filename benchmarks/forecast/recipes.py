@@ -205,12 +205,26 @@ class Plan:
     fault_step: int | None = None
 
 
-def plan(name: str, seed: int, number: int) -> Plan:
-    """Run ``number`` of recipe ``name``."""
+AT_ONCE = ("lr_constant", "lr_spike", "log_zero", "zero_division", "nan_batch", "switch")
+"""Failing recipes that do not come gradually, whatever is asked for."""
+
+
+def gradual(changes: Changes, r: Rng) -> Changes:
+    """The same, growing: over 60 to 200 steps where they came at once, half as slowly again where they grew."""
+    return tuple(
+        replace(change, over=round(1.5 * change.over) if change.over else int(r.integers(60, 200)))
+        for change in changes
+    )
+
+
+def plan(name: str, seed: int, number: int, *, slowly: bool = False) -> Plan:
+    """Run ``number`` of recipe ``name``; ``slowly``: its fault comes gradually, where that can be."""
     recipe = RECIPES[name]
     r = np.random.default_rng([seed, number, *name.encode()])
     knobs = base(r)
     changes = recipe.draw(r, knobs)
+    if slowly and not recipe.healthy and name not in AT_ONCE:
+        changes = gradual(changes, r)
     config = Config(knobs, changes, steps=int(r.integers(320, 450)), base=int(r.integers(2)))
     begins = min((change.at for change in changes), default=None)
     return Plan(
@@ -236,13 +250,13 @@ def twin(of: Plan) -> Plan:
     )
 
 
-def plans(seed: int, only: tuple[str, ...] = ()) -> Iterator[Plan]:
+def plans(seed: int, only: tuple[str, ...] = (), *, slowly: bool = False) -> Iterator[Plan]:
     """Runs without end, in an order in which every stretch is a fair mix: decks of all recipes, shuffled."""
     number = 0
     while True:
         r = np.random.default_rng([seed, number])
         deck = [recipe.name for recipe in (*FAILING, *HEALTHY)] + list(PLAIN)
-        made = [plan(name, seed, number + i) for i, name in enumerate(deck)]
+        made = [plan(name, seed, number + i, slowly=slowly) for i, name in enumerate(deck)]
         paired = r.choice(np.arange(1, len(FAILING)), TWINS, replace=False)
         made += [twin(made[i]) for i in paired]
         number += len(deck)
