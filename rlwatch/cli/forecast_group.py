@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from rlwatch.cli import forecast_evaluate, forecast_label, forecast_leaderboard, forecast_train
+from rlwatch.cli import (
+    forecast_calibrate,
+    forecast_evaluate,
+    forecast_label,
+    forecast_leaderboard,
+    forecast_train,
+)
 from rlwatch.cli.options import examples
 
 group = typer.Typer(
@@ -14,5 +20,6 @@ group = typer.Typer(
 )
 group.command("label", epilog=forecast_label.EPILOG)(forecast_label.label)
 group.command("train", epilog=forecast_train.EPILOG)(forecast_train.train)
+group.command("calibrate", epilog=forecast_calibrate.EPILOG)(forecast_calibrate.calibrate)
 group.command("evaluate", epilog=forecast_evaluate.EPILOG)(forecast_evaluate.evaluate)
 group.command("leaderboard", epilog=forecast_leaderboard.EPILOG)(forecast_leaderboard.leaderboard)

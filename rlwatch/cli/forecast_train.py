@@ -11,10 +11,8 @@ import typer
 
 from rlwatch.cli.console import errors, say
 from rlwatch.cli.forecast_label import counted
+from rlwatch.cli.forecast_tables import StoreOption, TablesArgument, gathered
 from rlwatch.cli.options import examples
-from rlwatch.cli.progress import reading
-from rlwatch.cli.stores import opened
-from rlwatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlwatch.forecast.evaluation import Labels, RunTable
@@ -25,22 +23,12 @@ EPILOG = examples(
     "rlwatch forecast train corpus.parquet --store rlwatch-runs --out mine.json",
     "RLWATCH_FORECAST_MODEL=mine.json python train.py",
 )
-TablesArgument = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[TABLE]...",
-        help="Runs: Parquet or CSV files (run, step and a column a metric), or folders of Parquet files.",
-    ),
-]
 
 
 def train(
     tables: TablesArgument = None,
     *,
-    store: Annotated[
-        str | None,
-        typer.Option("--store", metavar="URL", help="Take the runs of this store, too: all that have ended."),
-    ] = None,
+    store: StoreOption = None,
     labels: Annotated[
         Path | None,
         typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v1"),
@@ -70,37 +58,10 @@ def train(
 
 
 def _runs(tables: list[Path], store: str | None, labels: Path | None) -> tuple[RunTable, Labels]:
-    from rlwatch.forecast.evaluation import label_runs, read_labels, read_runs
-    from rlwatch.forecast.evaluation.assembled import joined_tables
+    from rlwatch.forecast.evaluation import label_runs, read_labels
 
-    parts = []
-    for path in tables:
-        with reading(path):
-            parts.append(read_runs(path))
-    if store is not None:
-        parts.append(_stored(store))
-    if not parts:
-        raise ConfigError("there are no runs to learn from: give tables of runs, or --store")
-    rows = parts[0] if len(parts) == 1 else joined_tables(parts)
+    rows = gathered(tables, store)
     return rows, label_runs(rows) if labels is None else read_labels(labels)
-
-
-def _stored(url: str) -> RunTable:
-    """Runs of a store that have ended, as far as their last attempt continued them."""
-    from rlwatch.forecast.evaluation.assembled import table_of_rows
-    from rlwatch.metrics import canonicalise
-    from rlwatch.records import RunState, StepRecord
-
-    runs: dict[str, dict[int, dict[str, float]]] = {}
-    with opened(url) as store:
-        for info in store.runs():
-            if info.state is RunState.RUNNING or info.last_step is None:
-                continue
-            rows = runs.setdefault(info.run_id, {})
-            for item in store.branch(info.run_id, info.attempt + 1, info.last_step + 1):
-                if isinstance(item, StepRecord):
-                    rows.setdefault(item.step, {}).update(canonicalise(item.metrics, info.source)[0])
-    return table_of_rows(runs)
 
 
 def _meta(known: Labels, seed: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 from collections import deque
+from collections.abc import Mapping
 from functools import cache
 
 from rlwatch.errors import ConfigError
@@ -86,6 +87,11 @@ class Forecaster:
             return Forecast(step.step, absent=self._absent)
         return self._forecast(features, profile)
 
+    @property
+    def judged(self) -> float:
+        """Median of the last few p50: what is held against the threshold; 0 before there is a forecast."""
+        return statistics.median(self._chances) if self._chances else 0.0
+
     def threshold(self, profile: Profile) -> float:
         """Least p50 that is an alarm, for a run that logs these signals."""
         if self._own is None:
@@ -117,7 +123,7 @@ class Forecaster:
         chances, close = self._model.chances(x), nearest(features.reaches)
         self._chances.append(chances.p50)
         self._reached.append(close.share if close else 0.0)
-        by_model = statistics.median(self._chances) / self.threshold(profile)
+        by_model = self.judged / self.threshold(profile)
         by_limit = statistics.median(self._reached) / profile.static[self._budget]
         risk = max(by_model, by_limit)
         limit, steps_to, why = self._told(x, chances, close if by_limit > by_model else None)
@@ -147,6 +153,13 @@ class Forecaster:
 @cache
 def _shipped() -> Model:
     return shipped()
+
+
+def smoothed_chances(rows: Mapping[int, Mapping[str, float]], model: Model | None = None) -> list[tuple[int, float]]:
+    """(step, p50 as it is judged) of a run that is over. ``rows``: step -> canonical metrics."""
+    forecaster = Forecaster(model)
+    told = ((forecaster.update(ClosedStep(step, rows[step])), forecaster.judged) for step in sorted(rows))
+    return [(forecast.step, judged) for forecast, judged in told if not forecast.absent]
 
 
 def default_forecaster() -> Forecaster:

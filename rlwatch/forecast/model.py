@@ -95,7 +95,7 @@ class Model:
 
 
 def signal_of(feature: str) -> str:
-    """``entropy:now`` and ``limit:ent_low:entropy:share`` speak of ``entropy``; ``broken`` of itself."""
+    """``entropy:low`` and ``limit:ent_low:entropy:share`` speak of ``entropy``; ``broken`` of itself."""
     parts = feature.split(":")
     return parts[2] if parts[0] == "limit" else parts[0]
 
