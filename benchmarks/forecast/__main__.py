@@ -40,8 +40,8 @@ def main() -> None:
     real.add_argument("--runs", type=int, default=84)
     real.add_argument("--jobs", type=int, default=1, help="processes")
     real.add_argument("--seed", type=int, default=1)
-    packing = commands.add_parser("pack", help="join all runs of a folder in two files")
-    packing.add_argument("--from", type=Path, required=True, dest="folder")
+    packing = commands.add_parser("pack", help="join all runs of some folders in two files")
+    packing.add_argument("--from", type=Path, required=True, nargs="+", dest="folders")
     packing.add_argument("--out", type=Path, required=True, help="a .parquet; the records go beside it, as -runs")
     commands.add_parser("recipes", help="list the recipes")
     args = parser.parse_args()
@@ -61,7 +61,7 @@ def _do(args: argparse.Namespace) -> None:
 
         generate_trl(args.out, args.runs, args.jobs, args.seed)
     elif args.command == "pack":
-        for path in pack(args.folder, args.out):
+        for path in pack(args.out, *args.folders):
             print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     else:
         for recipe in RECIPES.values():
