@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlwatch.forecast.history import WARM_UNTIL, Floats, History
-from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, goals, reaches
+from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, Standing, goals, reaches
 from rlwatch.forecast.shapes import QUIET, SHAPES, Extremes, median, shapes, spread
 from rlwatch.forecast.signals import SIGNALS
 
@@ -79,7 +79,8 @@ class FeatureStream:
             self._goals = goals(history)
         found, now = shapes(history, self._extremes, self._noise, self._restless)
         found[:, np.isnan(history.baseline)] = np.nan
-        reached = reaches(self._goals, now, found[_FALLEN], found[_SLOPE], self._noise)
+        at = Standing(history.start, now, found[_FALLEN], found[_SLOPE], self._noise)
+        reached = reaches(self._goals, at)
         pairs = [value for reach in reached for value in (reach.share, reach.steps)]
         broken = history.broken[history.steps > step - 25].mean()
         values = np.concatenate((found.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))

@@ -86,6 +86,12 @@ class History:
             ratio = np.log(np.maximum(raw + edge, 1e-12) / np.maximum(base + edge, 1e-12))
         return np.where(_RATIO, ratio, (raw - base) / self._unit)
 
+    @property
+    def start(self) -> Floats:
+        """The baseline in the unit of the changes; NaN before it is complete."""
+        base = self._baseline
+        return np.full(len(SIGNALS), math.nan) if base is None else base / self._unit
+
     def warm_changes(self) -> Floats:
         """The same of the baseline's own rows."""
         return self.changes(np.array(self._warm))

@@ -43,9 +43,13 @@ LIMITS_V1: tuple[Limit, ...] = (
     Limit("length", "cut_off", 0.4),
     Limit("length", "repetition", 0.35),
     Limit("grad", "grad", math.log(6.0)),
-    Limit("reward", "reward", -0.5, from_best=True),
+    Limit("reward", "reward", -0.5, from_best=True),  # and 40 % of the best so far, and what noise does to a best
 )
-"""Relative where the label is; a reward has no unit, so half a spread of the rewards stands for its limit."""
+"""Relative where the label is; a reward has no unit, so half a spread of the rewards is the least its limit can be."""
+LOST = 0.4
+"""Share of the best level that a failure loses (labels-v1)."""
+OF_A_BEST = 6.0
+"""Spreads of the baseline by which the best of many rows lies above what follows, though nothing has happened."""
 LIMIT_FEATURES = tuple(
     f"limit:{limit.type}:{limit.signal}:{kind}" for limit in LIMITS_V1 for kind in ("share", "steps")
 )
@@ -69,15 +73,24 @@ def goals(history: History) -> tuple[float, ...]:
     return tuple(_goal(limit, history, _PLACE[limit.signal]) for limit in LIMITS_V1)
 
 
-def reaches(goal: tuple[float, ...], now: Floats, fallen: Floats, slope: Floats, noise: Floats) -> tuple[Reach, ...]:
-    """Where each limit stands. ``goal``: of each limit.
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where all signals stand, each of shape (signals,).
 
-    Each of shape (signals,): ``now``, the change against the baseline; ``fallen``, against the best level so far;
-    ``slope``, per 10 steps; ``noise``, the spread of the baseline, which small batches make large.
+    ``start``: the baseline in the unit of the changes; ``now``: the change against it; ``fallen``: against the best
+    level so far; ``slope``: per 10 steps; ``noise``: spread of the baseline, which small batches make large.
     """
-    moved = ((fallen if limit.from_best else now)[_PLACE[limit.signal]] for limit in LIMITS_V1)
-    each = zip(LIMITS_V1, goal, moved, strict=True)
-    return tuple(_reach(limit, end, float(at), slope, noise) for limit, end, at in each)
+
+    start: Floats
+    now: Floats
+    fallen: Floats
+    slope: Floats
+    noise: Floats
+
+
+def reaches(goal: tuple[float, ...], at: Standing) -> tuple[Reach, ...]:
+    """Where each limit stands. ``goal``: of each limit, as :func:`goals` gives them."""
+    return tuple(_reach(limit, end, at) for limit, end in zip(LIMITS_V1, goal, strict=True))
 
 
 def nearest(reached: tuple[Reach, ...]) -> Reach | None:
@@ -86,15 +99,19 @@ def nearest(reached: tuple[Reach, ...]) -> Reach | None:
     return max(moving, key=lambda reach: reach.share, default=None)
 
 
-def _reach(limit: Limit, goal: float, at: float, slope: Floats, noise: Floats) -> Reach:
+def _reach(limit: Limit, goal: float, at: Standing) -> Reach:
     i = _PLACE[limit.signal]
-    if not math.isfinite(at):
+    moved = float((at.fallen if limit.from_best else at.now)[i])
+    if not math.isfinite(moved):
         return Reach(limit, math.nan, math.nan)
-    share = at / goal if goal else math.nan
-    pace = float(slope[i]) / 10.0
-    steps = (goal - at) / pace if math.isfinite(pace) and pace * goal > 0.0 else FAR_AHEAD
+    if limit.from_best:
+        best = float(at.start[i] + at.now[i] - at.fallen[i])
+        goal = -max(-goal, LOST * abs(best), OF_A_BEST * float(at.noise[i]))
+    share = moved / goal if goal else math.nan
+    pace = float(at.slope[i]) / 10.0
+    steps = (goal - moved) / pace if math.isfinite(pace) and pace * goal > 0.0 else FAR_AHEAD
     ahead = 0.0 if share >= 1.0 else min(max(steps, 0.0), FAR_AHEAD)
-    return Reach(limit, share, ahead, abs(at) >= CLEAR * float(noise[i]))
+    return Reach(limit, share, ahead, abs(moved) >= CLEAR * float(at.noise[i]))
 
 
 def _goal(limit: Limit, history: History, i: int) -> float:

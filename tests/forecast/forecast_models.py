@@ -24,7 +24,7 @@ def small_model(**changes):
         "features": FEATURES,
         "hazards": (head, Head(-1.5, (STUMP,)), Head(-1.0, (DEEP,))),
         "limits": {"ent_low": Head(0.0, (STUMP,)), "mismatch": Head(0.0, (DEEP,))},
-        "gains": {"entropy": 0.7, "mismatch": 0.3},
+        "gains": {"entropy": 0.8, "mismatch": 0.2},
         "profiles": (
             Profile("both", ends, {"1": 0.6, "0.5": 0.8}, {"1": 0.9, "0.5": 0.95}),
             Profile("entropy alone", frozenset({"entropy"}), {"1": 0.7, "0.5": 0.9}, {"1": 0.9, "0.5": 0.95}),

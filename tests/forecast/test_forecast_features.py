@@ -175,3 +175,26 @@ def test_a_turn_is_a_change_against_what_was_usual_shortly_before():
     jump = steady(140, **{"policy/entropy": lambda s: 0.3 if s > 130 else 1.0})
     assert abs(last(slow)["entropy:turn"]) < 3.0
     assert last(jump)["entropy:turn"] < -20.0
+
+
+@pytest.mark.parametrize(("scale", "shift", "near"), [(1.0, 0.0, True), (100.0, 0.0, True), (1.0, 20.0, False)])
+def test_a_reward_is_lost_when_much_of_its_best_is(scale, shift, near):
+    """From 0.7 to 0.45 it has gone most of the way, in any unit; from 20.7 to 20.45 hardly any."""
+    rows = steady(
+        120,
+        **{
+            "reward/mean": lambda s: shift + scale * (0.5 if s < 50 else 0.7 if s < 80 else 0.45),
+            "reward/std": lambda _: 0.45 * scale,
+        },
+    )
+    reach = next(r for r in stream(rows)[120].reaches if r.limit.type == "reward")
+    assert (reach.share > 0.7) == near
+    assert reach.share < 1.2
+
+
+def test_the_noise_of_small_batches_is_no_fall_from_the_best():
+    """Means of eight responses jump by half of the spread; the best of a hundred of them is nothing to fall from."""
+    draw = np.random.default_rng(3)
+    rows = steady(300, **{"reward/mean": lambda _: 1.0 + 0.35 * draw.standard_normal(), "reward/std": lambda _: 1.0})
+    shares = [next(r for r in f.reaches if r.limit.type == "reward").share for f in stream(rows).values() if f]
+    assert max(shares) < 0.7

@@ -66,7 +66,7 @@ def test_a_log_that_lacks_what_the_model_goes_by_has_no_forecast():
     poor = {step: {"mismatch/k3": row["mismatch/k3"], "len/mean": 40.0} for step, row in steady(60).items()}
     found = told(poor)[60]
     assert found.absent == (
-        "no forecast because this run logs 30% of what the model goes by; it would need policy/entropy"
+        "no forecast because this run logs 20% of what the model goes by; it would need policy/entropy"
     )
     assert found.p50 is None
 

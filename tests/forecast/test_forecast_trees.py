@@ -78,7 +78,7 @@ def test_reasons_are_what_speaks_for_a_failure():
 def test_a_model_knows_what_a_run_can_tell_and_which_thresholds_fit():
     """By gain; the richest profile whose signals are nearly all there."""
     model = small_model()
-    assert model.known(frozenset({"entropy", "length"})) == pytest.approx(0.7)
+    assert model.known(frozenset({"entropy", "length"})) == pytest.approx(0.8)
     assert model.profile(frozenset({"entropy", "mismatch", "length"})).name == "both"
     assert model.profile(frozenset({"entropy"})).name == "entropy alone"
     assert model.profile(frozenset()).name == "entropy alone"
