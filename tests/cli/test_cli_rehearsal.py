@@ -194,9 +194,7 @@ def test_actions_are_checked_and_shown_and_a_log_says_what_it_cannot_judge(
 
     shown, tried = invoke("rules", "test", fine), invoke("rules", "test", log, "--config", fine)
     told = " ".join(shown.stdout.split())
-    assert (
-        "action 'slow': tries out lower-lr scale=0.3 upon reward_drop (warning or worse), at most 1 in a run" in told
-    )
+    assert "action 'slow': tries out lower-lr scale=0.3 upon reward_drop (warning or worse), at most 1 in a run" in told
     assert "not judged by a log: run_silent, run_crashed, action 'slow'" in " ".join(tried.stdout.split())
     assert invoke("rules", "test", odd).exit_code == 1
     assert [invoke("rules", "test", *args).exit_code for args in ((wrong,), (log, "--config", wrong))] == [2, 2]
