@@ -68,6 +68,18 @@ def test_a_head_says_what_scikit_learn_says():
     )
 
 
+def test_a_split_between_what_is_missing_and_what_is_not_is_a_number_too():
+    """Scikit-learn asks whether a value is at most infinity; a file cannot."""
+    table, labels = tables(4, 6)
+    part = examples(table, labels).at_risk()
+    part.x[part.ahead < 60, :] = math.nan
+    head = head_of(grow(part, SMALL).hazards[1])
+    asked = [t for tree in head.trees for t in tree.threshold]
+    assert max(asked) > 1e100
+    assert all(math.isfinite(t) for t in asked)
+    assert head.logit([math.nan] * len(FEATURES)) > head.logit([0.0] * len(FEATURES))
+
+
 def test_examples_are_the_features_of_the_run_and_its_distance_to_the_onset():
     """The same numbers a live run has; from the onset on the distance is not positive."""
     table, labels = tables(1, 1)

@@ -14,6 +14,8 @@ from rlwatch.forecast.forecast import HORIZONS
 from rlwatch.forecast.training.examples import Examples, Floats
 from rlwatch.forecast.trees import LEAF, Head, Tree
 
+BEYOND = 1e300
+"""More than any feature, and still a number that JSON has."""
 LEAST_EVENTS = 8
 """Runs with an onset of one type from which it gets a head of its own."""
 
@@ -108,9 +110,10 @@ def head_of(classifier: Any, slope: float = 1.0, offset: float = 0.0) -> Head:
 
 def _tree(nodes: Any) -> Tree:
     leaf = nodes["is_leaf"].astype(bool)
+    asked = np.clip(nodes["num_threshold"], -BEYOND, BEYOND)  # infinite where only missing values go the other way
     return Tree(
         feature=tuple(np.where(leaf, LEAF, nodes["feature_idx"]).tolist()),
-        threshold=tuple(np.where(leaf, 0.0, nodes["num_threshold"]).tolist()),
+        threshold=tuple(np.where(leaf, 0.0, asked).tolist()),
         missing_left=tuple(nodes["missing_go_to_left"].astype(int).tolist()),
         left=tuple(np.where(leaf, 0, nodes["left"]).astype(int).tolist()),
         right=tuple(np.where(leaf, 0, nodes["right"]).astype(int).tolist()),
