@@ -11,7 +11,7 @@ from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.demo.facts import ENTROPY, KL, REWARD, SILENT, Facts
 from rlwatch.demo.person import saturated_from
 from rlwatch.demo.recipe import Recipe
-from rlwatch.records import JSON, Command, CommandStatus, Finding, OutboxStatus, RunState, Severity
+from rlwatch.records import CRASH_FORECAST, JSON, Command, CommandStatus, Finding, OutboxStatus, RunState, Severity
 
 LEARNED = 0.1
 """Reward, on a scale that ends at 1, that counts as learning."""
@@ -57,6 +57,7 @@ def examine(facts: Facts, deliveries: Sequence[Delivered], exit_code: int | None
         _reset(facts, first, reset, recipe),
         _back_at_zero(facts, reset),
         _collapsed(facts),
+        _forecast(facts, recipe),
         _warned_first(facts, recipe),
         _delivered(facts, deliveries),
         _refused(second),
@@ -123,6 +124,18 @@ def _collapsed(facts: Facts) -> Check:
     dead = end < DEAD_ENTROPY * start and reward < DEAD_REWARD * best and silent > DEAD_SILENT
     said = f"entropy {start:.2f} -> {end:.4f}, reward {best:.2f} -> {reward:.2f}, {silent:.0%} of the samples silent"
     return Check("its own learning rate collapsed it", dead, said)
+
+
+def _forecast(facts: Facts, recipe: Recipe) -> Check:
+    """From the step on at which its learning rate began to grow, and before any detector was sure."""
+    promise = "the collapse was forecast"
+    late = [f for f in facts.findings if f.step >= recipe.range_test_step]
+    told = next((f for f in late if f.kind == CRASH_FORECAST), None)
+    sure = next((f for f in late if f.kind in COLLAPSE_KINDS and f.severity is Severity.CRITICAL), None)
+    if told is None or sure is None:
+        return Check(promise, False, "no forecast" if told is None else "no collapse to forecast")
+    said = f"at step {told.step}, {sure.step - told.step} steps before {sure.kind}: {told.message}"
+    return Check(promise, told.step < sure.step, said)
 
 
 def _warned_first(facts: Facts, recipe: Recipe) -> Check:

@@ -6,6 +6,7 @@ from itertools import count
 from rlwatch.demo.facts import look
 from rlwatch.demo.recipe import Recipe
 from rlwatch.records import (
+    CRASH_FORECAST,
     Alert,
     AlertState,
     Command,
@@ -84,6 +85,7 @@ class World:
     findings: list = field(
         default_factory=lambda: [
             finding("kl_saturation", Severity.INFO, 80, "flat"),
+            finding(CRASH_FORECAST, Severity.WARNING, 205, "a failure is likely"),
             finding("entropy_collapse", Severity.WARNING, 212),
             finding("entropy_collapse", Severity.CRITICAL, 235),
         ]

@@ -6,7 +6,7 @@ import pytest
 from demo_world import RECIPE, RESET, Post, World, alert, command, finding, healthy
 
 from rlwatch.demo.checks import examine
-from rlwatch.records import CommandStatus, OutboxMessage, OutboxStatus, RunState, Severity
+from rlwatch.records import CRASH_FORECAST, CommandStatus, OutboxMessage, OutboxStatus, RunState, Severity
 
 LEARNED = "the policy learned"
 SATURATED = "KL to the reference rose and saturated"
@@ -14,6 +14,7 @@ NO_EARLY = "no critical finding while it was healthy"
 RESET_DONE = "the live trainer reset its reference when asked"
 ZERO = "KL went back to zero"
 COLLAPSED = "its own learning rate collapsed it"
+FORECAST = "the collapse was forecast"
 WARNED = "a collapse was warned of, then alarmed"
 DELIVERED = "a signed webhook carried the alarm"
 REFUSED = "a reset in the middle of the collapse was refused"
@@ -44,13 +45,13 @@ def rising(step):
 
 
 def test_a_run_that_did_it_all_keeps_every_promise():
-    """The happy case, with ten promises."""
+    """The happy case, with eleven promises."""
     world = World()
 
     checks = examine(world.facts(), [Post()], 0, RECIPE)
 
     assert [check.promise for check in checks] == [
-        LEARNED, SATURATED, NO_EARLY, RESET_DONE, ZERO, COLLAPSED, WARNED, DELIVERED, REFUSED, FINISHED,
+        LEARNED, SATURATED, NO_EARLY, RESET_DONE, ZERO, COLLAPSED, FORECAST, WARNED, DELIVERED, REFUSED, FINISHED,
     ]  # fmt: skip
     assert all(check.kept for check in checks)
     assert all(check.evidence for check in checks)
@@ -91,6 +92,16 @@ def test_a_reset_after_the_range_test_began_came_too_late():
     assert RESET_DONE in broken(world)
 
 
+@pytest.mark.parametrize("step", [RECIPE.range_test_step - 1, 235, 236])
+def test_a_forecast_before_there_was_anything_to_see_or_after_the_alarm_is_none(step):
+    """It must lie between the beginning of the range test and the first critical finding."""
+    world = World()
+    world.findings = [replace(f, step=step) if f.kind == CRASH_FORECAST else f for f in world.findings]
+    world.findings.sort(key=lambda f: f.step)
+
+    assert broken(world) == {FORECAST}
+
+
 def test_a_second_reset_that_was_carried_out_breaks_the_promise_of_refusal():
     """A collapsing policy must not become the anchor."""
     world = World(commands=[DONE, command(2, CommandStatus.DONE, 240, "KL 3 -> 0")])
@@ -116,13 +127,13 @@ def test_a_critical_finding_before_the_range_test_is_a_false_alarm():
 
 def test_an_alarm_without_a_warning_before_it_does_not_count():
     """Nor does a warning of another kind, or one that came after."""
-    saturation, warning, alarm = World().findings
+    saturation, forecast, warning, alarm = World().findings
     other = replace(warning, kind="no_signal")
     after = replace(warning, step=alarm.step + 5)
 
-    assert broken(World(findings=[saturation, alarm])) == {WARNED}
-    assert broken(World(findings=[saturation, other, alarm])) == {WARNED}
-    assert broken(World(findings=[saturation, alarm, after])) == {WARNED}
+    assert broken(World(findings=[saturation, forecast, alarm])) == {WARNED}
+    assert broken(World(findings=[saturation, forecast, other, alarm])) == {WARNED}
+    assert broken(World(findings=[saturation, forecast, alarm, after])) == {WARNED}
 
 
 def test_an_alert_that_never_fired_does_not_count():
@@ -196,5 +207,5 @@ def test_an_empty_run_breaks_promises_and_nothing_else():
     world = World(steps=0, findings=[], commands=[], alerts=[], events=[], outbox=[], state=RunState.RUNNING)
 
     assert broken(world, [], None) == {
-        LEARNED, SATURATED, RESET_DONE, ZERO, COLLAPSED, WARNED, DELIVERED, REFUSED, FINISHED,
+        LEARNED, SATURATED, RESET_DONE, ZERO, COLLAPSED, FORECAST, WARNED, DELIVERED, REFUSED, FINISHED,
     }  # fmt: skip
