@@ -21,7 +21,7 @@ from rlwatch.forecast.training.calibration import line
 from rlwatch.forecast.training.examples import Examples, Floats
 from rlwatch.forecast.training.grow import Growth, intervals
 from rlwatch.forecast.training.profiles import EVERYTHING, PROFILES
-from rlwatch.forecast.training.train import chances, out_of_fold
+from rlwatch.forecast.training.train import Prepared, chances, out_of_fold
 
 Ints = npt.NDArray[np.int64]
 BUDGET = 1.0
@@ -52,15 +52,18 @@ class Tool:
 def tools_of(
     table: RunTable,
     labels: Labels,
-    fine: Examples,
-    coarse: Examples,
+    parts: Prepared,
     split: str,
     how: Growth,
     tell: Callable[[str], None] = print,
 ) -> list[Tool]:
     """The forecaster, each of its layers, and the forecaster on poorer logs."""
     fold = folds_of(table, split)
-    held = out_of_fold(fine, coarse, fold, how, tell=lambda what: tell(f"{split}: {what}"))
+    fine, held = (
+        parts.fine,
+        out_of_fold(parts.scored, parts.coarse, fold, how, tell=lambda what: tell(f"{split}: {what}")),
+    )
+    held = {name: logits[: len(fine)] for name, logits in held.items()}
     clean = np.array([label.outcome is Outcome.CLEAN for label in labels.of(table)])
     static = thresholds.smoothed(fine.static, fine.run)
     found = []
@@ -75,15 +78,16 @@ def tools_of(
 
 
 def ablations(
-    table: RunTable, fine: Examples, coarse: Examples, split: str, how: Growth, tell: Callable[[str], None] = print
+    table: RunTable, parts: Prepared, split: str, how: Growth, tell: Callable[[str], None] = print
 ) -> list[Tool]:
     """The model alone, trained without some signals or without some kinds of features."""
     fold = folds_of(table, split)
     found = []
     for name, columns in _left_out().items():
         tell(f"{split}: {name}")
-        parts = [_without(part, columns) for part in (fine, coarse)]
-        held = out_of_fold(parts[0], parts[1], fold, how, profiles=["taps"])["taps"]
+        fine = parts.fine
+        poorer = (_without(parts.scored, columns), _without(parts.coarse, columns))
+        held = out_of_fold(*poorer, fold, how, profiles=["taps"])["taps"][: len(fine)]
         p = _calibrated(fine, fold, held, held)
         found.append(Tool(f"model, {name}", thresholds.smoothed(p[:, 1], fine.run), p))
     return found

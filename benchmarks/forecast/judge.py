@@ -41,9 +41,8 @@ from rlwatch.forecast.evaluation import (  # noqa: E402
 )
 from rlwatch.forecast.evaluation.baselines import run_baselines  # noqa: E402
 from rlwatch.forecast.evaluation.leaderboard import page  # noqa: E402
-from rlwatch.forecast.training.examples import Examples  # noqa: E402
 from rlwatch.forecast.training.grow import Growth  # noqa: E402
-from rlwatch.forecast.training.train import prepare  # noqa: E402
+from rlwatch.forecast.training.train import Prepared, prepare  # noqa: E402
 from rlwatch.records import ClosedStep  # noqa: E402
 
 TITLES = {"run": "Known recipes", "recipe": "Recipes held out", "external": "Runs of others"}
@@ -55,16 +54,16 @@ class Corpus:
 
     table: RunTable
     labels: Labels
-    fine: Examples
-    coarse: Examples
+    parts: Prepared
 
     def aligned(self, tool: Tool) -> ToolScores:
         """Scores of the examples as those of the table's rows; NaN before there is a forecast."""
-        starts = self.table.starts[self.fine.run]
-        rows = np.empty(len(self.fine), dtype=np.int64)
+        fine = self.parts.fine
+        starts = self.table.starts[fine.run]
+        rows = np.empty(len(fine), dtype=np.int64)
         for i in range(len(self.table.runs)):
-            mine = self.fine.run == i
-            rows[mine] = starts[mine] + np.searchsorted(self.table.step[self.table.rows(i)], self.fine.step[mine])
+            mine = fine.run == i
+            rows[mine] = starts[mine] + np.searchsorted(self.table.step[self.table.rows(i)], fine.step[mine])
         score = np.full(len(self.table), np.nan)
         score[rows] = tool.score
         chances = {}
@@ -88,16 +87,16 @@ def main() -> None:
     args = parser.parse_args()
     table = read_runs(args.table)
     labels = label_runs(table)
-    corpus = Corpus(table, labels, *prepare(table, labels, jobs=args.jobs, tell=print))
+    corpus = Corpus(table, labels, prepare(table, labels, jobs=args.jobs, tell=print))
     how = Growth(trees=args.trees)
     simple = run_baselines(table, lambda items: track(items, description="simple tools"))
     others = [read_scores(Path(path), table, name) for name, _, path in (each.partition("=") for each in args.scores)]
     made = {}
     for split in ("run", "recipe"):
-        tools = tools_of(table, labels, corpus.fine, corpus.coarse, split, how)
+        tools = tools_of(table, labels, corpus.parts, split, how)
         if not args.no_ablations and split == "recipe":
-            tools += ablations(table, corpus.fine, corpus.coarse, split, how)
-        write_tools(args.out / "scores", split, table, corpus.fine, tools)
+            tools += ablations(table, corpus.parts, split, how)
+        write_tools(args.out / "scores", split, table, corpus.parts.fine, tools)
         all_tools = [*map(corpus.aligned, tools), *others, *simple]
         made[split] = told(evaluate(table, labels, all_tools, split=split).to_dict(), args.out, split)
     if args.external:

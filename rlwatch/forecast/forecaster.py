@@ -126,7 +126,7 @@ class Forecaster:
         by_model = self.judged / self.threshold(profile)
         by_limit = statistics.median(self._reached) / profile.static[self._budget]
         risk = max(by_model, by_limit)
-        limit, steps_to, why = self._told(x, chances, close if by_limit > by_model else None)
+        limit, steps_to, why = self._told(x, chances, close, alone=by_limit > by_model)
         return Forecast(
             step=features.step,
             p20=chances.p20,
@@ -140,14 +140,15 @@ class Forecaster:
         )
 
     def _told(
-        self, x: list[float], chances: Chances, close: Reach | None
+        self, x: list[float], chances: Chances, close: Reach | None, *, alone: bool
     ) -> tuple[str, float | None, tuple[Reason, ...]]:
-        """Which limit, when, and what speaks for it; ``close``: the limit itself says more than the model."""
+        """Which limit, when, and what speaks for it; ``alone``: the nearest limit says more than the model."""
         names = self._names()
-        if close is not None:
+        if close is not None and alone:
             signal = close.limit.signal
             return close.limit.type, close.steps, (Reason(names.get(signal, signal), 1.0),)
-        return self._model.limit(x), chances.steps_to, reasons(self._model.why(x), names)
+        limit = self._model.limit(x) or (close.limit.type if close is not None else "")
+        return limit, chances.steps_to, reasons(self._model.why(x), names)
 
 
 @cache

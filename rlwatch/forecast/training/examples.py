@@ -16,6 +16,7 @@ from rlwatch.forecast.features import FEATURES, FeatureStream
 from rlwatch.forecast.history import WARM_UNTIL
 from rlwatch.forecast.limits import nearest
 from rlwatch.forecast.model import signal_of
+from rlwatch.forecast.training.noise import noisy
 
 Floats = npt.NDArray[np.float64]
 Row = tuple[int, Mapping[str, float]]
@@ -69,7 +70,13 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def examples(
-    table: RunTable, labels: Labels, *, every: int = 1, jobs: int = 1, done: Callable[[], None] | None = None
+    table: RunTable,
+    labels: Labels,
+    *,
+    every: int = 1,
+    noise: int | None = None,
+    jobs: int = 1,
+    done: Callable[[], None] | None = None,
 ) -> Examples:
     """Examples of every run of a table, through the same code that sees a live run.
 
@@ -79,6 +86,8 @@ def examples(
         The runs, and when each of them failed.
     every
         As if the trainer had logged means over so many steps.
+    noise
+        As if each step had been a small batch; the seed of the noise.
     jobs
         Processes.
     done
@@ -92,7 +101,8 @@ def examples(
     from joblib import Parallel, delayed
 
     known = labels.of(table)
-    work = (delayed(_of_run)(i, list(table.stream(i)), known[i], every) for i in range(len(table.runs)))
+    seeds = [None if noise is None else noise + i for i in range(len(table.runs))]
+    work = (delayed(_of_run)(i, list(table.stream(i)), known[i], every, seed) for i, seed in enumerate(seeds))
     parts = []
     for part in Parallel(n_jobs=jobs, return_as="generator")(work):
         parts.append(part)
@@ -101,8 +111,9 @@ def examples(
     return joined(parts)
 
 
-def _of_run(place: int, rows: list[Row], label: Label, every: int) -> Examples:
+def _of_run(place: int, rows: list[Row], label: Label, every: int, seed: int | None) -> Examples:
     stream, found = FeatureStream(), []
+    rows = rows if seed is None else noisy(rows, seed)
     rows = coarse(rows, every) if every > 1 else rows
     for step, metrics in rows:
         features = stream.update(step, metrics)

@@ -28,6 +28,7 @@ LEAST_RUNS = 40
 """Runs below which there is nothing to learn and to hold out at once."""
 LEAST_FAILURES = 10
 FOLDS = 5
+NOISE_SEED = 1000
 Tell = Callable[[str], None]
 """Told what is being done, for a progress display."""
 
@@ -42,18 +43,34 @@ class Trained:
     facts: dict[str, JSON] = field(default_factory=dict)
 
 
-def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, tell: Tell | None = None) -> tuple[Examples, Examples]:
-    """Examples of the runs as they are, and of the same runs as coarse logs (every 5 or 10 steps, in turns)."""
+@dataclass(frozen=True)
+class Prepared:
+    """Examples of runs as they are (``fine``), as small batches would have logged them, and as coarse logs."""
+
+    fine: Examples
+    noisy: Examples
+    coarse: Examples
+
+    @property
+    def scored(self) -> Examples:
+        """What thresholds are chosen on: the runs as they are first, then those of small batches."""
+        return joined([self.fine, self.noisy])
+
+
+def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, tell: Tell | None = None) -> Prepared:
+    """Examples of all runs, of half of them as of small batches, and of two thirds as logs of every 5 or 10 steps."""
     tell = tell or _silent
     tell("features")
     fine = examples(table, labels, jobs=jobs)
+    tell("features of small batches")
+    half = list(range(0, len(table.runs), 2))
+    noisy = examples(table.only(half), labels, noise=NOISE_SEED, jobs=jobs).moved(half)
     tell("features of coarse logs")
     parts = []
     for every, start in ((5, 0), (10, 1)):
         places = list(range(start, len(table.runs), 3))
-        part = examples(table.only(places), labels, every=every, jobs=jobs)
-        parts.append(part.moved(places))
-    return fine, joined(parts)
+        parts.append(examples(table.only(places), labels, every=every, jobs=jobs).moved(places))
+    return Prepared(fine, noisy, joined(parts))
 
 
 def train(
@@ -76,14 +93,16 @@ def train(
     how, tell = how or Growth(), tell or _silent
     known = labels.of(table)
     _enough(known)
-    fine, coarse = prepare(table, labels, jobs=jobs, tell=tell)
-    held = out_of_fold(fine, coarse, folds_of(table, Split.RUN, folds), how, tell=tell)
-    lines = [line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(fine))]
+    parts = prepare(table, labels, jobs=jobs, tell=tell)
+    scored = parts.scored
+    held = out_of_fold(scored, parts.coarse, folds_of(table, Split.RUN, folds), how, tell=tell)
+    lines = [line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(scored))]
     clean = np.array([label.outcome is Outcome.CLEAN for label in known])
-    profiles = tuple(_profile(name, fine, held[name], lines, clean) for name in PROFILES)
+    profiles = tuple(_profile(name, scored, held[name], lines, clean) for name in PROFILES)
     tell("the model itself")
-    grown = grow(mixed(fine, coarse, how.seed), how, kinds=True)
-    return Trained(_model(grown, lines, profiles, meta or {}), fine, chances(held["taps"], lines)[:, 1])
+    grown = grow(mixed(scored, parts.coarse, how.seed), how, kinds=True)
+    p50 = chances(held["taps"], lines)[: len(parts.fine), 1]
+    return Trained(_model(grown, lines, profiles, meta or {}), parts.fine, p50)
 
 
 def out_of_fold(
