@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
@@ -16,6 +18,10 @@ USUAL = 3
 """Times the longest stretch the run has shown before: coarse rewards stand still now and then."""
 SOLVED = 0.999
 """Mean reward on the common 0..1 scale that cannot rise any more."""
+SETTLED = 0.01
+"""Entropy, nats/token, of a policy as good as deterministic: 0.001 of that of uniform noise over 32 000 tokens."""
+POLICY = ("policy/entropy", "optim/grad_norm")
+"""What tells a dead policy from a metric that is stuck."""
 
 
 class RewardConstant(BaseDetector):
@@ -24,7 +30,8 @@ class RewardConstant(BaseDetector):
     A verifier that always answers the same, a policy that always does, a logger that is stuck. Whether anything is
     still learned is for ``no_signal`` to say, so this is never critical, and a full score is ``info``. A mean that
     never moved although rewards vary within the batch is that of normalised ones: nothing is said of it. Where no
-    spread is logged, a gradient says that they vary.
+    spread is logged, a gradient says that they vary. Where the policy itself is broken (NaN), deterministic or
+    without gradient, that is named as the reason, and not the metric.
     """
 
     name: ClassVar[str] = "reward_constant"
@@ -41,11 +48,16 @@ class RewardConstant(BaseDetector):
         self._longest = 0
         self._last: int | None = None
         self._spread: float | None = None
+        self._policy: dict[str, float] = {}
 
     def notice(self, event: Event) -> None:
         """A run that goes on from a checkpoint begins to count anew."""
         if event.kind in ("resume", "rollback"):
             self._value = None
+
+    def listen(self, step: ClosedStep) -> None:
+        """Remember how the policy does, as last logged."""
+        self._policy |= {name: step.metrics[name] for name in POLICY if name in step.metrics}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Count the rows of one value."""
@@ -78,7 +90,8 @@ class RewardConstant(BaseDetector):
             step,
             "reward_constant",
             Severity.INFO if harmless else Severity.WARNING,
-            f"the mean reward has been exactly {number(value)} for {self._rows} rows" + _says(varies),
+            f"the mean reward has been exactly {number(value)} for {self._rows} rows"
+            + _says(varies, {} if harmless else self._policy),
             onset=self._since,
             metric="reward/mean",
             score=self._rows / max(ROWS, USUAL * self._longest),
@@ -86,7 +99,15 @@ class RewardConstant(BaseDetector):
         )
 
 
-def _says(varies: bool) -> str:
+def _says(varies: bool, policy: Mapping[str, float]) -> str:
+    broken = [f"{name} = {value}" for name, value in policy.items() if not math.isfinite(value)]
+    if broken:
+        return f": most likely the policy is dead ({', '.join(broken)})"
+    entropy, gradient = (policy.get(name, math.inf) for name in POLICY)
+    if abs(entropy) <= SETTLED:
+        return f": the policy always answers the same (policy/entropy = {number(entropy)})"
+    if varies and abs(gradient) <= SAME:
+        return " while rewards differ within the batch: the policy gets no gradient (optim/grad_norm = 0)"
     if varies:
         return " while rewards differ within the batch: most likely the metric itself is stuck"
     return ": the verifier or the policy always does the same, or the metric is stuck"

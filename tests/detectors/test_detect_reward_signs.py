@@ -69,6 +69,31 @@ def test_what_the_spread_says_of_a_constant_mean(reward, spread, severity, words
     assert words in found[severity].message
 
 
+@pytest.mark.parametrize(
+    ("entropy", "gradient", "words"),
+    [
+        (then(1.0, math.nan, 20), then(0.5, math.nan, 20), "the policy is dead (policy/entropy = nan, optim/grad_norm"),
+        (then(1.0, 1e-4, 20), always(0.5), "the policy always answers the same (policy/entropy = 0.0001)"),
+        (always(1.0), then(0.5, 0.0, 20), "the policy gets no gradient (optim/grad_norm = 0)"),
+        (always(1.0), always(0.5), "most likely the metric itself is stuck"),
+    ],
+)
+def test_a_policy_that_is_dead_is_the_reason_and_not_the_metric(entropy, gradient, words):
+    """Only a policy that does well leaves the metric to suspect."""
+    curves = {"reward/mean": lambda s: 0.01 * s if s < 20 else 0.0, "reward/std": always(0.2)}
+
+    found = alarms(RewardConstant(), exact(curves | {"policy/entropy": entropy, "optim/grad_norm": gradient}))
+
+    assert words in found["warning"].message
+
+
+def test_a_full_score_of_a_settled_policy_is_no_dead_one():
+    """Solved: no entropy, no gradient, nothing wrong."""
+    curves = {"reward/mean": always(1.0), "policy/entropy": always(1e-4), "optim/grad_norm": always(0.0)}
+
+    assert "dead" not in alarms(RewardConstant(), exact(curves))["info"].message
+
+
 def test_gaps_do_not_end_a_stretch_and_one_other_value_does():
     """NaN is no value of the reward."""
     gap = exact({"reward/mean": lambda s: math.nan if s in (10, 11) else 0.3})
