@@ -30,7 +30,7 @@ BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
 """Environment variable with another budget than :data:`BUDGET`."""
 THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
 """Environment variable with a threshold of one's own."""
-ENOUGH = 0.25
+ENOUGH = 0.45
 """Share of what the model learnt that a run must be able to tell."""
 
 

@@ -101,8 +101,12 @@ def signal_of(feature: str) -> str:
 
 
 def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3) -> tuple[Reason, ...]:
-    """The strongest signals that speak for a failure, with their share of all that speaks for it."""
+    """The strongest signals that speak for a failure, with their share of all that speaks for it.
+
+    ``names``: the metric that each signal of the run is read from; what it does not log is no reason.
+    """
     speaking = {signal: value for signal, value in added.items() if value > 0.0 and math.isfinite(value)}
     total = sum(speaking.values())
     ranked = sorted(speaking.items(), key=lambda item: -item[1])[:most]
-    return tuple(Reason(names.get(signal, signal), value / total) for signal, value in ranked if value >= 0.05 * total)
+    told = [(names[signal], value / total) for signal, value in ranked if signal in names and value >= 0.05 * total]
+    return tuple(Reason(metric, share) for metric, share in told)

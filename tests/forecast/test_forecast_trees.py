@@ -67,12 +67,11 @@ def test_steps_to_the_onset_are_expected_only_where_one_is_likely():
 
 def test_reasons_are_what_speaks_for_a_failure():
     """In order, as shares, and only what matters."""
-    told = reasons({"entropy": 3.0, "mismatch": 1.0, "grad": -5.0, "reward": 0.01}, {"entropy": "policy/entropy"})
-    assert [(reason.metric, round(reason.share, 2)) for reason in told] == [
-        ("policy/entropy", 0.75),
-        ("mismatch", 0.25),
-    ]
-    assert reasons({"grad": -1.0}, {}) == ()
+    names = {"entropy": "policy/entropy", "mismatch": "mismatch/k3", "reward": "reward/mean"}
+    told = reasons({"entropy": 3.0, "mismatch": 1.0, "grad": -5.0, "reward": 0.01}, names)
+    assert [(r.metric, round(r.share, 2)) for r in told] == [("policy/entropy", 0.75), ("mismatch/k3", 0.25)]
+    assert reasons({"grad": -1.0}, names) == ()
+    assert reasons({"length": 2.0}, names) == ()
 
 
 def test_a_model_knows_what_a_run_can_tell_and_which_thresholds_fit():

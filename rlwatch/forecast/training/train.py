@@ -29,6 +29,8 @@ LEAST_RUNS = 40
 LEAST_FAILURES = 10
 FOLDS = 5
 NOISE_SEED = 1000
+DROPOUTS, DROPPED = 8, 0.35
+"""Random sets of signals that copies of runs lack, and the chance of each signal to be in one."""
 Tell = Callable[[str], None]
 """Told what is being done, for a progress display."""
 
@@ -130,15 +132,19 @@ def out_of_fold(
 
 
 def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
-    """What a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack."""
+    """What a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack.
+
+    Each run has one such copy: of a log that some trainer writes, or one without a random third of the signals. A
+    signal is missing in a whole run far more often than because something broke, so that must teach nothing.
+    """
     draw = np.random.default_rng(seed)
     thin = fine.only((fine.ahead <= HORIZONS[-1]) & (fine.step % 2 == 0) | (fine.step % 6 == 0)).at_risk()
-    copies = [coarse.at_risk()]
-    poorer = list(PROFILES.values())[1:]
-    which = draw.integers(len(poorer) + 1, size=int(fine.run.max(initial=0)) + 1)
-    for i, kept in enumerate(poorer):
-        copies.append(thin.only((which[thin.run] == i) & (thin.step % 2 == 0)).without(EVERYTHING - kept))
-    return joined([thin, *copies])
+    known = [EVERYTHING - kept for kept in list(PROFILES.values())[1:]]
+    signals = sorted(EVERYTHING)
+    lost = [*known, *(frozenset(s for s in signals if draw.random() < DROPPED) for _ in range(DROPOUTS))]
+    which = draw.integers(len(lost), size=int(fine.run.max(initial=0)) + 1)
+    copies = [thin.only(which[thin.run] == i).without(gone) for i, gone in enumerate(lost)]
+    return joined([thin, coarse.at_risk(), *copies])
 
 
 def chances(logits: Floats, lines: Sequence[tuple[float, float]]) -> Floats:
