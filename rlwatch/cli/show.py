@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rlwatch.cli.action_rows import action_rows, print_actions
 from rlwatch.cli.completion_rows import completion_rows, print_completions
 from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.culprit_rows import culprit_rows, localisations, print_culprits
@@ -48,7 +49,7 @@ def show(
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show one run: its state, its last values, what was found, and on demand metrics, token spikes and completions."""
+    """Show one run: its state, last values, findings, what actions did; on demand metrics, tokens and completions."""
     now = time.time()
     with opened(store) as source:
         info = find_run(source, run)
@@ -56,6 +57,7 @@ def show(
         found = source.findings(info.run_id)
         forecasts = source.forecasts(info.run_id, last=1 if output is Format.JSON else None)
         said = diagnosis_of(source, info, found)
+        actions = action_rows(source.events(info.run_id), source.commands(info.run_id))
         every = last_metrics(source, info) if metrics else None
         tokens = _spikes(source, info.run_id) if spikes else None
         texts = completion_rows(source.completions(info.run_id, last=MOST_SPIKES)) if completions else None
@@ -64,7 +66,7 @@ def show(
         print_json(
             row
             | {"config": info.config, "tags": info.tags, "host": info.host, "pid": info.pid, "findings": found}
-            | {"diagnosis": said.to_dict(), "forecast": newest_row(forecasts)}
+            | {"diagnosis": said.to_dict(), "forecast": newest_row(forecasts), "actions": actions}
             | {name: part for name, part in extra.items() if part is not None}
         )
         return
@@ -72,6 +74,7 @@ def show(
     print_forecast(forecasts, now=True)
     print_diagnosis(said, everything=findings)
     _print_found(found, everything=findings)
+    print_actions(actions)
     if every is not None:
         _print_metrics(every)
     if tokens is not None:
