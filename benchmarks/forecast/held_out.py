@@ -33,11 +33,6 @@ TAILS = frozenset(
     }
 )
 """Signals that averaged scalars of a trainer do not hold: tails, signs, shares cut off."""
-SHAPES_LEFT_OUT = {
-    "no slopes": ("slope25", "slope60", "turn"),
-    "no extremes": ("low", "high", "fallen", "risen"),
-}
-"""Kinds of features that an ablation leaves out."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ def tools_of(
 def ablations(
     table: RunTable, parts: Prepared, split: str, how: Growth, tell: Callable[[str], None] = print
 ) -> list[Tool]:
-    """The model alone, trained without some signals or without some kinds of features."""
+    """The model alone, trained without some signals."""
     fold = folds_of(table, split)
     found = []
     for name, columns in _left_out().items():
@@ -95,10 +90,10 @@ def ablations(
 
 def _left_out() -> dict[str, npt.NDArray[np.bool_]]:
     signals = np.array([signal_of(feature) for feature in FEATURES])
-    shapes = np.array([feature.split(":")[1] if feature.count(":") == 1 else "" for feature in FEATURES])
-    found = {"no tails of our taps": np.isin(signals, sorted(TAILS))}
-    found["no engine"] = np.isin(signals, sorted(EVERYTHING - PROFILES["taps without engine"]))
-    return found | {name: np.isin(shapes, kinds) for name, kinds in SHAPES_LEFT_OUT.items()}
+    return {
+        "no tails of our taps": np.isin(signals, sorted(TAILS)),
+        "no engine": np.isin(signals, sorted(EVERYTHING - PROFILES["taps without engine"])),
+    }
 
 
 def _without(part: Examples, columns: npt.NDArray[np.bool_]) -> Examples:
