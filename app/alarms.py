@@ -188,7 +188,7 @@ def resolved_words(alert: Alert) -> str:
 def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
     """What became of the alert's messages: the worst of them, and each behind a click."""
     if not messages:
-        return table.text("no channel", quiet=True)
+        return table.text("nobody told", quiet=True)
     lines = [(message.channel, delivery_words(message)) for message in messages]
     worst = max(messages, key=lambda m: (OutboxStatus.SENT, OutboxStatus.PENDING, OutboxStatus.DEAD).index(m.status))
     shape, colour = DELIVERY_LOOK[worst.status]

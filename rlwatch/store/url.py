@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -23,8 +24,18 @@ _FORMS = "a directory, sqlite:///absolute/path or memory://name"
 
 
 def default_store_url() -> str:
-    """``RLWATCH_STORE`` if set and not empty, else ``./rlwatch-runs``."""
-    return os.environ.get("RLWATCH_STORE") or "./rlwatch-runs"
+    """``RLWATCH_STORE`` if set and not empty, else ``[store] url`` of ``./rlwatch.toml``, else ``./rlwatch-runs``."""
+    return os.environ.get("RLWATCH_STORE") or _of_file(Path("rlwatch.toml")) or "./rlwatch-runs"
+
+
+def _of_file(file: Path) -> str:
+    """What the file says of the store; a file that is wrong is complained of by whoever reads the rest of it."""
+    try:
+        store = tomllib.loads(file.read_text(encoding="utf-8")).get("store")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return ""
+    url = store.get("url") if isinstance(store, dict) else None
+    return url if isinstance(url, str) else ""
 
 
 def open_store(

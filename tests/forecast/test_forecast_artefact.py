@@ -24,6 +24,14 @@ def test_a_model_is_read_as_it_was_written(saved):
     assert sorted(path.name for path in saved.parent.iterdir()) == ["model.json", "model.sha256"]
 
 
+def test_the_shipped_model_is_the_one_whose_hash_is_pinned():
+    """It reads, has all horizons, and thresholds for every budget."""
+    model = artefact.shipped()
+    assert len(model.hazards) == 3
+    assert all(set(p.thresholds) >= {"0.5", "1", "2"} for p in model.profiles)
+    assert {"version", "runs", "labels"} <= set(model.meta)
+
+
 def test_a_changed_file_is_refused_by_its_hash(saved):
     """One digit is enough; an explicit hash counts instead of the file beside it."""
     good = hashlib.sha256(saved.read_bytes()).hexdigest()

@@ -110,3 +110,18 @@ def test_importing_the_url_module_loads_no_backend():
     root = Path(__file__).parents[2]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_file_in_the_working_directory_names_the_store(tmp_path, monkeypatch):
+    """Behind the environment; a file that is wrong, or says nothing of the store, changes nothing."""
+    monkeypatch.delenv("RLWATCH_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rlwatch.toml"
+    file.write_text('[store]\nurl = "memory://of-the-file"\n')
+    assert open_store().url == "memory://of-the-file"
+    monkeypatch.setenv("RLWATCH_STORE", "memory://from-env")
+    assert default_store_url() == "memory://from-env"
+    monkeypatch.delenv("RLWATCH_STORE")
+    for text in ("[store\n", "store = 3\n", "[store]\nurl = 3\n", "dashboard_url = 'x'\n"):
+        file.write_text(text)
+        assert default_store_url() == "./rlwatch-runs"
