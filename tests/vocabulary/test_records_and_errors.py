@@ -24,6 +24,7 @@ from rlwatch.records import (
     CompletionBatch,
     Event,
     Finding,
+    ForecastRecord,
     Ledger,
     OutboxMessage,
     OutboxStatus,
@@ -49,6 +50,7 @@ RECORDS = [
     Acknowledgement("a", "r", "ann@lab"),
     Silence("s", "ann@lab", "maintenance", 0.0, 3600.0),
     Ledger(),
+    ForecastRecord(1, {"forecast/p50": 0.5}),
     Delivery(True),
 ]
 
