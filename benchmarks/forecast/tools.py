@@ -23,7 +23,7 @@ from joblib import Parallel, delayed
 from rich.progress import track
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[0] = str(HERE.parent)  # not this folder: its module `statistics` would hide the standard one
 
 from rlwatch.forecast.evaluation import RunTable, read_runs  # noqa: E402
 from rlwatch.records import Severity, StepRecord  # noqa: E402
