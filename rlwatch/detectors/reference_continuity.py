@@ -40,12 +40,14 @@ class _Resumed:
     """The first rows of an attempt, against the highest of the last rows before it since the reset (0: none yet).
 
     ``walked``: rows since the reset. KL grows with the square of the distance, so right after a reset a few rows
-    multiply it. ``old_level``: KL to the old reference when the reset came, which is where a lost one returns to.
+    multiply it. ``old_level``: KL to the old reference when the reset came, which is where a lost one returns to, and
+    ``built`` the rows it took to get there: a policy that was that far after ten rows is soon that far again.
     """
 
     level: float
     walked: int
     old_level: float | None
+    built: int
     told: str
     since: int
     rows: list[float] = field(default_factory=list)
@@ -54,7 +56,8 @@ class _Resumed:
     def least(self) -> float:
         """KL from which a row tells of the old reference."""
         growth = ((self.walked + CONFIRM) / max(self.walked - 1, 1)) ** 2
-        return max(JUMPED * growth * self.level, LOW * (self.old_level or 0.0), ESTABLISHED)
+        soon = JUMPED * (self.walked + CONFIRM) / max(self.built, 1) if self.walked < EARLY else 0.0
+        return max(JUMPED * growth * self.level, max(LOW, soon) * (self.old_level or 0.0), ESTABLISHED)
 
     @property
     def jumped(self) -> bool:
@@ -85,6 +88,7 @@ class ReferenceContinuity(BaseDetector):
         self._step = -1
         self._announced: int | None = None
         self._old_level: float | None = None
+        self._built = 0
         self._not_restored = ""
         self._was_reset = False
         self._resumed: _Resumed | None = None
@@ -92,6 +96,7 @@ class ReferenceContinuity(BaseDetector):
         self._begin()
 
     def _begin(self) -> None:
+        self._rows = 0
         self._past = Window(rows=20, steps=400, least=5)
         self._fallen: list[int] = []
         self._level = 0.0
@@ -114,6 +119,7 @@ class ReferenceContinuity(BaseDetector):
         lost, silent = self._lost(step, kl), self._silent(step, kl)
         if not self._fallen:
             self._past.update(step.step, kl)
+            self._rows += 1
         self._step, self._attempt = step.step, step.attempt
         self._said = {kind: (finding, left - 1) for kind, (finding, left) in self._said.items() if left > 1}
         self._said |= {found.kind: (found, TELL) for found in (lost, silent) if found is not None}
@@ -131,12 +137,12 @@ class ReferenceContinuity(BaseDetector):
     def _turn(self, step: ClosedStep) -> None:
         """An announced reset takes effect, or a new attempt begins, or the steps go back."""
         if self._announced is not None and step.step > self._announced:
-            self._old_level, self._was_reset, self._announced = self._recent(), True, None
+            self._old_level, self._built, self._was_reset, self._announced = self._recent(), self._rows, True, None
             self._begin()
         if step.step <= self._step or (self._attempt is not None and step.attempt != self._attempt):
             highest = max(self._past.values[-EARLY:], default=0.0)
             self._fallen = [at for at in self._fallen if at < step.step]
-            known = _Resumed(highest, len(self._past), self._old_level, self._not_restored, step.step)
+            known = _Resumed(highest, len(self._past), self._old_level, self._built, self._not_restored, step.step)
             self._resumed = known if self._was_reset else None
             self._not_restored = ""
 

@@ -11,7 +11,7 @@ import rlwatch
 from rlwatch.control.policy import veto_reset_reference
 
 DEADLINE_S = 60.0
-RESET_AT, COLLAPSE_AT, STEPS = 100, 180, 320
+RESET_AT, STRAINED_AT, COLLAPSE_AT, STEPS = 100, 170, 180, 320
 
 
 def row(step, reset):
@@ -23,7 +23,13 @@ def row(step, reset):
         "grad_norm": 1.0 + 0.1 * (step % 2),
         "frac_reward_zero_std": 0.02,
         "learning_rate": 4e-4,
+        "mismatch/k3": 0.002 + 0.0002 * (step % 4),
+        "mismatch/logp_absdiff": 0.03 + 0.002 * (step % 3),
+        "policy/kl_old": 0.004 + 0.0005 * (step % 5),
+        "ratio/ess": 0.98 - 0.002 * (step % 3),
     }
+    if step > STRAINED_AT:
+        metrics["mismatch/k3"] *= 1.4 ** min(step - STRAINED_AT, 14)
     if step > COLLAPSE_AT:
         left = max(0.0, 1 - (step - COLLAPSE_AT) / 40)
         metrics |= {"reward": metrics["reward"] * left, "entropy": 0.5 * left**3, "frac_reward_zero_std": 1 - left}

@@ -188,6 +188,17 @@ def test_a_policy_that_walks_fast_right_after_a_reset_has_not_lost_it(walked):
     assert findings(detector, [replace(row, attempt=2) for row in after]) == []
 
 
+@pytest.mark.parametrize(("built", "lost"), [(8, False), (80, True)])
+def test_how_fast_the_old_level_came_says_how_soon_it_comes_again(built, lost):
+    """Reset to nothing, one row, resumed at half of the old level: natural where that took eight rows, not eighty."""
+    detector = ReferenceContinuity()
+    before = exact({KL: lambda s: 0.02 * min(1.0, s / built) if s <= built else 0.0}, length=built + 2)
+    after = exact({KL: lambda s: 0.013}, length=built + 20)[built + 2 :]
+    assert told(detector, before, Event("reference_reset", built)) == []
+    found = findings(detector, [replace(row, attempt=2) for row in after])
+    assert bool(found) == lost
+
+
 def test_a_reset_lost_at_once_is_lost_too():
     """The checkpoint was saved at the very step of the reset: there is no level after it yet."""
     assert dated(lost(ReferenceContinuity(), resume=100)) == [("lost_reference_reset", 101)]
