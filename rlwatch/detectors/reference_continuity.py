@@ -56,7 +56,7 @@ class _Resumed:
     def least(self) -> float:
         """KL from which a row tells of the old reference."""
         growth = ((self.walked + CONFIRM) / max(self.walked - 1, 1)) ** 2
-        soon = JUMPED * (self.walked + CONFIRM) / max(self.built, 1) if self.walked < EARLY else 0.0
+        soon = JUMPED * (self.walked + EARLY - 1) / max(self.built, 1) if self.walked < EARLY else 0.0
         return max(JUMPED * growth * self.level, max(LOW, soon) * (self.old_level or 0.0), ESTABLISHED)
 
     @property
