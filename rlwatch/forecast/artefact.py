@@ -115,6 +115,8 @@ def _model(raw: JSON) -> Model:
     profiles = tuple(_profile(p, f"profiles[{i}]") for i, p in enumerate(_list(top.get("profiles"), "profiles")))
     if not profiles:
         raise _WrongError("it has no profiles, so no thresholds")
+    if len({frozenset(profile.thresholds) for profile in profiles}) > 1:
+        raise _WrongError("its profiles have thresholds for different budgets")
     return Model(
         features=features,
         hazards=(hazards[0], hazards[1], hazards[2]),

@@ -114,6 +114,11 @@ def other_budgets(raw):
     raw["profiles"][0]["static"].pop("1")
 
 
+def a_profile_of_other_budgets(raw):
+    for kind in ("thresholds", "static"):
+        raw["profiles"][1][kind].pop("1")
+
+
 def no_profiles(raw):
     raw["profiles"] = []
 
@@ -167,6 +172,7 @@ WRONGS = [
     no_threshold,
     a_threshold_of_nothing,
     other_budgets,
+    a_profile_of_other_budgets,
     no_profiles,
     two_hazards,
     a_feature_of_the_future,

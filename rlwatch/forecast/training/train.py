@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,6 @@ class Trained:
     model: Model
     examples: Examples
     p50: Floats
-    facts: dict[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
