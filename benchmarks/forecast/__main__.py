@@ -1,7 +1,7 @@
 """A corpus of runs that fail and runs that do not, to fit and judge forecasts of crashes on.
 
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 1
-python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 2 --gradual
+python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 2 --pace gradual
 python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
 python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
 python benchmarks/forecast pack --from build/corpus --out build/corpus.parquet
@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its module `statistics` would hide the standard one
 
 from forecast.generate import BACKENDS, generate  # noqa: E402
-from forecast.recipes import RECIPES  # noqa: E402
+from forecast.recipes import RECIPES, Pace  # noqa: E402
 from forecast.tables import pack  # noqa: E402
 
 from rlwatch.errors import RLWatchError  # noqa: E402
@@ -33,7 +33,9 @@ def main() -> None:
     making.add_argument("--jobs", type=int, default=-1, help="processes (default: one a core)")
     making.add_argument("--seed", type=int, default=1)
     making.add_argument("--recipes", default="", help="only these, separated by commas")
-    making.add_argument("--gradual", action="store_true", help="faults grow, but for those that come at once by nature")
+    making.add_argument(
+        "--pace", choices=list(Pace), default=Pace.DRAWN, type=Pace, help="how fast faults come that can be slow"
+    )
     making.add_argument("--backend", choices=BACKENDS, default="loky", help="ray and dask: on a cluster that is up")
     real = commands.add_parser("generate-trl", help="the same of runs of TRL, which take longer")
     real.add_argument("--out", type=Path, required=True, help="folder, one file a run")
@@ -54,7 +56,7 @@ def main() -> None:
 def _do(args: argparse.Namespace) -> None:
     if args.command == "generate":
         only = tuple(name for name in args.recipes.split(",") if name)
-        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend, slowly=args.gradual)
+        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend, args.pace)
         print(f"{made} runs made, {args.runs - made} were there: {args.out}")
     elif args.command == "generate-trl":
         from forecast.trl_runs import generate as generate_trl

@@ -10,7 +10,7 @@ import joblib
 import torch
 from forecast.knobs import TESTBED
 from forecast.policy import fitted
-from forecast.recipes import RECIPES, Plan, plans
+from forecast.recipes import RECIPES, Pace, Plan, plans
 from forecast.tables import RunInfo, is_done, versions, write_run
 from forecast.training import train
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -50,13 +50,12 @@ def generate(
     seed: int,
     only: tuple[str, ...] = (),
     backend: str = "loky",
-    *,
-    slowly: bool = False,
+    pace: Pace = Pace.DRAWN,
 ) -> int:
     """Make the first ``runs`` runs of ``seed`` that are not in ``folder`` yet; returns how many were made."""
     if unknown := sorted(set(only) - {*RECIPES, "control"}):
         raise RLWatchError(f"no recipe is called {', '.join(unknown)}; there are: {', '.join(RECIPES)}")
-    todo = [plan for plan in islice(plans(seed, only, slowly=slowly), runs) if not is_done(folder, plan.run)]
+    todo = [plan for plan in islice(plans(seed, only, pace), runs) if not is_done(folder, plan.run)]
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with joblib.parallel_config(_cluster(backend), n_jobs=jobs), Progress(*columns) as progress:
         bar = progress.add_task("", total=runs, completed=runs - len(todo))

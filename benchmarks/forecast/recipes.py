@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -209,23 +210,42 @@ AT_ONCE = ("lr_constant", "lr_spike", "log_zero", "zero_division", "nan_batch", 
 """Failing recipes that do not come gradually, whatever is asked for."""
 
 
-def gradual(changes: Changes, r: Rng) -> Changes:
-    """The same, growing: over 60 to 200 steps where they came at once, half as slowly again where they grew."""
+class Pace(StrEnum):
+    """How fast faults come, of recipes that can be either: as the recipe draws it, gradually, or in a long run."""
+
+    DRAWN = "drawn"
+    GRADUAL = "gradual"
+    LONG = "long"
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Least and most steps of a run, the most not included."""
+        return (480, 640) if self is Pace.LONG else (320, 450)
+
+
+def slowed(changes: Changes, pace: Pace, r: Rng) -> Changes:
+    """The same, growing.
+
+    Gradually: over 60 to 200 steps where they came at once, half as slowly again where they grew. In a long run: over
+    120 to 300 steps.
+    """
+    if pace is Pace.LONG:
+        return tuple(replace(change, over=int(r.integers(120, 300))) for change in changes)
     return tuple(
         replace(change, over=round(1.5 * change.over) if change.over else int(r.integers(60, 200)))
         for change in changes
     )
 
 
-def plan(name: str, seed: int, number: int, *, slowly: bool = False) -> Plan:
-    """Run ``number`` of recipe ``name``; ``slowly``: its fault comes gradually, where that can be."""
+def plan(name: str, seed: int, number: int, pace: Pace = Pace.DRAWN) -> Plan:
+    """Run ``number`` of recipe ``name``; its fault comes at ``pace``, where that can be."""
     recipe = RECIPES[name]
     r = np.random.default_rng([seed, number, *name.encode()])
     knobs = base(r)
     changes = recipe.draw(r, knobs)
-    if slowly and not recipe.healthy and name not in AT_ONCE:
-        changes = gradual(changes, r)
-    config = Config(knobs, changes, steps=int(r.integers(320, 450)), base=int(r.integers(2)))
+    if pace is not Pace.DRAWN and not recipe.healthy and name not in AT_ONCE:
+        changes = slowed(changes, pace, r)
+    config = Config(knobs, changes, steps=int(r.integers(*pace.steps)), base=int(r.integers(2)))
     begins = min((change.at for change in changes), default=None)
     return Plan(
         run=f"{name}-{seed}-{number:04d}",
@@ -250,13 +270,13 @@ def twin(of: Plan) -> Plan:
     )
 
 
-def plans(seed: int, only: tuple[str, ...] = (), *, slowly: bool = False) -> Iterator[Plan]:
+def plans(seed: int, only: tuple[str, ...] = (), pace: Pace = Pace.DRAWN) -> Iterator[Plan]:
     """Runs without end, in an order in which every stretch is a fair mix: decks of all recipes, shuffled."""
     number = 0
     while True:
         r = np.random.default_rng([seed, number])
         deck = [recipe.name for recipe in (*FAILING, *HEALTHY)] + list(PLAIN)
-        made = [plan(name, seed, number + i, slowly=slowly) for i, name in enumerate(deck)]
+        made = [plan(name, seed, number + i, pace) for i, name in enumerate(deck)]
         paired = r.choice(np.arange(1, len(FAILING)), TWINS, replace=False)
         made += [twin(made[i]) for i in paired]
         number += len(deck)

@@ -96,14 +96,15 @@ def test_a_change_may_end_and_what_is_no_number_changes_at_once():
     assert config.at(9) == config.knobs
 
 
-def test_gradual_faults_grow_but_for_those_that_come_at_once_by_nature():
+@pytest.mark.parametrize(("pace", "least"), [(recipes.Pace.GRADUAL, 60), (recipes.Pace.LONG, 120)])
+def test_slow_faults_grow_but_for_those_that_come_at_once_by_nature(pace, least):
     """The healthy runs, the bases and the steps at which faults begin are the same."""
-    sudden, slow = (list(islice(recipes.plans(7, slowly=slowly), 74)) for slowly in (False, True))
+    sudden, slow = (list(islice(recipes.plans(7, pace=each), 74)) for each in (recipes.Pace.DRAWN, pace))
     for one, other in zip(sudden, slow, strict=True):
         assert (one.run, one.fault_step, one.config.knobs) == (other.run, other.fault_step, other.config.knobs)
         if one.recipe == "control" or recipes.RECIPES[one.recipe].healthy or one.recipe in recipes.AT_ONCE:
             assert one.config.changes == other.config.changes
         else:
             assert all(
-                b.over > a.over and b.over >= 60 for a, b in zip(one.config.changes, other.config.changes, strict=True)
+                b.over > a.over and b.over >= least for a, b in zip(one.config.changes, other.config.changes, strict=True)
             )
