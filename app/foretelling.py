@@ -35,6 +35,8 @@ class Linear(Plot):
 def facts(told: Foretold) -> Markup:
     """How likely now, which limit when, and the highest so far; or why there is no forecast."""
     now = told.newest
+    if now.limits_only:
+        return el("div", *_by_limits(now), cls="rl-facts")
     if now.p50 is None:
         return el("div", el("span", absent(now)), *_highest(told), cls="rl-facts")
     look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
@@ -52,6 +54,19 @@ def absent(forecast: Forecast) -> str:
     """Why there is none, as a sentence."""
     reason = forecast.absent.removeprefix("no forecast because").strip()
     return f"No forecast yet: {fmt.shorten(reason, 300)}" if reason else "No forecast yet."
+
+
+def _by_limits(now: Forecast) -> list[Markup]:
+    """What a run is told that logs too little for a chance: the limit it is on its way to, and why no more."""
+    look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
+    said = limit(now) if now.alarm else "no limit near"
+    word = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {said}", cls="rl-word")
+    reason = now.limits_only.removeprefix("no chance is given because").strip()
+    return [
+        word,
+        el("span", el("span", "at step ", cls="label"), fmt.step(now.step)),
+        el("span", f"Limits alone are watched: {fmt.shorten(reason, 300)}", cls="rl-quiet"),
+    ]
 
 
 def _highest(told: Foretold) -> list[Markup]:
@@ -82,19 +97,29 @@ def _bar(metric: str, share: float, colour: str) -> list[Markup]:
 
 
 def option(traces: Mapping[str, Trace], marks: Sequence[Mark], window: tuple[int, int], ink: Ink) -> Option:
-    """Two panels: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at."""
+    """Two panels: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at.
+
+    The risk alone of a run that is given no chances.
+    """
+    risk = Linear("Risk", "times the alarm threshold", traces["forecast/risk"].lines)
+    if "forecast/p50" not in traces:
+        return _with_threshold(family_option([risk], marks, window, ink, COLUMNS), risk, axis=0)
     chance = Linear(
         "Chance of a failure", "% · line: within 50 steps; areas: 20, 50, 100", _percent(traces["forecast/p50"])
     )
-    risk = Linear("Risk", "times the alarm threshold", traces["forecast/risk"].lines)
     made = family_option([chance, risk], marks, window, ink, COLUMNS)
     main = made["series"][0]
     main["name"], main["areaStyle"] = "within 50 steps", {"color": ink.band, "opacity": 0.14}
     for name, label in (("forecast/p100", "within 100 steps"), ("forecast/p20", "within 20 steps")):
         made["series"].append(_area(label, _percent(traces[name]).current, ink))
     made["yAxis"][0] |= {"min": 0, "max": 100, "interval": 25, "scale": False}
+    return _with_threshold(made, risk, axis=2)
+
+
+def _with_threshold(made: Option, risk: Plot, axis: int) -> Option:
+    """The risk from 0, with the line it alarms at always in sight."""
     top = max(1.25, *(float(value) for value in risk.lines.current.values), 0.0)
-    made["yAxis"][2] |= {"min": 0, "max": float(f"{1.1 * top:.2g}"), "scale": False}
+    made["yAxis"][axis] |= {"min": 0, "max": float(f"{1.1 * top:.2g}"), "scale": False}
     risk_line = next(s for s in made["series"] if s.get("name") == "Risk")
     risk_line["markLine"]["data"].append(_threshold())
     return made

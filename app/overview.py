@@ -101,8 +101,11 @@ def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
 def _risk(entry: Entry) -> table.Cell:
     """The chance of a failure within 50 steps, with a shape where it is an alarm; none of a run that is over."""
     forecast = entry.vitals.forecast
+    if forecast is not None and forecast.limits_only and forecast.alarm and entry.health.word not in ENDED:
+        return table.mark(LOOKS[Word.WATCH].shape, LOOKS[Word.WATCH].colour, "near a limit")
     if forecast is None or forecast.p50 is None or entry.health.word in ENDED:
-        return table.text(fmt.NOTHING, quiet=True, title="" if forecast is None else forecast.absent)
+        title = "" if forecast is None else forecast.absent or forecast.limits_only
+        return table.text(fmt.NOTHING, quiet=True, title=title)
     chance = fmt.chance(forecast.p50)
     if not forecast.alarm:
         return table.text(chance, quiet=True)

@@ -14,14 +14,15 @@ from rlwatch.records import RunInfo
 from .curves import Trace, traces, whole
 from .door import store
 
-NAMES = ("forecast/p20", "forecast/p50", "forecast/p100", "forecast/risk")
+RISK = "forecast/risk"
+NAMES = ("forecast/p20", "forecast/p50", "forecast/p100", RISK)
 
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
     """``newest`` may be without a number, and then says why; ``highest`` p50 and its step over all that count.
 
-    ``traces``: by name, over the window; empty where nothing was forecast.
+    ``traces``: by name, over the window; the risk alone where no chance was given, empty where nothing was forecast.
     """
 
     newest: Forecast
@@ -34,9 +35,10 @@ def foretold(run: RunInfo, window: tuple[int, int]) -> Foretold | None:
     newest = newest_forecast(run.run_id)
     if newest is None:
         return None
-    series = whole(run, NAMES)["forecast/p50"]
+    kept = whole(run, NAMES)
+    series = kept["forecast/p50"]
     if not len(series.steps):
-        return Foretold(newest, None, {})
+        return Foretold(newest, None, traces(run, window, (RISK,)) if len(kept[RISK].steps) else {})
     at = int(np.argmax(series.values))
     return Foretold(newest, (float(series.values[at]), int(series.steps[at])), traces(run, window, NAMES))
 

@@ -29,15 +29,24 @@ def forecast_line(said: Sequence[Forecast], *, now: bool = False) -> str:
     >>> forecast_line([Forecast(40, p50=0.02), Forecast(41, p50=0.83, alarm=True), Forecast(42, p50=0.5)], now=True)
     'forecast: now 50 % within 50 steps; highest 83 % at step 41; alarm from step 41'
     """
+    alarms = [forecast.step for forecast in said if forecast.alarm]
     known = [forecast for forecast in said if forecast.p50 is not None]
     if not known:
-        return ""
+        return _by_limits(said, alarms)
     highest = max(known, key=lambda forecast: forecast.p50 or 0.0)
-    alarms = [forecast.step for forecast in said if forecast.alarm]
     parts = [f"now {percent(known[-1].p50)} within 50 steps"] if now else []
     parts.append(f"highest {percent(highest.p50)}{'' if now else ' within 50 steps'} at step {step(highest.step)}")
     parts.append(f"alarm from step {step(alarms[0])}" if alarms else "no alarm")
     return f"forecast: {'; '.join(parts)}"
+
+
+def _by_limits(said: Sequence[Forecast], alarms: Sequence[int]) -> str:
+    """Of a run that logs too little for a chance: whether a limit came near, and why no more is said."""
+    reasons = [forecast.limits_only for forecast in said if forecast.limits_only]
+    if not reasons:
+        return ""
+    near = f"a limit is near from step {step(alarms[0])}" if alarms else "no limit came near"
+    return f"forecast: {near}; {reasons[-1]}"
 
 
 def percent(chance: float | None) -> str:

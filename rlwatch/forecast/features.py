@@ -9,7 +9,7 @@ import numpy as np
 
 from rlwatch.forecast.history import WARM_UNTIL, Floats, History
 from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, Standing, goals, reaches
-from rlwatch.forecast.shapes import QUIET, SHAPES, Extremes, median, shapes, spread
+from rlwatch.forecast.shapes import QUIET, SHAPES, Extremes, jitter, median, shapes, spread
 from rlwatch.forecast.signals import SIGNALS
 
 BROKEN = "broken"
@@ -79,7 +79,7 @@ class FeatureStream:
             self._goals = goals(history)
         found, now = shapes(history, self._extremes, self._noise, self._restless)
         found[:, np.isnan(history.baseline)] = np.nan
-        at = Standing(history.start, now, found[_FALLEN], found[_SLOPE], self._noise)
+        at = Standing(history.start, now, found[_FALLEN], found[_SLOPE], np.fmax(self._noise, jitter(history)))
         reached = reaches(self._goals, at)
         pairs = [value for reach in reached for value in (reach.share, reach.steps)]
         broken = history.broken[history.steps > step - 25].mean()

@@ -23,10 +23,11 @@ class Forecast:
     """The chance, seen from ``step``, that the run fails soon; uses only data up to ``step``.
 
     ``p20``, ``p50``, ``p100``: chance in [0, 1] that a failure (an onset of ``labels-v1``) begins within so many
-    steps; None where there is no forecast, and then ``absent`` says why. ``risk``: how far beyond the threshold
-    (>= 1 is an alarm, which ``alarm`` says too). ``limit``: which of :data:`LIMITS` is most likely to be reached;
-    ``steps_to``: expected steps until then, None where nothing is expected. ``why``: the metrics that speak for it, the
-    strongest first.
+    steps; None where there is no forecast, and then ``absent`` says why, and where the run logs too little for a chance
+    but its limits are watched: ``limits_only`` says that. ``risk``: how far beyond the threshold (>= 1 is an alarm,
+    which ``alarm`` says too); None where ``absent`` is said. ``limit``: which of :data:`LIMITS` is most likely to
+    be reached; ``steps_to``: expected steps until then, None where nothing is expected. ``why``: the metrics that speak
+    for it, the strongest first.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Forecast:
     steps_to: float | None = None
     why: tuple[Reason, ...] = ()
     absent: str = ""
+    limits_only: str = ""
 
     @property
     def metrics(self) -> dict[str, float]:

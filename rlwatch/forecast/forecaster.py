@@ -13,7 +13,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.forecast.artefact import load, shipped
 from rlwatch.forecast.features import FEATURES, Features, FeatureStream
 from rlwatch.forecast.forecast import Forecast, Reason
-from rlwatch.forecast.limits import Reach, nearest
+from rlwatch.forecast.limits import FAR_AHEAD, LIMITS_V1, Reach, nearest
 from rlwatch.forecast.model import Chances, Model, Profile, reasons
 from rlwatch.forecast.signals import SIGNALS
 from rlwatch.records import ClosedStep, Event
@@ -31,15 +31,17 @@ BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
 THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
 """Environment variable with a threshold of one's own."""
 ENOUGH = 0.45
-"""Share of what the model learnt that a run must be able to tell."""
+"""Share of what the model learnt that a run must be able to tell to be given chances."""
+LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
+"""Signals that have a limit."""
 
 
 class Forecaster:
     """Forecasts one run from its closed steps, in order.
 
     Two layers share the budget of false alarms: the model (many signals together, long before a limit) and the way to
-    the nearest limit (one signal alone, also of failures the model has never seen). Hard facts, such as NaN, are the
-    detectors' work.
+    the nearest limit (one signal alone, also of failures the model has never seen). A run that logs too little for the
+    model has the second alone. Hard facts, such as NaN, are the detectors' work.
 
     Parameters
     ----------
@@ -70,7 +72,7 @@ class Forecaster:
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
         self._profile: Profile | None = None
-        self._absent = ""
+        self._absent = self._limits_only = ""
 
     def notice(self, event: Event) -> None:
         """A reset of the reference is no change of the policy."""
@@ -106,10 +108,11 @@ class Forecaster:
         if known < ENOUGH:
             missing = sorted(set(self._model.gains) - signals, key=lambda s: -self._model.gains[s])
             wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])
-            self._absent = (
-                f"no forecast because this run logs {known:.0%} of what the model goes by; it would need {wanted}"
-            )
-            return None
+            short = f"because this run logs {known:.0%} of what the model goes by; it would need {wanted}"
+            if not signals & LIMITED:
+                self._absent = f"no forecast {short}"
+                return None
+            self._limits_only = f"no chance is given {short}"
         self._profile = self._model.profile(signals)
         return self._profile
 
@@ -119,12 +122,15 @@ class Forecaster:
         return {signal.name: metric for signal, metric in pairs if metric is not None}
 
     def _forecast(self, features: Features, profile: Profile) -> Forecast:
-        x = features.values[self._places].tolist()
-        chances, close = self._model.chances(x), nearest(features.reaches)
-        self._chances.append(chances.p50)
+        close = nearest(features.reaches)
         self._reached.append(close.share if close else 0.0)
-        by_model = self.judged / self.threshold(profile)
         by_limit = statistics.median(self._reached) / profile.static[self._budget]
+        if self._limits_only:
+            return self._by_limit(features.step, by_limit, close)
+        x = features.values[self._places].tolist()
+        chances = self._model.chances(x)
+        self._chances.append(chances.p50)
+        by_model = self.judged / self.threshold(profile)
         risk = max(by_model, by_limit)
         limit, steps_to, why = self._told(x, chances, close, alone=by_limit > by_model)
         return Forecast(
@@ -139,16 +145,29 @@ class Forecaster:
             why=why,
         )
 
+    def _by_limit(self, step: int, risk: float, close: Reach | None) -> Forecast:
+        """What a run is told that logs too little for the model."""
+        if close is None:
+            return Forecast(step, risk=risk, alarm=risk >= 1.0, limits_only=self._limits_only)
+        limit, steps_to, why = self._of(close)
+        return Forecast(
+            step, risk=risk, alarm=risk >= 1.0, limit=limit, steps_to=steps_to, why=why, limits_only=self._limits_only
+        )
+
+    def _of(self, close: Reach) -> tuple[str, float | None, tuple[Reason, ...]]:
+        """Which limit, when, and its metric; no time where the signal does not move towards it."""
+        signal = close.limit.signal
+        ahead = close.steps if close.steps < FAR_AHEAD else None
+        return close.limit.type, ahead, (Reason(self._names().get(signal, signal), 1.0),)
+
     def _told(
         self, x: list[float], chances: Chances, close: Reach | None, *, alone: bool
     ) -> tuple[str, float | None, tuple[Reason, ...]]:
         """Which limit, when, and what speaks for it; ``alone``: the nearest limit says more than the model."""
-        names = self._names()
         if close is not None and alone:
-            signal = close.limit.signal
-            return close.limit.type, close.steps, (Reason(names.get(signal, signal), 1.0),)
+            return self._of(close)
         limit = self._model.limit(x) or (close.limit.type if close is not None else "")
-        return limit, chances.steps_to, reasons(self._model.why(x), names)
+        return limit, chances.steps_to, reasons(self._model.why(x), self._names())
 
 
 @cache
@@ -160,7 +179,7 @@ def smoothed_chances(rows: Mapping[int, Mapping[str, float]], model: Model | Non
     """(step, p50 as it is judged) of a run that is over. ``rows``: step -> canonical metrics."""
     forecaster = Forecaster(model)
     told = ((forecaster.update(ClosedStep(step, rows[step])), forecaster.judged) for step in sorted(rows))
-    return [(forecast.step, judged) for forecast, judged in told if not forecast.absent]
+    return [(forecast.step, judged) for forecast, judged in told if forecast.p50 is not None]
 
 
 def default_forecaster() -> Forecaster:

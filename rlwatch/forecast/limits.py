@@ -16,7 +16,7 @@ from rlwatch.forecast.signals import SIGNALS, Scale
 FAR_AHEAD = 200.0
 """Steps beyond which a straight line says nothing."""
 CLEAR = 4.0
-"""Spreads of the baseline that a signal must have moved before its way to a limit means anything."""
+"""Spreads (:attr:`Standing.noise`) that a signal must have moved before its way to a limit means anything."""
 _PLACE = {signal.name: i for i, signal in enumerate(SIGNALS)}
 
 
@@ -49,7 +49,7 @@ LIMITS_V1: tuple[Limit, ...] = (
 LOST = 0.4
 """Share of the best level that a failure loses (labels-v1)."""
 OF_A_BEST = 6.0
-"""Spreads of the baseline by which the best of many rows lies above what follows, though nothing has happened."""
+"""Spreads by which the best of many rows lies above what follows, though nothing has happened."""
 LIMIT_FEATURES = tuple(
     f"limit:{limit.type}:{limit.signal}:{kind}" for limit in LIMITS_V1 for kind in ("share", "steps")
 )
@@ -78,7 +78,8 @@ class Standing:
     """Where all signals stand, each of shape (signals,).
 
     ``start``: the baseline in the unit of the changes; ``now``: the change against it; ``fallen``: against the best
-    level so far; ``slope``: per 10 steps; ``noise``: spread of the baseline, which small batches make large.
+    level so far; ``slope``: per 10 steps; ``noise``: spread of the baseline or of the last rows,
+    whichever is larger: small batches make both large.
     """
 
     start: Floats

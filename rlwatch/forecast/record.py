@@ -18,6 +18,7 @@ def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
         "limit": forecast.limit,
         "why": [[reason.metric, round(reason.share, 4)] for reason in forecast.why[:MOST_REASONS]],
         "absent": forecast.absent,
+        "limits_only": forecast.limits_only,
     }
     kept = {name: value for name, value in body.items() if value}
     return ForecastRecord(step.step, forecast.metrics, kept, step.ts, step.attempt, step.seq)
@@ -39,4 +40,5 @@ def forecast_of(record: ForecastRecord) -> Forecast:
         limit=str(body.get("limit", "")),
         why=tuple(Reason(str(metric), float(share)) for metric, share in body.get("why", ())),
         absent=str(body.get("absent", "")),
+        limits_only=str(body.get("limits_only", "")),
     )

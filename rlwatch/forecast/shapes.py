@@ -56,6 +56,14 @@ def shapes(history: History, extremes: Extremes, noise: Floats, restless: Floats
     return np.asarray(np.clip(np.stack(parts), -FAR, FAR)), now
 
 
+def jitter(history: History) -> Floats:
+    """Spread of each signal's rows of the last 60 steps about their course, (signals,).
+
+    What scatters more than it did at the start, as rewards of a small batch do once it learns, has not moved by that.
+    """
+    return spread(np.diff(history.changes()[_last(history.steps, 60, 8)], axis=0)) / math.sqrt(2.0)
+
+
 def median(rows: Floats) -> Floats:
     """Median of each column, missing values left out; NaN where there is none (rows, n) -> (n,)."""
     ordered = np.sort(rows, axis=0)  # NaN last

@@ -1,6 +1,7 @@
 """The forecast in the app: how likely, when, why, and honest words where there is none."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,22 @@ def test_where_there_is_none_the_reason_is_said(absent, words):
     assert foretelling.absent(Forecast(23, absent=absent)) == words
 
 
+def by_limits(alarm):
+    why = "no chance is given because this run logs 30% of what the model goes by; it would need mismatch/k3"
+    more = {"limit": "ref_kl", "steps_to": 12.0} if alarm else {}
+    return Forecast(30, risk=1.2 if alarm else 0.1, alarm=alarm, limits_only=why, **more)
+
+
+def test_where_only_limits_are_watched_that_is_said():
+    """Which one is near, or none; and what a chance would need."""
+    near, far = (str(foretelling.facts(Foretold(by_limits(alarm), None, {}))) for alarm in (True, False))
+
+    assert "▲" in near
+    assert "KL to the reference would reach its limit in about 12 steps" in near
+    assert "no limit near" in far
+    assert "Limits alone are watched: this run logs 30% of what the model goes by; it would need mismatch/k3" in far
+
+
 def test_what_drives_it_is_bars_and_names_are_text():
     """The strongest first; no name becomes HTML."""
     text = str(foretelling.bars(forecast(), LIGHT))
@@ -95,6 +112,15 @@ def test_the_chart_shows_three_chances_in_per_cent_and_the_risk_with_its_thresho
     assert [line["yAxis"] for line in option["series"][1]["markLine"]["data"]] == [1.0]
     assert option["yAxis"][2]["max"] >= 1.1
     json.dumps(option, allow_nan=False)
+
+
+def test_a_run_without_chances_has_the_chart_of_its_risk():
+    """One panel, with the threshold."""
+    option = foretelling.option({"forecast/risk": trace([0.1, 0.4, 1.3])}, (), (0, 3), LIGHT)
+
+    assert [series["name"] for series in option["series"]] == ["Risk"]
+    assert [line["yAxis"] for line in option["series"][0]["markLine"]["data"]] == [1.0]
+    assert option["yAxis"][0]["max"] == pytest.approx(1.4)
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.001] * 50 + [0.9], list(np.linspace(0, 1, 10_000))])
@@ -149,6 +175,21 @@ def test_the_run_page_says_why_there_is_no_forecast_yet(store_dir):
     assert ">Forecast<" not in html(old)
     assert no_traceback(page)
     assert no_traceback(old)
+
+
+def test_the_run_page_of_a_run_watched_by_its_limits_shows_the_risk(store_dir):
+    """And the list says that one is near."""
+    said = [replace(by_limits(alarm=step > 20), step=step) for step in range(5, 31)]
+    write_run(store_dir, "a", name="a", findings=[record(one) for one in said])
+    put_alerts(store_dir, [])
+    page = run_page("a")
+
+    assert no_traceback(page)
+    assert "Limits alone are watched" in html(page)
+    assert charts(page)["chart-forecast"]["series"][0]["data"][0] == [5, 0.1]
+    place = [column.label for column in overview.COLUMNS].index("risk, 50 steps")
+    cell = tables(runs_page())["runs"]["rows"][0]["cells"][place]
+    assert (cell["text"], cell["shape"]) == ("near a limit", "▲")
 
 
 def test_the_list_of_runs_has_the_risk(store_dir):

@@ -102,4 +102,18 @@ def test_a_quiet_run_has_no_alarm() -> None:
         forecast_line([Forecast(40, p50=0.005)]) == "forecast: highest under 1 % within 50 steps at step 40; no alarm"
     )
     assert forecast_line([Forecast(4, absent="no forecast because")]) == ""
+
+
+@pytest.mark.parametrize(
+    ("alarm", "line"),
+    [
+        (True, "forecast: a limit is near from step 41; no chance is given because of this"),
+        (False, "forecast: no limit came near; no chance is given because of this"),
+    ],
+)
+def test_the_line_of_a_run_watched_by_its_limits_says_so(alarm, line):
+    """No chance is made up."""
+    why = "no chance is given because of this"
+    said = [Forecast(40, risk=0.2, limits_only=why), Forecast(41, risk=1.2, alarm=alarm, limits_only=why)]
+    assert forecast_line(said) == line
     assert newest_row([]) is None

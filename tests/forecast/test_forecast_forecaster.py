@@ -1,6 +1,7 @@
 """The forecaster of a run: what it says, when it says nothing, and why."""
 
 import math
+import random
 
 import pytest
 from forecast_models import small_model
@@ -63,12 +64,34 @@ def test_a_limit_that_is_near_is_an_alarm_of_its_own():
 
 def test_a_log_that_lacks_what_the_model_goes_by_has_no_forecast():
     """It says how much is there and what is wanted."""
-    poor = {step: {"mismatch/k3": row["mismatch/k3"], "len/mean": 40.0} for step, row in steady(60).items()}
-    found = told(poor)[60]
+    found = told({step: {"len/mean": 40.0} for step in steady(60)})[60]
     assert found.absent == (
-        "no forecast because this run logs 20% of what the model goes by; it would need policy/entropy"
+        "no forecast because this run logs 0% of what the model goes by; it would need policy/entropy, mismatch/k3"
     )
     assert found.p50 is None
+    assert found.risk is None
+
+
+def test_a_log_with_too_little_for_a_chance_is_watched_by_its_limits():
+    """No chance is made up; the way to a limit is an alarm all the same, with when, and the reason is said."""
+    poor = steady(140, **{"policy/kl_ref_k3": lambda s: 0.02 * math.exp(0.05 * max(0, s - 50))})
+    found = told({step: {name: row[name] for name in ("len/mean", "policy/kl_ref_k3")} for step, row in poor.items()})
+    alarm = next(forecast for forecast in found.values() if forecast.alarm)
+    assert alarm.limit == "ref_kl"
+    assert alarm.risk >= 1.0
+    assert 0.0 <= alarm.steps_to <= 30.0
+    assert [reason.metric for reason in alarm.why] == ["policy/kl_ref_k3"]
+    assert {forecast.p50 for forecast in found.values()} == {None}
+    assert alarm.limits_only.startswith("no chance is given because this run logs 0% of what the model goes by")
+    assert not alarm.absent
+
+
+def test_rewards_that_begin_to_scatter_are_not_on_their_way_to_a_limit():
+    """A small batch: all rewards are alike at the start, then each batch has another mean, around the same one."""
+    noise = random.Random(0)
+    rewards = {s: 0.5 if s < 45 else 0.5 + noise.choice((-0.5, 0.5)) for s in range(400)}
+    rows = {s: {"reward/mean": rewards[s], "len/mean": 40.0, "reward/std": 0.2} for s in range(400)}
+    assert not any(forecast.alarm for forecast in told(rows).values())
 
 
 @pytest.mark.parametrize("rows", [{}, steady(3), {1: {}, 2: {}, 3: {}}, {step: {} for step in range(200)}])

@@ -106,5 +106,6 @@ def test_slow_faults_grow_but_for_those_that_come_at_once_by_nature(pace, least)
             assert one.config.changes == other.config.changes
         else:
             assert all(
-                b.over > a.over and b.over >= least for a, b in zip(one.config.changes, other.config.changes, strict=True)
+                b.over > a.over and b.over >= least
+                for a, b in zip(one.config.changes, other.config.changes, strict=True)
             )
