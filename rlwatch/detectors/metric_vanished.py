@@ -38,7 +38,9 @@ class Presence:
 
     def seen(self, row: int, step: int) -> None:
         """It is there now."""
-        self.gap = max(self.gap, min(row - self.last, PATIENCE))
+        away = row - self.last
+        if away > self.gap:
+            self.gap = min(away, PATIENCE)
         self.rows, self.last, self.step = self.rows + 1, row, step
 
     def patience(self) -> int:
@@ -81,21 +83,25 @@ class MetricVanished(BaseDetector):
         self._row += 1
         for name in step.metrics:
             self._see(name, step.step)
-        regular = {name: seen for name, seen in self._presence.items() if seen.rows >= REGULAR}
-        missing = {name: seen for name, seen in regular.items() if self._row - seen.last > seen.patience()}
-        if not missing or len(regular) - len(missing) < STAY * len(regular):
+        missing = {name: seen for name, seen in self._presence.items() if self._row != seen.last and self._missed(seen)}
+        if not missing:
+            return []
+        regular = sum(seen.rows >= REGULAR for seen in self._presence.values())
+        if regular - len(missing) < STAY * regular:
             return []
         self._forget(missing)
-        return [self._finding(step, missing, len(regular))]
+        return [self._finding(step, missing, regular)]
 
     def _see(self, name: str, step: int) -> None:
-        if name.startswith(OWN):
-            return
         known = self._presence.get(name)
         if known is not None:
             known.seen(self._row, step)
-        elif len(self._presence) < NAMES:
+        elif len(self._presence) < NAMES and not name.startswith(OWN):
             self._presence[name] = Presence(1, self._row, step)
+
+    def _missed(self, seen: Presence) -> bool:
+        """Whether it came regularly, and has been away for longer than it ever was."""
+        return seen.rows >= REGULAR and self._row - seen.last > seen.patience()
 
     def _forget(self, missing: dict[str, Presence]) -> None:
         for name, seen in missing.items():

@@ -32,6 +32,7 @@ class _Channel:
         self.trend = LogTrend()
         self.warned = Hold(forgive=2)
         self.confirmed = Hold(forgive=2)
+        self._measure()
 
     def update(self, step: int, value: float) -> None:
         log = math.log(max(abs(value - self.scale.zero), self.scale.noise * 1e-3))
@@ -41,6 +42,7 @@ class _Channel:
         level = self.base.get()
         if self.base.done and level is not None:
             self.shift.update(step, (log - level) / self.base.spread)
+        self._measure()
         self.warned.update(step, self._grown())
         self.confirmed.update(step, self.level >= self.scale.severe and self.factor >= MUCH)
 
@@ -54,20 +56,12 @@ class _Channel:
         drifted = self.shift.get() > SHIFT and self.level > 2.0 * self.scale.noise
         return drifted or self.trend.doubling() is not None
 
-    @property
-    def level(self) -> float:
-        now = self.now.get()
-        return 0.0 if now is None else math.exp(now)
-
-    @property
-    def normal(self) -> float:
-        """How the run began, but never less than rounding noise."""
-        levels = [level for level in (self.base.get(), self.base.first) if level is not None]
-        return max(math.exp(min(levels)), self.scale.noise / 2.0) if levels else math.inf
-
-    @property
-    def factor(self) -> float:
-        return self.level / self.normal
+    def _measure(self) -> None:
+        """Level now, and how the run began, which is never less than rounding noise."""
+        now, begun = self.now.get(), [level for level in (self.base.get(), self.base.first) if level is not None]
+        self.level = 0.0 if now is None else math.exp(now)
+        self.normal = max(math.exp(min(begun)), self.scale.noise / 2.0) if begun else math.inf
+        self.factor = self.level / self.normal
 
     @property
     def severity(self) -> Severity | None:

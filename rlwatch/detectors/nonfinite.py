@@ -69,44 +69,48 @@ class NonFinite(BaseDetector):
 
     def update(self, step: ClosedStep) -> list[Finding]:
         """Take the next closed step; return what holds now."""
-        found = self._assess(step)
-        never = [name for name in self._bad(step) if self._never(name)]
+        bad, counts = self._bad(step), self._counts(step)
+        certain = self._certain(bad)
+        found = self._assess(step, certain, counts)
+        never = [name for name in bad if self._never(name)]
         if not found:
             found = [self._once(step, name) for name in never if name not in self._told]
         self._told.update(never)
-        self._follow(step)
-        self._remember(step)
+        self._follow(step, certain, counts)
+        self._remember(step, set(bad), counted=bool(counts))
         return found
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
         """Judge a record before its step closes; remembers nothing."""
-        return self._assess(step)
+        return self._assess(step, self._certain(self._bad(step)), self._counts(step))
 
     @staticmethod
     def _bad(step: ClosedStep) -> list[str]:
         return [name for name in CORE if name in step.metrics and not math.isfinite(step.metrics[name])]
 
+    @staticmethod
+    def _counts(step: ClosedStep) -> dict[str, float]:
+        """Counts above zero."""
+        return {k: v for k, v in step.metrics.items() if k.startswith(COUNTS) and not v <= 0.0}
+
     def _never(self, name: str) -> bool:
         """Whether it looks switched off: optional, and never measured finite."""
         return name in OPTIONAL and name not in self._seen_finite
 
-    def _certain(self, step: ClosedStep) -> tuple[list[str], dict[str, float]]:
-        """Metrics that are not finite and not merely switched off, and counts above zero."""
-        bad = self._bad(step)
-        counts = {k: v for k, v in step.metrics.items() if k.startswith(COUNTS) and not v <= 0.0}
+    def _certain(self, bad: list[str]) -> list[str]:
+        """Those of them that are not merely switched off."""
         certain = [name for name in bad if not self._never(name)]
-        return (bad if len(certain) >= 2 else certain), counts
+        return bad if len(certain) >= 2 else certain
 
-    def _assess(self, step: ClosedStep) -> list[Finding]:
-        certain, counts = self._certain(step)
+    def _assess(self, step: ClosedStep, certain: list[str], counts: dict[str, float]) -> list[Finding]:
         if not certain and not counts:
             return []
         critical = self._is_critical(step, certain, counts)
         return [self._finding(step, certain, counts, Severity.CRITICAL if critical else Severity.WARNING)]
 
-    def _follow(self, step: ClosedStep) -> None:
-        certain, counts = self._certain(step)
-        self._chain.remember(step, broken(step, set(certain)), suspect(step, certain, counts)[0])
+    def _follow(self, step: ClosedStep, certain: list[str], counts: dict[str, float]) -> None:
+        links = broken(step, set(certain)) if certain or counts else []
+        self._chain.remember(step, links, suspect(step, certain, counts)[0] if links else "")
 
     def _is_critical(self, step: ClosedStep, bad: list[str], counts: dict[str, float]) -> bool:
         if len(bad) + len(counts) + self._hidden(step, bad) >= 2:
@@ -127,14 +131,12 @@ class NonFinite(BaseDetector):
             return 0
         return int("policy/entropy" not in step.metrics and step.metrics.get("loss/policy") == 0.0)
 
-    def _remember(self, step: ClosedStep) -> None:
-        bad = set(self._bad(step))
+    def _remember(self, step: ClosedStep, bad: set[str], *, counted: bool) -> None:
         for name in CORE:
             if name in step.metrics:
                 self._holds[name].update(step.step, name in bad)
                 if name not in bad:
                     self._seen_finite.add(name)
-        counted = any(k.startswith(COUNTS) and not v <= 0.0 for k, v in step.metrics.items())
         if counted:
             self._counted_rows_ago = 0
         elif self._counted_rows_ago is not None:

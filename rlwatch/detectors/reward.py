@@ -37,7 +37,7 @@ class RewardWatch:
         self._first: float | None = None
         self._top: float | None = None
         self._low, self._high = math.inf, -math.inf
-        self.noise = 0.0
+        self._noise: float | None = None
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of ``reward/mean``."""
@@ -51,11 +51,18 @@ class RewardWatch:
         self._low, self._high = min(self._low, value), max(self._high, value)
         for part in (self._base, self._window, self._recent):
             part.update(step, value)
-        self.noise = noise_of(self._recent.values)
+        self._noise = None
         level = self.now
         full = len(self._window) >= min(5, len(self._recent))
         if level is not None and full and (self._top is None or level > self._top):
             self._top = level
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one row; computed when it is asked for, once a row."""
+        if self._noise is None:
+            self._noise = noise_of(self._recent.values)
+        return self._noise
 
     @property
     def now(self) -> float | None:

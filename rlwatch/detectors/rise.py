@@ -84,8 +84,8 @@ class Rise:
     @property
     def score(self) -> float:
         """The level of the last rows over the threshold."""
-        now = self._now.get()
-        return 0.0 if now is None or math.isinf(self.threshold) else now / self.threshold
+        now, limit = self._now.get(), self.threshold
+        return 0.0 if now is None or math.isinf(limit) else now / limit
 
     @property
     def level(self) -> float | None:

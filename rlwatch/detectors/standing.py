@@ -12,6 +12,8 @@ class Standing:
 
     def __init__(self, limit: Limit, rows: int = 5) -> None:
         self.limit = limit
+        self.bound = limit.scale(limit.floor)
+        """The bound on the limit's scale."""
         self.rows = rows
         self._base = Baseline()
         self._now = Window(rows=10, steps=10)
@@ -34,11 +36,6 @@ class Standing:
         self._raw.update(step, value)
         self._row.update(step, scaled >= self.bound)
         self._hold.update(step, self.score >= 1.0)
-
-    @property
-    def bound(self) -> float:
-        """The bound on the limit's scale."""
-        return self.limit.scale(self.limit.floor)
 
     @property
     def score(self) -> float:

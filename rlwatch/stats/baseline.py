@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from rlwatch.stats.robust import mad, median, quantile
 from rlwatch.stats.state import Stateful
@@ -37,6 +38,13 @@ class Baseline(Stateful):
         self._values: deque[float] = deque(maxlen=rows)
         self._start: int | None = None
         self._done = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the answers computed from the rows: they have changed. Once frozen, each is computed once."""
+        self._quantiles: dict[float, float] = {}
+        self._first: float | None = None
+        self._spread: float | None = None
 
     def update(self, step: int, value: float) -> None:
         """Take the next row of the run; non-finite values are skipped and counted."""
@@ -50,16 +58,27 @@ class Baseline(Stateful):
             self.quarantined += 1
         else:
             self._values.append(value)
+            self._forget()
         count, span = len(self._values), step - self._start
         self._done = count == self._values.maxlen or (count >= 5 and span >= self.steps)
 
     def _far(self, value: float) -> bool:
         if len(self._values) < TRUSTED:
             return False
-        low, high = quantile(self._values, 0.1), quantile(self._values, 0.9)
+        low, high = self._quantile(0.1), self._quantile(0.9)
         reach = QUARANTINE * max(high - low, self.floor)
         # No spread at all says nothing about what is far.
         return reach > 0.0 and not low - reach <= value <= high + reach
+
+    def _quantile(self, share: float) -> float:
+        if share not in self._quantiles:
+            self._quantiles[share] = quantile(self._values, share)
+        return self._quantiles[share]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        super().load_state_dict(state)
+        self._forget()
 
     @property
     def ready(self) -> bool:
@@ -73,18 +92,22 @@ class Baseline(Stateful):
 
     def get(self) -> float | None:
         """Median; None before ``FIRST`` rows."""
-        return median(self._values) if self.ready else None
+        return self._quantile(0.5) if self.ready else None
 
     @property
     def first(self) -> float | None:
         """Median of the first ``FIRST`` rows; None before."""
-        return median([self._values[i] for i in range(FIRST)]) if self.ready else None
+        if self._first is None and self.ready:
+            self._first = median([self._values[i] for i in range(FIRST)])
+        return self._first
 
     @property
     def spread(self) -> float:
         """Scaled median absolute deviation, at least ``floor``."""
-        return max(mad(self._values), self.floor) if self._values else self.floor
+        if self._spread is None:
+            self._spread = max(mad(self._values), self.floor) if self._values else self.floor
+        return self._spread
 
     def upper(self, share: float = 0.75) -> float | None:
         """Upper quantile, for series that are often near nothing; None before ``FIRST`` rows."""
-        return quantile(self._values, share) if self.ready else None
+        return self._quantile(share) if self.ready else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 from rlwatch.stats.robust import median, quantile
 
@@ -40,9 +41,5 @@ def slope_interval(steps: Sequence[int], values: Sequence[float]) -> tuple[float
 
 
 def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    return [
-        (values[j] - values[i]) / (steps[j] - steps[i])
-        for i in range(len(steps))
-        for j in range(i + 1, len(steps))
-        if steps[j] != steps[i]
-    ]
+    points = zip(steps, values, strict=True)
+    return [(y - b) / (x - a) for (a, b), (x, y) in combinations(points, 2) if x != a]
