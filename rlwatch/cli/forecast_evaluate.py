@@ -103,8 +103,10 @@ def evaluate(
         tools = _tools(rows, scores or [])
     if baselines:
         from rlwatch.forecast.evaluation.baselines import run_baselines
+        from rlwatch.forecast.evaluation.ceiling import ceiling
 
-        tools = [*run_baselines(rows, bar("running simple tools")), *tools]
+        cheat = ceiling(rows, known)
+        tools = [*run_baselines(rows, bar("running simple tools")), *([cheat] if cheat else []), *tools]
     if not tools:
         raise ConfigError("there is nothing to judge: give --scores, or leave out --no-baselines")
     made = judged(
