@@ -66,7 +66,7 @@ class Desk:
             if alerts:
                 self._store.put_alerts(alerts, [])
             return self._tell_project(run_id, last_word=last_word)
-        scene = self._scene([self._store.run(run_id)], last_word=last_word)
+        scene = self._scene([_as_of(self._store.run(run_id), alerts)], last_word=last_word)
         for alert in alerts:
             if alert.state is AlertState.FIRING:  # read what will be wanted before the control file is locked
                 scene.cause(run_id, alert.kind, alert.step)
@@ -122,6 +122,12 @@ class Desk:
                 whole.acknowledgements + part.acknowledgements,
             )
         return whole
+
+
+def _as_of(run: RunInfo, alerts: Sequence[Alert]) -> RunInfo:
+    """The run at the step of the alerts: a batch of rows is stored whole and judged step by step."""
+    step = max((alert.step for alert in alerts), default=None)
+    return run if step is None or step >= (run.last_step or 0) else replace(run, last_step=step)
 
 
 def _without_console(rule: Rule) -> Rule:

@@ -1,6 +1,7 @@
 """Why something that is due is not told now: silences, quiet hours, inhibition, a group that is awaited. Pure.
 
-What is kept back is not lost: it is told when the reason is gone, if it still holds then.
+What is kept back is not lost: it is told when the reason is gone, if it still holds then; what a cause kept back, if it
+goes on without the cause for a while (:mod:`rlwatch.alerts.settling`).
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from rlwatch.alerts.muting import fits
 from rlwatch.alerts.policy import Policy, inhibitors
+from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.settling import ended, settling
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError
 from rlwatch.ports import AlertStore
-from rlwatch.records import Acknowledgement, Alert, AlertState, RunInfo, Silence
+from rlwatch.records import Acknowledgement, Alert, AlertState, RunInfo, RunState, Silence
 
 LONGEST_S = 366 * 24 * 3600.0
 MOST_LISTED = 5
@@ -102,7 +104,7 @@ def end_silence(store: AlertStore, reference: str, *, clock: Clock | None = None
 
 
 def standing(
-    alerts: Iterable[Alert],
+    alerts: Sequence[Alert],
     policy: Policy,
     now: float,
     *,
@@ -114,16 +116,24 @@ def standing(
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     taken = {each.alert_id: each for each in acknowledgements}
     lasting = [each for each in silences if each.created_at <= now < each.until]
-    causes = inhibitors(firing, firing, policy.inhibitions)
+    causes, over = inhibitors(firing, firing, policy.inhibitions), ended(alerts)
     found: dict[str, str] = {}
     for alert in firing:
         rule, mine = policy.rule(alert.rule), taken.get(alert.alert_id)
         labels = rule.labels if rule else {}
-        over = [each for each in lasting if fits(each, alert, runs.get(alert.run_id), labels)]
+        silenced = [each for each in lasting if fits(each, alert, runs.get(alert.run_id), labels)]
         if mine is not None and mine.severity.rank >= alert.severity.rank:
             found[alert.alert_id] = f"acknowledged by {mine.by}" + (f": {mine.why}" if mine.why else "")
-        elif over:
-            found[alert.alert_id] = f"silenced by {over[0].by}: {over[0].why}"
+        elif silenced:
+            found[alert.alert_id] = f"silenced by {silenced[0].by}: {silenced[0].why}"
         elif alert.alert_id in causes:
             found[alert.alert_id] = f"inhibited by {causes[alert.alert_id].kind}"
+        elif why := _settles(alert, rule, runs.get(alert.run_id), over, policy):
+            found[alert.alert_id] = why
     return found
+
+
+def _settles(alert: Alert, rule: Rule | None, run: RunInfo | None, over: Sequence[Alert], policy: Policy) -> str:
+    if rule is None or run is None or run.state is not RunState.RUNNING:
+        return ""
+    return settling(alert, rule, run.last_step, over, policy.inhibitions)

@@ -13,6 +13,7 @@ from rlwatch.alerts.messages import message
 from rlwatch.alerts.muting import WAITING, kept_back
 from rlwatch.alerts.notices import Case, Notice, due
 from rlwatch.alerts.policy import GroupBy, Policy, inhibitors
+from rlwatch.alerts.settling import ended, settling
 from rlwatch.alerts.told import Telling
 from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.diagnosis import Cause
@@ -25,8 +26,9 @@ MOST_EARLIER = 5
 class Scene:
     """The time (Unix seconds), the runs and which of them are live, and the silences.
 
-    ``last_word``: nobody will plan for these alerts soon, so that none waits for others of its group. ``cause`` says
-    what most likely set a kind of failure of a run off, by what was known at a step (None: by now), if that is known.
+    ``last_word``: nobody will plan for these alerts soon, so that none waits, for others of its group or to settle.
+    ``cause`` says what most likely set a kind of failure of a run off, by what was known at a step (None: by now), if
+    that is known.
     """
 
     now: float
@@ -51,11 +53,13 @@ def plan(ledger: Ledger, policy: Policy, scene: Scene, dashboard_url: str = "") 
     cases = list(_cases(ledger, policy, scene))
     firing = [case.alert for case in cases if case.alert.state is AlertState.FIRING and _heard(case)]
     inhibited_by = inhibitors([case.alert for case in cases], firing, policy.inhibitions)
+    over = ended(case.alert for case in cases if _heard(case))
     told: list[Notice] = []
     kept: list[tuple[Notice, str]] = []
     for case in cases:
         for notice in due(case, telling, scene.now):
-            why = kept_back(notice, policy, scene.silences, inhibited_by, scene.now)
+            why = "" if case.alert.alert_id in inhibited_by else _settling(notice, over, policy, scene)
+            why = why or kept_back(notice, policy, scene.silences, inhibited_by, scene.now)
             kept.append((notice, why)) if why else told.append(notice)
     awaited = [notice for notice, why in kept if why == WAITING]
     joining = awaited if scene.last_word else _joining(told, awaited, policy)
@@ -75,6 +79,14 @@ def _cases(ledger: Ledger, policy: Policy, scene: Scene) -> Iterator[Case]:
 def _heard(case: Case) -> bool:
     """An alert that tells nobody keeps nobody else from being told."""
     return bool(case.rule.channels or case.rule.escalate_to)
+
+
+def _settling(notice: Notice, over: Sequence[Alert], policy: Policy, scene: Scene) -> str:
+    """Whether its cause has only just ended; a run that goes no further has no steps to wait for."""
+    case = notice.case
+    if notice.event is AlertEvent.RESOLVED or scene.last_word or not case.live:
+        return ""
+    return settling(case.alert, case.rule, case.run.last_step, over, policy.inhibitions)
 
 
 def _joining(told: Sequence[Notice], awaited: Sequence[Notice], policy: Policy) -> list[Notice]:

@@ -96,8 +96,9 @@ class QuietHours:
 @dataclass(frozen=True, slots=True)
 class Inhibition:
     """While an alert of a kind in ``when`` fires at ``min_severity`` or worse, alerts of ``mutes`` on the same run
-    (none named: of all other kinds) are kept back, up to the severity ``up_to``. They come when it is over, if
-    they still hold. What says that the run itself is gone is kept back only where its kind is named.
+    (none named: of all other kinds) are kept back, up to the severity ``up_to``. They come when it is over and they
+    went on without it (:mod:`rlwatch.alerts.settling`). What says that the run itself is gone is kept back only where
+    its kind is named.
     """
 
     when: tuple[str, ...]

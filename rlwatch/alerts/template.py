@@ -78,7 +78,8 @@ wait_s = {wait_s}
 # days = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]   # on which they begin
 
 # While an alert of "when" fires (at min_severity or worse), those of "mutes" on the same run are kept back, up to
-# the severity up_to, and come later if they still hold. No mutes: all others. inhibit = [] turns this off.
+# the severity up_to. They come later if they go on without it, for as many steps as their rule's for_steps or
+# keep_firing_for, whichever is more. No mutes: all others. inhibit = [] turns this off.
 """
 
 ACTIONS = """

@@ -17,7 +17,7 @@ from rlwatch.errors import StoreBusyError
 from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.news import Told
 from rlwatch.ports import Item, RunWriter, Store
-from rlwatch.records import Alert, AlertState, CompletionBatch, SpikeBatch
+from rlwatch.records import Alert, AlertState, CompletionBatch, SpikeBatch, StepRecord
 
 LOOK_S = 10.0
 """Seconds between looks at what has become due by time alone: repeats, escalations, the end of quiet hours."""
@@ -73,7 +73,7 @@ class MonitorSink:
         self._keep(joined([self._monitor.observe(item) for item in items]))
         if not self._abandoned_retired:
             self._abandoned_retired = True
-            self._keep(Outcome(transitions=tuple(self._abandoned(batch[-1].ts))))
+            self._keep(Outcome(transitions=tuple(self._abandoned(batch))))
         if self._publish is not None:
             self._publish(Health(self._monitor.active, self._monitor.firing, self._monitor.forecast))
         self.tick()
@@ -120,13 +120,21 @@ class MonitorSink:
         if self._announce is not None and (outcome.findings or outcome.transitions):
             self._announce(outcome)
 
-    def _abandoned(self, ts: float) -> list[Transition]:
-        """Alerts of a branch this attempt left behind, by resuming before their onset, are over."""
+    def _abandoned(self, batch: Sequence[Item]) -> list[Transition]:
+        """Alerts of a branch this attempt left behind, by resuming before their onset, are over; that the run was
+        gone is over at its first new step.
+        """
+        ts, step = batch[-1].ts, max((item.step for item in batch if isinstance(item, StepRecord)), default=None)
         known = self._monitor.open_alerts() | {alert.alert_id for alerts in self._steps for alert in alerts}
         rules = {rule.name: rule for rule in self._monitor.rules}
         return [
             Transition(
-                replace(alert, state=AlertState.RESOLVED, reason=self._why_over(alert)),
+                replace(
+                    alert,
+                    state=AlertState.RESOLVED,
+                    reason=self._why_over(alert),
+                    resolved_step=step if alert.kind in HEARTBEAT_KINDS else None,
+                ),
                 Reason.RESOLVED,
                 rules[alert.rule],
                 ts,

@@ -24,7 +24,8 @@ class OwnLog:
     """Logs alerts at once, as a listener of a run: a log wakes nobody, so that quiet hours and channels do not matter.
 
     Inhibited and silenced ones are held back: one line says how many and why. They are logged when nothing holds them
-    back any more, if they fire then. What was never logged is not logged to be over.
+    back any more, if they fire then; not, as a message would, only after a while without their cause. What was never
+    logged is not logged to be over.
 
     Parameters
     ----------

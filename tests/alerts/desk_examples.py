@@ -9,7 +9,7 @@ from rlwatch.alerts.episode import alert_id
 from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import ManualClock
-from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, Severity
+from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, Severity, StepRecord
 from rlwatch.store.url import open_store
 
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
@@ -53,6 +53,13 @@ class Office:
     def tell(self, *alerts: Alert, run: str = "run", last_word: bool = False) -> list[str]:
         """Put alerts down; what was written."""
         return said(self.desk.tell(run, alerts, last_word=last_word))
+
+    def reach(self, step: int, *alerts: Alert, run: str = "run") -> list[str]:
+        """The run gets to this step, where these alerts change; what was written."""
+        writer = self.store.open_run(RunInfo(run, project="math"))
+        writer.write([StepRecord(step, {"kl": 0.1}, ts=self.clock.now())])
+        writer.close()
+        return self.tell(*alerts, run=run)
 
     def later(self, minutes: float, run: str = "run") -> list[str]:
         """Look again after so long; what was written."""

@@ -7,8 +7,9 @@ from desk_examples import CRITICAL, NOON, RESOLVED, Office, alert
 
 from rlwatch.alerts import people
 from rlwatch.alerts.durations import seconds_of
+from rlwatch.alerts.rules import Rule
 from rlwatch.errors import ConfigError
-from rlwatch.records import Acknowledgement, RunInfo, Silence
+from rlwatch.records import Acknowledgement, RunInfo, RunState, Silence
 
 RUNS = {"run": RunInfo("run", project="math")}
 
@@ -34,6 +35,21 @@ def test_an_alert_stands_as_people_and_its_cause_left_it():
         alerts[2].alert_id: "silenced by bob: known",
         alerts[3].alert_id: "inhibited by nonfinite",
     }
+
+
+def test_what_waits_because_its_cause_has_only_just_ended_says_so():
+    """Until which step, and which cause; not of a run that ended, nor of a rule or a run that is not known."""
+    office = Office(Rule("r", channels=("hook",), keep_firing_for=20))
+    cause = alert("nonfinite", RESOLVED, CRITICAL, resolved_step=60)
+    others = [alert("reward_drop", rule="theirs"), alert("reward_drop", run="unknown")]
+
+    def found(**run):
+        runs = {"run": RunInfo("run", **run)}
+        alerts = [cause, alert(), *others]
+        return people.standing(alerts, office.policy, NOON, runs=runs, acknowledgements=(), silences=())
+
+    assert found(last_step=79) == {alert().alert_id: "inhibited until step 80: nonfinite was over at step 60"}
+    assert found(last_step=80) == found(last_step=None) == found(last_step=79, state=RunState.FINISHED) == {}
 
 
 @pytest.mark.parametrize("who", ["", "  "])

@@ -12,7 +12,7 @@ from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor import Monitor
 from rlwatch.monitor.sink import MonitorSink
-from rlwatch.records import AlertState, OutboxStatus, RunInfo
+from rlwatch.records import Alert, AlertState, OutboxStatus, RunInfo, Severity
 from rlwatch.store.url import open_store
 
 RULE = Rule("r", channels=("webhook",), keep_firing_for=3)
@@ -183,6 +183,17 @@ def test_alerts_of_an_abandoned_branch_are_resolved_and_receivers_told(watched):
     assert alert.state is AlertState.RESOLVED
     assert "attempt 2 resumed from before it" in alert.reason
     assert [event for event, _ in watched.outbox()] == ["firing", "resolved"]
+
+
+def test_the_crash_of_the_attempt_before_is_over_at_the_first_step_of_the_next(watched):
+    """What it kept back waits from there on."""
+    watched.log(0, 0, 0)
+    gone = Alert("gone", "run", "r", "run_crashed", Severity.CRITICAL, AlertState.FIRING, 2, 2, "died", fired_at=1.0)
+    watched.store.put_alerts([gone], [])
+    watched.begin().log(0, start=3)
+
+    [over] = [alert for alert in watched.store.alerts("run") if alert.kind == "run_crashed"]
+    assert (over.state, over.resolved_step) == (AlertState.RESOLVED, 3)
 
 
 class Forecast(Watched):

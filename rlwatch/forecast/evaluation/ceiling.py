@@ -1,7 +1,7 @@
 """How far a forecast can go on runs whose faults are known: what is not there yet cannot be seen.
 
-Many faults of a made corpus begin at a random step, and some a few steps before they break the run. The ceiling is a tool
-that cheats: from the step on at which a fault begins it knows the onset. What it misses, nobody can know.
+Many faults of a made corpus begin at a random step, and some a few steps before they break the run. The ceiling is a
+tool that cheats: from the step on at which a fault begins it knows the onset. What it misses, nobody can know.
 """
 
 from __future__ import annotations
