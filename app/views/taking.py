@@ -6,10 +6,12 @@ import streamlit as st
 
 from rlwatch.control.request import whoami
 from rlwatch.errors import RLWatchError
-from rlwatch.records import Alert
+from rlwatch.records import Alert, RunInfo
 
 from .. import alarms, queries
 from .. import format as fmt
+from ..health import LOOKS, SEVERITY_WORD
+from ..markup import Markup, el, joined
 
 PENDING = "take-pending"
 """Session key of the id of the alert that is to be taken on, while the dialog is open."""
@@ -34,7 +36,8 @@ def dialog_if_open() -> None:
 
 
 def _dialog(alert: Alert) -> None:
-    st.text(f"{alarms.message_words(alert)}, since step {fmt.step(alert.onset_step)}")
+    st.html(subject(alert, queries.runs_by_id().get(alert.run_id)))
+    st.text(alarms.message_words(alert))
     st.caption(
         "Nobody is reminded of it and it does not escalate any more, unless it gets worse. Its end is still told."
     )
@@ -48,6 +51,18 @@ def _dialog(alert: Alert) -> None:
     if cancel.button("Cancel", key="take-cancel", width="stretch"):
         close()
         st.rerun()
+
+
+def subject(alert: Alert, run: RunInfo | None) -> Markup:
+    """The run, what fires on it, how bad, since when and by which rule; ``run`` None: only its id is known."""
+    look = LOOKS[SEVERITY_WORD[alert.severity]]
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
+    name = fmt.shorten((run.name if run else "") or alert.run_id, 240)
+    bad = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {alert.severity.value}", cls="rl-word")
+    facts = (fmt.words(alert.kind), f"since step {fmt.step(alert.onset_step)}", f"rule {fmt.shorten(alert.rule, 40)}")
+    return joined(
+        el("div", project, name, cls="rl-family"), el("div", bad, *(el("span", fact) for fact in facts), cls="rl-facts")
+    )
 
 
 def _take(alert: Alert, *, by: str, why: str) -> None:

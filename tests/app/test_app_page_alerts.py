@@ -1,5 +1,6 @@
 """The page of alerts, as Streamlit draws it."""
 
+import re
 import time
 
 from app_world import (
@@ -14,6 +15,7 @@ from app_world import (
     tables,
     write_run,
 )
+from rlwatch_app.views.taking import subject
 
 from rlwatch.records import Acknowledgement, AlertState, OutboxStatus, Severity, Silence
 from rlwatch.store.url import open_store
@@ -103,6 +105,26 @@ def test_a_firing_alert_can_be_acknowledged_once(store_dir):
     )
     assert (rows(page)[0][1], rows(page)[0][-1]) == ("acknowledged", "")
     assert "1 alert firing, 1 acknowledged" in html(page)
+
+
+def test_the_dialog_names_the_run_and_the_alert(store_dir):
+    """Several runs may have an alert of one kind; names are only text."""
+    write_run(store_dir)
+    write_run(store_dir, "run-2", name=WEIRD)
+    put_alerts(store_dir, [alert(), alert("run-2")])
+
+    def asked(run_id):
+        page = alerts_page()
+        page.session_state["take-pending"] = alert(run_id).alert_id
+        page.run()
+        assert no_traceback(page)
+        return "".join(element.value for element in page.get("html") if "rl-family" in element.value)
+
+    assert re.sub(r"<[^>]+>", "|", asked("run-1")).replace("|", "") == (
+        "math / seed3■ criticalentropy collapsesince step 12rule collapse"
+    )
+    assert "&lt;script&gt;" in asked("run-2")
+    assert ">gone<" in subject(alert("gone"), None)
 
 
 def test_an_acknowledgement_can_be_cancelled(store_dir):
