@@ -82,26 +82,33 @@ class RewardWatch:
     @property
     def best(self) -> float | None:
         """Highest level so far, the first row included."""
-        if self.start is None or self._first is None:
+        start = self.start
+        if start is None or self._first is None:
             return None
-        return max(self.start, self._first - LUCK * self.noise, -math.inf if self._top is None else self._top)
+        level = start if self._top is None else max(start, self._top)
+        # The noise only lowers the first row, so most rows need not know it.
+        return level if self._first <= level else max(level, self._first - LUCK * self.noise)
 
-    def _least(self, share: float, of: float, errors: float) -> float:
-        """Smallest change that counts: a share, beyond noise, and visible on the reward's own range."""
+    def _counts(self, change: float, share: float, of: float, errors: float) -> bool:
+        """Whether a change counts: more than a share, visible on the reward's own range, and beyond noise."""
+        if change <= max(share * abs(of), VISIBLE * self._range):
+            return False
         error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
-        return max(share * abs(of), errors * error, VISIBLE * self._range)
+        return change > errors * error
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
         """Whether it lost ``share`` of its best level, by more than ``errors`` standard errors."""
         now, best, start = self.now, self.best, self.start
         if now is None or best is None or start is None:
             return False
-        return best - now > self._least(share, max(abs(best), best - start), errors)
+        return self._counts(best - now, share, max(abs(best), best - start), errors)
 
     def low(self, value: float, share: float = 0.25) -> bool:
         """Whether one row lies below the best level by ``share`` of it and by two deviations: dates a fall."""
         best = self.best
-        return best is not None and best - value > max(share * abs(best), 2.0 * self.noise, VISIBLE * self._range)
+        if best is None or best - value <= max(share * abs(best), VISIBLE * self._range):
+            return False
+        return best - value > 2.0 * self.noise
 
     @property
     def _range(self) -> float:
@@ -110,7 +117,7 @@ class RewardWatch:
     def risen(self) -> bool:
         """Whether it is clearly above where it started."""
         now, start = self.now, self.start
-        return now is not None and start is not None and now - start > self._least(0.1, start, LIKELY)
+        return now is not None and start is not None and self._counts(now - start, 0.1, start, LIKELY)
 
     def say(self) -> str:
         """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""

@@ -83,6 +83,15 @@ def resolve(name: str, source: str = "") -> Reading | None:
     return None
 
 
+@lru_cache(maxsize=4096)
+def _read(name: str, source: str) -> tuple[str, int] | None:
+    """The canonical name and its closeness, also of a member of an open family; None if unknown."""
+    reading = resolve(name, source)
+    if reading is not None:
+        return reading.metric.name, reading.closeness
+    return None if metric_of(name) is None else (name, 0)
+
+
 def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
     """Canonical name -> value, and canonical name -> the source name it was read from.
 
@@ -93,14 +102,12 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
     origin: dict[str, str] = {}
     best: dict[str, int] = {}
     for name, value in metrics.items():
-        reading = resolve(name, source)
-        if reading is None:
-            if metric_of(name) is not None:
-                values[name], origin[name] = value, name
+        read = _read(name, source)
+        if read is None:
             continue
-        canonical = reading.metric.name
-        if reading.closeness < best.get(canonical, 99):
-            best[canonical] = reading.closeness
+        canonical, closeness = read
+        if closeness < best.get(canonical, 99):
+            best[canonical] = closeness
             values[canonical], origin[canonical] = value, name
     return values, origin
 
