@@ -42,11 +42,16 @@ def chance(forecast: Forecast) -> str:
 
 
 def limit(forecast: Forecast) -> str:
-    """Which limit would be reached, and when."""
+    """Which limit would be reached, and when.
+
+    >>> [limit(Forecast(9, limit="ref_kl", steps_to=steps)) for steps in (1.2, 0.0)]
+    ['KL to the reference would reach its limit in about 1 step', 'KL to the reference would reach its limit now']
+    """
     said = REACHED.get(forecast.limit, "")
     if not said or forecast.steps_to is None:
         return said
-    return f"{said} in about {max(1, round(forecast.steps_to))} steps"
+    steps = round(forecast.steps_to)
+    return f"{said} in about {steps} step{'s' if steps > 1 else ''}" if steps > 0 else f"{said} now"
 
 
 def reasons(forecast: Forecast) -> str:
