@@ -1,6 +1,7 @@
 """A trainer process without a model: steps, a KL that grows, commands taken at a step boundary.
 
-``python live_loop.py STORE DIRECTORY``; ends when ``DIRECTORY/stop`` exists.
+``python live_loop.py STORE DIRECTORY``; ends when ``DIRECTORY/stop`` exists. While ``DIRECTORY/fail`` does, its gradient
+is not a number.
 """
 
 import math
@@ -21,7 +22,8 @@ def main(store, directory):
                 return
             kl += 0.02 * (level - kl)
             reward = 0.5 + 0.1 * math.sin(step / 7)
-            run.log({"reward": reward, "entropy": 1.0, "kl": kl, "policy/kl_ref_k3": kl, "grad_norm": 1.0}, step=step)
+            norm = math.nan if (directory / "fail").exists() else 1.0
+            run.log({"reward": reward, "entropy": 1.0, "kl": kl, "policy/kl_ref_k3": kl, "grad_norm": norm}, step=step)
             for command in run.commands():
                 run.event("reference_reset", step=step, by=command.command.requested_by, why=command.command.why)
                 command.done(f"KL {kl:.3g} -> 0", step=step)
