@@ -29,7 +29,8 @@ Record = Callable[..., None]
 class Acting:
     """Listens to a run (:meth:`rlwatch.run.Run.listen`) on the writer thread, and asks what ``actions`` permit.
 
-    A store that is busy is asked again with the next outcome; until then the wish waits here.
+    A store that is busy is asked again with the next outcome; until then the wish waits here. Why an action was refused
+    is recorded once for each alert: one that gets worse is refused again for the same reason.
     """
 
     actions: Sequence[Action]
@@ -38,6 +39,7 @@ class Acting:
     record: Record
     _tried: dict[str, Past] = field(default_factory=dict)
     _waiting: list[tuple[Action, Alert]] = field(default_factory=list)
+    _refused: set[tuple[str, str, str]] = field(default_factory=set)
 
     def __call__(self, outcome: Outcome) -> None:
         """Take notice of what was found and which alerts changed."""
@@ -60,7 +62,14 @@ class Acting:
             return
         except RLWatchError as error:
             why_not = str(error)
-        self._tell(action, alert, why_not)
+        if why_not is None or self._is_news(action, alert, why_not):
+            self._tell(action, alert, why_not)
+
+    def _is_news(self, action: Action, alert: Alert, why_not: str) -> bool:
+        refused = (action.name, alert.alert_id, why_not)
+        known = refused in self._refused
+        self._refused.add(refused)
+        return not known
 
     def _past(self, action: Action) -> Past:
         if action.dry_run:

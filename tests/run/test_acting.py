@@ -1,5 +1,6 @@
 """An action policy in a live run: a command like a person's, or a record of why not."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +80,26 @@ def test_only_what_is_told_to_people_is_acted_upon():
 
     assert store.commands("r") == []
     assert events == []
+
+
+def test_a_refusal_is_recorded_once_for_each_alert_and_reason():
+    """However often the alert gets worse; another reason, and another alert, are news."""
+    policy, events = acting(a_store("worse"), most=2, cooldown_steps=50)
+    policy(outcome(alert(100)))
+    first = alert(110)
+    for step in (110, 115, 120):
+        policy(outcome(replace(first, step=step), reason=Reason.ESCALATED))
+    policy(outcome(alert(130)))
+    policy(outcome(alert(160)))
+    policy(outcome(replace(first, step=170), reason=Reason.ESCALATED))
+
+    assert [(step, body["alert"], body.get("why_not")) for _, step, body in events] == [
+        (100, "a100", None),
+        (110, "a110", "it cools down until step 150"),
+        (130, "a130", "it cools down until step 150"),
+        (160, "a160", None),
+        (170, "a110", "its budget of 2 in this run is spent"),
+    ]
 
 
 def test_a_run_relived_asks_once():
