@@ -36,7 +36,7 @@ def dialog_if_open() -> None:
 
 
 def _dialog(alert: Alert) -> None:
-    st.html(subject(alert, queries.runs_by_id().get(alert.run_id)))
+    st.html(joined(subject(alert, queries.runs_by_id().get(alert.run_id))))
     st.text(alarms.message_words(alert))
     st.caption(
         "Nobody is reminded of it and it does not escalate any more, unless it gets worse. Its end is still told."
