@@ -53,7 +53,7 @@ class BaseDetector:
 
     def measured(self, step: ClosedStep) -> bool:
         """Whether the row holds a reading."""
-        return any(finite(step, name) is not None for name in self.reads)
+        return finite(step, *self.reads) is not None
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge a row in which one of ``reads`` is finite."""

@@ -31,9 +31,12 @@ class LogTrend:
         if len(steps) < self._window.least or steps[-1] == steps[0]:
             return None
         slope = theil_sen(steps, values)
+        rise = slope * (steps[-1] - steps[0])
+        if rise <= LEAST:
+            return None
         noise = mad([value - slope * step for step, value in zip(steps, values, strict=True)])
-        rise, error = slope * (steps[-1] - steps[0]), noise * math.sqrt(12.0 / len(steps))
+        if rise <= SURE * noise * math.sqrt(12.0 / len(steps)):
+            return None
         half = len(steps) // 2
         halves = (theil_sen(steps[:half], values[:half]), theil_sen(steps[half:], values[half:]))
-        sure = rise > max(LEAST, SURE * error) and min(halves) >= STEADY * slope
-        return math.log(2.0) / slope if sure else None
+        return math.log(2.0) / slope if min(halves) >= STEADY * slope else None

@@ -57,6 +57,8 @@ class Rise:
         self._row = Hold(forgive=3)
         self._out = Hold(forgive=2)
         self._blank = 0
+        self.threshold = math.inf
+        """On the scale: the higher of the floor and ``factor`` times the beginning; infinite before that is known."""
 
     def update(self, step: int, value: float | None, floor: float | None = None) -> None:
         """Take a row; None where it was not measured. ``floor`` replaces the limit's own."""
@@ -72,20 +74,16 @@ class Rise:
         self._raw.update(step, value)
         if floor is not None:
             self._floor = self.limit.scale(floor)
+        level = self._base.get()
+        self.threshold = math.inf if level is None else max(self._floor, self.limit.factor * level)
         self._row.update(step, risen > self.threshold)
         self._out.update(step, self.score >= 1.0)
 
     @property
-    def threshold(self) -> float:
-        """On the scale: the higher of the floor and ``factor`` times the beginning; infinite before that is known."""
-        level = self._base.get()
-        return math.inf if level is None else max(self._floor, self.limit.factor * level)
-
-    @property
     def score(self) -> float:
         """The level of the last rows over the threshold."""
-        now, limit = self._now.get(), self.threshold
-        return 0.0 if now is None or math.isinf(limit) else now / limit
+        now = self._now.get()
+        return 0.0 if now is None or math.isinf(self.threshold) else now / self.threshold
 
     @property
     def level(self) -> float | None:
