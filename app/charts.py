@@ -17,6 +17,7 @@ from . import format as fmt
 from .buckets import Branches, Curve
 from .health import VERMILLION
 from .marks import Mark
+from .scales import PLAIN, Scale, scale_of
 
 Option = dict[str, Any]
 
@@ -27,8 +28,6 @@ INSET = 1.0
 """Room for the last step's label at a panel's right, in the same unit."""
 
 ROW_PX, HEAD_PX, FOOT_PX = 196, 50, 8
-LOG_SPREAD = 200.0
-"""A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,9 @@ class Plot:
     band: tuple[float, float] | None = None
 
     @property
-    def logarithmic(self) -> bool:
-        """Whether a linear axis would flatten everything but a few points."""
-        values = self.lines.current.values
-        if len(values) < 8 or values.min() <= 0:
-            return False
-        return bool(values.max() > LOG_SPREAD * np.median(values))
+    def scale(self) -> Scale:
+        """How its values become heights."""
+        return scale_of(self.lines.current)
 
 
 @dataclass(slots=True)
@@ -130,7 +126,7 @@ def _add(panels: _Panels, place: int, plot: Plot) -> None:
 
 
 def _title(plot: Plot, left: float, top: int, ink: Ink) -> Option:
-    note = f"{plot.subtitle} · log scale" if plot.logarithmic else plot.subtitle
+    note = " · ".join(filter(None, (plot.subtitle, plot.scale.note)))
     return {
         "text": fmt.shorten(plot.title, 60),
         "subtext": fmt.shorten(note.removeprefix(" · "), 80),
@@ -160,23 +156,22 @@ def _step_axis(place: int, window: tuple[int, int]) -> Option:
 
 def _value_axis(place: int, plot: Plot, ink: Ink) -> Option:
     return {
-        "type": "log" if plot.logarithmic else "value",
+        **plot.scale.axis(),
         "gridIndex": place,
         "scale": True,
         "splitNumber": 3,
-        "axisLabel": {"fontSize": 11},
         "splitLine": {"lineStyle": {"color": ink.grid}},
     }
 
 
 def _line(place: int, plot: Plot, marks: Sequence[Mark], ink: Ink) -> Option:
-    curve = plot.lines.current
+    curve, scale = plot.lines.current, plot.scale
     line: Option = {
         "type": "line",
         "name": plot.title,
         "xAxisIndex": place,
         "yAxisIndex": 2 * place,
-        "data": points(curve),
+        "data": points(curve, scale),
         "showSymbol": len(curve) <= 2,
         "itemStyle": {"color": ink.line},
         "lineStyle": {"width": 1.5, "color": ink.line},
@@ -187,23 +182,28 @@ def _line(place: int, plot: Plot, marks: Sequence[Mark], ink: Ink) -> Option:
             "data": [*_level(plot, ink), *(_mark(mark, plot.family) for mark in marks)],
         },
     }
-    if plot.band is not None:
-        low, high = plot.band
+    if not scale.plain:
+        line |= {"dimensions": ["step", "height", "value"], "encode": {"x": 0, "y": 1, "tooltip": [2]}}
+    band = [scale.height(value) for value in plot.band or ()]
+    if band and None not in band:
         line["markArea"] = {
             "silent": True,
             "itemStyle": {"color": ink.band, "opacity": 0.08},
-            "data": [[{"yAxis": low}, {"yAxis": high}]],
+            "data": [[{"yAxis": height} for height in band]],
         }
     return line
 
 
-def points(curve: Curve) -> list[list[float | int | None]]:
-    """``[step, value]`` pairs; ``[step, None]`` where the line must break."""
+def points(curve: Curve, scale: Scale = PLAIN) -> list[list[float | int | None]]:
+    """``[step, value]`` pairs; ``[step, None]`` where the line must break. On a scale that is not plain
+    ``[step, height, value]``.
+    """
     pairs: list[list[float | int | None]] = []
     for at, value, broken in zip(curve.steps.tolist(), curve.values.tolist(), curve.breaks.tolist(), strict=True):
         if broken:
             pairs.append([at, None])
-        pairs.append([at, float(f"{value:.6g}")])
+        exact = float(f"{value:.6g}")
+        pairs.append([at, exact] if scale.plain else [at, scale.height(value), exact])
     return pairs
 
 
@@ -213,7 +213,7 @@ def _dimmed(place: int, plot: Plot, curve: Curve, ink: Ink) -> Option:
         "name": f"{plot.title} (replaced)",
         "xAxisIndex": place,
         "yAxisIndex": 2 * place,
-        "data": points(curve),
+        "data": points(curve, plot.scale),
         "showSymbol": False,
         "silent": True,
         "tooltip": {"show": False},
@@ -241,9 +241,12 @@ def _bad(place: int, plot: Plot, bad: Sequence[tuple[int, str]]) -> Option:
 def _level(plot: Plot, ink: Ink) -> list[Option]:
     if plot.baseline is None or not np.isfinite(plot.baseline):
         return []
+    height = plot.scale.height(plot.baseline)
+    if height is None:
+        return []
     style = {"color": ink.quiet, "type": "dotted", "width": 1}
     label = {"position": "insideEndTop", "formatter": "baseline", "fontSize": 10, "color": ink.quiet, "distance": 1}
-    return [{"yAxis": plot.baseline, "lineStyle": style, "label": label}]
+    return [{"yAxis": height, "lineStyle": style, "label": label}]
 
 
 def _mark(mark: Mark, family: str) -> Option:

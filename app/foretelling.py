@@ -15,6 +15,7 @@ from .health import AMBER, GREY, LOOKS, Word
 from .marks import Mark
 from .markup import Markup, el
 from .queries import Foretold, Trace
+from .scales import PLAIN, Scale
 
 COLUMNS = 2
 MOST_BARS = 4
@@ -24,12 +25,12 @@ ALARM = 1.0
 
 
 class Linear(Plot):
-    """A panel whose axis never becomes logarithmic: a chance is one of a hundred, not of its own median."""
+    """A panel whose values are drawn as they are: a chance is one of a hundred, not of its own median."""
 
     @property
-    def logarithmic(self) -> bool:
-        """Never."""
-        return False
+    def scale(self) -> Scale:
+        """The plain one."""
+        return PLAIN
 
 
 def facts(told: Foretold) -> Markup:
