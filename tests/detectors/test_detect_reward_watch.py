@@ -1,0 +1,60 @@
+"""RewardWatch against its definition, computed from all rows at once."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlwatch.detectors.reward import LUCK, MEDIAN_ERROR, VISIBLE, RewardWatch, noise_of
+from rlwatch.stats import median
+
+LEVELS = st.lists(st.floats(-1.0, 1.0).map(lambda v: round(v, 2)), min_size=3, max_size=80)
+"""Rewards, one a step; rounded, so that ties and constant stretches come."""
+SHARES, ERRORS = st.sampled_from([0.05, 0.25, 0.5]), st.sampled_from([0.5, 2.0, 5.0])
+
+
+def watched(values):
+    watch = RewardWatch()
+    for step, value in enumerate(values):
+        watch.take(step, value)
+    return watch
+
+
+def levels(values):
+    """(now, start, best) by definition: medians of ten rows, of the first three, and the highest there was."""
+    medians = [median(values[max(0, i - 9) : i + 1]) for i in range(2, len(values))]
+    start = median(values[:3])
+    return medians[-1], start, max(start, values[0] - LUCK * noise_of(values[-60:]), *medians)
+
+
+@given(LEVELS)
+def test_the_levels_are_those_of_all_rows(values):
+    """Now, start, best and noise, in whichever order and however often they are asked for."""
+    watch = watched(values)
+
+    assert (watch.now, watch.start, watch.best) == levels(values)
+    assert watch.noise == noise_of(values[-60:])
+    assert watch.best == levels(values)[2]
+
+
+@given(LEVELS, SHARES, ERRORS, st.floats(-1.0, 1.0))
+def test_a_fall_is_beyond_a_share_noise_and_what_is_visible(values, share, errors, value):
+    """All three bounds count, for the level and for a single row."""
+    watch, (now, start, best) = watched(values), levels(values)
+    noise, visible = noise_of(values[-60:]), VISIBLE * (max(values) - min(values))
+    error = MEDIAN_ERROR * noise / math.sqrt(min(len(values), 10))
+
+    assert watch.fallen(share, errors) == (
+        best - now > max(share * max(abs(best), best - start), errors * error, visible)
+    )
+    assert watch.low(value, share) == (best - value > max(share * abs(best), 2.0 * noise, visible))
+
+
+@given(LEVELS)
+def test_a_rise_is_beyond_a_tenth_noise_and_what_is_visible(values):
+    """Four standard errors: the start is no maximum."""
+    now, start, _ = levels(values)
+    error = MEDIAN_ERROR * noise_of(values[-60:]) / math.sqrt(min(len(values), 10))
+    visible = VISIBLE * (max(values) - min(values))
+
+    assert watched(values).risen() == (now - start > max(0.1 * abs(start), 4.0 * error, visible))
