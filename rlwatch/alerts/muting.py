@@ -17,14 +17,14 @@ from rlwatch.records import Alert, RunInfo, Silence
 
 
 def kept_back(
-    notice: Notice, policy: Policy, silences: Sequence[Silence], inhibited_by: Mapping[str, Alert], now: float
+    notice: Notice, policy: Policy, silences: Sequence[Silence], inhibited: Mapping[str, str], now: float
 ) -> str:
-    """Why ``notice`` is not told at ``now``, in words; empty if it is. What is over is never inhibited."""
-    alert = notice.case.alert
-    cause = inhibited_by.get(alert.alert_id)
-    if cause is not None and notice.event is not AlertEvent.RESOLVED:
-        return f"inhibited by {cause.kind} since step {cause.onset_step}"
-    return silenced(notice, silences, now) or resting(notice, policy, now) or awaiting(notice, policy, now)
+    """Why ``notice`` is not told at ``now``, in words; empty if it is. What is over is never inhibited.
+
+    ``inhibited``: alert id -> the words for a cause that fires or has only just ended.
+    """
+    why = inhibited.get(notice.case.alert.alert_id, "") if notice.event is not AlertEvent.RESOLVED else ""
+    return why or silenced(notice, silences, now) or resting(notice, policy, now) or awaiting(notice, policy, now)
 
 
 def silenced(notice: Notice, silences: Sequence[Silence], now: float) -> str:

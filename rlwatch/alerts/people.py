@@ -116,7 +116,9 @@ def standing(
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     taken = {each.alert_id: each for each in acknowledgements}
     lasting = [each for each in silences if each.created_at <= now < each.until]
-    causes, over = inhibitors(firing, firing, policy.inhibitions), ended(alerts)
+    over = ended(alerts)
+    settles = {a.alert_id: _settles(a, policy.rule(a.rule), runs.get(a.run_id), over, policy) for a in firing}
+    causes = inhibitors(firing, [a for a in firing if not settles[a.alert_id]], policy.inhibitions)
     found: dict[str, str] = {}
     for alert in firing:
         rule, mine = policy.rule(alert.rule), taken.get(alert.alert_id)
@@ -128,8 +130,8 @@ def standing(
             found[alert.alert_id] = f"silenced by {silenced[0].by}: {silenced[0].why}"
         elif alert.alert_id in causes:
             found[alert.alert_id] = f"inhibited by {causes[alert.alert_id].kind}"
-        elif why := _settles(alert, rule, runs.get(alert.run_id), over, policy):
-            found[alert.alert_id] = why
+        elif settles[alert.alert_id]:
+            found[alert.alert_id] = settles[alert.alert_id]
     return found
 
 

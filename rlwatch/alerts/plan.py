@@ -51,15 +51,12 @@ def plan(ledger: Ledger, policy: Policy, scene: Scene, dashboard_url: str = "") 
     """What to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are left alone."""
     telling = Telling(ledger.messages)
     cases = list(_cases(ledger, policy, scene))
-    firing = [case.alert for case in cases if case.alert.state is AlertState.FIRING and _heard(case)]
-    inhibited_by = inhibitors([case.alert for case in cases], firing, policy.inhibitions)
-    over = ended(case.alert for case in cases if _heard(case))
+    inhibited = _inhibited(cases, policy, scene)
     told: list[Notice] = []
     kept: list[tuple[Notice, str]] = []
     for case in cases:
         for notice in due(case, telling, scene.now):
-            why = "" if case.alert.alert_id in inhibited_by else _settling(notice, over, policy, scene)
-            why = why or kept_back(notice, policy, scene.silences, inhibited_by, scene.now)
+            why = kept_back(notice, policy, scene.silences, inhibited, scene.now)
             kept.append((notice, why)) if why else told.append(notice)
     awaited = [notice for notice, why in kept if why == WAITING]
     joining = awaited if scene.last_word else _joining(told, awaited, policy)
@@ -81,12 +78,21 @@ def _heard(case: Case) -> bool:
     return bool(case.rule.channels or case.rule.escalate_to)
 
 
-def _settling(notice: Notice, over: Sequence[Alert], policy: Policy, scene: Scene) -> str:
-    """Whether its cause has only just ended; a run that goes no further has no steps to wait for."""
-    case = notice.case
-    if notice.event is AlertEvent.RESOLVED or scene.last_word or not case.live:
-        return ""
-    return settling(case.alert, case.rule, case.run.last_step, over, policy.inhibitions)
+def _inhibited(cases: Sequence[Case], policy: Policy, scene: Scene) -> dict[str, str]:
+    """Alert id -> words, of those whose cause fires or has only just ended. What waits itself keeps nobody back."""
+    settles = _settling(cases, policy, scene)
+    firing = [each.alert for each in cases if _heard(each) and each.alert.state is AlertState.FIRING]
+    causes = [alert for alert in firing if alert.alert_id not in settles]
+    kept = inhibitors([case.alert for case in cases], causes, policy.inhibitions)
+    return settles | {key: f"inhibited by {cause.kind} since step {cause.onset_step}" for key, cause in kept.items()}
+
+
+def _settling(cases: Sequence[Case], policy: Policy, scene: Scene) -> dict[str, str]:
+    """Those whose cause has only just ended; a run that goes no further has no steps to wait for."""
+    over = ended(case.alert for case in cases if _heard(case))
+    waiting = [] if scene.last_word else [c for c in cases if c.live and c.alert.state is AlertState.FIRING]
+    whys = {c.alert.alert_id: settling(c.alert, c.rule, c.run.last_step, over, policy.inhibitions) for c in waiting}
+    return {alert_id: why for alert_id, why in whys.items() if why}
 
 
 def _joining(told: Sequence[Notice], awaited: Sequence[Notice], policy: Policy) -> list[Notice]:

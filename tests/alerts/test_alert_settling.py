@@ -99,6 +99,16 @@ def test_a_cause_that_comes_back_keeps_its_symptom_back_again():
     assert [office.reach(109), office.reach(110)] == [[], ["hook firing warning grad_spike"]]
 
 
+def test_what_waits_itself_lets_nobody_wait():
+    """Else a new alert would be kept back by one that nobody was told of."""
+    office = Office(KEEPS, inhibitions=(CAUSE, Inhibition(("kl_drift",), ("reward_drop",), WARNING)))
+    office.reach(7, alert("nonfinite", severity=CRITICAL), alert("kl_drift"))
+    end_of_the_cause(office)
+
+    assert office.reach(63, alert("reward_drop", step=63)) == ["hook firing warning reward_drop"]
+    assert office.kept() == ["kl_drift: inhibited until step 80: nonfinite was over at step 60"]
+
+
 def test_repeats_of_a_symptom_that_was_told_before_wait_likewise_and_its_end_does_not():
     """It was told at step 7, its cause fired from 30 to 60, its repeat was due in between."""
     office = Office(replace(KEEPS, repeat_minutes=60.0), inhibitions=(CAUSE,))
