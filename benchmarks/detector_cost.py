@@ -4,8 +4,9 @@
     python benchmarks/detector_cost.py --steps 1000000       # the long one: memory every tenth of the way
 
 A run with every metric that any detector reads, and others up to 300, all noisy; now and then a NaN, a gap and a spike.
-In training this work is done on the writer thread, not on that of the trainer. Detectors alone, one by one, and the
-whole Monitor (merging, detectors, alerts). Thread CPU time, best of three stretches.
+In training this work is done on the writer thread, not on that of the trainer. Detectors alone, one by one, the
+forecast (its features, its model), and the whole Monitor (merging, detectors, forecast, alerts). Thread CPU time, best
+of three stretches.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import argparse
 import random
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlwatch.detectors.registry import default_detectors
+from rlwatch.forecast import Forecaster
+from rlwatch.forecast.features import FeatureStream
 from rlwatch.metrics import BY_NAME
 from rlwatch.monitor import Monitor
 from rlwatch.records import ClosedStep, StepRecord
@@ -47,17 +50,25 @@ def one_by_one(stretch: list[dict[str, float]]) -> list[tuple[float, str]]:
     """Microseconds a step of each detector, the dearest first."""
     found = []
     for detector in default_detectors():
-        best = min(timed(detector, stretch, start) for start in (0, STRETCH, 2 * STRETCH))
+        best = min(_took(detector.update, stretch, part) for part in (0, 1, 2))
         found.append((best, detector.name))
     return sorted(found, reverse=True)
 
 
-def timed(detector: object, stretch: list[dict[str, float]], start: int) -> float:
+def forecasting(stretch: list[dict[str, float]]) -> tuple[float, float]:
+    """Microseconds a step of the forecast's features, and of the model that reads them."""
+    stream, forecaster = FeatureStream(), Forecaster()
+    features = min(_took(lambda step: stream.update(step.step, step.metrics), stretch, at) for at in (0, 1, 2))
+    everything = min(_took(forecaster.update, stretch, at) for at in (0, 1, 2))
+    return features, everything - features
+
+
+def _took(call: Callable[[ClosedStep], object], stretch: list[dict[str, float]], part: int) -> float:
     """Thread CPU time of one stretch, microseconds a step."""
-    steps = [ClosedStep(start + i, row) for i, row in enumerate(stretch)]
+    steps = [ClosedStep(part * STRETCH + i, row) for i, row in enumerate(stretch)]
     begun = time.thread_time()
     for step in steps:
-        detector.update(step)  # type: ignore[attr-defined]
+        call(step)
     return (time.thread_time() - begun) / len(steps) * 1e6
 
 
@@ -85,6 +96,8 @@ def main() -> None:
     print(f"{len(each)} detectors, {METRICS} metrics a step: {sum(cost for cost, _ in each):.0f} us a step")
     for cost, name in each:
         print(f"  {cost:8.1f} us  {name}")
+    features, model = forecasting(stretch)
+    print(f"forecast: {features:.0f} us a step for its features, {model:.0f} us for its model")
     whole(args.steps)
 
 

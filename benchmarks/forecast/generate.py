@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlwatch.errors import RLWatchError
 
 BACKENDS = ("loky", "ray", "dask")
+RAY_RUNS = 64
+"""Runs handed to Ray at once: the last of them are waited for before the next begin."""
 
 
 def make(plan: Plan, folder: Path) -> float:
@@ -59,10 +62,19 @@ def generate(
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with joblib.parallel_config(_cluster(backend), n_jobs=jobs), Progress(*columns) as progress:
         bar = progress.add_task("", total=runs, completed=runs - len(todo))
-        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=1)
-        for _ in parallel(joblib.delayed(make)(plan, folder) for plan in todo):
+        for _ in _made(todo, folder, backend):
             progress.advance(bar)
     return len(todo)
+
+
+def _made(todo: list[Plan], folder: Path, backend: str) -> Iterator[float]:
+    """Each run once it is made; Ray's backend of joblib gives lists only, so there some at a time."""
+    if backend != "ray":
+        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=1)
+        yield from parallel(joblib.delayed(make)(plan, folder) for plan in todo)
+        return
+    for start in range(0, len(todo), RAY_RUNS):
+        yield from joblib.Parallel()(joblib.delayed(make)(plan, folder) for plan in todo[start : start + RAY_RUNS])
 
 
 def _cluster(backend: str) -> str:

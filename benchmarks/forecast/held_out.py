@@ -6,7 +6,7 @@ Trees, calibration and thresholds of a fold come from the other folds; nothing o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,12 @@ from rlwatch.forecast.evaluation import Labels, Outcome, RunTable, folds_of
 from rlwatch.forecast.evaluation.files import write
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.model import signal_of
-from rlwatch.forecast.training import thresholds
+from rlwatch.forecast.training import blend, logistic, thresholds
 from rlwatch.forecast.training.calibration import line
 from rlwatch.forecast.training.examples import Examples, Floats
-from rlwatch.forecast.training.grow import Growth, intervals
+from rlwatch.forecast.training.grow import RISING, Growth, grow, intervals
 from rlwatch.forecast.training.profiles import EVERYTHING, PROFILES
-from rlwatch.forecast.training.train import Prepared, chances, out_of_fold
+from rlwatch.forecast.training.train import Learn, Prepared, chances, out_of_fold
 
 Ints = npt.NDArray[np.int64]
 BUDGET = 1.0
@@ -50,14 +50,12 @@ def tools_of(
     parts: Prepared,
     split: str,
     how: Growth,
+    jobs: int = 1,
     tell: Callable[[str], None] = print,
 ) -> list[Tool]:
     """The forecaster, each of its layers, and the forecaster on poorer logs."""
-    fold = folds_of(table, split)
-    fine, held = (
-        parts.fine,
-        out_of_fold(parts.scored, parts.coarse, fold, how, tell=lambda what: tell(f"{split}: {what}")),
-    )
+    fold, fine = folds_of(table, split), parts.fine
+    held = out_of_fold(parts.scored, parts.coarse, fold, how, jobs=jobs, tell=lambda what: tell(f"{split}: {what}"))
     held = {name: logits[: len(fine)] for name, logits in held.items()}
     clean = np.array([label.outcome is Outcome.CLEAN for label in labels.of(table)])
     static = thresholds.smoothed(fine.static, fine.run)
@@ -73,26 +71,32 @@ def tools_of(
 
 
 def ablations(
-    table: RunTable, parts: Prepared, split: str, how: Growth, tell: Callable[[str], None] = print
+    table: RunTable, parts: Prepared, split: str, how: Growth, jobs: int = 1, tell: Callable[[str], None] = print
 ) -> list[Tool]:
-    """The model alone, trained without some signals."""
+    """The model alone in other forms: one of its halves, trees that may only rise, fewer signals."""
     fold = folds_of(table, split)
     found = []
-    for name, columns in _left_out().items():
+    for name, (columns, form, learn) in _forms(how).items():
         tell(f"{split}: {name}")
         fine = parts.fine
         poorer = (_without(parts.scored, columns), _without(parts.coarse, columns))
-        held = out_of_fold(*poorer, fold, how, profiles=["taps"])["taps"][: len(fine)]
+        held = out_of_fold(*poorer, fold, form, profiles=["taps"], learn=learn, jobs=jobs)["taps"][: len(fine)]
         p = _calibrated(fine, fold, held, held)
         found.append(Tool(f"model, {name}", thresholds.smoothed(p[:, 1], fine.run), p))
     return found
 
 
-def _left_out() -> dict[str, npt.NDArray[np.bool_]]:
+def _forms(how: Growth) -> dict[str, tuple[npt.NDArray[np.bool_], Growth, Learn]]:
+    """Name -> columns that are left out, how trees are grown, what learns."""
     signals = np.array([signal_of(feature) for feature in FEATURES])
+    everything = np.zeros(len(FEATURES), dtype=bool)
+    engine = np.isin(signals, sorted(EVERYTHING - PROFILES["taps without engine"]))
     return {
-        "no tails of our taps": np.isin(signals, sorted(TAILS)),
-        "no engine": np.isin(signals, sorted(EVERYTHING - PROFILES["taps without engine"])),
+        "trees alone": (everything, how, grow),
+        "line alone": (everything, how, logistic.fit),
+        "monotone trees": (everything, replace(how, rising=RISING), blend.learn),
+        "no tails of our taps": (np.isin(signals, sorted(TAILS)), how, blend.learn),
+        "no engine": (engine, how, blend.learn),
     }
 
 
@@ -123,10 +127,7 @@ def _risk(fine: Examples, fold: Ints, clean: npt.NDArray[np.bool_], model: Float
         mine = fold[fine.run] == number
         rows = np.flatnonzero(harmless & ~mine)
         part = fine.only(rows)
-        limits = [
-            thresholds.threshold(part, scores[rows], BUDGET * share)
-            for scores, share in ((model, 1.0 - thresholds.STATIC_SHARE), (static, thresholds.STATIC_SHARE))
-        ]
+        (limits,) = thresholds.jointly(part, model[rows], static[rows], [BUDGET])
         found[mine] = np.maximum(model[mine] / limits[0], static[mine] / limits[1])
     return found
 

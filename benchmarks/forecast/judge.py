@@ -95,9 +95,9 @@ def main() -> None:
     others = [read_scores(Path(path), table, name) for name, _, path in (each.partition("=") for each in args.scores)]
     made = {}
     for split in ("run", "recipe"):
-        tools = tools_of(table, labels, corpus.parts, split, how)
+        tools = tools_of(table, labels, corpus.parts, split, how, args.jobs)
         if not args.no_ablations and split == "recipe":
-            tools += ablations(table, corpus.parts, split, how)
+            tools += ablations(table, corpus.parts, split, how, args.jobs)
         write_tools(args.out / "scores", split, table, corpus.parts.fine, tools)
         all_tools = [*map(corpus.aligned, tools), *others, *simple]
         made[split] = told(evaluate(table, labels, all_tools, split=split).to_dict(), args.out, split)

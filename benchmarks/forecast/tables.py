@@ -24,8 +24,8 @@ from rlwatch.errors import RLWatchError
 KEY = b"rlwatch.run"
 TEXTS = ("run", "recipe", "family")
 PACKAGES = ("rlwatch-monitor", "torch", "numpy", "trl", "transformers")
-BITS = 16
-"""Of a mantissa in a packed set: a relative error below 8e-6, and half the size of full numbers."""
+BITS = 12
+"""Of a mantissa in a packed set: a relative error of at most 1.3e-4, and less than half the size of full numbers."""
 RUNS_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("run", "recipe", "family", "source")]
     + [("seed", pa.int64()), ("config", pa.string()), ("pair", pa.string())]
@@ -105,7 +105,7 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def pack(out: Path, *folders: Path) -> tuple[Path, Path]:
-    """All runs of ``folders`` in ``out`` (rows, to five significant digits) and beside it ``-runs`` (records)."""
+    """All runs of ``folders`` in ``out`` (rows, to about four significant digits) and beside it ``-runs`` (records)."""
     paths = [path for folder in folders for path in sorted(folder.glob("*.parquet"))]
     if not paths:
         where = ", ".join(map(str, folders))

@@ -1,8 +1,9 @@
 """The model as a file: JSON that is checked through and through, so that no file can make a wrong number or a loop.
 
-Format ``rlwatch-hazard/1``: ``features``; ``hazards``, a list of three heads; ``limits``, a head a type of onset;
-``gains``; ``profiles``; ``meta``. A head has ``base``, ``slope``, ``offset`` and ``trees``; a tree the columns
-``feature`` (-1: a leaf), ``threshold``, ``missing_left``, ``left``, ``right``, ``value``.
+Format ``rlwatch-hazard/2``: ``features``; ``hazards``, a list of three heads; ``limits``, a head a type of onset;
+``gains``; ``profiles``; ``meta``. A head has ``base``, ``slope``, ``offset``, ``trees`` and ``line``; a tree the
+columns ``feature`` (-1: a leaf), ``threshold``, ``missing_left``, ``left``, ``right``, ``value``; a line the columns
+``feature``, ``spread``, ``weight``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.forecast import LIMITS
 from rlwatch.forecast.model import Model, Profile
 from rlwatch.forecast.signals import BY_SIGNAL
-from rlwatch.forecast.trees import LEAF, Head, Tree
+from rlwatch.forecast.trees import LEAF, Head, Line, Tree
 from rlwatch.records import JSON
 
-FORMAT = "rlwatch-hazard/1"
+FORMAT = "rlwatch-hazard/2"
 _COLUMNS = ("feature", "threshold", "missing_left", "left", "right", "value")
+_TERMS = ("feature", "spread", "weight")
+LEAST_SPREAD = 1e-12
 _WHOLE = ("feature", "missing_left", "left", "right")
 HAZARDS = 3
 MOST_NODES = 10_000
@@ -134,7 +137,23 @@ def _head(raw: JSON, features: int, where: str) -> Head:
     head = _mapping(raw, where)
     trees = _list(head.get("trees"), f"{where}.trees")
     base, slope, offset = (_number(head.get(key), f"{where}.{key}") for key in ("base", "slope", "offset"))
-    return Head(base, tuple(_tree(t, features, f"{where}.trees[{i}]") for i, t in enumerate(trees)), slope, offset)
+    grown = tuple(_tree(t, features, f"{where}.trees[{i}]") for i, t in enumerate(trees))
+    return Head(base, grown, slope, offset, _line(head.get("line"), features, f"{where}.line"))
+
+
+def _line(raw: JSON, features: int, where: str) -> Line:
+    table = _mapping(raw, where)
+    columns = {name: _list(table.get(name), f"{where}.{name}") for name in _TERMS}
+    if len({len(column) for column in columns.values()}) != 1:
+        raise _WrongError(f"the columns of {where} have {sorted({len(c) for c in columns.values()})} entries")
+    for feature in columns["feature"]:
+        if not 0 <= _number(feature, f"{where}.feature", whole=True) < features:
+            raise _WrongError(f"{where} asks for feature {feature}, and there are {features}")
+    for spread in columns["spread"]:
+        _number(spread, f"{where}.spread", low=LEAST_SPREAD)
+    for weight in columns["weight"]:
+        _number(weight, f"{where}.weight")
+    return Line(**{name: tuple(column) for name, column in columns.items()})
 
 
 def _tree(raw: JSON, features: int, where: str) -> Tree:
@@ -229,4 +248,5 @@ def _plain(model: Model) -> dict[str, JSON]:
 
 def _plain_head(head: Head) -> dict[str, JSON]:
     trees = [{name: list(getattr(tree, name)) for name in _COLUMNS} for tree in head.trees]
-    return {"base": head.base, "slope": head.slope, "offset": head.offset, "trees": trees}
+    line = {name: list(getattr(head.line, name)) for name in _TERMS}
+    return {"base": head.base, "slope": head.slope, "offset": head.offset, "trees": trees, "line": line}

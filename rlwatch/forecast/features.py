@@ -20,7 +20,6 @@ FEATURES: tuple[str, ...] = (
     BROKEN,
 )
 """Names, in the order of the vector: ``signal:shape``, ``limit:type:signal:share|steps``, ``broken``."""
-_FALLEN, _SLOPE = SHAPES.index("fallen"), SHAPES.index("slope25")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,13 @@ class FeatureStream:
         if self._noise is None or self._restless is None:
             self._noise, self._restless = _spreads(history)
             self._goals = goals(history)
-        found, now = shapes(history, self._extremes, self._noise, self._restless)
-        found[:, np.isnan(history.baseline)] = np.nan
-        at = Standing(history.start, now, found[_FALLEN], found[_SLOPE], np.fmax(self._noise, jitter(history)))
-        reached = reaches(self._goals, at)
+        noise = np.fmax(self._noise, jitter(history))
+        found = shapes(history, self._extremes, noise, self._restless)
+        found.values[:, np.isnan(history.baseline)] = np.nan
+        reached = reaches(self._goals, Standing(history.start, found.now, found.fallen, found.slope, noise))
         pairs = [value for reach in reached for value in (reach.share, reach.steps)]
         broken = history.broken[history.steps > step - 25].mean()
-        values = np.concatenate((found.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))
+        values = np.concatenate((found.values.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))
         return Features(step, values, reached)
 
 

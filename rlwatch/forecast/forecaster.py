@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from rlwatch.errors import ConfigError
@@ -30,8 +30,11 @@ BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
 """Environment variable with another budget than :data:`BUDGET`."""
 THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
 """Environment variable with a threshold of one's own."""
-ENOUGH = 0.45
+ENOUGH = 0.2
 """Share of what the model learnt that a run must be able to tell to be given chances."""
+LEAN = 0.45
+"""Below this share a run is held to half the budget: on public logs of few averages a forecast is wrong more often than
+on the runs its thresholds come from."""
 LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
 """Signals that have a limit."""
 
@@ -113,6 +116,8 @@ class Forecaster:
                 self._absent = f"no forecast {short}"
                 return None
             self._limits_only = f"no chance is given {short}"
+        if known < LEAN:
+            self._budget = stricter(self._budget, self._model.profiles[0].thresholds)
         self._profile = self._model.profile(signals)
         return self._profile
 
@@ -168,6 +173,15 @@ class Forecaster:
             return self._of(close)
         limit = self._model.limit(x) or (close.limit.type if close is not None else "")
         return limit, chances.steps_to, reasons(self._model.why(x), self._names())
+
+
+def stricter(budget: str, known: Collection[str]) -> str:
+    """The largest of the ``known`` budgets that is at most half of ``budget``; that itself where there is none.
+
+    >>> stricter("1", ["0.25", "0.5", "1"]), stricter("0.25", ["0.25", "1"])
+    ('0.5', '0.25')
+    """
+    return max((each for each in known if float(each) <= float(budget) / 2), key=float, default=budget)
 
 
 @cache

@@ -1,5 +1,7 @@
 """What the last rows of each signal look like: level, extremes, slopes and spread, all against the baseline.
 
+All but the spread is in the noise of the run's own rows: a small batch moves everything, and none of it means much.
+
 Sums over the whole run so far (a CUSUM and its age) are left out: in runs whose faults begin at some step they are a
 clock, and a clock forecasts nothing.
 """
@@ -7,6 +9,7 @@ clock, and a clock forecasts nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,27 +36,44 @@ class Extremes:
         return now - self._high, now - self._low
 
 
-def shapes(history: History, extremes: Extremes, noise: Floats, restless: Floats) -> tuple[Floats, Floats]:
-    """All :data:`SHAPES` of all signals, (shapes, signals), and the change of each against the baseline, (signals,).
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """``values``: all :data:`SHAPES` of all signals, (shapes, signals); of each signal (signals,): ``now``, the change
+    against the baseline, ``fallen``, that against the best level so far, and ``slope``, over 25 steps, per 10 steps.
 
-    NaN where a signal has too few rows. ``noise``: spread of each signal's changes in the baseline; ``restless``: that
-    of their differences.
+    NaN where a signal has too few rows.
+    """
+
+    values: Floats
+    now: Floats
+    fallen: Floats
+    slope: Floats
+
+
+def shapes(history: History, extremes: Extremes, noise: Floats, restless: Floats) -> Shaped:
+    """The newest row of a run in its history.
+
+    ``noise``: spread of each signal's rows about their course (:func:`jitter`); ``restless``: spread of their
+    differences in the baseline.
     """
     changes = history.changes()
     now = median(changes[_last(history.steps, 5, 2)])
     ten = changes[_last(history.steps, 10, 2)]
     moves = spread(np.diff(changes[_last(history.steps, 25, 6)], axis=0))
+    slope = _slope(history.steps, changes, 25, 5)
+    fallen, risen = extremes.update(now)
     parts = [
-        np.fmin.reduce(ten),
-        np.fmax.reduce(ten),
+        np.fmin.reduce(ten) / noise,
+        np.fmax.reduce(ten) / noise,
         now / noise,
-        _slope(history.steps, changes, 25, 5),
-        _slope(history.steps, changes, 60, 6),
+        slope / noise,
+        _slope(history.steps, changes, 60, 6) / noise,
         (now - median(changes[_before(history.steps, 15, 45)])) / noise,
         np.log((moves + QUIET / 4) / (restless + QUIET / 4)),
-        *extremes.update(now),
+        fallen / noise,
+        risen / noise,
     ]
-    return np.asarray(np.clip(np.stack(parts), -FAR, FAR)), now
+    return Shaped(np.asarray(np.clip(np.stack(parts), -FAR, FAR)), now, fallen, slope)
 
 
 def jitter(history: History) -> Floats:

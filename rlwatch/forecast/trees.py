@@ -1,4 +1,4 @@
-"""Sums of decision trees, read without the library that grew them."""
+"""Sums of decision trees and of weighted features, read without the library that fitted them."""
 
 from __future__ import annotations
 
@@ -42,21 +42,57 @@ class Tree:
         feature = tuple(LEAF if asked == LEAF else place[asked] for asked in self.feature)
         return Tree(feature, self.threshold, self.missing_left, self.left, self.right, self.value)
 
+    def times(self, factor: float) -> Tree:
+        """The same tree with all its values multiplied."""
+        values = tuple(factor * value for value in self.value)
+        return Tree(self.feature, self.threshold, self.missing_left, self.left, self.right, values)
+
+
+FAR = 5.0
+"""Spreads at which a feature of a weighted sum is cut off: a line has no other way not to be carried away by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A weighted sum, in columns of equal length: ``weight`` times ``feature`` (an index) over its ``spread``.
+
+    A feature counts for at most :data:`FAR` spreads; one that was not measured has not moved, and adds nothing.
+    """
+
+    feature: Sequence[int] = ()
+    spread: Sequence[float] = ()
+    weight: Sequence[float] = ()
+
+    def terms(self, x: Sequence[float]) -> list[tuple[int, float]]:
+        """Of each feature that was measured, what it adds."""
+        found = []
+        for feature, spread, weight in zip(self.feature, self.spread, self.weight, strict=True):
+            value = x[feature]
+            if value and not math.isnan(value):
+                found.append((feature, weight * max(-FAR, min(FAR, value / spread))))
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Log-odds of one question: ``base`` plus the trees, then ``slope`` times that plus ``offset`` (calibration)."""
+    """Log-odds of one question: ``base``, the trees and the line added up, ``slope`` times that plus ``offset``.
+
+    Slope and offset are the calibration.
+    """
 
     base: float
     trees: tuple[Tree, ...]
     slope: float = 1.0
     offset: float = 0.0
+    line: Line = Line()
 
     def logit(self, x: Sequence[float]) -> float:
         """Calibrated log-odds."""
         total = self.base
         for tree in self.trees:
             total += tree.value[tree.walk(x)[-1]]
+        for _, added in self.line.terms(x):
+            total += added
         return self.slope * total + self.offset
 
     def shares(self, x: Sequence[float]) -> dict[int, float]:
@@ -64,7 +100,7 @@ class Head:
 
         Exact: the values sum to the logit less that of a walk that asks nothing (Saabas, 2014).
         """
-        added: dict[int, float] = {}
+        added = {feature: self.slope * term for feature, term in self.line.terms(x)}
         for tree in self.trees:
             path = tree.walk(x)
             for node, after in pairwise(path):

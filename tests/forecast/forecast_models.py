@@ -1,14 +1,14 @@
 """A small model written by hand, for tests of what reads one."""
 
 from rlwatch.forecast.model import Model, Profile
-from rlwatch.forecast.trees import LEAF, Head, Tree
+from rlwatch.forecast.trees import LEAF, Head, Line, Tree
 
 FEATURES = ("entropy:fallen", "mismatch:slope25")
-STUMP = Tree((0, LEAF, LEAF), (-0.5, 0.0, 0.0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (0.2, 3.0, -1.0))
-"""Entropy that fell below exp(-0.5) of its start speaks for a failure."""
+STUMP = Tree((0, LEAF, LEAF), (-8.0, 0.0, 0.0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (0.2, 3.0, -1.0))
+"""Entropy that fell by eight spreads speaks for a failure."""
 DEEP = Tree(
     (1, 0, LEAF, LEAF, LEAF),
-    (0.1, 0.0, 0.0, 0.0, 0.0),
+    (2.0, 0.0, 0.0, 0.0, 0.0),
     (1, 0, 0, 0, 0),
     (1, 2, 0, 0, 0),
     (4, 3, 0, 0, 0),
@@ -17,8 +17,12 @@ DEEP = Tree(
 """A growing mismatch speaks for one; else entropy decides."""
 
 
+LINE = Line((1, 0), (2.0, 4.0), (0.3, -0.2))
+"""A growing mismatch and a falling entropy speak for one, all the way."""
+
+
 def small_model(**changes):
-    head = Head(-2.0, (STUMP, DEEP), 0.9, 0.1)
+    head = Head(-2.0, (STUMP, DEEP), 0.9, 0.1, LINE)
     ends = frozenset({"entropy", "mismatch"})
     parts = {
         "features": FEATURES,

@@ -155,7 +155,37 @@ def lists_for_objects(raw):
     raw["hazards"][0]["trees"] = {"0": {}}
 
 
+def no_line(raw):
+    del raw["hazards"][0]["line"]
+
+
+def a_line_over_no_spread(raw):
+    raw["hazards"][0]["line"]["spread"][0] = 0.0
+
+
+def a_line_of_no_such_feature(raw):
+    raw["hazards"][0]["line"]["feature"][1] = 2
+
+
+def a_line_from_the_end(raw):
+    raw["hazards"][0]["line"]["feature"][1] = -1
+
+
+def a_short_line(raw):
+    raw["hazards"][0]["line"]["weight"].pop()
+
+
+def an_infinite_weight(raw):
+    raw["hazards"][0]["line"]["weight"][0] = float("inf")
+
+
 WRONGS = [
+    no_line,
+    a_line_over_no_spread,
+    a_line_of_no_such_feature,
+    a_line_from_the_end,
+    a_short_line,
+    an_infinite_weight,
     cycle,
     itself,
     shared_child,
@@ -192,16 +222,16 @@ def test_contents_that_could_make_a_wrong_number_or_a_loop_are_refused(saved, wr
     wrong(raw)
     saved.write_text(json.dumps(raw))
     saved.with_suffix(".sha256").unlink()
-    with pytest.raises(ConfigError, match=r"is not a valid rlwatch-hazard/1 file: .*; restore it or train it anew"):
+    with pytest.raises(ConfigError, match=r"is not a valid rlwatch-hazard/2 file: .*; restore it or train it anew"):
         artefact.load(saved)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "rlwatch-hazard/1"}', b"[" * 100_000]
+    "data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "rlwatch-hazard/2"}', b"[" * 100_000]
 )
 def test_what_is_no_model_at_all_is_refused(data):
     """Empty, cut off, of another shape, not text, too deep."""
-    with pytest.raises(ConfigError, match="is not a valid rlwatch-hazard/1 file"):
+    with pytest.raises(ConfigError, match="is not a valid rlwatch-hazard/2 file"):
         artefact.parse(data)
 
 

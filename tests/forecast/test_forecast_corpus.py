@@ -39,6 +39,19 @@ def test_what_is_there_is_not_made_again(tmp_path, made):
     assert all(path.stat().st_mtime_ns == when for path, when in list(kept.items())[1:])
 
 
+def test_ray_is_handed_some_runs_at_a_time(tmp_path, made, monkeypatch):
+    """Its joblib backend gives back lists only, so nothing may be asked of it as a stream."""
+    asked = []
+    parallel = generate.joblib.Parallel
+    monkeypatch.setattr(generate, "_cluster", lambda _: "threading")
+    monkeypatch.setattr(generate, "RAY_RUNS", 2)
+    monkeypatch.setattr(generate.joblib, "Parallel", lambda **options: asked.append(options) or parallel(**options))
+
+    assert generate.generate(tmp_path, 5, 1, 1, backend="ray") == 5
+    assert asked == [{}] * 3
+    assert len(list(tmp_path.glob("*.parquet"))) == 5
+
+
 def test_a_run_that_is_killed_while_it_is_written_leaves_nothing(tmp_path, made, monkeypatch):
     """No half file, and it is made the next time."""
     whole = pq.write_table
@@ -81,11 +94,11 @@ def test_packing_keeps_missing_and_nan_apart_and_rounds_the_rest(tmp_path):
 
     entropy, ratio = rows["policy/entropy"].to_pylist(), rows["ratio/max"].to_pylist()
     assert "adv/max" not in rows.column_names, "never measured"
-    assert 0 < abs(entropy[0] - 1.23456789) < 8e-6 * 1.24
+    assert 0 < abs(entropy[0] - 1.23456789) < 1.3e-4 * 1.24
     assert entropy[1] is entropy[3] is None
     assert math.isnan(entropy[2])
     assert ratio[:2] == [math.inf, 0.0]
-    assert ratio[2] == pytest.approx(-1e-30, rel=8e-6)
+    assert ratio[2] == pytest.approx(-1e-30, rel=1.3e-4)
     assert [(r["run"], r["pair"], r["fault_step"]) for r in records.to_pylist()] == [("a", "", 70), ("b", "a", None)]
 
 

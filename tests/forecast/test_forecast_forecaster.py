@@ -86,6 +86,14 @@ def test_a_log_with_too_little_for_a_chance_is_watched_by_its_limits():
     assert not alarm.absent
 
 
+def test_a_run_that_logs_little_is_held_to_half_the_budget():
+    """Of what this model goes by, mismatch is a fifth: enough for a chance, which has to be higher to be an alarm."""
+    rows = {step: {"mismatch/k3": row["mismatch/k3"], "len/mean": 40.0} for step, row in steady(90).items()}
+    usual, strict = told(rows)[90], told(rows, budget="0.5")[90]
+    assert usual.p50 == strict.p50
+    assert usual.risk == strict.risk == pytest.approx(usual.p50 / 0.9, rel=0.2)
+
+
 def test_rewards_that_begin_to_scatter_are_not_on_their_way_to_a_limit():
     """A small batch: all rewards are alike at the start, then each batch has another mean, around the same one."""
     noise = random.Random(0)

@@ -146,6 +146,20 @@ def test_a_threshold_keeps_its_budget_and_a_lower_one_would_not_be_needed_less(s
     assert thresholds.episodes(part, scores >= found) <= budget * 6
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_both_layers_together_keep_the_budget_and_make_the_most_of_it(alike):
+    """Where they alarm at the same rows, each gets more than its share; the union never goes beyond the budget."""
+    draw = np.random.default_rng(1)
+    part = _made(np.tile(np.arange(3000), 10), run=np.repeat(np.arange(10), 3000))
+    model = draw.random(30_000)
+    static = model if alike else draw.random(30_000)
+    for budget, (first, second) in zip((0.5, 2.0), thresholds.jointly(part, model, static, (0.5, 2.0)), strict=True):
+        both = thresholds.episodes(part, (model >= first) | (static >= second))
+        assert both <= 30 * budget
+        alone = thresholds.threshold(part, model, budget * (1.0 - thresholds.STATIC_SHARE))
+        assert (first < alone) is alike
+
+
 def test_the_median_of_three_rows_is_that_of_the_forecaster():
     """Within a run only."""
     run = np.array([0, 0, 0, 0, 1, 1])

@@ -3,24 +3,24 @@
 import math
 
 import pytest
-from forecast_models import DEEP, FEATURES, STUMP, small_model
+from forecast_models import DEEP, FEATURES, LINE, STUMP, small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.forecast.model import reasons, signal_of
 from rlwatch.forecast.trees import Head, probability
 
-VALUES = st.one_of(st.just(math.nan), st.floats(-3, 3))
+VALUES = st.one_of(st.just(math.nan), st.floats(-20, 20))
 
 
 @pytest.mark.parametrize(
     ("entropy", "slope", "stump", "deep"),
     [
-        (-1.0, 0.0, 3.0, 0.1),
+        (-16.0, 0.0, 3.0, 0.1),
         (0.3, 0.0, -1.0, -0.5),
-        (-0.5, 0.2, 3.0, 1.5),
+        (-8.0, 4.0, 3.0, 1.5),
         (math.nan, math.nan, -1.0, -0.5),
-        (0.0, 0.1, -1.0, 0.1),
+        (0.0, 2.0, -1.0, 0.1),
     ],
 )
 def test_a_value_at_or_below_the_threshold_goes_left_and_nan_where_the_node_says(entropy, slope, stump, deep):
@@ -32,9 +32,17 @@ def test_a_value_at_or_below_the_threshold_goes_left_and_nan_where_the_node_says
 
 
 @given(VALUES, VALUES)
-def test_shares_sum_to_what_the_walk_added(entropy, slope):
+def test_a_line_weighs_and_adds_up_to_five_spreads(entropy, slope):
+    """What was not measured adds nothing."""
+    moved = [0.0 if math.isnan(v) else max(-5.0, min(5.0, v / by)) for v, by in ((entropy, 4.0), (slope, 2.0))]
+    head = Head(-2.0, (), 0.9, 0.1, LINE)
+    assert head.logit([entropy, slope]) == pytest.approx(0.9 * (-2.0 - 0.2 * moved[0] + 0.3 * moved[1]) + 0.1)
+
+
+@given(VALUES, VALUES)
+def test_shares_sum_to_what_the_walk_and_the_line_added(entropy, slope):
     """The logit is that of the roots plus all shares."""
-    head, x = Head(-2.0, (STUMP, DEEP), 0.9, 0.1), [entropy, slope]
+    head, x = Head(-2.0, (STUMP, DEEP), 0.9, 0.1, LINE), [entropy, slope]
     roots = 0.9 * (-2.0 + STUMP.value[0] + DEEP.value[0]) + 0.1
     assert head.logit(x) == pytest.approx(roots + sum(head.shares(x).values()))
 
@@ -81,8 +89,8 @@ def test_a_model_knows_what_a_run_can_tell_and_which_thresholds_fit():
     assert model.profile(frozenset({"entropy", "mismatch", "length"})).name == "both"
     assert model.profile(frozenset({"entropy"})).name == "entropy alone"
     assert model.profile(frozenset()).name == "entropy alone"
-    assert model.limit([-1.0, 0.0]) == "ent_low"
-    assert set(model.why([-1.0, 0.0])) == {"entropy", "mismatch"}
+    assert model.limit([-16.0, 0.0]) == "ent_low"
+    assert set(model.why([-16.0, 0.0])) == {"entropy", "mismatch"}
     assert [signal_of(f) for f in (*FEATURES, "limit:ent_low:entropy:share", "broken")] == [
         "entropy",
         "mismatch",

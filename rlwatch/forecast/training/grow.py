@@ -20,9 +20,38 @@ LEAST_EVENTS = 8
 """Runs with an onset of one type from which it gets a head of its own."""
 
 
+WORSE_WHEN_HIGH = frozenset(
+    {
+        *("mismatch", "mismatch_gap", "mismatch_tail", "mismatch_prob", "mismatch_weights", "mismatch_sequences"),
+        *(
+            "mismatch_cut",
+            "kl_ref",
+            "kl_ref_tail",
+            "kl_old",
+            "ratio_spread",
+            "ratio_max",
+            "cut_off",
+            "repetition",
+            "grad",
+        ),
+    }
+)
+"""Signals of which more has never been good."""
+RISING = frozenset(
+    feature
+    for feature in FEATURES
+    if (feature.startswith("limit:") and feature.endswith(":share"))
+    or (
+        feature.split(":")[0] in WORSE_WHEN_HIGH
+        and feature.split(":")[-1] in {"low", "high", "z", "slope25", "slope60"}
+    )
+)
+"""Features that a cautious model may only take as a sign of a failure: the way to a limit, and rises of those."""
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How trees are grown."""
+    """How trees are grown. ``rising``: features whose increase may only raise the chance (monotone constraints)."""
 
     trees: int = 120
     leaves: int = 10
@@ -31,6 +60,7 @@ class Growth:
     least: int = 40
     share: float = 0.2
     seed: int = 0
+    rising: frozenset[str] = frozenset()
 
     def classifier(self) -> Any:
         """An untrained classifier."""
@@ -45,6 +75,7 @@ class Growth:
             max_features=self.share,
             early_stopping=False,
             random_state=self.seed,
+            monotonic_cst=[int(feature in self.rising) for feature in FEATURES] if self.rising else None,
         )
 
 

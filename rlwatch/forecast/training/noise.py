@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from rlwatch.forecast.signals import SIGNALS, SPREAD_METRICS, Scale, Signal
 
@@ -19,6 +20,8 @@ SCATTER = 1.2
 """Log standard deviation of one response's KL, gradient norm and the like."""
 TAIL = 4.0
 """Degrees of freedom: some rows are far off."""
+SWAY, APART = 0.5, 60
+"""How much the noise itself comes and goes (log standard deviation), and in how many rows."""
 FULL = 48
 """Responses in a step of the runs that the noise is added to."""
 _BY_METRIC: dict[str, Signal] = {name: signal for signal in SIGNALS for name in signal.metrics}
@@ -26,15 +29,24 @@ Row = tuple[int, Mapping[str, float]]
 
 
 def noisy(rows: Iterable[Row], seed: int) -> list[Row]:
-    """Rows with the noise of a batch of 4 to 32 responses, as large in every row; NaN and infinities stay.
+    """Rows with the noise of a batch of 4 to 32 responses; NaN and infinities stay.
 
     Means scatter as those of so few responses do, beyond what they scatter already; lengths and entropies, which
-    responses share, by a quarter of that.
+    responses share, by a quarter of that. How much they do comes and goes: a task that is learnt, or prompts that get
+    harder, spread the responses of a group in another way than those of the first steps.
     """
     draw = np.random.default_rng(seed)
     count = int(np.exp(draw.uniform(math.log(LEAST), math.log(MOST))))
     size = math.sqrt(max(1.0 / count - 1.0 / FULL, 0.0))
-    return [(step, _Batch(metrics, size, draw).noisy(metrics)) for step, metrics in rows]
+    rows = list(rows)
+    sizes = size * np.exp(SWAY * _course(len(rows), draw))
+    return [(step, _Batch(metrics, by, draw).noisy(metrics)) for (step, metrics), by in zip(rows, sizes, strict=True)]
+
+
+def _course(rows: int, draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    """A smooth random course of spread 1, (rows,): normal draws every :data:`APART` rows, joined by straight lines."""
+    knots = draw.standard_normal(rows // APART + 2)
+    return np.interp(np.arange(rows) / APART, np.arange(len(knots)), knots)
 
 
 class _Batch:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +17,8 @@ QUIET_STEPS = 25
 """Alarms closer than this are one episode."""
 NEAR = 100
 """Steps before an onset in which an alarm is no false one."""
+RAISED = tuple(1.0 + 0.1 * i for i in range(11))
+"""How far the shares of both layers are raised."""
 STATIC_SHARE = 0.4
 """Part of the budget that the way to the nearest limit gets; the model gets the rest."""
 
@@ -59,14 +64,47 @@ def threshold(part: Examples, scores: Floats, budget: float) -> float:
     ``part``: rows in which any alarm is false; ``scores``: smoothed. Candidates are the scores themselves, so the
     number of episodes is exact; raising a threshold can split an episode, so the search goes down from the top.
     """
-    allowed = budget * steps_watched(part) / 1000.0
+    return _at(_descent(part, scores, budget), budget * steps_watched(part) / 1000.0)
+
+
+def jointly(
+    part: Examples, model: Floats, static: Floats, budgets: Sequence[float] = BUDGETS
+) -> list[tuple[float, float]]:
+    """Of each budget, thresholds of both layers that keep it together and make the most of it.
+
+    Each layer has its share; but many false alarms are those of both, so the shares are raised alike until the budget
+    is used up. ``part``, ``model``, ``static``: as :func:`threshold` takes them.
+    """
+    thousands, most = steps_watched(part) / 1000.0, RAISED[-1] * max(budgets)
+    ways = [(_descent(part, model, most), 1.0 - STATIC_SHARE), (_descent(part, static, most), STATIC_SHARE)]
+    found = []
+    for budget in budgets:
+        pairs = [tuple(_at(way, more * budget * share * thousands) for way, share in ways) for more in RAISED]
+        kept = 0
+        for i, (first, second) in enumerate(pairs[1:], start=1):
+            if episodes(part, (model >= first) | (static >= second)) > budget * thousands:
+                break
+            kept = i
+        found.append((pairs[kept][0], pairs[kept][1]))
+    return found
+
+
+def _descent(part: Examples, scores: Floats, most: float) -> list[tuple[float, int]]:
+    """Candidates from the top down with their episodes, up to the first that has more than ``most`` in 1000 steps."""
+    allowed = most * steps_watched(part) / 1000.0
     candidates = np.unique(np.quantile(scores, np.linspace(0.5, 1.0, 2001)))[::-1]
-    best = float(candidates[0]) * 1.001 + 1e-9
+    found = [(float(candidates[0]) * 1.001 + 1e-9, 0)]
     for candidate in candidates:
-        if episodes(part, scores >= candidate) > allowed:
+        found.append((float(candidate), episodes(part, scores >= candidate)))
+        if found[-1][1] > allowed:
             break
-        best = float(candidate)
-    return best
+    return found
+
+
+def _at(way: Sequence[tuple[float, int]], allowed: float) -> float:
+    """The last candidate before the first with too many episodes."""
+    within = list(takewhile(lambda step: step[1] <= allowed, way))
+    return within[-1][0]
 
 
 def _runs(run: npt.NDArray[np.int64]) -> list[slice]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,11 @@ from rlwatch.forecast.evaluation.run_table import RunTable
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.forecast import HORIZONS
 from rlwatch.forecast.model import Model, Profile, signal_of
-from rlwatch.forecast.training import thresholds
+from rlwatch.forecast.training import blend, thresholds
+from rlwatch.forecast.training.blend import Blend
 from rlwatch.forecast.training.calibration import line
 from rlwatch.forecast.training.examples import Examples, Floats, examples, joined
-from rlwatch.forecast.training.grow import Grown, Growth, gains, grow, head_of, intervals
+from rlwatch.forecast.training.grow import Growth, gains, head_of, intervals
 from rlwatch.forecast.training.profiles import EVERYTHING, PROFILES
 from rlwatch.forecast.trees import LEAF, Head
 from rlwatch.records import JSON
@@ -29,10 +31,28 @@ LEAST_RUNS = 40
 LEAST_FAILURES = 10
 FOLDS = 5
 NOISE_SEED = 1000
+NEAR_ROWS, FAR_ROWS = 3, 12
+"""One row in so many is learnt from, near an onset and far from one: its neighbours say the same."""
 DROPOUTS, DROPPED = 8, 0.35
 """Random sets of signals that copies of runs lack, and the chance of each signal to be in one."""
 Tell = Callable[[str], None]
 """Told what is being done, for a progress display."""
+
+
+class Learnt(Protocol):
+    """What was fitted to examples."""
+
+    def logits(self, x: npt.NDArray[np.float32]) -> Floats:
+        """Uncalibrated log-odds of each interval between the horizons, (n, 3)."""
+        ...
+
+
+class Learn(Protocol):
+    """What fits: :func:`blend.learn`, or one of its halves."""
+
+    def __call__(self, part: Examples, how: Growth, /) -> Learnt:
+        """Fit to examples."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -96,14 +116,14 @@ def train(
     _enough(known)
     parts = prepare(table, labels, jobs=jobs, tell=tell)
     scored = parts.scored
-    held = out_of_fold(scored, parts.coarse, folds_of(table, Split.RUN, folds), how, tell=tell)
+    held = out_of_fold(scored, parts.coarse, folds_of(table, Split.RUN, folds), how, jobs=jobs, tell=tell)
     lines = [line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(scored))]
     clean = np.array([label.outcome is Outcome.CLEAN for label in known])
     profiles = tuple(_profile(name, scored, held[name], lines, clean) for name in PROFILES)
     tell("the model itself")
-    grown = grow(mixed(scored, parts.coarse, how.seed), how, kinds=True)
+    learnt = blend.learn(mixed(scored, parts.coarse, how.seed), how, kinds=True)
     p50 = chances(held["taps"], lines)[: len(parts.fine), 1]
-    return Trained(_model(grown, lines, profiles, meta or {}), parts.fine, p50)
+    return Trained(_model(learnt, lines, profiles, meta or {}), parts.fine, p50)
 
 
 def out_of_fold(
@@ -113,21 +133,40 @@ def out_of_fold(
     how: Growth,
     *,
     profiles: Sequence[str] = tuple(PROFILES),
+    learn: Learn = blend.learn,
+    jobs: int = 1,
     tell: Tell | None = None,
 ) -> dict[str, Floats]:
     """Log-odds of all rows of ``fine``, each by a model that saw no run of its fold, by profile.
 
-    ``fold``: of each run of the table; runs of one fold are held out together.
+    ``fold``: of each run of the table; runs of one fold are held out together. ``learn``: what is fitted;
+    ``jobs``: processes.
     """
+    from joblib import Parallel, delayed
+
     held = {name: np.full((len(fine), len(HORIZONS)), math.nan) for name in profiles}
-    for number in np.unique(fold):
-        (tell or _silent)(f"fold {number + 1} of {len(np.unique(fold))}")
-        grown = grow(mixed(fine.only(fold[fine.run] != number), coarse.only(fold[coarse.run] != number), how.seed), how)
-        rows = np.flatnonzero(fold[fine.run] == number)
+    numbers = np.unique(fold)
+    rows = [np.flatnonzero(fold[fine.run] == number) for number in numbers]
+    others = (_but(fine, coarse, fold, number, how.seed) for number in numbers)
+    work = (
+        delayed(_learnt)(part, fine.only(mine), how, profiles, learn) for part, mine in zip(others, rows, strict=True)
+    )
+    for mine, found in zip(rows, Parallel(n_jobs=jobs, return_as="generator")(work), strict=True):
+        (tell or _silent)(f"one of {len(numbers)} folds is done")
         for name in profiles:
-            part = fine.only(rows).without(EVERYTHING - PROFILES[name])
-            held[name][rows] = grown.logits(part.x)
+            held[name][mine] = found[name]
     return held
+
+
+def _but(fine: Examples, coarse: Examples, fold: npt.NDArray[np.int64], number: int, seed: int) -> Examples:
+    """What is learnt from when one fold is held out."""
+    return mixed(fine.only(fold[fine.run] != number), coarse.only(fold[coarse.run] != number), seed)
+
+
+def _learnt(others: Examples, mine: Examples, how: Growth, profiles: Sequence[str], learn: Learn) -> dict[str, Floats]:
+    """Log-odds of the rows ``mine`` by what ``others`` teach, by profile."""
+    learnt = learn(others, how)
+    return {name: learnt.logits(mine.without(EVERYTHING - PROFILES[name]).x) for name in profiles}
 
 
 def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
@@ -137,7 +176,9 @@ def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
     signal is missing in a whole run far more often than because something broke, so that must teach nothing.
     """
     draw = np.random.default_rng(seed)
-    thin = fine.only((fine.ahead <= HORIZONS[-1]) & (fine.step % 2 == 0) | (fine.step % 6 == 0)).at_risk()
+    thin = fine.only(
+        (fine.ahead <= HORIZONS[-1]) & (fine.step % NEAR_ROWS == 0) | (fine.step % FAR_ROWS == 0)
+    ).at_risk()
     known = [EVERYTHING - kept for kept in list(PROFILES.values())[1:]]
     signals = sorted(EVERYTHING)
     lost = [*known, *(frozenset(s for s in signals if draw.random() < DROPPED) for _ in range(DROPOUTS))]
@@ -163,29 +204,23 @@ def _profile(
     part = fine.only(rows)
     p50 = thresholds.smoothed(chances(logits, lines)[:, 1], fine.run)[rows]
     static = thresholds.smoothed(fine.static, fine.run)[rows]
-    mine, theirs = 1.0 - thresholds.STATIC_SHARE, thresholds.STATIC_SHARE
+    budgets = [f"{budget:g}" for budget in thresholds.BUDGETS]
+    both = dict(zip(budgets, thresholds.jointly(part, p50, static), strict=True))
     return Profile(
         name=name,
         signals=PROFILES[name],
-        thresholds={f"{b:g}": max(thresholds.threshold(part, p50, mine * b), 1e-6) for b in thresholds.BUDGETS},
-        static={f"{b:g}": max(thresholds.threshold(part, static, theirs * b), 1e-6) for b in thresholds.BUDGETS},
+        thresholds={budget: max(model, 1e-6) for budget, (model, _) in both.items()},
+        static={budget: max(limit, 1e-6) for budget, (_, limit) in both.items()},
     )
 
 
 def _model(
-    grown: Grown, lines: Sequence[tuple[float, float]], profiles: tuple[Profile, ...], meta: dict[str, JSON]
+    learnt: Blend, lines: Sequence[tuple[float, float]], profiles: tuple[Profile, ...], meta: dict[str, JSON]
 ) -> Model:
-    first, second, third = (head_of(head, *ab) for head, ab in zip(grown.hazards, lines, strict=True))
+    grown = learnt.grown
+    first, second, third = (learnt.head(i, *ab) for i, ab in enumerate(lines))
     kinds = {kind: head_of(head) for kind, head in grown.kinds.items()}
-    used = sorted(
-        {
-            f
-            for head in (first, second, third, *kinds.values())
-            for tree in head.trees
-            for f in tree.feature
-            if f != LEAF
-        }
-    )
+    used = sorted({f for head in (first, second, third, *kinds.values()) for f in _asked(head)})
     place = {feature: i for i, feature in enumerate(used)}
     gained: dict[str, float] = {}
     for feature, gain in gains(grown).items():
@@ -200,9 +235,15 @@ def _model(
     )
 
 
+def _asked(head: Head) -> set[int]:
+    """Features that a head reads."""
+    return {f for tree in head.trees for f in tree.feature if f != LEAF} | set(head.line.feature)
+
+
 def _renumbered(head: Head, place: dict[int, int]) -> Head:
     trees = tuple(tree.asking(place) for tree in head.trees)
-    return Head(head.base, trees, head.slope, head.offset)
+    line = replace(head.line, feature=tuple(place[f] for f in head.line.feature))
+    return replace(head, trees=trees, line=line)
 
 
 def _enough(known: Sequence[Label]) -> None:
