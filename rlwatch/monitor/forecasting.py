@@ -80,7 +80,8 @@ class Forecasting:
     def holding(self, step: ClosedStep, others: Sequence[Finding]) -> list[Finding]:
         """The finding, while the newest forecast is an alarm; ``others`` hold at the same step.
 
-        A row without a forecast is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows.
+        A row without a forecast is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows. Where something
+        critical holds already, none begins: what has come true is not forecast.
         """
         forecast = self.newest
         if forecast is not None and forecast.absent:
@@ -89,7 +90,10 @@ class Forecasting:
             self._held = carried and replace(carried, step=step.step, attempt=step.attempt, seq=step.seq)
         else:
             self._blank_rows = 0
-            self._held = self._judged(forecast, step, others) if forecast is not None and forecast.alarm else None
+            told = (
+                forecast is not None and forecast.alarm and (self._held is not None or not any(map(_critical, others)))
+            )
+            self._held = self._judged(forecast, step, others) if forecast is not None and told else None
         if self._held is None:
             self._since, self._certain = None, 0
             return []
@@ -162,6 +166,11 @@ def _sound(forecast: Forecast) -> Forecast:
         if number is not None and not (math.isfinite(number) and number >= 0.0):
             raise ValueError(f"{name} must be a finite number >= 0, got {number!r}")
     return forecast
+
+
+def _critical(finding: Finding) -> bool:
+    """Whether a detector of training itself finds that it has failed."""
+    return finding.severity is Severity.CRITICAL and finding.family != Family.SYSTEM.value
 
 
 def _warns(finding: Finding) -> bool:

@@ -109,6 +109,19 @@ def test_it_is_critical_only_if_sure_for_long_and_a_detector_warns():
     assert severities(1.5, "Optimisation") == [("warning", 0), ("critical", 4)]
 
 
+@pytest.mark.parametrize(("family", "foretold"), [("Optimisation", [3]), ("System", [2])])
+def test_what_has_come_true_is_not_forecast(family, foretold):
+    """While something critical holds no forecast begins; of time or logging it says nothing of the policy."""
+
+    class Broken(Threshold):
+        def update(self, step):
+            found = super().update(step) if step.step >= 2 else []
+            return [replace(each, family=family, severity=Severity.CRITICAL) for each in found]
+
+    found = feed(watching(detectors=lambda: [Broken()])[0], records(0.0, 0.0, 1.1, 0.9)).findings
+    assert [f.step for f in found if f.kind == "crash_forecast"] == foretold
+
+
 def test_rows_without_a_forecast_are_no_news_for_a_while():
     """Some metrics are logged every few rows: an alarm goes on over ten of them, not for ever."""
     monitor, _ = watching()
