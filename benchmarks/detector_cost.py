@@ -2,6 +2,7 @@
 
     python benchmarks/detector_cost.py                       # 5,000 steps
     python benchmarks/detector_cost.py --steps 1000000       # the long one: memory every tenth of the way
+    python benchmarks/detector_cost.py --steps 1000000 --metrics 30 --without-forecast   # the same in a few minutes
 
 A run with every metric that any detector reads, and others up to 300, all noisy; now and then a NaN, a gap and a spike.
 In training this work is done on the writer thread, not on that of the trainer. Detectors alone, one by one, the
@@ -22,22 +23,24 @@ from rlwatch.forecast import Forecaster
 from rlwatch.forecast.features import FeatureStream
 from rlwatch.metrics import BY_NAME
 from rlwatch.monitor import Monitor
+from rlwatch.monitor.forecasting import Forecasts, NoForecasts
 from rlwatch.records import ClosedStep, StepRecord
 
 METRICS = 300
 STRETCH = 1000
 
 
-def names() -> list[str]:
-    """Canonical names, as many as there are, and then some of a run's own."""
+def names(count: int) -> list[str]:
+    """Canonical names, evenly over the table, or all of them and then some of a run's own."""
     known = [name for name in BY_NAME if not name.endswith("/")]
-    return (known + [f"own/metric_{i}" for i in range(METRICS)])[:METRICS]
+    apart = max(len(known) // count, 1)
+    return (known[::apart] + [f"own/metric_{i}" for i in range(count)])[:count]
 
 
-def rows(steps: int, seed: int = 0) -> Iterator[dict[str, float]]:
+def rows(steps: int, seed: int = 0, metrics: int = METRICS) -> Iterator[dict[str, float]]:
     """Noisy metrics around 0.5; one in 2,000 values is NaN, 10 times as large or missing."""
     draw = random.Random(seed)
-    every = names()
+    every = names(metrics)
     for _ in range(steps):
         row = {name: 0.5 + 0.05 * draw.random() for name in every}
         if draw.random() < 0.1:
@@ -72,13 +75,13 @@ def _took(call: Callable[[ClosedStep], object], stretch: list[dict[str, float]],
     return (time.thread_time() - begun) / len(steps) * 1e6
 
 
-def whole(steps: int) -> None:
+def whole(steps: int, metrics: int, forecaster: Callable[[], Forecasts] | None) -> None:
     """The Monitor over the whole run: cost and memory on the way."""
-    monitor, parts = Monitor(run_id="bench"), 10
+    monitor, parts = Monitor(run_id="bench", forecaster=forecaster), 10
     done = 0
     for part in range(parts):
         begun = time.thread_time()
-        for row in rows(steps // parts, seed=part):
+        for row in rows(steps // parts, part, metrics):
             done += 1
             monitor.observe(StepRecord(done, row, seq=done))
         took = (time.thread_time() - begun) / (steps // parts) * 1e6
@@ -90,15 +93,17 @@ def main() -> None:
     """Print both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--metrics", type=int, default=METRICS, help="in each row")
+    parser.add_argument("--without-forecast", action="store_true", help="the Monitor's detectors alone")
     args = parser.parse_args()
-    stretch = list(rows(STRETCH))
+    stretch = list(rows(STRETCH, metrics=args.metrics))
     each = one_by_one(stretch)
-    print(f"{len(each)} detectors, {METRICS} metrics a step: {sum(cost for cost, _ in each):.0f} us a step")
+    print(f"{len(each)} detectors, {args.metrics} metrics a step: {sum(cost for cost, _ in each):.0f} us a step")
     for cost, name in each:
         print(f"  {cost:8.1f} us  {name}")
     features, model = forecasting(stretch)
     print(f"forecast: {features:.0f} us a step for its features, {model:.0f} us for its model")
-    whole(args.steps)
+    whole(args.steps, args.metrics, (lambda: NoForecasts("not asked for")) if args.without_forecast else None)
 
 
 if __name__ == "__main__":

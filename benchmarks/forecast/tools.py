@@ -78,7 +78,7 @@ def _scanned(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, bool]]
 
 def peer(table: RunTable, python: Path, worker: str) -> Iterator[tuple[str, int, bool]]:
     """Alarms of a package, run by run, by its own code."""
-    command = [python, HERE.parent / "detection" / worker]
+    command = [python, "-E", HERE.parent / "detection" / worker]  # PYTHONPATH may hold our own package of that name
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

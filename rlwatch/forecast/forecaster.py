@@ -35,6 +35,8 @@ ENOUGH = 0.2
 LEAN = 0.45
 """Below this share a run is held to half the budget: on public logs of few averages a forecast is wrong more often than
 on the runs its thresholds come from."""
+WORTH_TELLING = 0.25
+"""Risk below which no limit and no reason is looked for: nothing stands out, and looking costs as much again."""
 LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
 """Signals that have a limit."""
 
@@ -137,7 +139,7 @@ class Forecaster:
         self._chances.append(chances.p50)
         by_model = self.judged / self.threshold(profile)
         risk = max(by_model, by_limit)
-        limit, steps_to, why = self._told(x, chances, close, alone=by_limit > by_model)
+        limit, steps_to, why = self._told(x, chances, close, risk, alone=by_limit > by_model)
         return Forecast(
             step=features.step,
             p20=chances.p20,
@@ -166,9 +168,14 @@ class Forecaster:
         return close.limit.type, ahead, (Reason(self._names().get(signal, signal), 1.0),)
 
     def _told(
-        self, x: list[float], chances: Chances, close: Reach | None, *, alone: bool
+        self, x: list[float], chances: Chances, close: Reach | None, risk: float, *, alone: bool
     ) -> tuple[str, float | None, tuple[Reason, ...]]:
-        """Which limit, when, and what speaks for it; ``alone``: the nearest limit says more than the model."""
+        """Which limit, when, and what speaks for it, where there is a risk to speak of.
+
+        ``alone``: the nearest limit says more than the model.
+        """
+        if risk < WORTH_TELLING:
+            return "", chances.steps_to, ()
         if close is not None and alone:
             return self._of(close)
         limit = self._model.limit(x) or (close.limit.type if close is not None else "")

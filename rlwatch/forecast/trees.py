@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 LEAF = -1
 """Feature of a node that asks nothing."""
@@ -59,18 +65,21 @@ class Line:
     A feature counts for at most :data:`FAR` spreads; one that was not measured has not moved, and adds nothing.
     """
 
-    feature: Sequence[int] = ()
-    spread: Sequence[float] = ()
-    weight: Sequence[float] = ()
+    feature: tuple[int, ...] = ()
+    spread: tuple[float, ...] = ()
+    weight: tuple[float, ...] = ()
+    _columns: tuple[Ints, Floats, Floats] = field(init=False, repr=False, compare=False)
 
-    def terms(self, x: Sequence[float]) -> list[tuple[int, float]]:
-        """Of each feature that was measured, what it adds."""
-        found = []
-        for feature, spread, weight in zip(self.feature, self.spread, self.weight, strict=True):
-            value = x[feature]
-            if value and not math.isnan(value):
-                found.append((feature, weight * max(-FAR, min(FAR, value / spread))))
-        return found
+    def __post_init__(self) -> None:
+        """The columns as arrays: a line is read at every step."""
+        columns = (np.asarray(self.feature, dtype=np.int64), np.asarray(self.spread), np.asarray(self.weight))
+        object.__setattr__(self, "_columns", columns)
+
+    def terms(self, x: Sequence[float]) -> Floats:
+        """What each feature adds, in the order of the columns."""
+        feature, spread, weight = self._columns
+        moved = np.nan_to_num(np.asarray(x, dtype=np.float64)[feature] / spread, posinf=FAR, neginf=-FAR)
+        return np.asarray(weight * np.minimum(np.maximum(moved, -FAR), FAR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,8 @@ class Head:
         total = self.base
         for tree in self.trees:
             total += tree.value[tree.walk(x)[-1]]
-        for _, added in self.line.terms(x):
-            total += added
+        if self.line.feature:
+            total += float(self.line.terms(x).sum())
         return self.slope * total + self.offset
 
     def shares(self, x: Sequence[float]) -> dict[int, float]:
@@ -100,7 +109,7 @@ class Head:
 
         Exact: the values sum to the logit less that of a walk that asks nothing (Saabas, 2014).
         """
-        added = {feature: self.slope * term for feature, term in self.line.terms(x)}
+        added = dict(zip(self.line.feature, (self.slope * self.line.terms(x)).tolist(), strict=True))
         for tree in self.trees:
             path = tree.walk(x)
             for node, after in pairwise(path):
