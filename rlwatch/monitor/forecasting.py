@@ -81,7 +81,7 @@ class Forecasting:
         """The finding, while the newest forecast is an alarm; ``others`` hold at the same step.
 
         A row without a forecast is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows. Where something
-        critical holds already, none begins: what has come true is not forecast.
+        critical holds already, none begins or becomes critical: what has come true is not forecast.
         """
         forecast = self.newest
         if forecast is not None and forecast.absent:
@@ -102,7 +102,8 @@ class Forecasting:
     def _judged(self, forecast: Forecast, step: ClosedStep, others: Sequence[Finding]) -> Finding:
         self._since = step.step if self._since is None else min(self._since, step.step)
         self._certain = self._certain + 1 if (forecast.p20 or 0.0) >= CERTAIN else 0
-        sure = self._certain >= CERTAIN_ROWS and any(map(_warns, others))
+        was = self._held is not None and self._held.severity is Severity.CRITICAL
+        sure = self._certain >= CERTAIN_ROWS and any(map(_warns, others)) and (was or not any(map(_critical, others)))
         return Finding(
             detector=NAME,
             kind=CRASH_FORECAST,

@@ -37,11 +37,11 @@ def _base(failure: str, stack: ExitStack) -> str:
     return stack.enter_context(WebhookReceiver(answer, any_path=True)).url
 
 
-def _configured(kind: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Writes the file, sets the address; returns the secret as it is in there."""
+def _configured(kind: str, monkeypatch: pytest.MonkeyPatch, patience: float = 0.2) -> str:
+    """Writes the file, sets the address; returns the secret as it is in there. ``patience``: seconds for an answer."""
     example = EXAMPLES[kind]
     monkeypatch.setenv("CHANNEL_URL", example.address.format(t=example.fits(TOKEN)))
-    Path("rlwatch.toml").write_text(f'[notify.mine]\nkind = "{kind}"\nurl = "env:CHANNEL_URL"\ntotal_s = 0.2\n')
+    Path("rlwatch.toml").write_text(f'[notify.mine]\nkind = "{kind}"\nurl = "env:CHANNEL_URL"\ntotal_s = {patience}\n')
     return example.fits(TOKEN)
 
 
@@ -84,7 +84,7 @@ def test_the_command_line_says_what_failed_and_not_where(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLWATCH_STORE", raising=False)
-    secret = _configured(kind, monkeypatch)
+    secret = _configured(kind, monkeypatch, patience=20.0)  # there is always an answer, on a busy machine a late one
     with ExitStack() as stack:
         base = _base(failure, stack)
         monkeypatch.setattr(services, "Courier", lambda name, **limits: Rerouted(base, name, **limits))
