@@ -37,4 +37,4 @@ for line in sys.stdin:
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         found = alarms(json.loads(line))
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)

@@ -36,4 +36,4 @@ for number, line in enumerate(sys.stdin):
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         found = alarms(json.loads(line), number)
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
