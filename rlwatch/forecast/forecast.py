@@ -27,7 +27,8 @@ class Forecast:
     but its limits are watched: ``limits_only`` says that. ``risk``: how far beyond the threshold (>= 1 is an alarm,
     which ``alarm`` says too); None where ``absent`` is said. ``limit``: which of :data:`LIMITS` is most likely to
     be reached; ``steps_to``: expected steps until then, None where nothing is expected. ``why``: the metrics that speak
-    for it, the strongest first.
+    for it, the strongest first. ``lean``: the run logs so little of what the model goes by that its word alone is a
+    remark.
     """
 
     step: int
@@ -41,6 +42,7 @@ class Forecast:
     why: tuple[Reason, ...] = ()
     absent: str = ""
     limits_only: str = ""
+    lean: bool = False
 
     @property
     def metrics(self) -> dict[str, float]:

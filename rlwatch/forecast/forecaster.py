@@ -33,8 +33,8 @@ THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
 ENOUGH = 0.2
 """Share of what the model learnt that a run must be able to tell to be given chances."""
 LEAN = 0.45
-"""Below this share a run is held to half the budget: on public logs of few averages a forecast is wrong more often than
-on the runs its thresholds come from."""
+"""Below this share a run is held to half the budget, and an alarm of the model alone is a remark: on public logs of few
+averages it is wrong more often than on the runs its thresholds come from."""
 WORTH_TELLING = 0.25
 """Risk below which no limit and no reason is looked for: nothing stands out, and looking costs as much again."""
 LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
@@ -78,6 +78,7 @@ class Forecaster:
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
         self._profile: Profile | None = None
         self._absent = self._limits_only = ""
+        self._lean = False
 
     def notice(self, event: Event) -> None:
         """A reset of the reference is no change of the policy."""
@@ -119,6 +120,7 @@ class Forecaster:
                 return None
             self._limits_only = f"no chance is given {short}"
         if known < LEAN:
+            self._lean = True
             self._budget = stricter(self._budget, self._model.profiles[0].thresholds)
         self._profile = self._model.profile(signals)
         return self._profile
@@ -150,6 +152,7 @@ class Forecaster:
             limit=limit,
             steps_to=steps_to,
             why=why,
+            lean=self._lean,
         )
 
     def _by_limit(self, step: int, risk: float, close: Reach | None) -> Forecast:

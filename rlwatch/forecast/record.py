@@ -19,6 +19,7 @@ def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
         "why": [[reason.metric, round(reason.share, 4)] for reason in forecast.why[:MOST_REASONS]],
         "absent": forecast.absent,
         "limits_only": forecast.limits_only,
+        "lean": forecast.lean,
     }
     kept = {name: value for name, value in body.items() if value}
     return ForecastRecord(step.step, forecast.metrics, kept, step.ts, step.attempt, step.seq)
@@ -41,4 +42,5 @@ def forecast_of(record: ForecastRecord) -> Forecast:
         why=tuple(Reason(str(metric), float(share)) for metric, share in body.get("why", ())),
         absent=str(body.get("absent", "")),
         limits_only=str(body.get("limits_only", "")),
+        lean=bool(body.get("lean")),
     )

@@ -107,7 +107,7 @@ class Forecasting:
         return Finding(
             detector=NAME,
             kind=CRASH_FORECAST,
-            severity=Severity.CRITICAL if sure else Severity.WARNING,
+            severity=Severity.CRITICAL if sure else self._usual(forecast, others),
             step=step.step,
             onset_step=self._since,
             message=told(forecast),
@@ -118,6 +118,11 @@ class Forecasting:
             attempt=step.attempt,
             seq=step.seq,
         )
+
+    @staticmethod
+    def _usual(forecast: Forecast, others: Sequence[Finding]) -> Severity:
+        """A warning; of a lean log a remark until a detector of training warns, too."""
+        return Severity.INFO if forecast.lean and not any(map(_warns, others)) else Severity.WARNING
 
     def _guarded(self, call: Callable[[Forecasts], None]) -> None:
         """The forecaster is a model over data of any kind: whatever it raises ends here."""

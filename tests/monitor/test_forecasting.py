@@ -122,6 +122,19 @@ def test_what_has_come_true_is_not_forecast(family, foretold):
     assert [f.step for f in found if f.kind == "crash_forecast"] == foretold
 
 
+def test_of_a_lean_log_it_is_a_remark_until_a_detector_warns():
+    """Few averages, thin evidence: worth a line, but nobody is woken by it alone."""
+
+    class Lean(Oracle):
+        def update(self, step):
+            return replace(super().update(step), lean=True)
+
+    monitor, _ = watching(Lean, detectors=lambda: [Threshold()])
+    outcome = feed(monitor, records(0.6, 0.6, 0.6, 0.6, 1.5, 1.5))
+    told = [(f.severity.value, f.step) for f in outcome.findings if f.kind == "crash_forecast"]
+    assert told == [("info", 0), ("warning", 4)]
+
+
 def test_rows_without_a_forecast_are_no_news_for_a_while():
     """Some metrics are logged every few rows: an alarm goes on over ten of them, not for ever."""
     monitor, _ = watching()
