@@ -20,6 +20,8 @@ from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, Forecast
 
 logger = logging.getLogger("rlwatch")
 
+OF_THE_REFERENCE = frozenset({"silent_reference_reset", "lost_reference_reset"})
+"""Findings about the anchor or a resume: what is forecast must not depend on whether the process was restarted."""
 NAME = "forecast"
 """Of the forecaster among the detectors."""
 CERTAIN, CERTAIN_ROWS = 0.8, 5
@@ -175,13 +177,18 @@ def _sound(forecast: Forecast) -> Forecast:
 
 
 def _critical(finding: Finding) -> bool:
-    """Whether a detector of training itself finds that it has failed."""
-    return finding.severity is Severity.CRITICAL and finding.family != Family.SYSTEM.value
+    """Whether a detector of the policy's training finds that it has failed."""
+    return finding.severity is Severity.CRITICAL and _of_training(finding)
 
 
 def _warns(finding: Finding) -> bool:
-    """Whether a detector of training itself, not of time or logging, finds worse than a remark."""
-    return finding.severity is not Severity.INFO and finding.family != Family.SYSTEM.value
+    """Whether a detector of the policy's training finds worse than a remark."""
+    return finding.severity is not Severity.INFO and _of_training(finding)
+
+
+def _of_training(finding: Finding) -> bool:
+    """Whether it is of the policy, not of time or logging, nor of a reference that was reset or lost in a resume."""
+    return finding.family != Family.SYSTEM.value and finding.kind not in OF_THE_REFERENCE
 
 
 def _evidence(forecast: Forecast) -> dict[str, object]:

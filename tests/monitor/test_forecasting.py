@@ -135,6 +135,22 @@ def test_of_a_lean_log_it_is_a_remark_until_a_detector_warns():
     assert told == [("info", 0), ("warning", 4)]
 
 
+@pytest.mark.parametrize("kind", ["lost_reference_reset", "silent_reference_reset"])
+def test_what_is_said_of_a_resume_changes_no_forecast(kind):
+    """Else a run that was restarted would be told something else than one that was not."""
+
+    class Lean(Oracle):
+        def update(self, step):
+            return replace(super().update(step), lean=True)
+
+    class Anchor(Threshold):
+        def update(self, step):
+            return [replace(each, kind=kind, severity=Severity.CRITICAL) for each in super().update(step)]
+
+    found = feed(watching(Lean, detectors=lambda: [Anchor()])[0], records(1.5, 1.5, 1.5, 1.5, 1.5, 1.5)).findings
+    assert [(f.severity.value, f.step) for f in found if f.kind == "crash_forecast"] == [("info", 0)]
+
+
 def test_rows_without_a_forecast_are_no_news_for_a_while():
     """Some metrics are logged every few rows: an alarm goes on over ten of them, not for ever."""
     monitor, _ = watching()
