@@ -4,6 +4,7 @@ python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --see
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 2 --pace gradual
 python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
 python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
+python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 2 --pace long
 python benchmarks/forecast pack --from build/corpus --out build/corpus.parquet
 python benchmarks/forecast recipes
 """
@@ -17,8 +18,9 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its module `statistics` would hide the standard one
 
 from forecast.generate import BACKENDS, generate  # noqa: E402
-from forecast.recipes import RECIPES, Pace  # noqa: E402
+from forecast.recipes import AT_ONCE, RECIPES, Pace  # noqa: E402
 from forecast.tables import pack  # noqa: E402
+from forecast.trl_recipes import AT_ONCE as TRL_AT_ONCE  # noqa: E402
 
 from rlwatch.errors import RLWatchError  # noqa: E402
 
@@ -42,6 +44,9 @@ def main() -> None:
     real.add_argument("--runs", type=int, default=84)
     real.add_argument("--jobs", type=int, default=1, help="processes")
     real.add_argument("--seed", type=int, default=1)
+    real.add_argument(
+        "--pace", choices=[Pace.DRAWN, Pace.LONG], default=Pace.DRAWN, type=Pace, help="long: twice as long"
+    )
     packing = commands.add_parser("pack", help="join all runs of some folders in two files")
     packing.add_argument("--from", type=Path, required=True, nargs="+", dest="folders")
     packing.add_argument("--out", type=Path, required=True, help="a .parquet; the records go beside it, as -runs")
@@ -61,9 +66,9 @@ def _do(args: argparse.Namespace) -> None:
     elif args.command == "generate-trl":
         from forecast.trl_runs import generate as generate_trl
 
-        generate_trl(args.out, args.runs, args.jobs, args.seed)
+        generate_trl(args.out, args.runs, args.jobs, args.seed, args.pace)
     elif args.command == "pack":
-        for path in pack(args.out, *args.folders):
+        for path in pack(args.out, *args.folders, at_once={*AT_ONCE, *TRL_AT_ONCE}):
             print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     else:
         for recipe in RECIPES.values():

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rlwatch.forecast.evaluation import Labels, Outcome, RunTable, folds_of
+from rlwatch.forecast.evaluation import Labels, RunTable, folds_of
 from rlwatch.forecast.evaluation.files import write
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.model import signal_of
@@ -57,13 +57,13 @@ def tools_of(
     fold, fine = folds_of(table, split), parts.fine
     held = out_of_fold(parts.scored, parts.coarse, fold, how, jobs=jobs, tell=lambda what: tell(f"{split}: {what}"))
     held = {name: logits[: len(fine)] for name, logits in held.items()}
-    clean = np.array([label.outcome is Outcome.CLEAN for label in labels.of(table)])
+    harmless = thresholds.healthy(fine, thresholds.sound_until(table, labels))
     static = thresholds.smoothed(fine.static, fine.run)
     found = []
     for name, logits in held.items():
         p = _calibrated(fine, fold, logits, held["taps"])
         model = thresholds.smoothed(p[:, 1], fine.run)
-        risk = _risk(fine, fold, clean, model, static)
+        risk = _risk(fine, fold, harmless, model, static)
         found.append(Tool("rlwatch" if name == "taps" else f"rlwatch on {name}", risk, p))
         if name == "taps":
             found += [Tool("rlwatch, model alone", model, p), Tool("rlwatch, limits alone", static)]
@@ -119,10 +119,9 @@ def _calibrated(fine: Examples, fold: Ints, logits: Floats, like: Floats) -> Flo
     return found
 
 
-def _risk(fine: Examples, fold: Ints, clean: npt.NDArray[np.bool_], model: Floats, static: Floats) -> Floats:
+def _risk(fine: Examples, fold: Ints, harmless: npt.NDArray[np.bool_], model: Floats, static: Floats) -> Floats:
     """How far beyond the nearer of the two thresholds; each fold by the thresholds of the others."""
     found = np.full(len(fine), np.nan)
-    harmless = thresholds.healthy(fine, clean)
     for number in np.unique(fold):
         mine = fold[fine.run] == number
         rows = np.flatnonzero(harmless & ~mine)

@@ -207,7 +207,7 @@ class Plan:
 
 
 AT_ONCE = ("lr_constant", "lr_spike", "log_zero", "zero_division", "nan_batch", "switch")
-"""Failing recipes that do not come gradually, whatever is asked for."""
+"""Failing recipes that do not come gradually, whatever is asked for: nothing shows before they strike."""
 
 
 class Pace(StrEnum):

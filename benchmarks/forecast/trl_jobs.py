@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from forecast.recipes import Pace
 from forecast.trl_recipes import RECIPES, Recipe
-from forecast.trl_setting import Setting
+from forecast.trl_setting import Fault, Setting
 
 TWINS = 0.15
 """Share of the runs with a fault that are made once more without it."""
+STRETCH = (1.7, 2.5)
+"""How many times as long runs are, and what grows in them, at the long pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +35,44 @@ class Job:
         return max(fault.start for fault in self.setting.faults)
 
 
-def jobs(count: int, seed: int) -> list[Job]:
+def jobs(count: int, seed: int, pace: Pace = Pace.DRAWN) -> list[Job]:
     """The first ``count`` runs of ``seed``: rounds of all recipes, each in random order: any prefix is mixed."""
-    every = _endless(seed)
+    every = _endless(seed, pace)
     return [next(every) for _ in range(count)]
 
 
-def _endless(seed: int) -> Iterator[Job]:
+def _endless(seed: int, pace: Pace) -> Iterator[Job]:
     rng = np.random.default_rng(seed)
     dealt = [recipe for recipe in RECIPES for _ in range(recipe.share)]
     number = 0
     while True:
         for index in rng.permutation(len(dealt)):
-            job = draw(dealt[index], seed, number)
+            job = draw(dealt[index], seed, number, pace)
             yield job
             if job.family != "healthy" and job.setting.faults and rng.random() < TWINS:
                 yield twin(job)
             number += 1
 
 
-def draw(recipe: Recipe, seed: int, number: int) -> Job:
-    """Run ``number`` of ``seed``, of ``recipe``."""
-    setting = recipe.draw(np.random.default_rng([seed, number]))
+def draw(recipe: Recipe, seed: int, number: int, pace: Pace = Pace.DRAWN) -> Job:
+    """Run ``number`` of ``seed``, of ``recipe``; most faults grow as it is, so there is no pace between the two."""
+    rng = np.random.default_rng([seed, number])
+    setting = recipe.draw(rng)
+    if pace is Pace.LONG:
+        setting = stretched(setting, rng.uniform(*STRETCH))
     return Job(f"{recipe.name}-{seed}-{number:04d}", recipe.name, recipe.family, 100_000 * seed + number, setting)
+
+
+def stretched(setting: Setting, times: float) -> Setting:
+    """The same run, so many times as long; its faults come later and grow longer, what was short stays so."""
+
+    def later(fault: Fault) -> Fault:
+        start = fault.start if fault.start == 1 else round(times * fault.start)
+        lasts = None if fault.end is None else fault.end - fault.start
+        end = None if lasts is None else start + (round(times * lasts) if fault.ramp else lasts)
+        return replace(fault, start=start, ramp=round(times * fault.ramp), end=end)
+
+    return replace(setting, steps=round(times * setting.steps), faults=tuple(map(later, setting.faults)))
 
 
 def twin(job: Job) -> Job:

@@ -23,6 +23,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import joblib
+from forecast.recipes import Pace
 from forecast.tables import RunInfo, is_done, path_of, versions, write_run
 from forecast.trl_jobs import Job, jobs
 from rich.console import Console
@@ -99,9 +100,9 @@ def _memory(name: str) -> Iterator[str]:
         forget(name)
 
 
-def generate(out: Path, count: int, workers: int, seed: int) -> None:
+def generate(out: Path, count: int, workers: int, seed: int, pace: Pace = Pace.DRAWN) -> None:
     """Make the first ``count`` runs of ``seed`` that are not there yet, in random order of recipes."""
-    wanted = jobs(count, seed)
+    wanted = jobs(count, seed, pace)
     missing = [job for job in wanted if not path_of(out, job.run).exists()]
     console = Console(stderr=True)
     console.print(f"{len(missing)} of {len(wanted)} runs to be made in {out}")

@@ -43,15 +43,16 @@ def label(
     table: TableArgument,
     *,
     runs: RunsOption = None,
-    version: Annotated[str, typer.Option("--version", help="Which table of limits.")] = "labels-v1",
+    version: Annotated[str, typer.Option("--version", help="Which table of limits.")] = "labels-v2",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write them here, as .csv or .parquet, and print none.")
     ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Label each run: event, early (failed before step 55), ambiguous (nearly failed) or clean, with onset and type.
+    """Label each run: event, early (failed before step 55), ambiguous (nearly failed), faulty or clean.
 
-    The limits are those of labels-v1; what a run did not measure is not judged, and the label says what was.
+    Faulty is a run that had not failed by its last row, though a fault was in it to the end. With the class come onset
+    and type. What a run did not measure is not judged, and the label says what was.
     """
     from rlwatch.forecast.evaluation import label_runs, read_runs
 

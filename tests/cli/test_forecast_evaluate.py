@@ -33,7 +33,7 @@ def test_labels_are_printed_and_counted(invoke: Invoke, folder: Path) -> None:
     result = invoke("forecast", "label", folder / "runs.csv")
 
     assert result.exit_code == 0
-    assert "8 runs by labels-v1: 4 event, 0 early, 0 ambiguous, 4 clean" in result.stdout
+    assert "8 runs by labels-v2: 4 event, 0 early, 0 ambiguous, 0 faulty, 4 clean" in result.stdout
     assert next(line for line in result.stdout.splitlines() if line.startswith("r1")).split() == [
         "r1",
         "event",
@@ -57,7 +57,7 @@ def test_labels_as_json_and_as_a_file(invoke: Invoke, folder: Path, tmp_path: Pa
         "class": "event",
         "steps": 200,
         "judged": "reward",
-        "version": "labels-v1",
+        "version": "labels-v2",
     }
     assert written.exit_code == 0
     made, read = (strict(invoke(*args, *more).stdout) for more in ((), ("--labels", tmp_path / "labels.csv")))
@@ -76,7 +76,7 @@ def test_a_tool_is_judged_beside_the_simple_ones(invoke: Invoke, folder: Path) -
     assert (point["forecast"], point["events"], point["episodes"]) == (4, 4, 0)
     assert point["lead"] == [50.0, 50.0, 50.0]
     assert made["about"]["table"] == "runs.csv"
-    assert made["about"]["classes"] == {"event": 4, "early": 0, "ambiguous": 0, "clean": 4}
+    assert made["about"]["classes"] == {"event": 4, "early": 0, "ambiguous": 0, "faulty": 0, "clean": 4}
 
 
 def test_the_table_for_people_has_counts_placebo_and_families(invoke: Invoke, folder: Path) -> None:

@@ -90,7 +90,8 @@ def test_packing_keeps_missing_and_nan_apart_and_rounds_the_rest(tmp_path):
         tmp_path / "more", tables.RunInfo("b", "control", "healthy", "testbed", 5, pair="a"), {"step": [0]}
     )
 
-    rows, records = map(pq.read_table, tables.pack(tmp_path / "set.parquet", tmp_path / "runs", tmp_path / "more"))
+    folders = (tmp_path / "runs", tmp_path / "more")
+    rows, records = map(pq.read_table, tables.pack(tmp_path / "set.parquet", *folders, at_once=["lr_step"]))
 
     entropy, ratio = rows["policy/entropy"].to_pylist(), rows["ratio/max"].to_pylist()
     assert "adv/max" not in rows.column_names, "never measured"
@@ -99,7 +100,8 @@ def test_packing_keeps_missing_and_nan_apart_and_rounds_the_rest(tmp_path):
     assert math.isnan(entropy[2])
     assert ratio[:2] == [math.inf, 0.0]
     assert ratio[2] == pytest.approx(-1e-30, rel=1.3e-4)
-    assert [(r["run"], r["pair"], r["fault_step"]) for r in records.to_pylist()] == [("a", "", 70), ("b", "a", None)]
+    told = [(r["run"], r["pair"], r["fault_step"], r["at_once"]) for r in records.to_pylist()]
+    assert told == [("a", "", 70, True), ("b", "a", None, False)]
 
 
 def test_columns_of_unequal_length_are_refused(tmp_path):

@@ -166,7 +166,7 @@ def test_labels_go_into_csv_or_parquet_only(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("run,onset\na,1\n", "has no column 'class'"),
-        ("run,onset,class\na,,dirty\n", "class 'dirty' of run 'a' is none of event, early, ambiguous, clean"),
+        ("run,onset,class\na,,dirty\n", "class 'dirty' of run 'a' is none of event, early, ambiguous, faulty, clean"),
         ("run,onset,class\na,,event\n", "run 'a' is of class event and has onset None"),
         ("run,onset,class\na,5,clean\n", "run 'a' is of class clean and has onset 5"),
         ("run,onset,class\na,,clean\na,,clean\n", "names the run 'a' twice"),

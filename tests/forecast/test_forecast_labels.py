@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -225,7 +226,30 @@ def test_the_level_is_what_a_loop_says(rows: list[tuple[int, float]], window: in
     np.testing.assert_array_equal(level(table, "reward/mean", window)[1:], expected)
 
 
+def test_a_fault_that_stayed_to_the_end_makes_a_run_faulty_and_no_clean_one() -> None:
+    """Unless it failed or nearly did; a harmless fault, one that ended in time and labels-v1 know no such class."""
+    fine, near = {"truth/acc": [0.5] * 120}, {"policy/kl_ref": [0.1] * 60 + [2.0] * 7 + [0.1] * 53}
+    runs = {"bad": fine, "short": fine, "sound": fine, "near": near, "fails": {"truth/acc": jump(0.9, 0.2, 80)}}
+    families = dict.fromkeys(runs, "learning_rate") | {"short": "healthy", "sound": "healthy"}
+    table = replace(run_table(runs, families=families), faults=(70, 70, None, 50, 70))
+
+    def outcomes(version: str) -> list[Outcome]:
+        return [label.outcome for label in label_runs(table, version)]
+
+    first = [Outcome.CLEAN, Outcome.CLEAN, Outcome.CLEAN, Outcome.AMBIGUOUS, Outcome.EVENT]
+    assert outcomes("labels-v1") == first
+    assert outcomes("labels-v2") == [Outcome.FAULTY, *first[1:]]
+
+
+def test_the_second_version_has_the_limits_of_the_first() -> None:
+    """And says no more than what it adds."""
+    first, second = limits("labels-v1"), limits("labels-v2")
+
+    assert (second.rows, second.windows) == (first.rows, first.windows)
+    assert (first.version, first.faulty, second.version, second.faulty) == ("labels-v1", False, "labels-v2", True)
+
+
 def test_an_unknown_version_is_refused() -> None:
     """With those there are."""
-    with pytest.raises(ConfigError, match="no labels 'labels-v0'; there are labels-v1"):
+    with pytest.raises(ConfigError, match=r"no labels 'labels-v0'; there are labels-v1, labels-v2$"):
         label_runs(run_table({"a": {"truth/acc": [0.5]}}), "labels-v0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,32 @@ def test_ambiguous_runs_are_outside_the_headline_and_inside_the_strict_budget() 
     assert found.strict[1.0].point.steps == 10 * 260
     assert found.strict[1.0].point.episodes == 0  # 4 episodes in 2600 steps: the threshold has to stay above them
     assert found.pooled[1.0].met
+
+
+def test_faulty_runs_are_healthy_until_their_fault_and_all_of_them_count_in_the_strict_budget() -> None:
+    """From the fault on nobody knows what an alarm was worth, unless all runs count."""
+    table, labels = small([Label("bad", Outcome.FAULTY), *(label(f"c{i}", None) for i in range(9))])
+    table = replace(table, faults=(100, *[None] * 9), families=("fault", *["healthy"] * 9))
+    found = as_is(per_run(table, {"bad": {60: 1.0, 150: 1.0, 220: 1.0}}, rest=0.0) > 0, table, labels).point
+    strict = judged(per_run(table, {"bad": {150: 1.0}}, rest=0.0), table, labels).strict[1.0].point
+
+    assert (found.episodes, found.steps, found.clean) == (1, 9 * 260 + 60, 9)
+    assert strict.steps == 10 * 260
+
+
+def test_failures_that_nobody_could_see_coming_are_left_out_of_a_second_auroc() -> None:
+    """A tool that sees each fault ranks perfectly what built up, and not what came at once."""
+    table, labels = small([label("slow", 200), label("sudden", 200), label("random", 200), label("clean", None)])
+    table = replace(table, faults=(140, 190, 100, None), at_once=(False, False, True, False))
+    seen = (table.run_of == 0) & (table.step >= 150)
+    skill = judged(seen.astype(float), table, labels).skill[1]
+    plain = judged(seen.astype(float), replace(table, faults=(), at_once=()), labels).skill[1]
+
+    assert skill.auroc_built_up == 1.0
+    assert skill.auroc is not None
+    assert skill.auroc < 0.9
+    assert plain.auroc_built_up is None
+    assert plain.auroc == skill.auroc
 
 
 def test_thresholds_come_from_other_folds() -> None:

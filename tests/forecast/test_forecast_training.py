@@ -1,16 +1,19 @@
 """Training: examples through the live code, heads read out of scikit-learn exactly, thresholds that keep a budget."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from forecast_runs import steady
+from forecast_small_tables import fleet
 from forecast_tables import LENGTH, ONSET, failing, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecaster, artefact
+from rlwatch.forecast.evaluation import Labels, Outcome
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.training import thresholds
 from rlwatch.forecast.training.calibration import line
@@ -167,9 +170,18 @@ def test_the_median_of_three_rows_is_that_of_the_forecaster():
 
 
 def test_alarms_shortly_before_an_onset_are_no_false_ones():
-    """Of failing runs the rows long before; of sound ones all; of doubtful ones none."""
-    part = _made(np.arange(4), np.array([150.0, 100.0, math.inf, math.inf]), run=np.array([0, 0, 1, 2]))
-    assert thresholds.healthy(part, np.array([False, True, False])).tolist() == [True, False, True, False]
+    """Of failing runs the rows long before; of sound ones all; of faulty ones those before it; of doubtful ones none."""
+    ahead = np.array([150.0, 100.0, *[math.inf] * 4])
+    part = _made(np.array([0, 50, 7, 7, 8, 9]), ahead, run=np.array([0, 0, 1, 2, 2, 3]))
+    table, labels = fleet([150, None, None, None])
+    table = replace(table, faults=(9, None, 8, None), families=("bad", "healthy", "bad", "healthy"))
+    kinds = (Outcome.EVENT, Outcome.CLEAN, Outcome.FAULTY, Outcome.AMBIGUOUS)
+    labels = Labels("test", tuple(replace(label, outcome=kind) for label, kind in zip(labels, kinds, strict=True)))
+
+    sound = thresholds.sound_until(table, labels)
+
+    assert sound[1:].tolist() == [math.inf, 8.0, -math.inf]
+    assert thresholds.healthy(part, sound).tolist() == [True, False, True, True, False, False]
 
 
 def test_calibration_finds_the_line_that_made_the_outcomes():

@@ -63,6 +63,25 @@ def flipped(short, starts):
     return train(short("trl_sign_flip", trainer="grpo", reward="exact", engine="bfloat16", beta=0.0), starts)
 
 
+def test_long_runs_are_the_same_runs_with_faults_that_take_their_time(recipes, jobs):
+    """About twice as long; a fault that grows begins later and grows longer, what lasts a few steps still does."""
+    from forecast.recipes import Pace
+
+    drawn = {job.run: job for job in jobs.jobs(70, 3)}
+    for job in jobs.jobs(70, 3, Pace.LONG):
+        before, after = drawn[job.run].setting, job.setting
+        times = after.steps / before.steps
+        assert 1.69 < times < 2.51
+        assert (after.lr, after.batch, after.task) == (before.lr, before.batch, before.task)
+        for old, new in zip(before.faults, after.faults, strict=True):
+            assert new.start == pytest.approx(1 if old.start == 1 else times * old.start, rel=0.02)
+            assert new.ramp == pytest.approx(times * old.ramp, rel=0.02, abs=1)
+            lasts = old.end and old.end - old.start
+            assert (new.end and new.end - new.start) == pytest.approx(
+                times * lasts if old.ramp and lasts else lasts, abs=2
+            )
+
+
 def without_nan(columns):
     return {name: [None if v is None or math.isnan(v) else v for v in values] for name, values in columns.items()}
 

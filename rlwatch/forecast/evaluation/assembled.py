@@ -67,6 +67,7 @@ def joined_tables(tables: Sequence[RunTable]) -> RunTable:
         {name: _joined([table.columns.get(name) or _absent(len(table)) for table in tables]) for name in names},
         tuple(note for table in tables for note in table.notes),
         tuple(each for table in tables for each in (table.faults or (None,) * len(table.runs))),
+        tuple(each for table in tables for each in (table.at_once or (False,) * len(table.runs))),
     )
 
 

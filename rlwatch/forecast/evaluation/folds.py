@@ -8,10 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from rlwatch.forecast.evaluation.run_table import Ints, RunTable
-
-HEALTHY = "healthy"
-"""The family whose recipes have no fault: its runs are dealt one by one also where recipes are held out."""
+from rlwatch.forecast.evaluation.run_table import HEALTHY, Ints, RunTable
 
 
 class Split(StrEnum):
@@ -27,7 +24,8 @@ def folds_of(table: RunTable, split: Split | str = Split.RUN, count: int = 5) ->
     """Of each run, its fold (0 to ``count`` - 1); all 0 without a split.
 
     A run and its faultless twin share a fold. Depends on nothing but names, so a tool that is trained elsewhere gets
-    the same folds. Each recipe (or, where recipes are held out, each size of group) is spread evenly.
+    the same folds. Healthy runs are dealt one by one also where recipes are held out. Each recipe (or, where recipes
+    are held out, each size of group) is spread evenly.
     """
     split = Split(split)
     if split is Split.NONE or count < 2:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlwatch.errors import ConfigError, ImportFormatError
 from rlwatch.forecast.evaluation import files
 from rlwatch.forecast.evaluation.limits import VERSION, limits
@@ -19,11 +21,15 @@ _SEVERITIES = {"healthy": "clean", "transient": "ambiguous", "instability": "eve
 
 
 class Outcome(StrEnum):
-    """What became of a run: ``EVENT`` failed; ``EARLY`` failed before step 55; ``AMBIGUOUS`` nearly; ``CLEAN`` not."""
+    """What became of a run: ``EVENT`` failed; ``EARLY`` failed before step 55; ``AMBIGUOUS`` nearly; ``CLEAN`` not.
+
+    ``FAULTY``: had not failed by its last row, though a fault was there to the end.
+    """
 
     EVENT = "event"
     EARLY = "early"
     AMBIGUOUS = "ambiguous"
+    FAULTY = "faulty"
     CLEAN = "clean"
 
 
@@ -96,8 +102,9 @@ class Labels:
 def label_runs(table: RunTable, version: str = VERSION) -> Labels:
     """Labels of all runs of a table.
 
-    Levels and onsets as in ``labels-v1.toml``. Retrospective: whether a limit stays passed is read from the rows after,
-    so no label may reach a forecaster. A limit whose columns a run lacks is not judged; the label says which were.
+    Levels and onsets as in ``labels-v1.toml``, classes as in ``labels-v2.toml``. Retrospective: whether a limit stays
+    passed is read from the rows after, so no label may reach a forecaster. A limit whose columns a run lacks is not
+    judged; the label says which were.
 
     Raises
     ------
@@ -116,9 +123,14 @@ def label_runs(table: RunTable, version: str = VERSION) -> Labels:
             touched[i] |= bool(often[i])
             if can[i]:
                 judged[i][limit.type] = None
+    faulty = np.isfinite(table.fault) & judge.limits.faulty
+    spared = [
+        Outcome.AMBIGUOUS if near else Outcome.FAULTY if bad else Outcome.CLEAN
+        for near, bad in zip(touched, faulty.tolist(), strict=True)
+    ]
     made = (
         replace(
-            _came_out(earliest(found[i], judge.limits.types), judge.limits.windows.early, touched=touched[i]),
+            _came_out(earliest(found[i], judge.limits.types), judge.limits.windows.early, spared[i]),
             run=run,
             steps=int(table.last[i] - table.first[i]) + 1,
             judged=tuple(judged[i]),
@@ -128,9 +140,10 @@ def label_runs(table: RunTable, version: str = VERSION) -> Labels:
     return Labels(version, tuple(made))
 
 
-def _came_out(first: tuple[int, str] | None, early: int, *, touched: bool) -> Label:
+def _came_out(first: tuple[int, str] | None, early: int, spared: Outcome) -> Label:
+    """``spared``: what it is without an onset."""
     if first is None:
-        return Label("", Outcome.AMBIGUOUS if touched else Outcome.CLEAN)
+        return Label("", spared)
     onset, kind = first
     return Label("", Outcome.EARLY if onset < early else Outcome.EVENT, onset, kind)
 

@@ -1,4 +1,4 @@
-"""The versioned table of limits (``labels-v1.toml``), read once."""
+"""The versioned tables of limits (``labels-v2.toml``, which extends ``labels-v1.toml``), read once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from rlwatch.errors import ConfigError
 
-VERSION = "labels-v1"
+VERSION = "labels-v2"
 _HERE = Path(__file__).parent
 
 
@@ -55,11 +55,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A version of the table; ``rows`` in the order in which ties are broken."""
+    """A version of the table; ``rows`` in the order in which ties are broken.
+
+    ``faulty``: whether a run with a fault that had not failed by its last row is of a class of its own.
+    """
 
     version: str
     windows: Windows
     rows: tuple[Limit, ...]
+    faulty: bool = False
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -76,18 +80,25 @@ def limits(version: str = VERSION) -> Limits:
     ConfigError
         If there is no such version.
     """
+    return parse(_document(version))
+
+
+def _document(version: str) -> dict[str, Any]:
+    """What a version's file says, on top of what it extends."""
     path = _HERE / f"{version}.toml"
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in _HERE.glob("labels-*.toml")))
         raise ConfigError(f"there are no labels {version!r}; there are {there}")
-    return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+    found = tomllib.loads(path.read_text(encoding="utf-8"))
+    return _document(found["extends"]) | found if "extends" in found else found
 
 
 def parse(table: Mapping[str, Any]) -> Limits:
     """A table of limits from its TOML document."""
     windows = dict(table["windows"])
     windows["baseline"] = tuple(windows["baseline"])
-    return Limits(table["version"], Windows(**windows), tuple(_limit(row) for row in table["limit"]))
+    rows = tuple(_limit(row) for row in table["limit"])
+    return Limits(table["version"], Windows(**windows), rows, faulty=bool(table.get("faulty")))
 
 
 def _limit(row: Mapping[str, Any]) -> Limit:

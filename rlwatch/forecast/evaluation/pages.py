@@ -99,8 +99,9 @@ def _budgets(tools: Sequence[Mapping[str, Any]]) -> Page:
         rows.append((_name(tool), *cells))
     note = (
         "Share of events forecast @ false alarms per 1000 steps that were realised, at budgets of 0.5, 1 and 2. "
-        "Pooled: thresholds picked on the scored runs, so flattering. All runs: alarms in ambiguous runs are false "
-        "too. A tool without a dial has its one setting in the first column; * marks what went beyond the budget."
+        "Pooled: thresholds picked on the scored runs, so flattering. All runs: all alarms in ambiguous and in faulty "
+        "runs are false too. A tool without a dial has its one setting in the first column; * marks what went beyond "
+        "the budget."
     )
     return Page("Recall by budget", note, headers, rows)
 
@@ -115,7 +116,7 @@ def _skill(tools: Sequence[Mapping[str, Any]]) -> Page:
     horizons = list(tools[0]["skill"]) if tools else []
     headers = (
         *("tool", *(f"AUROC {h}" for h in horizons), *(f"AUPRC {h}" for h in horizons)),
-        *("Brier skill 50", "ECE 50", "rows with a forecast"),
+        *("AUROC 50, built up", "Brier skill 50", "ECE 50", "rows with a forecast"),
     )
     rows = []
     for tool in tools:
@@ -124,10 +125,12 @@ def _skill(tools: Sequence[Mapping[str, Any]]) -> Page:
         precisions = [figure(at[h]["auprc"]) for h in horizons]
         middle = at["50"]
         told = share(middle["covered"], middle["rows"])
-        rows.append((_name(tool), *rocs, *precisions, figure(middle["brier_skill"]), figure(middle["ece"], 3), told))
+        calibrated = (figure(middle["brier_skill"]), figure(middle["ece"], 3))
+        rows.append((_name(tool), *rocs, *precisions, figure(middle.get("auroc_built_up")), *calibrated, told))
     note = (
         "Of rows before an onset, does the tool tell those that fail within so many steps from the others? Rows near "
-        "the end of a run without onset are left out; rows without a forecast rank last. Brier skill (against the base "
+        "the end of a run without onset are left out; rows without a forecast rank last. Built up: without the runs "
+        "whose failure came at once, or within 20 steps of its fault. Brier skill (against the base "
         "rate) and expected calibration error need chances."
     )
     return Page("Skill", note, headers, rows)

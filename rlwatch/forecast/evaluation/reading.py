@@ -29,8 +29,8 @@ def read_runs(path: Path, runs: Path | None = None) -> RunTable:
     path
         A file, or a folder with a Parquet file for each run.
     runs
-        The ``runs`` table (``run, recipe, family, pair``...); without it ``NAME-runs`` beside ``path`` is read where
-        there is one.
+        The ``runs`` table (``run, recipe, family, pair, fault_step, at_once``); without it ``NAME-runs`` beside
+        ``path`` is read where there is one.
 
     Names of trainers are read as canonical ones (:mod:`rlwatch.metrics`); unknown and textual columns are left out.
 
@@ -52,7 +52,8 @@ def read_runs(path: Path, runs: Path | None = None) -> RunTable:
     told = [_told(table, order[starts[:-1]], what, names, known) for what in ("recipe", "family")]
     pairs = tuple(str(known.get(name, {}).get("pair") or "") for name in names)
     faults = tuple(_whole(known.get(name, {}).get("fault_step")) for name in names)
-    return RunTable(names, told[0], told[1], pairs, starts, steps, columns, notes, faults)
+    at_once = tuple(bool(known.get(name, {}).get("at_once")) for name in names)
+    return RunTable(names, told[0], told[1], pairs, starts, steps, columns, notes, faults, at_once)
 
 
 def _whole(value: Any) -> int | None:

@@ -12,9 +12,6 @@ from rlwatch.forecast.evaluation.skill import Skill
 
 HEADLINE = 1.0
 """False alarm episodes per 1000 healthy steps at which tools are compared."""
-TIME_TO_WARN = 20
-"""Steps from fault to onset below which nobody could have warned in time: there was nothing to be seen."""
-SLOW, SUDDEN = f"fault {TIME_TO_WARN} or more steps before", f"fault less than {TIME_TO_WARN} steps before"
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,8 @@ class ToolResult:
     """One tool. Settings by budget (episodes per 1000 steps); of a tool without a dial only ``as_is``.
 
     ``transferred``: thresholds from the other folds; ``pooled``: from the scored runs themselves, so flattering;
-    ``strict``: transferred (pooled without folds), where alarms in ambiguous runs are false too.
+    ``strict``: transferred (pooled without folds), where alarms in ambiguous and faulty runs are
+    false too.
     """
 
     name: str

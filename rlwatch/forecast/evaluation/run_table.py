@@ -15,6 +15,8 @@ Bools = NDArray[np.bool_]
 
 TRUTH = "truth/"
 """Columns that begin so are hidden: labels may read them, nothing that forecasts may."""
+HEALTHY = "healthy"
+"""The family of runs without a fault, or with one that is harmless or ends in time."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class RunTable:
 
     ``runs``, ``recipes``, ``families``, ``pairs``: one entry a run; ``pairs`` names the run that a run is the
     faultless twin of, or ""; ``faults``: the step at which the fault of a run that was made to fail began, None (or no
-    entry at all) where nobody knows. ``starts``: the first row of each run and, last, the number of rows. ``step``: of
+    entry at all) where nobody knows. ``at_once``: whether the fault is of a kind that shows nothing before it strikes
+    (no entry: nobody knows). ``starts``: the first row of each run and, last, the number of rows. ``step``: of
     each row. ``columns``: by canonical name, and hidden ``truth/`` ones.
     """
 
@@ -44,6 +47,7 @@ class RunTable:
     columns: Mapping[str, Column]
     notes: tuple[str, ...] = field(default=())
     faults: tuple[int | None, ...] = field(default=())
+    at_once: tuple[bool, ...] = field(default=())
 
     def __len__(self) -> int:
         """How many rows."""
@@ -96,6 +100,12 @@ class RunTable:
         """Rows of the run at place ``i``."""
         return slice(int(self.starts[i]), int(self.starts[i + 1]))
 
+    @cached_property
+    def fault(self) -> Floats:
+        """Of each run, the step from which on a fault was there for good; infinite where none is known of."""
+        known = zip(self.faults or (None,) * len(self.runs), self.families, strict=True)
+        return np.array([np.inf if step is None or family == HEALTHY else step for step, family in known], dtype=float)
+
     @property
     def visible(self) -> list[str]:
         """Names of the columns that are not hidden."""
@@ -122,4 +132,5 @@ class RunTable:
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
         told = (of(self.runs), of(self.recipes), of(self.families), of(self.pairs))
         faults = tuple(self.faults[i] for i in places) if self.faults else ()
-        return RunTable(*told, starts, self.step[rows], columns, self.notes, faults)
+        at_once = tuple(self.at_once[i] for i in places) if self.at_once else ()
+        return RunTable(*told, starts, self.step[rows], columns, self.notes, faults, at_once)

@@ -17,9 +17,6 @@ from rlwatch.forecast.evaluation.folds import Split, folds_of
 from rlwatch.forecast.evaluation.labels import Labels, Outcome
 from rlwatch.forecast.evaluation.results import (
     HEADLINE,
-    SLOW,
-    SUDDEN,
-    TIME_TO_WARN,
     Evaluation,
     Group,
     Setting,
@@ -159,19 +156,8 @@ class Field:
         table, line = self.line.table, self.line
         types = tuple(label.type for label in line.labels)
         flags = _flags(alarms)
-        times = _times(line)
-        named = {"time to warn": times, "family": table.families, "recipe": table.recipes, "type": types}
+        named = {"time to warn": line.warning, "family": table.families, "recipe": table.recipes, "type": types}
         return {by: _grouped(names, flags) for by, names in named.items()}
-
-
-def _times(line: Timeline) -> list[str]:
-    """Of each event, whether its fault had been there for long enough to be seen before the failure."""
-    found = [""] * len(line.labels)
-    for i in line.events.tolist() if line.table.faults else ():
-        fault, onset = line.table.faults[i], line.labels[i].onset
-        if fault is not None and onset is not None:
-            found[i] = SLOW if onset - fault >= TIME_TO_WARN else SUDDEN
-    return found
 
 
 def _flags(alarms: Alarms) -> dict[str, Floats]:

@@ -9,7 +9,7 @@ import numpy as np
 from rlwatch.forecast.evaluation.episodes import heard
 from rlwatch.forecast.evaluation.run_table import Bools, Floats, Ints
 from rlwatch.forecast.evaluation.scores import ToolScores
-from rlwatch.forecast.evaluation.timeline import Timeline
+from rlwatch.forecast.evaluation.timeline import AT_ONCE, SUDDEN, Timeline
 
 BINS = 10
 """Of the expected calibration error, of equal width."""
@@ -23,6 +23,8 @@ class Skill:
 
     ``auroc``, ``auprc`` in [0, 1], None where all rows are alike. ``brier``, ``brier_skill`` (1 - Brier score over
     that of the base rate; below 0 is worse than it) and ``ece`` are of the covered rows; None without chances.
+    ``auroc_built_up``: without the runs whose failure came at once, or too soon after its fault to be seen; None where
+    no faults are known of.
     """
 
     horizon: int
@@ -35,6 +37,7 @@ class Skill:
     brier_skill: float | None = None
     ece: float | None = None
     auroc_interval: tuple[float, float] | None = None
+    auroc_built_up: float | None = None
 
 
 def skill(timeline: Timeline, tool: ToolScores, horizon: int, draws: Ints | None = None) -> Skill:
@@ -48,7 +51,15 @@ def skill(timeline: Timeline, tool: ToolScores, horizon: int, draws: Ints | None
     run = timeline.table.run_of[rows]
     interval = None if draws is None else _interval(score, fails, run, draws)
     ranked = (auroc(score, fails), auprc(score, fails))
-    return Skill(horizon, len(fails), int(fails.sum()), int(told.sum()), *ranked, *calibrated, interval)
+    built_up = _built_up(timeline, run, score, fails)
+    return Skill(horizon, len(fails), int(fails.sum()), int(told.sum()), *ranked, *calibrated, interval, built_up)
+
+
+def _built_up(timeline: Timeline, run: Ints, score: Floats, fails: Bools) -> float | None:
+    if not any(timeline.warning):
+        return None
+    kept = np.array([warning not in {AT_ONCE, SUDDEN} for warning in timeline.warning])[run]
+    return auroc(score[kept], fails[kept])
 
 
 def auroc(score: Floats, fails: Bools) -> float | None:

@@ -19,6 +19,12 @@ LEAD, EARLY_LEAD = 5, 10
 AFTER, AFTER_ROWS = 10, 10
 """Steps (or logged rows) after the onset by which an alarm still detects."""
 
+TIME_TO_WARN = 20
+"""Steps from fault to onset below which nobody could have warned in time: there was nothing to be seen."""
+BUILT_UP = f"built up over {TIME_TO_WARN} steps or more"
+SUDDEN = f"fault less than {TIME_TO_WARN} steps before"
+AT_ONCE = "of a kind that comes at once"
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -66,15 +72,30 @@ class Timeline:
         """Places of the runs that failed early and have monitored rows."""
         return np.flatnonzero(self.are(Outcome.EARLY) & (self.table.last >= self.start))
 
-    def healthy(self, *, strict: bool = False) -> Bools:
-        """Rows where an alarm is false: of clean runs, and of events more than 100 steps before the onset.
+    @cached_property
+    def warning(self) -> tuple[str, ...]:
+        """Of each event, what there was to be seen before it; "" of other runs, and where no fault is known of."""
+        found = [""] * len(self.labels)
+        for i in self.events.tolist() if self.table.faults else ():
+            fault = self.table.faults[i]
+            if fault is not None:
+                late = self.onset[i] - fault < TIME_TO_WARN
+                at_once = bool(self.table.at_once) and self.table.at_once[i]
+                found[i] = AT_ONCE if at_once else SUDDEN if late else BUILT_UP
+        return tuple(found)
 
-        ``strict``: also of ambiguous runs.
+    def healthy(self, *, strict: bool = False) -> Bools:
+        """Rows where an alarm is false: of clean runs, of faulty ones before their fault, and of events more than 100
+        steps before the onset.
+
+        ``strict``: also all those of ambiguous and of faulty runs.
         """
-        kinds = (Outcome.CLEAN, Outcome.AMBIGUOUS) if strict else (Outcome.CLEAN,)
-        whole, before = self.are(*kinds), self.are(Outcome.EVENT)
-        ahead = self.table.step < self.onset[self.table.run_of] - BEFORE
-        return self.monitored & (whole[self.table.run_of] | (before[self.table.run_of] & ahead))
+        kinds = (Outcome.CLEAN, Outcome.AMBIGUOUS, Outcome.FAULTY) if strict else (Outcome.CLEAN,)
+        until = np.where(self.are(*kinds), np.inf, -np.inf)
+        until = np.where(self.are(Outcome.EVENT), self.onset - BEFORE, until)
+        if not strict:
+            until = np.where(self.are(Outcome.FAULTY), self.table.fault, until)
+        return self.monitored & (self.table.step < until[self.table.run_of])
 
     @cached_property
     def at_risk(self) -> Bools:

@@ -8,6 +8,8 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
+from rlwatch.forecast.evaluation.labels import Labels, Outcome
+from rlwatch.forecast.evaluation.run_table import RunTable
 from rlwatch.forecast.forecaster import SMOOTHED
 from rlwatch.forecast.training.examples import Examples, Floats
 
@@ -32,13 +34,23 @@ def smoothed(scores: Floats, run: npt.NDArray[np.int64]) -> Floats:
     return found
 
 
-def healthy(part: Examples, clean: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Rows in which any alarm is false: of clean runs, and of failing ones long before the onset.
+def sound_until(table: RunTable, labels: Labels) -> Floats:
+    """Of each run without an onset, the step before which it is healthy.
 
-    ``clean``: of each place in the table, whether the run is one; runs that are neither count nowhere.
+    Infinite of a clean one, that of the fault of a faulty one; -inf of others, which count nowhere.
+    """
+    known = [label.outcome for label in labels.of(table)]
+    whole = np.where([outcome is Outcome.CLEAN for outcome in known], np.inf, -np.inf)
+    return np.where([outcome is Outcome.FAULTY for outcome in known], table.fault, whole)
+
+
+def healthy(part: Examples, sound: Floats) -> npt.NDArray[np.bool_]:
+    """Rows in which any alarm is false: of sound runs, and of failing ones long before the onset.
+
+    ``sound``: of each place in the table, as :func:`sound_until` gives it.
     """
     fails = np.isfinite(part.ahead)
-    return np.where(fails, part.ahead > NEAR, clean[part.run])
+    return np.where(fails, part.ahead > NEAR, part.step < sound[part.run])
 
 
 def episodes(part: Examples, alarm: npt.NDArray[np.bool_]) -> int:

@@ -118,8 +118,8 @@ def train(
     scored = parts.scored
     held = out_of_fold(scored, parts.coarse, folds_of(table, Split.RUN, folds), how, jobs=jobs, tell=tell)
     lines = [line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(scored))]
-    clean = np.array([label.outcome is Outcome.CLEAN for label in known])
-    profiles = tuple(_profile(name, scored, held[name], lines, clean) for name in PROFILES)
+    harmless = np.flatnonzero(thresholds.healthy(scored, thresholds.sound_until(table, labels)))
+    profiles = tuple(_profile(name, scored, held[name], lines, harmless) for name in PROFILES)
     tell("the model itself")
     learnt = blend.learn(mixed(scored, parts.coarse, how.seed), how, kinds=True)
     p50 = chances(held["taps"], lines)[: len(parts.fine), 1]
@@ -198,9 +198,9 @@ def chances(logits: Floats, lines: Sequence[tuple[float, float]]) -> Floats:
 
 
 def _profile(
-    name: str, fine: Examples, logits: Floats, lines: Sequence[tuple[float, float]], clean: npt.NDArray[np.bool_]
+    name: str, fine: Examples, logits: Floats, lines: Sequence[tuple[float, float]], rows: npt.NDArray[np.int64]
 ) -> Profile:
-    rows = np.flatnonzero(thresholds.healthy(fine, clean))
+    """Thresholds of one profile; ``rows``: those in which any alarm is false."""
     part = fine.only(rows)
     p50 = thresholds.smoothed(chances(logits, lines)[:, 1], fine.run)[rows]
     static = thresholds.smoothed(fine.static, fine.run)[rows]
