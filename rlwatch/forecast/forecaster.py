@@ -6,22 +6,21 @@ import math
 import os
 import statistics
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.artefact import load, shipped
 from rlwatch.forecast.features import FEATURES, Features, FeatureStream
 from rlwatch.forecast.forecast import Forecast, Reason
-from rlwatch.forecast.limits import FAR_AHEAD, LIMITS_V1, Reach, nearest
-from rlwatch.forecast.model import Chances, Model, Profile, reasons
+from rlwatch.forecast.limits import FAR_AHEAD, Reach, nearest
+from rlwatch.forecast.model import Chances, Model, reasons
 from rlwatch.forecast.signals import SIGNALS
+from rlwatch.forecast.terms import Terms, terms
 from rlwatch.records import ClosedStep, Event
 
 BUDGET = "1"
 """False alarm episodes in 1000 healthy steps that are put up with."""
-FLOOR = "2"
-"""Budget whose threshold one of one's own does not go below."""
 SMOOTHED = 3
 """Rows whose median is judged: one odd row is no alarm."""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
@@ -30,15 +29,8 @@ BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
 """Environment variable with another budget than :data:`BUDGET`."""
 THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
 """Environment variable with a threshold of one's own."""
-ENOUGH = 0.2
-"""Share of what the model learnt that a run must be able to tell to be given chances."""
-LEAN = 0.45
-"""Below this share a run is held to half the budget, and an alarm of the model alone is a remark: on public logs of few
-averages it is wrong more often than on the runs its thresholds come from."""
 WORTH_TELLING = 0.25
 """Risk below which no limit and no reason is looked for: nothing stands out, and looking costs as much again."""
-LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
-"""Signals that have a limit."""
 
 
 class Forecaster:
@@ -76,9 +68,7 @@ class Forecaster:
         self._stream = FeatureStream()
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
-        self._profile: Profile | None = None
-        self._absent = self._limits_only = ""
-        self._lean = False
+        self._terms: Terms | None = None
 
     def notice(self, event: Event) -> None:
         """A reset of the reference is no change of the policy."""
@@ -90,56 +80,32 @@ class Forecaster:
         features = self._stream.update(step.step, step.metrics)
         if features is None:
             return Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}")
-        profile = self._profile or self._choose()
-        if profile is None:
-            return Forecast(step.step, absent=self._absent)
-        return self._forecast(features, profile)
+        if self._terms is None or self._terms.absent:  # what a run logs is known once its baseline is
+            self._terms = terms(self._model, frozenset(self._names()), self._budget, self._own)
+        if self._terms.absent:
+            return Forecast(step.step, absent=self._terms.absent)
+        return self._forecast(features, self._terms)
 
     @property
     def judged(self) -> float:
         """Median of the last few p50: what is held against the threshold; 0 before there is a forecast."""
         return statistics.median(self._chances) if self._chances else 0.0
 
-    def threshold(self, profile: Profile) -> float:
-        """Least p50 that is an alarm, for a run that logs these signals."""
-        if self._own is None:
-            return profile.thresholds[self._budget]
-        return max(self._own, profile.thresholds.get(FLOOR, profile.thresholds[self._budget]))
-
-    def _choose(self) -> Profile | None:
-        """Once the baseline is known: the thresholds for what this run logs, or why there are none."""
-        names = self._names()
-        signals = frozenset(names)
-        known = self._model.known(signals)
-        if known < ENOUGH:
-            missing = sorted(set(self._model.gains) - signals, key=lambda s: -self._model.gains[s])
-            wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])
-            short = f"because this run logs {known:.0%} of what the model goes by; it would need {wanted}"
-            if not signals & LIMITED:
-                self._absent = f"no forecast {short}"
-                return None
-            self._limits_only = f"no chance is given {short}"
-        if known < LEAN:
-            self._lean = True
-            self._budget = stricter(self._budget, self._model.profiles[0].thresholds)
-        self._profile = self._model.profile(signals)
-        return self._profile
-
     def _names(self) -> dict[str, str]:
         """Metric that each signal of this run is read from."""
         pairs = zip(SIGNALS, self._stream.history.source, strict=True)
         return {signal.name: metric for signal, metric in pairs if metric is not None}
 
-    def _forecast(self, features: Features, profile: Profile) -> Forecast:
+    def _forecast(self, features: Features, held: Terms) -> Forecast:
         close = nearest(features.reaches)
         self._reached.append(close.share if close else 0.0)
-        by_limit = statistics.median(self._reached) / profile.static[self._budget]
-        if self._limits_only:
-            return self._by_limit(features.step, by_limit, close)
+        by_limit = statistics.median(self._reached) / held.static
+        if held.limits_only:
+            return self._by_limit(features.step, by_limit, close, held.limits_only)
         x = features.values[self._places].tolist()
         chances = self._model.chances(x)
         self._chances.append(chances.p50)
-        by_model = self.judged / self.threshold(profile)
+        by_model = self.judged / held.model
         risk = max(by_model, by_limit)
         limit, steps_to, why = self._told(x, chances, close, risk, alone=by_limit > by_model)
         return Forecast(
@@ -152,16 +118,16 @@ class Forecaster:
             limit=limit,
             steps_to=steps_to,
             why=why,
-            lean=self._lean,
+            lean=held.lean,
         )
 
-    def _by_limit(self, step: int, risk: float, close: Reach | None) -> Forecast:
+    def _by_limit(self, step: int, risk: float, close: Reach | None, why_only: str) -> Forecast:
         """What a run is told that logs too little for the model."""
         if close is None:
-            return Forecast(step, risk=risk, alarm=risk >= 1.0, limits_only=self._limits_only)
+            return Forecast(step, risk=risk, alarm=risk >= 1.0, limits_only=why_only)
         limit, steps_to, why = self._of(close)
         return Forecast(
-            step, risk=risk, alarm=risk >= 1.0, limit=limit, steps_to=steps_to, why=why, limits_only=self._limits_only
+            step, risk=risk, alarm=risk >= 1.0, limit=limit, steps_to=steps_to, why=why, limits_only=why_only
         )
 
     def _of(self, close: Reach) -> tuple[str, float | None, tuple[Reason, ...]]:
@@ -183,15 +149,6 @@ class Forecaster:
             return self._of(close)
         limit = self._model.limit(x) or (close.limit.type if close is not None else "")
         return limit, chances.steps_to, reasons(self._model.why(x), self._names())
-
-
-def stricter(budget: str, known: Collection[str]) -> str:
-    """The largest of the ``known`` budgets that is at most half of ``budget``; that itself where there is none.
-
-    >>> stricter("1", ["0.25", "0.5", "1"]), stricter("0.25", ["0.25", "1"])
-    ('0.5', '0.25')
-    """
-    return max((each for each in known if float(each) <= float(budget) / 2), key=float, default=budget)
 
 
 @cache

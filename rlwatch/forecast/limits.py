@@ -17,6 +17,8 @@ FAR_AHEAD = 200.0
 """Steps beyond which a straight line says nothing."""
 CLEAR = 4.0
 """Spreads (:attr:`Standing.noise`) that a signal must have moved before its way to a limit means anything."""
+SPENT = "ent_low"
+"""The type of limit that is no danger while it buys reward: R = -a exp(H) + b (arXiv 2505.22617)."""
 _PLACE = {signal.name: i for i, signal in enumerate(SIGNALS)}
 
 
@@ -59,7 +61,8 @@ LIMIT_FEATURES = tuple(
 class Reach:
     """``share`` of the way to a limit (1: reached; NaN: not measured); ``steps`` a straight line needs for the rest.
 
-    ``clear``: the signal has moved by more than noise.
+    ``clear``: the signal has moved by more than noise, and the move means danger: entropy that falls while the reward
+    clearly rises is what learning costs.
     """
 
     limit: Limit
@@ -91,7 +94,18 @@ class Standing:
 
 def reaches(goal: tuple[float, ...], at: Standing) -> tuple[Reach, ...]:
     """Where each limit stands. ``goal``: of each limit, as :func:`goals` gives them."""
-    return tuple(_reach(limit, end, at) for limit, end in zip(LIMITS_V1, goal, strict=True))
+    rising = _rising(at)
+    return tuple(
+        _reach(limit, end, at, meant=not (rising and limit.type == SPENT))
+        for limit, end in zip(LIMITS_V1, goal, strict=True)
+    )
+
+
+def _rising(at: Standing) -> bool:
+    """Whether the reward has clearly risen since the baseline, and not clearly fallen from its best."""
+    i = _PLACE["reward"]
+    clearly = CLEAR * float(at.noise[i])
+    return bool(at.now[i] >= clearly and at.fallen[i] > -clearly)
 
 
 def nearest(reached: tuple[Reach, ...]) -> Reach | None:
@@ -100,7 +114,8 @@ def nearest(reached: tuple[Reach, ...]) -> Reach | None:
     return max(moving, key=lambda reach: reach.share, default=None)
 
 
-def _reach(limit: Limit, goal: float, at: Standing) -> Reach:
+def _reach(limit: Limit, goal: float, at: Standing, *, meant: bool) -> Reach:
+    """``meant``: whether a clear move towards the limit means danger."""
     i = _PLACE[limit.signal]
     moved = float((at.fallen if limit.from_best else at.now)[i])
     if not math.isfinite(moved):
@@ -112,7 +127,7 @@ def _reach(limit: Limit, goal: float, at: Standing) -> Reach:
     pace = float(at.slope[i]) / 10.0
     steps = (goal - moved) / pace if math.isfinite(pace) and pace * goal > 0.0 else FAR_AHEAD
     ahead = 0.0 if share >= 1.0 else min(max(steps, 0.0), FAR_AHEAD)
-    return Reach(limit, share, ahead, abs(moved) >= CLEAR * float(at.noise[i]))
+    return Reach(limit, share, ahead, meant and abs(moved) >= CLEAR * float(at.noise[i]))
 
 
 def _goal(limit: Limit, history: History, i: int) -> float:

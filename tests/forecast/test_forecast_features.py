@@ -144,6 +144,29 @@ def test_the_nearest_limit_is_the_one_a_signal_has_clearly_moved_to():
     assert nearest(stream(steady(90))[90].reaches) is None
 
 
+@pytest.mark.parametrize(("reward", "told"), [(0.5, True), (0.95, False), (0.2, True)])
+def test_entropy_that_buys_reward_is_on_no_way_to_a_failure(reward, told):
+    """The same fall of entropy: told where the reward stands still or falls, not where it has clearly risen."""
+    moved = {
+        "policy/entropy": lambda s: 1.0 if s < 60 else 0.3,
+        "reward/mean": lambda s: (0.5 if s < 60 else reward) + 0.01 * math.sin(7 * s),
+    }
+    found = stream(steady(90, **moved))[90]
+    entropy = next(reach for reach in found.reaches if reach.limit.type == "ent_low")
+
+    assert entropy.clear == told
+    assert entropy.share == pytest.approx(math.log(0.3) / math.log(0.2), abs=0.05)
+
+
+def test_entropy_that_stays_low_after_the_reward_fell_back_is_told_again():
+    """What was bought is lost."""
+    moved = {
+        "policy/entropy": lambda s: 1.0 if s < 60 else 0.3,
+        "reward/mean": lambda s: (0.5 if s < 60 else 0.95 if s < 75 else 0.75) + 0.01 * math.sin(7 * s),
+    }
+    assert next(reach for reach in stream(steady(90, **moved))[90].reaches if reach.limit.type == "ent_low").clear
+
+
 def test_a_straight_line_says_when_a_limit_is_reached():
     """KL that grows by 0.02 a step from 0.3 on reaches 1.5 in about sixty steps, in log scale sooner."""
     rows = steady(100, **{"policy/kl_ref_k3": lambda s: 0.02 * math.exp(0.04 * max(0, s - 50))})

@@ -149,8 +149,9 @@ def test_the_environment_names_another_model_budget_and_threshold(monkeypatch, t
     monkeypatch.setenv("RLWATCH_FORECAST_MODEL", str(tmp_path / "m.json"))
     monkeypatch.setenv("RLWATCH_FORECAST_BUDGET", "0.5")
     monkeypatch.setenv("RLWATCH_FORECAST_THRESHOLD", "0.97")
-    both = small_model().profiles[0]
-    assert default_forecaster().threshold(both) == 0.97
+    one, rows = default_forecaster(), steady(61)
+    found = [one.update(ClosedStep(step, row)) for step, row in rows.items()][-1]
+    assert found.risk == pytest.approx(one.judged / 0.97)
     monkeypatch.setenv("RLWATCH_FORECAST_THRESHOLD", "high")
     with pytest.raises(ConfigError, match="'high'; it must be a chance"):
         default_forecaster()

@@ -1,0 +1,60 @@
+"""What a run is held to depends on what it logs."""
+
+import pytest
+from forecast_models import small_model
+
+from rlwatch.forecast.artefact import shipped
+from rlwatch.forecast.signals import SIGNALS
+from rlwatch.forecast.terms import ENOUGH, LEAN, LIMITED, stricter, terms
+
+EVERYTHING = frozenset(signal.name for signal in SIGNALS)
+
+
+def test_a_run_that_logs_everything_has_the_thresholds_of_its_budget():
+    """Of the whole profile, and nothing is said against it."""
+    model = shipped()
+    held = terms(model, EVERYTHING, "1")
+
+    assert (held.model, held.static) == (model.profiles[0].thresholds["1"], model.profiles[0].static["1"])
+    assert (held.limits_only, held.lean, held.absent) == ("", False, "")
+
+
+@pytest.mark.parametrize(
+    "signals", [{"entropy", "grad"}, {"reward"}, {"entropy", "grad", "reward", "kl_ref", "length"}]
+)
+def test_the_less_a_run_logs_the_more_is_asked_of_an_alarm(signals):
+    """Below a share of the gain half the budget; below another limits alone, and the reason names what would help."""
+    model = shipped()
+    known = model.known(frozenset(signals))
+    held = terms(model, frozenset(signals), "1")
+    profile = model.profile(frozenset(signals))
+
+    assert held.lean == (known < LEAN)
+    assert held.static == profile.static["0.5" if held.lean else "1"]
+    assert bool(held.limits_only) == (known < ENOUGH)
+    if held.limits_only:
+        assert f"logs {known:.0%} of what the model goes by; it would need " in held.limits_only
+
+
+def test_without_a_signal_that_has_a_limit_there_is_no_forecast():
+    """Neither layer has anything to go by."""
+    poor = terms(shipped(), frozenset({"advantage"}), "1")
+
+    assert "advantage" not in LIMITED
+    assert poor.absent.startswith("no forecast because this run logs")
+
+
+def test_a_threshold_of_ones_own_counts_down_to_that_of_twice_the_budget():
+    """Above it as it is; below it the model's for a budget of 2 holds."""
+    model = shipped()
+    floor = model.profiles[0].thresholds["2"]
+
+    assert terms(model, EVERYTHING, "1", 0.99).model == 0.99
+    assert terms(model, EVERYTHING, "1", floor / 2).model == floor
+    assert terms(small_model(), EVERYTHING, "1", 0.5).static == small_model().profiles[0].static["1"]
+
+
+def test_the_stricter_budget_is_at_most_half():
+    """Or the same, where the model knows none so small."""
+    assert stricter("2", ["0.25", "0.5", "1", "2"]) == "1"
+    assert stricter("0.25", ["0.25"]) == "0.25"
