@@ -28,6 +28,8 @@ def test_events_are_grouped_by_how_long_their_fault_was_there_before():
         "fault less than 20 steps before": (1, 0),
         "of a kind that comes at once": (1, 0),
     }
+    point = found["tools"][0]["headline"]
+    assert (point["events"], point["built_up"], point["built_up_forecast"]) == (4, 1, 1)
     assert [page.title for page in pages(found)].count("By time to warn") == 1
 
 

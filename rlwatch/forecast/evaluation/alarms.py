@@ -11,7 +11,7 @@ import numpy as np
 from rlwatch.forecast.evaluation.episodes import Episodes
 from rlwatch.forecast.evaluation.placebo import at_least, expected
 from rlwatch.forecast.evaluation.run_table import Bools, Floats, Ints
-from rlwatch.forecast.evaluation.timeline import AFTER, AFTER_ROWS, BEFORE, EARLY_LEAD, LEAD, Timeline
+from rlwatch.forecast.evaluation.timeline import AFTER, AFTER_ROWS, BEFORE, BUILT_UP, EARLY_LEAD, LEAD, Timeline
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Point:
     Of ``events``: ``forecast`` had an alarm 100 to 5 steps before, ``early`` 100 to 10 before, ``detected`` by 10
     steps after, ``detected_rows`` by 10 logged rows after. ``placebo`` and ``placebo_early``: how many it would have
     hit if it alarmed in them as it does in clean runs over the same steps; ``p``: chance of as many hits or more then.
+    ``built_up`` events, ``built_up_forecast`` of them forecast, are those whose fault could be seen.
     ``lead``: quartiles of steps from the first alarm of the window to the onset (None without a hit).
     ``faults``, ``faults_detected``: runs that failed before step 55. ``episodes``: false ones, in ``steps`` steps and
     ``rows`` rows, of which ``occupied`` steps were under alarm. ``clean_alarmed`` of ``clean`` runs had any alarm.
@@ -44,6 +45,8 @@ class Point:
     occupied: float
     clean: int
     clean_alarmed: int
+    built_up: int
+    built_up_forecast: int
 
     @property
     def recall(self) -> float | None:
@@ -152,6 +155,7 @@ class Alarms:
         line = self.timeline
         hits, early, detected = (self.hits(last) for last in (-LEAD, -EARLY_LEAD, AFTER))
         chances, chances_early = self.chances(-LEAD), self.chances(-EARLY_LEAD)
+        slow = np.array([line.warning[i] == BUILT_UP for i in line.events.tolist()], dtype=bool)
         quartiles = np.percentile(self.leads, (25, 50, 75)) if len(self.leads) else None
         return Point(
             events=len(hits),
@@ -172,4 +176,6 @@ class Alarms:
             occupied=float(self.found.occupied(self.threshold).sum()),
             clean=len(line.clean),
             clean_alarmed=int(self.ever(line.clean).sum()),
+            built_up=int(slow.sum()),
+            built_up_forecast=int((slow & hits).sum()),
         )
