@@ -70,9 +70,10 @@ bench-detect: $(VENV)/.dev
 	$(BIN)/python benchmarks/detection --peers build/peers $(ARGS)
 
 # Makes the leaderboard of forecasts anew: peers and our own alarms first, then the models, fold by fold.
+JOBS ?= 2
 bench-forecast: $(VENV)/.dev
-	$(BIN)/python benchmarks/forecast/tools.py benchmarks/forecast/corpus.parquet --out build/forecast/tools --peers build/peers
-	$(BIN)/python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/forecast \
+	$(BIN)/python benchmarks/forecast/tools.py benchmarks/forecast/corpus.parquet --out build/forecast/tools --peers build/peers --jobs $(JOBS)
+	$(BIN)/python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/forecast --jobs $(JOBS) \
 	  --page docs/forecast-leaderboard.md --scores "rlwatch's detectors=build/forecast/tools/rlwatch-any.csv" \
 	  --scores "rlwatch's detectors, critical=build/forecast/tools/rlwatch-critical.csv" \
 	  --scores "PyPI rlwatch 0.5.1=build/forecast/tools/rlwatch-0.5.1-any.csv" \

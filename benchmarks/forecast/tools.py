@@ -16,11 +16,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from joblib import Parallel, delayed
-from rich.progress import track
+from rich.progress import Progress, track
 
 HERE = Path(__file__).parent
 sys.path[0] = str(HERE.parent)  # not this folder: its module `statistics` would hide the standard one
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder for the alarms")
     parser.add_argument("--peers", type=Path, help="folder of the peers' environments; without it they are left out")
-    parser.add_argument("--jobs", type=int, default=1, help="processes for our own detectors")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     table = read_runs(args.table)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def main() -> None:
         "rlwatch any alarm": write(args.out / "rlwatch-any.csv", (each[:2] for each in ours)),
     }
     for name, (package, worker) in PEERS.items() if args.peers else ():
-        alarms = list(peer(table, environment(args.peers, package), worker))
+        alarms = list(peers(table, environment(args.peers, package), worker, args.jobs))
         stem = package.replace("==", "-")
         written[name] = write(args.out / f"{stem}-critical.csv", (each[:2] for each in alarms if each[2]))
         written[f"{name}, any"] = write(args.out / f"{stem}-any.csv", (each[:2] for each in alarms))
@@ -76,19 +76,34 @@ def _scanned(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, bool]]
     return [(alarm.step, alarm.severity is Severity.CRITICAL) for alarm in alarms]
 
 
-def peer(table: RunTable, python: Path, worker: str) -> Iterator[tuple[str, int, bool]]:
-    """Alarms of a package, run by run, by its own code."""
+def peers(table: RunTable, python: Path, worker: str, jobs: int) -> Iterator[tuple[str, int, bool]]:
+    """Alarms of a package, by its own code; so many of its processes share the runs."""
+    shares = [range(first, len(table.runs), jobs) for first in range(jobs)]
+    with Progress() as progress:
+        bar = progress.add_task(worker, total=len(table.runs))
+        work = (delayed(peer)(table, python, worker, runs, lambda: progress.advance(bar)) for runs in shares)
+        for found in Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(work):
+            yield from found
+
+
+def peer(
+    table: RunTable, python: Path, worker: str, runs: Sequence[int], done: Callable[[], None]
+) -> list[tuple[str, int, bool]]:
+    """Alarms in some of the runs (places), by one process of a package; ``done`` is called after each."""
+    found: list[tuple[str, int, bool]] = []
     command = [python, "-E", HERE.parent / "detection" / worker]  # PYTHONPATH may hold our own package of that name
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        for i, run in enumerate(track(table.runs, description=worker)):
+        for i in runs:
             process.stdin.write(json.dumps(list(table.stream(i))) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
             if not line:
-                raise SystemExit(f"{worker} ended at run {run!r}")
-            yield from ((run, step, critical) for step, critical in json.loads(line))
+                raise SystemExit(f"{worker} ended at run {table.runs[i]!r}")
+            found += [(table.runs[i], step, critical) for step, critical in json.loads(line)]
+            done()
+    return found
 
 
 def environment(folder: Path, package: str) -> Path:
