@@ -8,7 +8,7 @@ auxiliary loss, sum up to the norm G. How far they miss it is the gap: the check
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,7 @@ from rlwatch.gradloc.finite_difference import (
 )
 from rlwatch.gradloc.forward_ad import forward_mode
 from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.refusal import tried
 from rlwatch.gradloc.report import Method
 from rlwatch.gradloc.sharding import sharded_modules
 from rlwatch.gradloc.world import Alone, World
@@ -153,7 +154,7 @@ class _Trial:
 
     def run(self, method: Method) -> Attribution | None:
         """None if it failed on some rank, or gave no finite number."""
-        found, why = _attempt({Method.FD: self._fd, Method.RICHARDSON: self._richardson, Method.JVP: self._jvp}[method])
+        found, why = tried({Method.FD: self._fd, Method.RICHARDSON: self._richardson, Method.JVP: self._jvp}[method])
         gap, aux, moved, low, failed = self._agree(found)
         self._forwards += 2 if found is None else found.forwards
         if found is None or failed or not math.isfinite(gap):
@@ -192,12 +193,3 @@ class _Trial:
 
     def _jvp(self) -> Derived:
         return forward_mode(self._model, self._passes, self._direction, ranks=self._world.size)
-
-
-def _attempt(work: Callable[[], Derived]) -> tuple[Derived | None, str]:
-    """What ``work`` gives, or why it does not: operations that have no derivative, kernels, memory."""
-    try:
-        return work(), ""
-    except Exception as error:  # noqa: BLE001  (any kernel of any model may refuse; the other ranks must hear of it)
-        first = (str(error).splitlines() or [""])[0]
-        return None, f"{type(error).__name__}: {first[:200]}"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlwatch.gradloc.errors import NotLocalised
 from rlwatch.gradloc.gradients import gradients_of, run_again
 from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.refusal import tried
 from rlwatch.gradloc.report import TokenAt
 from rlwatch.gradloc.world import World
 
@@ -167,10 +168,8 @@ class Probes:
 
     def _attempt(self, segment: Segment) -> Tensor:
         """(2,): squared norm of this rank's part, and 1 if it could not be had (out of memory, most likely)."""
-        try:
-            return torch.stack([self._squares(segment), torch.zeros((), dtype=torch.float64)])
-        except Exception:  # noqa: BLE001  (any kernel of any model may refuse; the other ranks must hear of it)
-            return torch.tensor([0.0, 1.0], dtype=torch.float64)
+        part, _ = tried(lambda: torch.stack([self._squares(segment), torch.zeros((), dtype=torch.float64)]))
+        return torch.tensor([0.0, 1.0], dtype=torch.float64) if part is None else part
 
     def _squares(self, segment: Segment) -> Tensor:
         """The part of this rank in the squared norm. With sharded parameters ranks outside of the segment run along."""

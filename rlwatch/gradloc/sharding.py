@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -58,15 +58,14 @@ class Gathered:
 
     def __enter__(self) -> Self:
         units = sharded_modules(self._model)
-        try:
+        with ExitStack() as undo:
+            undo.push(self.__exit__)
             for unit, keys in zip(units, _owned(units), strict=True):
                 self._keep_input_type(unit)
                 mine = [key for key in keys if key in self._gradients]
                 self._hooks.append(unit.register_forward_pre_hook(partial(self._gather, mine)))
                 self._hooks.append(unit.register_forward_hook(partial(self._drop, mine), always_call=True))
-        except BaseException:
-            self.__exit__()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlwatch.gradloc.gradients import Gradients, Weights, beside_training, gradients_of, run_again
 from rlwatch.gradloc.passes import LossPass, Outputs, Passes
+from rlwatch.gradloc.refusal import tried
 from rlwatch.gradloc.report import OwnGradient, TokenAt
 from rlwatch.gradloc.world import Alone, World
 
@@ -153,17 +154,19 @@ def _row(one: LossPass, row: int) -> int | None:
 
 
 def _run(job: _Job, wanted: Sequence[TokenAt], gradients: Gradients, table: Tensor, why: list[str]) -> None:
-    """Fill the candidates' rows of ``table``: 1, and the squares."""
-    try:
+    """Fill the candidates' rows of ``table``, as far as the model lets us: 1, and the squares."""
+
+    def fill() -> None:
         outputs = run_again(job.one, job.row)
         for i in job.candidates:
             weights = _weights(job.one, wanted[i], outputs) if job.ours else {}
             table[i, 1:] = gradients.squares(outputs, weights, again=i != job.candidates[-1])
             table[i, 0] = 1.0
-    except Exception as error:  # noqa: BLE001  (out of memory, or any kernel of any model; other ranks must hear of it)
-        first = next(iter(str(error).splitlines()), "")
+
+    _, refused = tried(fill)
+    if refused:
         left = [i for i in job.candidates if not table[i, 0]]
-        why.append(f"{_many(len(left))} not verified because {type(error).__name__}: {first[:200]}")
+        why.append(f"{_many(len(left))} not verified because {refused}")
 
 
 def _weights(one: LossPass, at: TokenAt, outputs: Outputs) -> Weights:

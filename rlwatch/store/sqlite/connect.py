@@ -30,15 +30,12 @@ def open_writer(path: Path) -> sqlite3.Connection:
     """The one connection that writes ``run.db``: durable against the death of the process, 10 µs a commit."""
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.24 is needed: use a newer Python build")
-    with explained(str(path)):
-        db = _connect(path, "rw", _READER_WAIT_S, check_same_thread=False)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            migrate(db, schema.RUN, str(path))
-        except BaseException:
-            db.close()
-            raise
+    with explained(str(path)), contextlib.ExitStack() as undo:
+        db = undo.enter_context(contextlib.closing(_connect(path, "rw", _READER_WAIT_S, check_same_thread=False)))
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        migrate(db, schema.RUN, str(path))
+        undo.pop_all()
         return db
 
 
@@ -112,15 +109,14 @@ def _connect(path: Path, mode: str, timeout_s: float, *, check_same_thread: bool
 
 
 def _snapshot(path: Path, options: str) -> sqlite3.Connection:
-    db = sqlite3.connect(uri(path, options), uri=True, timeout=_READER_WAIT_S, isolation_level=None)
-    try:
+    with contextlib.ExitStack() as undo:
+        db = sqlite3.connect(uri(path, options), uri=True, timeout=_READER_WAIT_S, isolation_level=None)
+        undo.enter_context(contextlib.closing(db))
         db.execute("PRAGMA trusted_schema = OFF")  # run directories travel: the file may be a stranger's
         db.execute("BEGIN")
         version_of(db)  # reads the first page: the snapshot is taken now
-    except BaseException:
-        db.close()
-        raise
-    return db
+        undo.pop_all()
+        return db
 
 
 @contextlib.contextmanager

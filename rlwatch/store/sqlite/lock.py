@@ -28,11 +28,10 @@ class RunLock:
         with writing_to(path):
             self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         belongs_here(self)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.release)
             self._take(self._fd, path, optional=optional)
-        except BaseException:
-            self.release()
-            raise
+            undo.pop_all()
 
     def release(self) -> None:
         """Let go; idempotent. A child forked a moment ago may still have a copy: closing ours would not do."""

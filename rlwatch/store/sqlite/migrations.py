@@ -30,11 +30,10 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
         db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:  # after a full disk SQLite may have rolled back by itself
+    finally:
+        if db.in_transaction:  # not committed; after a full disk SQLite may have rolled back by itself
             with suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
-        raise
 
 
 def version_of(db: sqlite3.Connection) -> int:

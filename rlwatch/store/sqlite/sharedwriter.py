@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from functools import partial
 
 from rlwatch.records import RunInfo, RunState
@@ -52,14 +53,11 @@ def open_shared(local: RunFiles, shared: RunFiles, run: RunInfo, now: float) -> 
     make_private(shared.directory.parent)
     make_private(shared.directory)
     lock = RunLock(shared.lock, optional=True)
-    try:
-        writer = open_files(local, run, now, made=SharedWriter, before=partial(adopt, shared, local))
-        try:
-            writer.share(local, shared, lock, now)
-        except BaseException:
-            writer.close()
-            raise
-    except BaseException:
-        lock.release()
-        raise
-    return writer
+    with ExitStack() as undo:
+        undo.callback(lock.release)
+        writer = undo.enter_context(
+            closing(open_files(local, run, now, made=SharedWriter, before=partial(adopt, shared, local)))
+        )
+        writer.share(local, shared, lock, now)
+        undo.pop_all()
+        return writer

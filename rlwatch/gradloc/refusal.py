@@ -1,0 +1,24 @@
+"""The seam to the model's own code: any kernel of any model may refuse what is asked of it here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SHOWN = 200
+"""Characters of an error that are told."""
+
+
+def tried(work: Callable[[], T]) -> tuple[T | None, str]:
+    """What ``work()`` gives and "", or None and why: an operation without derivative, a kernel, memory.
+
+    Raises no ``Exception``: with several ranks the others wait for this one's word and must hear of it. Of an error
+    its type and the first line are told.
+    """
+    try:
+        return work(), ""
+    except Exception as error:  # noqa: BLE001  (what a kernel raises has no common type)
+        first = next(iter(str(error).splitlines()), "")
+        return None, f"{type(error).__name__}: {first[:SHOWN]}"
