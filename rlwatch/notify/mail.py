@@ -10,8 +10,8 @@ from typing import Any
 
 from rlwatch.errors import ConfigError
 from rlwatch.notify.chat import headline
-from rlwatch.notify.quiet import quiet_http_logs
 from rlwatch.notify.replies import by_status
+from rlwatch.notify.seam import raised_by
 from rlwatch.notify.services import Service, compose, imported, plugin_for
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
@@ -82,12 +82,11 @@ class EmailNotifier:
         _now.heard, _now.message_id = heard, message.message_id
         self._plugin.headers["X-RLWatch-Delivery"] = message.message_id
         try:
-            with quiet_http_logs():
-                compose(self._plugin, message, EMAIL.limit, title=headline(message.payload)[:200])
-        except Exception as error:  # noqa: BLE001  (seam: apprise; what it raises could hold an address)
-            heard.append(error)
+            error = raised_by(compose, self._plugin, message, EMAIL.limit, title=headline(message.payload)[:200])
         finally:
             _now.heard = None
+        if error is not None:
+            heard.append(error)
         return next((judged for judged in map(_judged, heard) if not judged.ok), _judged(None)) if heard else SENT
 
 

@@ -19,6 +19,7 @@ from rlwatch.notify.outlet import Outlet
 from rlwatch.notify.quiet import quiet_http_logs
 from rlwatch.notify.redact import Redactor
 from rlwatch.notify.replies import Reading, by_code, by_ok, by_status
+from rlwatch.notify.seam import raised_by
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 
@@ -96,14 +97,15 @@ class ServiceNotifier:
     def deliver(self, message: OutboxMessage) -> Delivery:
         """Send once."""
         outlet = Outlet(self._requests, self._courier, message.message_id)
-        try:
-            with quiet_http_logs(), outlet.open():
-                self._service.prepare(self._plugin, message)
-                compose(self._plugin, message, self._service.limit)
-        except Exception as error:  # noqa: BLE001  (seam: apprise; what it raises could hold an address)
-            if outlet.reply is None and not outlet.trouble:
-                return Delivery(ok=False, reason=f"apprise raised {type(error).__name__}", retryable=False)
+        error = raised_by(self._send, message, outlet)
+        if error is not None and outlet.reply is None and not outlet.trouble:
+            return Delivery(ok=False, reason=f"apprise raised {type(error).__name__}", retryable=False)
         return self._outcome(outlet)
+
+    def _send(self, message: OutboxMessage, outlet: Outlet) -> None:
+        with outlet.open():
+            self._service.prepare(self._plugin, message)
+            compose(self._plugin, message, self._service.limit)
 
     def _outcome(self, outlet: Outlet) -> Delivery:
         """What came over the wire decides, not what apprise makes of it."""

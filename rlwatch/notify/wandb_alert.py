@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from rlwatch.notify.chat import chat_text, headline, shortened
-from rlwatch.notify.quiet import quiet_http_logs
+from rlwatch.notify.seam import raised_by
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 
@@ -45,18 +45,20 @@ class WandbNotifier:
         run = _live_run()
         if run is None:
             return Delivery(ok=False, reason="no wandb run is live in this process")
-        payload = message.payload
-        alert = payload.get("alert") or {}
-        over = payload.get("event") == "resolved"
-        level = "INFO" if over else LEVELS.get(str(alert.get("severity")), "WARN")
-        try:
-            with quiet_http_logs():
-                text = chat_text(payload, message.message_id, LIMIT)
-                title = shortened(headline(payload), TITLE)
-                run.alert(title=title, text=text, level=level, wait_duration=AT_ONCE_S)
-        except Exception as error:  # noqa: BLE001  (seam: wandb; what it raises could hold an address)
+        error = raised_by(_alert, run, message)
+        if error is not None:
             return Delivery(ok=False, reason=f"wandb raised {type(error).__name__}")
         return Delivery(ok=True, reason="wandb took it")
+
+
+def _alert(run: Any, message: OutboxMessage) -> None:
+    payload = message.payload
+    alert = payload.get("alert") or {}
+    over = payload.get("event") == "resolved"
+    level = "INFO" if over else LEVELS.get(str(alert.get("severity")), "WARN")
+    text = chat_text(payload, message.message_id, LIMIT)
+    title = shortened(headline(payload), TITLE)
+    run.alert(title=title, text=text, level=level, wait_duration=AT_ONCE_S)
 
 
 def _live_run() -> Any:
