@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError
@@ -19,6 +20,8 @@ from rlwatch.importers.source import source_of
 from rlwatch.importers.values import step_of
 from rlwatch.importers.wandb_steps import OWN, WandbSteps
 from rlwatch.records import StepRecord
+
+T = TypeVar("T")
 
 ASK_S = 30.0
 """Seconds between two questions to the server."""
@@ -83,18 +86,12 @@ class WandbTail:
         records: list[StepRecord] = []
         if self._rows is None and self._clock.monotonic() < self._ask_at:
             return records
+        self.problem = ""
         try:
-            self._rows = self._rows or self._asked()
-            for items in self._rows:
-                records += self._records(items)
-                if most is not None and len(records) >= most:
-                    break
-            else:
-                self._rows = None
-            self.problem = ""
-        except Exception as error:  # noqa: BLE001  (wandb raises what its network library does)
+            _answered(partial(self._read_into, records, most))
+        except _UnansweredError as why:
             self._rows = None
-            self.problem = f"wandb cannot be asked for {self.run}: {' '.join(str(error).split())[:200]}"
+            self.problem = f"wandb cannot be asked for {self.run}: {why}"
         self.behind = self._rows is not None
         self._ask_at = self._clock.monotonic() + ASK_S
         return records
@@ -105,6 +102,14 @@ class WandbTail:
 
     def release(self) -> None:
         """Nothing is ever held."""
+
+    def _read_into(self, records: list[StepRecord], most: int | None) -> None:
+        self._rows = self._rows or self._asked()
+        for items in self._rows:
+            records += self._records(items)
+            if most is not None and len(records) >= most:
+                return
+        self._rows = None
 
     def _asked(self) -> Iterator[Mapping[str, object]]:
         rows: Iterable[Mapping[str, object]] = self._api.run(self.run).scan_history(min_step=self._next)
@@ -128,7 +133,22 @@ def _public_api() -> Any:
     except ImportError:
         raise ImportFormatError("wandb", "a run on a server needs wandb: pip install wandb") from None
     try:
-        return wandb.Api(timeout=20)
-    except Exception as error:  # noqa: BLE001  (its own errors need it imported to be named)
-        problem = f"wandb does not let us in ({' '.join(str(error).split())[:200]}); set WANDB_API_KEY or `wandb login`"
+        return _answered(partial(wandb.Api, timeout=20))
+    except _UnansweredError as why:
+        problem = f"wandb does not let us in ({why}); set WANDB_API_KEY or `wandb login`"
         raise ImportFormatError("wandb", problem) from None
+
+
+class _UnansweredError(Exception):
+    """Why wandb did not answer, in one line."""
+
+
+def _answered(question: Callable[[], T]) -> T:
+    """The seam to wandb: its errors and those of its network libraries share no base, and change by its version.
+
+    Raises ``_UnansweredError``.
+    """
+    try:
+        return question()
+    except Exception as error:  # noqa: BLE001
+        raise _UnansweredError(" ".join(str(error).split())[:200]) from None

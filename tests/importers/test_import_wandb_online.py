@@ -38,6 +38,18 @@ class Server:
             self.rows.append({"_step": len(self.rows), "train/global_step": step, "train/loss": 0.5, "_timestamp": 5.0})
 
 
+class BreaksAfter(list[dict[str, Any]]):
+    """Rows of which ``n`` come, and then an error."""
+
+    def __init__(self, n: int, rows: list[dict[str, Any]], error: BaseException | None = None) -> None:
+        super().__init__(rows)
+        self.n, self.error = n, error or ConnectionResetError("reset by peer")
+
+    def __iter__(self) -> Any:
+        yield from self[: self.n]
+        raise self.error
+
+
 @pytest.fixture
 def server() -> Server:
     return Server()
@@ -92,6 +104,28 @@ def test_what_the_network_does_is_said_and_tried_again(tail: WandbTail, server: 
 
     assert [record.step for record in tail.poll()] == [1, 2]
     assert tail.problem == ""
+
+
+def test_rows_before_a_break_are_kept(tail: WandbTail, server: Server, clock: ManualClock) -> None:
+    """The connection ends amid the rows: those that came are given, the others are asked for later."""
+    server.add(1, 2, 3)
+    whole = server.rows
+    server.rows = BreaksAfter(2, whole)
+
+    assert [record.step for record in tail.poll()] == [1, 2]
+    assert (tail.problem, tail.behind) == ("wandb cannot be asked for me/math/x1: reset by peer", False)
+    server.rows = whole
+    assert tail.poll() == []  # not at once
+    clock.advance(ASK_S)
+    assert tail.poll()[-1].step == 3
+    assert tail.problem == ""
+
+
+def test_an_interrupt_is_no_answer_of_the_server(tail: WandbTail, server: Server) -> None:
+    """Ctrl-C ends the watching."""
+    server.rows = BreaksAfter(0, [], KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        tail.poll()
 
 
 def test_values_of_the_api_are_numbers_again(tail: WandbTail, server: Server) -> None:
