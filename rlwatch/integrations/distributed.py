@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -105,11 +106,10 @@ def begin_together(begin: Callable[[], Run]) -> Run:
     place = meeting()
     if place is None:
         return begin()
-    try:
-        run = begin()
-    except BaseException:
+    with ExitStack() as missing:
         if dist.get_rank() == 0:
-            place.tell("")
-        raise
+            missing.callback(place.tell, "")
+        run = begin()
+        missing.pop_all()
     join(run, place)
     return run

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -18,6 +19,28 @@ LIMIT = 3
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Contained:
+    """Work inside may fail: any ``Exception`` is given to ``failed`` and goes no further.
+
+    ``KeyboardInterrupt`` and ``SystemExit`` pass. ``failed`` must not keep the error: that would keep its frames, and
+    with them the tensors of a step.
+    """
+
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        """Nothing to begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._failed(error)
+        return True
 
 
 class Seam:
@@ -34,11 +57,9 @@ class Seam:
         """``work(*args, **kwargs)``; None if it raised, or if ``tap`` is switched off."""
         if not self.works(tap):
             return None
-        try:
+        with Contained(partial(self._failed, tap)):
             return work(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  (the seam: monitoring must not take down training)
-            self._failed(tap, error)
-            return None
+        return None
 
     def works(self, tap: str) -> bool:
         """Whether ``tap`` is still switched on."""
@@ -54,7 +75,8 @@ class Seam:
         if self.run is not None:
             self.run.counters.add("errors")
         if self._failures[tap] == 1:
-            logger.warning("rlwatch could not read %s (training goes on): %s: %s", tap, type(error).__name__, error)
+            why = f"{type(error).__name__}: {error}"  # in words: a handler may keep what it is given
+            logger.warning("rlwatch could not read %s (training goes on): %s", tap, why)
         elif not self.works(tap):
             logger.warning("rlwatch switched its tap of %s off after %d errors", tap, LIMIT)
 

@@ -82,7 +82,7 @@ class Spoke:
         """The seam of this thread: what cannot be sent is counted and dropped."""
         try:
             frame = Frame(Kind.STEP, moment, encode())
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  (this rank's writer thread: encoding waits for the device)
             logger.warning("a step could not be sent to rank 0: %s: %s", type(error).__name__, error)
             self._lost(1)
             return

@@ -134,7 +134,7 @@ class Forecasting:
             if self._forecaster is None:
                 self._forecaster = self._make()
             call(self._forecaster)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  (a forecaster of anybody's)
             self._off = f"no forecast because the forecaster failed: {type(error).__name__}: {error}"
             self._failed(self._off)
 

@@ -131,7 +131,7 @@ class Writer:
         """The writer-thread seam: nothing a sink does may end the thread or reach training."""
         try:
             call(*args)  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  (any store, any detector)
             self._counters.warn("errors", f"rlwatch could not record: {type(error).__name__}: {error}")
 
     def _due(self, queued: Queued) -> bool:

@@ -41,10 +41,14 @@ def write(parent: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
 
     Raises ``OSError`` (a full disk), and leaves nothing half-written behind.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     def fill(directory: Path) -> Facts:
-        save_file(dict(tensors), directory / WEIGHTS)
+        try:
+            save_file(dict(tensors), directory / WEIGHTS)
+        except SafetensorError as error:  # what it makes of a full disk
+            raise OSError(str(error)) from error
         return replace(facts, tensors=len(tensors), sha256=_sha256(directory / WEIGHTS))
 
     return _placed(parent, fill)
@@ -122,11 +126,8 @@ def _placed(parent: Path, fill: Callable[[Path], Facts]) -> Facts:
         (draft / FACTS).write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")
         remove(parent)
         draft.rename(final)
-    except Exception as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if type(error).__name__ == "SafetensorError":  # what it makes of a full disk
-            raise OSError(str(error)) from error
-        raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # there is none once it is in its place
     return facts
 
 

@@ -121,9 +121,9 @@ def _tensors(anchored: Anchored) -> dict[str, Tensor]:
 
 
 def _opened(checkpoint: Path) -> Any:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     try:
         return safe_open(checkpoint / DIRECTORY / WEIGHTS, framework="pt")
-    except Exception as error:  # noqa: BLE001  (safetensors raises its own, OSError and FileNotFoundError)
+    except (OSError, SafetensorError) as error:
         raise RLWatchError(f"{checkpoint / DIRECTORY / WEIGHTS} cannot be read ({error})") from None

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from rlwatch.integrations.handlers.unwrapping import inner_scheduler
+from rlwatch.integrations.seam import Contained
 
 IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 """Learning rates an optimizer's parameter group may hold."""
@@ -66,12 +67,11 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def _follows(scheduler: Any) -> bool:
-    """Rehearse in a copy that shares nothing with training."""
-    try:
+    """Rehearse in a copy that shares nothing with training. A scheduler that raises is not known to follow."""
+    with Contained(lambda _error: None):
         before, after = _rates(scheduler, 1.0), _rates(scheduler, 0.5)
-    except Exception:  # noqa: BLE001  (somebody else's scheduler: whatever it raises, it is not known to follow)
-        return False
-    return all(math.isclose(b, 2 * a, rel_tol=1e-6) for b, a in zip(before, after, strict=True))
+        return all(math.isclose(b, 2 * a, rel_tol=1e-6) for b, a in zip(before, after, strict=True))
+    return False
 
 
 def _rates(scheduler: Any, factor: float) -> list[float]:

@@ -7,11 +7,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import rlwatch
-from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.seam import Contained, Seam
 from rlwatch.integrations.tee.patches import Patches
 from rlwatch.records import RunState
 from rlwatch.run import Run
@@ -102,21 +103,22 @@ class Tee(Generic[M]):
 
     def _open(self, key: str, make: Callable[[Run], M], describe: Describe) -> M | None:
         """The errors of opening end here, said once: this is training already."""
-        try:
+        with Contained(partial(self._unrecorded, key)):
             run = self._given or rlwatch.init(**self._arguments(key, describe()))
             mirror = make(run)
-        except Exception as error:  # noqa: BLE001  (a seam of integrations: see rlwatch.integrations.seam)
-            logger.warning(
-                "rlwatch does not record %s run %s (it goes on as without): %s: %s",
-                self._name, key, type(error).__name__, error,
-            )  # fmt: skip
-            return None
-        if self._given is None:
-            self.runs.append(run)
-            self._ids[key] = run.info.run_id
-        self.seam.run = run
-        atexit.register(self._flush)  # after the run's own, so that it comes before: what is held is recorded first
-        return mirror
+            if self._given is None:
+                self.runs.append(run)
+                self._ids[key] = run.info.run_id
+            self.seam.run = run
+            atexit.register(self._flush)  # after the run's own, so that it comes before: what is held is recorded first
+            return mirror
+        return None
+
+    def _unrecorded(self, key: str, error: Exception) -> None:
+        logger.warning(
+            "rlwatch does not record %s run %s (it goes on as without): %s: %s",
+            self._name, key, type(error).__name__, error,
+        )  # fmt: skip
 
     def _arguments(self, key: str, known: Mapping[str, Any]) -> dict[str, Any]:
         """What the user says wins, but an identity the user gave is that of the first run only."""

@@ -11,7 +11,7 @@ from rlwatch.integrations.controller import Controller
 from rlwatch.integrations.handlers.kept_settings import KeptSettings
 from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Seam
+from rlwatch.integrations.seam import Contained, Seam
 from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
@@ -44,12 +44,13 @@ class Driver:
 
     def attach(self) -> None:
         """The workers are there: put their taps in place. Without them only the batch is measured."""
-        try:
+        with Contained(self._unattached):
             self._attach()
-        except Exception as error:  # noqa: BLE001  (a seam: training is set up)
-            self.run.counters.add("errors")
-            failing(f"workers: {type(error).__name__}: {error}")
-            logger.warning("rlwatch sees no updates and obeys no commands (training goes on): %s", error)
+
+    def _unattached(self, error: Exception) -> None:
+        self.run.counters.add("errors")
+        failing(f"workers: {type(error).__name__}: {error}")
+        logger.warning("rlwatch sees no updates and obeys no commands (training goes on): %s", error)
 
     def loaded(self) -> None:
         """A checkpoint was loaded, or none was found."""

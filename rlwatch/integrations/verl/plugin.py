@@ -14,6 +14,7 @@ from types import ModuleType
 
 from rlwatch import __version__
 from rlwatch.integrations.afterimport import AfterImport
+from rlwatch.integrations.seam import Contained
 from rlwatch.integrations.verl.heartbeat import WAITING, Heartbeat, begin
 from rlwatch.integrations.verl.versions import verl_version
 
@@ -46,11 +47,12 @@ def load() -> None:
 
 def _installer(theirs: str, ours: str) -> Callable[[ModuleType], None]:
     def install(module: ModuleType) -> None:
-        try:
+        with Contained(failed):  # verl must be importable whatever we do
             _note(theirs, import_module(ours).install(module))
-        except Exception as error:  # noqa: BLE001  (a seam: verl must be importable whatever we do)
-            _note(theirs, f"{type(error).__name__}: {error}")
-            logger.warning("rlwatch could not hook into %s: %s: %s", theirs, type(error).__name__, error)
+
+    def failed(error: Exception) -> None:
+        _note(theirs, f"{type(error).__name__}: {error}")
+        logger.warning("rlwatch could not hook into %s: %s: %s", theirs, type(error).__name__, error)
 
     return install
 
@@ -72,8 +74,10 @@ def _note(theirs: str, how: str) -> None:
         beat.note(theirs, how)
 
 
-try:
+def _not_loaded(error: Exception) -> None:
+    logger.warning("rlwatch could not be loaded into verl: %s: %s", type(error).__name__, error)
+
+
+with Contained(_not_loaded):
     if "verl" in sys.modules:  # its entry points are loaded while it is imported; others may look at this module too
         load()
-except Exception as failure:  # noqa: BLE001  (the same seam)
-    logger.warning("rlwatch could not be loaded into verl: %s: %s", type(failure).__name__, failure)

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations.seam import Contained
 
 REFUSED = "refused"
 Reply = Mapping[str, Any]
@@ -20,14 +21,17 @@ def answering(method: Callable[..., Mapping[str, Any] | None]) -> Callable[..., 
     @wraps(method)
     def answered(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         rank = int(getattr(self, "rank", 0))
-        try:
-            return {"rank": rank, **(method(self, *args, **kwargs) or {})}
-        except RLWatchError as refusal:
-            return {"rank": rank, REFUSED: str(refusal)}
-        except Exception as error:  # noqa: BLE001  (a seam: a worker's training must not end by us)
-            return {"rank": rank, REFUSED: f"it failed on rank {rank}: {type(error).__name__}: {error}"}
+        reply: dict[str, Any] = {"rank": rank}
+        with Contained(lambda error: reply.update({REFUSED: _why(error, rank)})):
+            reply |= method(self, *args, **kwargs) or {}
+        return reply
 
     return answered
+
+
+def _why(error: Exception, rank: int) -> str:
+    known = isinstance(error, RLWatchError)
+    return str(error) if known else f"it failed on rank {rank}: {type(error).__name__}: {error}"
 
 
 def refusal_of(replies: Sequence[Reply]) -> str | None:

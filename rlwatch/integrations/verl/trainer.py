@@ -91,13 +91,13 @@ def _fit(original: Method) -> Method:
             return original(self, *args, **kwargs)
         _tap(self, driver)
         with fitting(Session(driver.run), self):
+            deadline_s = CRASHED_S
             try:
                 result = original(self, *args, **kwargs)
-            except BaseException:
-                driver.settle(CRASHED_S)
-                raise
-            driver.settle(ENDED_S)
-            return result
+                deadline_s = ENDED_S
+                return result
+            finally:
+                driver.settle(deadline_s)
 
     return fit
 
