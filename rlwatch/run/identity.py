@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rlwatch.errors import ConfigError
@@ -37,12 +38,19 @@ def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None,
 
 
 def remember_run_id(run_id: str, output_dir: str | os.PathLike[str]) -> None:
-    """Write the id beside the checkpoints, whole or not at all."""
+    """Write the id beside the checkpoints, whole or not at all. Raises ``ConfigError`` if it cannot be written."""
     directory = Path(output_dir)
-    directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f"{REMEMBERED}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps({"run_id": run_id}) + "\n")
-    temporary.replace(directory / REMEMBERED)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as undo:
+            undo.callback(temporary.unlink, missing_ok=True)
+            temporary.write_text(json.dumps({"run_id": run_id}) + "\n")
+            temporary.replace(directory / REMEMBERED)
+            undo.pop_all()
+    except OSError as error:
+        problem = f"the run's id cannot be kept in output_dir {str(directory)!r} ({error.strerror})"
+        raise ConfigError(f"{problem}; choose a directory that can be written") from None
 
 
 def new_run_id(project: str) -> str:

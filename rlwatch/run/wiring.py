@@ -1,4 +1,4 @@
-"""Where a run is put together: the one place that knows every part."""
+"""``rlwatch.init``: from what the caller says to a run that records."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 from rlwatch.alerts.rules import Rule
-from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.mailbox import Mailbox
-from rlwatch.monitor.engine import Monitor
-from rlwatch.monitor.sink import MonitorSink
-from rlwatch.ports import Detector, RunWriter, Sink, Store
+from rlwatch.ports import Detector, Store
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.queue import BoundedQueue
-from rlwatch.recorder.store_sink import StoreSink
-from rlwatch.recorder.writer import Queued, Writer
-from rlwatch.records import RunInfo, RunState
-from rlwatch.run.acting import Acting
-from rlwatch.run.alerting import Alerting, alerting_for
+from rlwatch.records import RunInfo
+from rlwatch.run.alerting import alerting_for
+from rlwatch.run.assembly import Assembly
 from rlwatch.run.config import recordable
 from rlwatch.run.identity import choose_run_id, remember_run_id
 from rlwatch.run.lifecycle import watch_over
-from rlwatch.run.own_log import OwnLog
-from rlwatch.run.run import Engine, Run
+from rlwatch.run.run import Run
 from rlwatch.store.url import open_store
 
 CONTROL_TIMEOUT_S = 0.0
@@ -88,39 +82,35 @@ def init(
     StoreError
         If the store cannot be opened or written.
     """
-    counters = Counters()
     rank = _from_environment("RANK", 0) if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
+    asked = RunInfo(run_id=run_id or "", project=project, name=name or "", source=source)
     if rank != 0:
-        info = RunInfo(run_id=run_id or "", project=project, name=name or "", source=source)
-        return Run(info, counters, rank=rank, world_size=world_size)
+        return Run(asked, Counters(), rank=rank, world_size=world_size)
     place = opened(store)
     alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place)
-    info = RunInfo(
-        run_id=choose_run_id(run_id, output_dir, project, resume),
-        project=project,
-        name=name or "",
-        source=source,
+    assembly = Assembly(place, alerting, detectors, queue_size, world_size)
+    chosen = choose_run_id(run_id, output_dir, project, resume)
+    info = _of_this_process(replace(asked, run_id=chosen), config=config or {}, tags=tags)
+    with ExitStack() as undo:  # what cannot be begun is let go: it may be tried again
+        writer = undo.enter_context(closing(place.open_run(info)))
+        if output_dir is not None:
+            remember_run_id(writer.run.run_id, output_dir)
+        run = assembly.run(writer)
+        undo.pop_all()
+    watch_over(run, sigterm=sigterm)
+    return run
+
+
+def _of_this_process(info: RunInfo, *, config: Mapping[str, Any], tags: Sequence[str]) -> RunInfo:
+    return replace(
+        info,
         created_at=time.time(),
-        config=recordable(config or {}),
+        config=recordable(config),
         tags=tuple(tags),
         host=socket.gethostname(),
         pid=os.getpid(),
     )
-    writer = place.open_run(info)
-    if output_dir is not None:
-        remember_run_id(writer.run.run_id, output_dir)
-    run = _assemble(
-        writer,
-        place,
-        counters,
-        alerting=alerting,
-        detectors=detectors,
-        queue_size=queue_size,
-        world_size=world_size,
-    )
-    watch_over(run, sigterm=sigterm)
-    return run
 
 
 def opened(store: str | os.PathLike[str] | Store | None) -> Store:
@@ -130,53 +120,6 @@ def opened(store: str | os.PathLike[str] | Store | None) -> Store:
     return store
 
 
-def _assemble(
-    run_writer: RunWriter,
-    store: Store,
-    counters: Counters,
-    *,
-    alerting: Alerting,
-    detectors: Callable[[], Sequence[Detector]] | None,
-    queue_size: int,
-    world_size: int,
-) -> Run:
-    clock: Clock = SystemClock()
-    info = run_writer.run
-    queue: BoundedQueue[Queued] = BoundedQueue(queue_size)
-    mailbox = Mailbox(store, info.run_id, clock, world_size=world_size)
-    monitor = Monitor(
-        run_id=info.run_id,
-        source=info.source,
-        detectors=detectors,
-        rules=alerting.rules,
-        history=lambda attempt, before: store.branch(info.run_id, attempt, before),
-    )
-    run = Run(info, counters, world_size=world_size)
-    delivery = alerting.start(store)
-    monitor_sink = MonitorSink(
-        monitor,
-        run_writer,
-        store,
-        desk=alerting.desk(store, clock=clock),
-        publish=run.publish_health,
-        announce=run.announce,
-        wake=delivery.wake if delivery is not None else None,
-    )
-    sinks: list[Sink] = [StoreSink(run_writer, counters, clock), monitor_sink, mailbox]
-    writer = Writer(queue, sinks, counters, attempt=info.attempt, last_seq=run_writer.last_seq)
-
-    def finish(state: RunState, reason: str) -> None:
-        run_writer.finish(state, reason, clock.now())
-        run_writer.close()
-
-    run.listen(OwnLog(alerting.policy, info, store.silences))
-    if alerting.actions:
-        run.listen(Acting(alerting.actions, store, info.run_id, run.event))
-    run.attach(Engine(queue, writer, mailbox, finish, delivery))
-    writer.start()
-    return run
-
-
 def _from_environment(variable: str, default: int) -> int:
     value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() else default
+    return int(value) if value.isdecimal() else default

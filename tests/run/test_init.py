@@ -329,3 +329,61 @@ def test_a_configuration_that_does_not_exist_is_loud_at_set_up(store, tmp_path):
     """Alerting that was asked for must work."""
     with pytest.raises(ConfigError, match=r"missing\.toml"):
         rlwatch.init(store=store, config_file=tmp_path / "missing.toml")
+
+
+def no_detectors():
+    raise ConfigError("the detector's threshold must be > 0, got -1")
+
+
+def a_file(tmp_path):
+    (tmp_path / "taken").write_text("in the way")
+    return tmp_path / "taken"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda _: {"detectors": no_detectors}, "the detector's threshold must be > 0, got -1"),
+        (lambda _: {"queue_size": 0}, "queue_size must be >= 1, got 0"),
+        (lambda _: {"queue_size": -5}, "queue_size must be >= 1, got -5"),
+        (
+            lambda tmp_path: {"output_dir": a_file(tmp_path)},
+            "the run's id cannot be kept in output_dir '{}/taken' (File exists); choose a directory that can be written",
+        ),
+        (
+            lambda tmp_path: {"output_dir": a_file(tmp_path) / "under"},
+            "the run's id cannot be kept in output_dir '{}/taken/under' (Not a directory); "
+            "choose a directory that can be written",
+        ),
+    ],
+)
+def test_what_cannot_be_set_up_can_be_tried_again(store, tmp_path, wrong, says):
+    """One clear error; the run is let go, so that the next try of this very process finds it free."""
+    with pytest.raises(ConfigError) as raised:
+        rlwatch.init(store=store, run_id="mended", **wrong(tmp_path))
+    with rlwatch.init(store=store, run_id="mended") as run:
+        run.log({"entropy": 0.5}, step=1)
+
+    assert str(raised.value) == says.format(tmp_path)
+    assert series(store, run, "entropy") == [(1, 0.5)]
+    assert open_store(store).run("mended").state is RunState.FINISHED
+
+
+def test_an_id_that_cannot_be_put_in_its_place_leaves_no_draft(store, tmp_path):
+    """Written beside, then renamed: where that is refused nothing half-written stays, nor the lock of the run."""
+    (tmp_path / "out" / "rlwatch.json" / "full").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"output_dir '.*out' \(Is a directory\)"):
+        rlwatch.init(store=store, run_id="kept", output_dir=tmp_path / "out")
+    rlwatch.init(store=store, run_id="kept").finish()
+
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["rlwatch.json"]
+
+
+@pytest.mark.parametrize(("variable", "rank"), [("", 0), ("two", 0), ("²", 0), ("-1", 0), ("0", 0), ("2", 2)])
+def test_only_a_number_in_the_environment_is_a_rank(store, monkeypatch, variable, rank):
+    """Whatever else a launcher leaves there is none: the process records as the only one."""
+    monkeypatch.setenv("RANK", variable)
+    run = rlwatch.init(store=store)
+    run.finish()
+
+    assert run.rank == rank
