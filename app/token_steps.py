@@ -57,7 +57,7 @@ class Report:
         return cls(
             norm=_number(body.get("norm")),
             threshold=_number(body.get("threshold")),
-            tokens=int(_number(body.get("tokens")) or 0),
+            tokens=_count(body.get("tokens")),
             method=str(body.get("method") or ""),
             gap=_number(body.get("gap")),
             complete=body.get("complete") is True,
@@ -72,7 +72,18 @@ class Report:
 
 
 def _number(value: JSON) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # JSON knows integers of any length
+        return None
+
+
+def _count(value: JSON) -> int:
+    """0 for what counts nothing."""
+    number = _number(value)
+    return int(number) if number is not None and np.isfinite(number) else 0
 
 
 def _worst(culprits: JSON) -> float | None:

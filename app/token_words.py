@@ -85,7 +85,7 @@ def _cost(entry: Entry) -> str:
     passes = [
         fmt.plural(int(report.cost[name]), f"{name.removesuffix('s')} pass", f"{name.removesuffix('s')} passes")
         for name in ("forwards", "backwards")
-        if report.cost.get(name)
+        if report.cost.get(name) and math.isfinite(report.cost[name])
     ]
     seconds = report.cost.get("seconds")
     took = f"took {fmt.duration(seconds)}" if seconds is not None else ""

@@ -38,7 +38,7 @@ class Address:
         try:
             found = json.loads(text)
             return cls(str(found["here"]), tuple(map(str, found["hosts"])), int(found["port"]), str(found["token"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"not the address of rank 0: {text[:80]!r} ({error})") from None
 
 

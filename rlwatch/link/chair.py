@@ -85,7 +85,10 @@ def ballot_body(ballot: int, refusal: str | None) -> bytes:
 def read_ballot(body: bytes) -> tuple[int, str | None]:
     """What :func:`ballot_body` wrote; (0, None), which is no ballot, for anything else."""
     try:
-        ballot, refusal = json.loads(body)
-        return int(ballot), None if refusal is None else str(refusal)
-    except (ValueError, TypeError):
+        found = json.loads(body)
+    except (ValueError, RecursionError):
         return 0, None
+    match found:
+        case [int(ballot), str() | None as refusal] if not isinstance(ballot, bool):
+            return ballot, refusal
+    return 0, None
