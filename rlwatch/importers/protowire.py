@@ -40,7 +40,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The unsigned integer that begins at ``at``, and where it ends. Raises ``ValueError``."""
+    """The unsigned integer of 64 bits that begins at ``at``, and where it ends. Raises ``ValueError``."""
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]
@@ -48,7 +48,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            return value, at
+            return value & 0xFFFFFFFFFFFFFFFF, at
     raise ValueError(f"an integer has no end at byte {at}")
 
 

@@ -89,7 +89,7 @@ def test_frames_before_a_bad_one_are_not_lost():
     """What a rank said before its connection broke counts."""
     good = Frame(Kind.STEP, Moment(0, 7, 0), b"numbers")
     inflow, got = Inflow(), []
-    with pytest.raises(FrameError, match="^not a message of rlwatch: kind 99, 0 bytes$"):
+    with pytest.raises(FrameError, match=r"^not a message of rlwatch: kind 99, 0 bytes$"):
         got.extend(inflow.feed(good.packed() + good.packed() + bytes([99]) + bytes(20)))
 
     assert got == [good, good]
