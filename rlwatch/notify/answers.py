@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
@@ -43,7 +44,9 @@ def retry_after(value: str, now: float) -> float | None:
     if value.isascii() and value.isdigit():
         return float(value[:9])
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+        then = parsedate_to_datetime(value)
+        zoned = then if then.tzinfo else then.replace(tzinfo=UTC)  # HTTP knows no other zone; asctime() names none
+        return max(0.0, zoned.timestamp() - now)
     except (ValueError, TypeError, OverflowError):
         return None
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeGuard
 
 from rlwatch.notify.answers import judge
 from rlwatch.notify.http import Reply
@@ -30,7 +32,7 @@ def by_status(reply: Reply, now: float) -> Delivery:
     body = _object(reply)
     parameters = body.get("parameters")
     wish = body.get("retry_after", parameters.get("retry_after") if isinstance(parameters, Mapping) else None)
-    return replace(delivery, retry_after_s=float(wish)) if _is_number(wish) and wish >= 0 else delivery
+    return replace(delivery, retry_after_s=float(wish)) if _is_time(wish) else delivery
 
 
 def by_code(*keys: str, later: frozenset[int]) -> Reading:
@@ -40,7 +42,7 @@ def by_code(*keys: str, later: frozenset[int]) -> Reading:
         delivery = by_status(reply, now)
         if not delivery.ok:
             return delivery
-        codes = [code for code in map(_object(reply).get, keys) if isinstance(code, int)]
+        codes = [code for code in map(_object(reply).get, keys) if isinstance(code, int) and not isinstance(code, bool)]
         if not codes:
             return _not_theirs(reply)
         if codes[0] == 0:
@@ -79,5 +81,6 @@ def _object(reply: Reply) -> Mapping[str, JSON]:
     return body if isinstance(body, dict) else {}
 
 
-def _is_number(value: JSON) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124  (nan)
+def _is_time(value: JSON) -> TypeGuard[float]:
+    """Whether ``value`` is a length of time in seconds; JSON knows integers that no float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
