@@ -15,7 +15,8 @@ NOTHING = "–"
 """Shown where nothing was measured."""
 
 _TURNS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+_AGES = ((1.0, "s", 60.0), (60.0, "min", 3600.0), (3600.0, "h", 86400.0), (86400.0, "d", math.inf))
+"""Seconds in a unit, its name, and the seconds that are one of the next."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -62,8 +63,8 @@ def chance(value: float | None) -> str:
     >>> chance(0.734), chance(0.002), chance(0.999), chance(None)
     ('73\u202f%', '<\u202f1\u202f%', '>\u202f99\u202f%', '–')
     """
-    if value is None:
-        return NOTHING
+    if value is None or not math.isfinite(value):
+        return number(value)
     if not 0.01 <= value <= 0.99:
         return f"{'<' if value < 0.5 else '>'}{THIN}{1 if value < 0.5 else 99}{THIN}%"
     return f"{100 * value:.0f}{THIN}%"
@@ -86,11 +87,11 @@ def duration(seconds: float | None) -> str:
     """
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
-    if seconds < 1:
+    if round(seconds * 1000) < 1000:
         return f"{max(0.0, seconds) * 1000:.0f}{THIN}ms"
-    if seconds < 10:
+    if round(seconds, 1) < 10:
         return f"{seconds:.1f}{THIN}s"
-    size, unit = next((pair for pair in _AGES if seconds >= pair[0]), (1.0, "s"))
+    size, unit = next((size, unit) for size, unit, end in _AGES if round(seconds / size) * size < end)
     return f"{seconds / size:.0f}{THIN}{unit}"
 
 
@@ -100,7 +101,7 @@ def age(then: float | None, now: float) -> str:
     >>> age(1000.0, 1180.0), age(1000.0, 999.0), age(None, 5.0)
     ('3\u202fmin ago', 'now', '–')
     """
-    if not then:
+    if not then or not math.isfinite(then):
         return NOTHING
     elapsed = now - then
     return "now" if elapsed < 1 else f"{duration(round(elapsed) if elapsed < 10 else elapsed).replace('.0', '')} ago"

@@ -1,0 +1,256 @@
+"""The words of the list of alerts, of a run's health and of its marks: what decides them, case by case."""
+
+from dataclasses import replace
+from itertools import permutations, product
+
+import pytest
+from app_world import alert, finding, message
+from hypothesis import given
+from hypothesis import strategies as st
+from rlwatch_app import alarms, health, marks, overview, remedies
+from rlwatch_app.health import LOOKS, RECENT_S, Word, judge
+
+from rlwatch.control.liveness import Pace
+from rlwatch.errors import ConfigError
+from rlwatch.records import CRASH_FORECAST, AlertState, Event, OutboxStatus, RunInfo, RunState, Severity, Silence
+from rlwatch.store.url import open_store
+
+NOW = 1_000_000.0
+LIVE = RunInfo("run-1", project="math", name="seed3", created_at=NOW - 5000, last_step=30, last_ts=NOW - 10)
+STATES = tuple(AlertState)
+THIN = "\u202f"
+
+
+def entry(state=AlertState.FIRING, run_state=RunState.RUNNING, standing="", known=True, **more):
+    run = replace(LIVE, state=run_state) if known else None
+    return alarms.Entry(alert(state=state, **more), run, (), standing)
+
+
+@pytest.mark.parametrize(("state", "run_state", "known"), list(product(STATES, tuple(RunState), [True, False])))
+def test_an_alert_fires_while_its_run_goes_on(state, run_state, known):
+    """Of a run that cannot be read nobody knows that it ended; what ended firing is unresolved, for good."""
+    one = entry(state, run_state, known=known)
+    goes_on = not known or run_state is RunState.RUNNING
+
+    assert one.firing == (goes_on and state is AlertState.FIRING)
+    assert one.waits == (goes_on and state is AlertState.PENDING)
+    ended = state is AlertState.FIRING and not goes_on
+    assert alarms.state_words(one) == ("unresolved" if ended else state.value)
+
+
+@pytest.mark.parametrize(
+    ("standing", "word"),
+    [
+        ("", "firing"),
+        ("acknowledged by ann", "acknowledged"),
+        ("silenced by bob: repair", "silenced"),
+        ("inhibited", "inhibited"),
+    ],
+)
+def test_why_it_is_quiet_is_its_state(standing, word):
+    """Only one that somebody took on needs no button any more."""
+    one = entry(standing=standing)
+    taken = standing.startswith("acknowledged")
+
+    assert alarms.state_words(one) == word
+    assert one.acknowledged == taken
+    assert alarms.take_cell(one).get("text") == ("" if taken else "acknowledge")
+    assert ("quiet", standing) in alarms.explanation(one) or not standing
+
+
+def test_what_does_not_fire_cannot_be_taken_on():
+    """Nor is an old standing its state."""
+    over = entry(AlertState.RESOLVED, standing="acknowledged by ann", resolved_step=4900)
+
+    assert alarms.take_cell(over)["text"] == ""
+    assert alarms.state_words(over) == "resolved"
+    assert ("over", f"at step 4{THIN}900") in alarms.explanation(over)
+    assert "quiet" not in dict(alarms.explanation(over))
+
+
+@given(st.lists(st.tuples(st.sampled_from(STATES), st.booleans()), max_size=6))
+def test_the_headline_counts_what_fires_and_what_was_taken_on(parts):
+    """In words that agree in number."""
+    listed = [entry(state, standing="acknowledged by ann" if taken else "") for state, taken in parts]
+    firing = [taken for state, taken in parts if state is AlertState.FIRING]
+    noun = "alert" if len(firing) == 1 else "alerts"
+    expected = f"{len(firing)} {noun} firing" + (f", {sum(firing)} acknowledged" if any(firing) else "")
+
+    assert alarms.headline(listed) == (expected if firing else "No alert is firing")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"kind": "kl_drift"}, f"kind kl_drift for 2{THIN}h more, by ann: new data"),
+        ({}, f"everything for 2{THIN}h more, by ann: new data"),
+        (
+            {"run": "seed3", "rule": "kl", "labels": {"team": "rl"}},
+            f"run seed3, rule kl, label team=rl for 2{THIN}h more, by ann: new data",
+        ),
+        ({"until": NOW - 5}, f"everything for 0{THIN}ms more, by ann: new data"),
+    ],
+)
+def test_a_silence_in_words(fields, told):
+    """What it is about, how long yet, whose and why; one that is over has no time left, never less."""
+    silence = Silence("s1", "ann", "new data", NOW - 60, **{"until": NOW + 7200, **fields})
+
+    assert alarms.silence_words(silence, NOW) == told
+
+
+@pytest.mark.parametrize("order", list(permutations(OutboxStatus)))
+def test_the_worst_message_is_shown_whatever_their_order(order):
+    """Dead before pending before sent."""
+    cell = alarms.delivery([message("a", status, attempts=3) for status in order])
+
+    assert cell["text"] == "dead after 3 tries"
+    assert len(cell["lines"]) == 3
+
+
+def test_an_alert_nobody_was_told_of_says_so():
+    """No channel is no success."""
+    assert alarms.delivery([])["text"] == "nobody told"
+    assert alarms.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
+
+
+def test_taking_an_alert_on_is_kept_and_told(tmp_path):
+    """By whom; what does not exist or no longer fires is one clear error."""
+    store = open_store(str(tmp_path))
+    writer = store.open_run(RunInfo("run-1"))
+    store.put_alerts([alert(), alert(kind="kl_drift", state=AlertState.RESOLVED)], [])
+
+    assert alarms.take(store, "run-1-entropy_collapse", by="ann", why="mine").by == "ann"
+    assert [kept.by for kept in store.acknowledgements()] == ["ann"]
+    with pytest.raises(ConfigError, match="nothing-like-it"):
+        alarms.take(store, "nothing-like-it", by="ann", why="")
+    with pytest.raises(ConfigError):
+        alarms.take(store, "run-1-kl_drift", by="ann", why="")
+    writer.close()
+
+
+SEVERITIES = st.sampled_from(Severity)
+ALERTS = st.lists(
+    st.builds(
+        lambda kind, severity, state, onset: alert(kind=kind, severity=severity, state=state, onset_step=onset),
+        st.sampled_from(["entropy_collapse", "kl_drift", "grad_spike"]),
+        SEVERITIES,
+        st.sampled_from(STATES),
+        st.integers(0, 40),
+    ),
+    max_size=5,
+)
+
+
+@given(ALERTS, st.sampled_from(RunState), st.floats(0.0, 3 * RECENT_S))
+def test_health_follows_the_writers_word_then_silence_then_the_worst_alert(alerts, state, ago):
+    """By a table of its own: severities in order, the first to begin among equals."""
+    run = replace(LIVE, state=state, last_ts=NOW - ago, created_at=NOW - ago - 100)
+    told = judge(run, alerts, NOW, Pace(10.0))
+    firing = [a for a in alerts if a.state is AlertState.FIRING]
+    silent = told.word is Word.STALE
+
+    if state is RunState.CRASHED:
+        assert (told.word, told.needs_you) == (Word.CRASHED, ago < RECENT_S)
+    elif state is RunState.FINISHED:
+        assert (told.word, told.needs_you) == (Word.FINISHED, False)
+    elif silent:
+        assert ago > 10.0
+        assert told.needs_you == (ago < RECENT_S)
+    elif not firing:
+        assert told.word is Word.HEALTHY
+    else:
+        worst = max(firing, key=lambda a: (a.severity.rank, -a.onset_step))
+        words = {Severity.CRITICAL: Word.DANGER, Severity.WARNING: Word.WATCH, Severity.INFO: Word.HEALTHY}
+        others = {a.kind for a in firing} - {worst.kind}
+        assert (told.word, told.since) == (words[worst.severity], worst.onset_step)
+        assert told.why.endswith(f", and {len(others)} more") == bool(others)
+    assert told.look is LOOKS[told.word]
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (30, "entropy collapse since step 12 (18 steps)"),
+        (13, "entropy collapse since step 12 (1 step)"),
+        (12, "entropy collapse since step 12"),
+        (None, "entropy collapse since step 12"),
+    ],
+)
+def test_how_long_it_has_lasted_is_told_once_it_has(last, told):
+    """A run whose last step is not known has lasted no steps."""
+    assert health.since_words(alert(), last) == told
+
+
+def test_words_of_silences_and_crashes():
+    """What is usual is told where it is known; a trainer that gave no reason ended with an error."""
+    assert health.silence_words(2460, 38.0) == f"no step for 41{THIN}min (usually 38{THIN}s)"
+    assert health.silence_words(2460, None) == f"no step for 41{THIN}min"
+    assert health.crash_words(LIVE) == "the trainer ended with an error"
+    assert health.crash_words(replace(LIVE, state_reason="OOM")) == "OOM"
+
+
+@given(ALERTS)
+def test_the_last_alarm_is_the_newest_that_was_told_and_is_over(alerts):
+    """One that never fired was no alarm."""
+    unheard = [replace(one, fired_at=None) for one in alerts]
+    over = [one for one in alerts if one.state is AlertState.RESOLVED]
+    last = overview.last_alarm([*unheard, *alerts])
+
+    assert overview.last_alarm(unheard) is None
+    assert (last is None) == (not over)
+    assert last is None or last.onset_step == max(one.onset_step for one in over)
+
+
+def test_a_person_asks_why_when_something_fires_or_the_run_crashed():
+    """Not of what is over or may yet come."""
+    calm = [alert(state=AlertState.RESOLVED), alert(state=AlertState.PENDING)]
+
+    assert not remedies.in_trouble(LIVE, calm)
+    assert remedies.in_trouble(LIVE, [*calm, alert()])
+    assert remedies.in_trouble(replace(LIVE, state=RunState.CRASHED), [])
+    assert not remedies.in_trouble(replace(LIVE, state=RunState.FINISHED), calm)
+
+
+def test_an_alarm_is_marked_where_it_was_seen():
+    """While it fires the alert knows; after that the last finding behind it; else its onset."""
+    over = alert(state=AlertState.RESOLVED, step=40)
+    seen = [finding(step=20), finding(step=35), finding(step=41), finding(step=38, kind="kl_drift")]
+
+    assert marks.seen_at(alert(step=22), seen) == 22
+    assert marks.seen_at(over, seen) == 35
+    assert marks.seen_at(over, []) == over.onset_step
+
+
+def test_marks_of_a_run_in_their_order():
+    """Resumes, events that bend curves, then alarms: an inference dashed, a forecast once."""
+    events = [
+        Event("reference_reset", 9, {}),
+        Event("command", 11, {"command": "lower-lr"}),
+        Event("command", 12, {"command": "pause"}),
+        Event("note", 13, {}),
+        Event("exception", None, {}),
+    ]
+    alerts = [
+        alert(),
+        alert(kind=CRASH_FORECAST, onset_step=5),
+        alert(kind="x", state=AlertState.PENDING, fired_at=None),
+    ]
+    found = marks.of_run(alerts, [finding()], events, {1: 0, 2: 15})
+
+    assert [(mark.step, mark.text, mark.dashed) for mark in found] == [
+        (15, "attempt 2 began", False),
+        (9, "reference reset", False),
+        (11, "lower learning rate", False),
+        (5, "failure forecast", False),
+        (12, "entropy collapse began", True),
+        (20, "entropy collapse alarm", False),
+    ]
+    assert "Exploration" in found[-1].families
+
+
+def test_only_the_newest_alarms_are_marked():
+    """More would hide the line."""
+    many = [alert(kind=f"k{n}", onset_step=n) for n in range(marks.MOST + 6)]
+    found = marks.of_run(many, [], [], {})
+
+    assert sorted({mark.step for mark in found if mark.dashed}) == list(range(6, marks.MOST + 6))
