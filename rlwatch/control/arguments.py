@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,8 @@ class Number:
         return f"a number {low}{high}{' ' * bool(self.unit)}{self.unit}"
 
     def fits(self, value: JSON) -> bool:
-        """Whether ``value`` is allowed. Truth values, NaN and infinities are no numbers here."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        """Whether ``value`` is allowed. Truth values, NaN, infinities and what no float holds are no numbers here."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             return False
         return value <= self.high and (value > self.low if self.above else value >= self.low)
 

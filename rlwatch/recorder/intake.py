@@ -34,7 +34,7 @@ def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
     """Copy what the caller gave; tensors are snapshotted, nothing is converted or checked yet."""
     entry = Entry(step, dict(metrics), ts)
     if not _PLAIN.issuperset(map(type, entry.metrics.values())):  # the loop runs in C: this is the hot path
-        _defer(entry, [name for name, value in entry.metrics.items() if hasattr(value, "detach")])
+        _defer(entry, [name for name, value in entry.metrics.items() if _in_memory(value)])
     return entry
 
 
@@ -64,7 +64,7 @@ def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
             continue
         try:
             out[str(name)] = value if type(value) is float else _number(value)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
             counters.warn("bad_values", f"metric {name!r} is not a number: got {_shown(value)}; it was left out")
     for names, transfer in entry.deferred:
         out.update(zip(names, map(float, transfer.read()), strict=True))
@@ -76,6 +76,8 @@ def _number(value: Any) -> float:
         raise TypeError("text is not a number")
     if _in_parts(value):  # reading it is a collective, which this rank alone must not begin
         raise TypeError("parts are not a number")
+    if _complex(value):  # its imaginary part would be dropped in silence
+        raise TypeError("a complex number is not a metric")
     return float(value)
 
 
@@ -84,16 +86,28 @@ def _in_parts(value: Any) -> bool:
     return hasattr(value, "full_tensor")
 
 
+def _in_memory(value: Any) -> bool:
+    """Whether it is a tensor that holds one real number; whatever else it may be, the writer thread judges."""
+    if not (hasattr(value, "detach") and hasattr(value, "numel")) or _in_parts(value) or value.numel() != 1:
+        return False
+    return not (_complex(value) or value.is_sparse or value.is_meta)
+
+
+def _complex(value: Any) -> bool:
+    """Whether it is a complex number of numpy or torch."""
+    kind = getattr(value, "dtype", None)
+    return getattr(kind, "kind", "") == "c" or getattr(kind, "is_complex", False) is True
+
+
 def _shown(value: Any) -> str:
     return "a DTensor (pass its full_tensor(), on every rank)" if _in_parts(value) else f"{value!r:.80}"
 
 
 def _defer(entry: Entry, names: list[str]) -> None:
-    """Move the one-element tensors among ``names`` out of the entry's metrics, one transfer a device."""
+    """Move the tensors called ``names`` out of the entry's metrics, one transfer a device."""
     by_device: dict[object, list[str]] = {}
     for name in names:
-        if entry.metrics[name].numel() == 1 and not _in_parts(entry.metrics[name]):
-            by_device.setdefault(entry.metrics[name].device, []).append(name)
+        by_device.setdefault(entry.metrics[name].device, []).append(name)
     for group in by_device.values():
         from rlwatch.tensors.transfer import Transfer
 

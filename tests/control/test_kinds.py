@@ -114,11 +114,13 @@ def test_whatever_is_given_is_accepted_whole_or_refused_with_a_config_error(args
         assert all(argument.fits(read[name]) for name, argument in kind.args.items())
 
 
-@given(st.floats())
+@given(st.floats() | st.integers() | st.sampled_from([10**400, -(10**400), 2**1023, True, "1", None, [1]]))
 def test_a_number_lies_in_its_range(value):
-    """NaN lies in none."""
-    assert Number("m", low=0.0, high=1.0, above=True).fits(value) == (0 < value <= 1)
-    assert Number("m", low=0.0).fits(value) == (0 <= value < math.inf)
+    """NaN lies in none, nor does an integer that no float holds; what is no number is none."""
+    number = value if type(value) in (int, float) and abs(value) < 2**1024 else math.nan
+
+    assert Number("m", low=0.0, high=1.0, above=True).fits(value) == (0 < number <= 1)
+    assert Number("m", low=0.0).fits(value) == (0 <= number < math.inf)
 
 
 def test_types_say_what_they_allow():

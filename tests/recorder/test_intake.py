@@ -66,6 +66,50 @@ def test_what_is_not_one_number_is_left_out_and_counted(bad):
     assert counters["bad_values"] == 1
 
 
+class Lost:
+    """A number that cannot be had any more."""
+
+    def __float__(self):
+        raise RuntimeError("the device is gone")
+
+
+class Detachable:
+    """Not a tensor, though it has a method of one."""
+
+    def detach(self):
+        """Whatever that means here."""
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.tensor(1j),
+        torch.tensor(complex(0.5, 0.0)),
+        torch.ones(1, device="meta"),
+        torch.zeros(0),
+        torch.ones(2).to_sparse(),
+        1j,
+        np.complex64(1),
+        np.array(1j),
+        10**400,
+        Lost(),
+        Detachable(),
+    ],
+    ids=repr,
+)
+def test_one_odd_value_costs_no_other_and_is_never_told_as_another_number(bad):
+    """The real part of a complex number, say: what is no real number was not measured."""
+    out, counters = taken({"bad": bad, "tensor": torch.tensor(2.0), "good": 1.0})
+
+    assert out == {"tensor": 2.0, "good": 1.0}
+    assert counters["bad_values"] == 1
+
+
+def test_a_sparse_tensor_of_one_number_is_that_number():
+    """Where it is stored does not matter."""
+    assert taken({"a": torch.tensor(3.0).to_sparse()})[0] == {"a": 3.0}
+
+
 def test_sixty_tensors_cost_no_sync():
     """Logging 0-d tensors never waits for a device; float() on each would wait sixty times."""
     metrics = {f"m{i}": torch.tensor(float(i)) for i in range(60)}
