@@ -90,7 +90,7 @@ def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict
     try:
         found = json.loads(str(columns["layers"][row])) if "layers" in columns else {}
         return {str(name): float(share) for name, share in found.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
 
