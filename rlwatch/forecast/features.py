@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlwatch.forecast.history import WARM_UNTIL, Floats, History
-from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, Standing, goals, reaches
+from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, Standing, breaking, goals, reaches
 from rlwatch.forecast.shapes import QUIET, SHAPES, Extremes, jitter, median, shapes, spread
 from rlwatch.forecast.signals import SIGNALS
 
 BROKEN = "broken"
-"""Share of the last 25 steps' rows in which some signal was NaN or infinite."""
+"""Share of the last 25 steps' rows in which some signal was no longer finite."""
 FEATURES: tuple[str, ...] = (
     *(f"{signal.name}:{shape}" for shape in SHAPES for signal in SIGNALS),
     *LIMIT_FEATURES,
@@ -83,7 +83,7 @@ class FeatureStream:
         pairs = [value for reach in reached for value in (reach.share, reach.steps)]
         broken = history.broken[history.steps > step - 25].mean()
         values = np.concatenate((found.values.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))
-        return Features(step, values, reached)
+        return Features(step, values, (*reached, breaking(history)))
 
 
 def _spreads(history: History) -> tuple[Floats, Floats]:

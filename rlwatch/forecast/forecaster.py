@@ -38,7 +38,7 @@ class Forecaster:
 
     Two layers share the budget of false alarms: the model (many signals together, long before a limit) and the way to
     the nearest limit (one signal alone, also of failures the model has never seen). A run that logs too little for the
-    model has the second alone. Hard facts, such as NaN, are the detectors' work.
+    model has the second alone. A single NaN is the detectors' work; of several within 25 steps there may come a loop.
 
     Parameters
     ----------

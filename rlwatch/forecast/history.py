@@ -29,13 +29,17 @@ _KL = np.array([signal.name.startswith("kl_ref") for signal in SIGNALS])
 class History:
     """Raw values of every signal in the last rows; missing and non-finite ones are NaN here, and counted.
 
-    Each signal keeps to the metric it was first read from: another estimator has another level.
+    Each signal keeps to the metric it was first read from: another estimator has another level. ``broken``: of each
+    row, whether a signal that had been a number no longer was; ``blamed``: the metric of which that was last so. What
+    never was a number is switched off (TRL's ``kl`` at beta = 0), not broken.
     """
 
     def __init__(self) -> None:
         self.steps: Floats = np.empty(0)
         self.raw: Floats = np.empty((0, len(SIGNALS)))
         self.broken: Floats = np.empty(0)
+        self.blamed = ""
+        self._numbers = np.zeros(len(SIGNALS), dtype=bool)
         self._metric: list[str | None] = [None] * len(SIGNALS)
         self._warm: list[Floats] = []
         self._spread: list[float] = []
@@ -104,8 +108,11 @@ class History:
                 continue
             name, value = found
             self._metric[i] = self._metric[i] or name
-            broken |= not math.isfinite(value)
-            if name == self._metric[i] and math.isfinite(value):
+            finite = math.isfinite(value)
+            if not finite and self._numbers[i]:
+                broken, self.blamed = True, name
+            self._numbers[i] |= finite
+            if name == self._metric[i] and finite:
                 row[i] = value
         return row, broken
 

@@ -48,6 +48,9 @@ LIMITS_V1: tuple[Limit, ...] = (
     Limit("reward", "reward", -0.5, from_best=True),  # and 40 % of the best so far, and what noise does to a best
 )
 """Relative where the label is; a reward has no unit, so half a spread of the rewards is the least its limit can be."""
+BROKEN_ROWS, BROKEN_STEPS = 5, 25
+"""Rows with something that is not finite, among those of the last steps, at which a run counts as broken: the fifth
+skipped update in a row is a failure (labels-v1), and a loop of skips has gaps before it closes."""
 LOST = 0.4
 """Share of the best level that a failure loses (labels-v1)."""
 OF_A_BEST = 6.0
@@ -106,6 +109,17 @@ def _rising(at: Standing) -> bool:
     i = _PLACE["reward"]
     clearly = CLEAR * float(at.noise[i])
     return bool(at.now[i] >= clearly and at.fallen[i] > -clearly)
+
+
+def breaking(history: History) -> Reach:
+    """How near a run is to being broken for good: one bad batch that was skipped is not, several within 25 steps are.
+
+    A log of every 5 or 10 steps is judged by its last five rows.
+    """
+    rows = max(int((history.steps > history.steps[-1] - BROKEN_STEPS).sum()), BROKEN_ROWS)
+    count = float(history.broken[-rows:].sum())
+    share = count / BROKEN_ROWS
+    return Reach(Limit("nan", history.blamed, BROKEN_ROWS), share, 0.0 if share >= 1.0 else FAR_AHEAD, count >= 2)
 
 
 def nearest(reached: tuple[Reach, ...]) -> Reach | None:

@@ -82,12 +82,41 @@ def test_a_metric_that_is_not_logged_has_no_features_and_changes_no_other():
             assert value == pytest.approx(whole[name], nan_ok=True), name
 
 
-def test_a_column_of_nan_is_a_missing_one_that_is_counted():
+def test_a_column_that_was_never_a_number_is_switched_off_and_not_broken():
     """It is no number, but it is news."""
     found = last(steady(80, **{"policy/entropy": lambda _: math.nan}))
     assert math.isnan(found["entropy:z"])
-    assert found["broken"] == 1.0
-    assert last(steady(80))["broken"] == 0.0
+    assert found["broken"] == 0.0
+    assert nearest(stream(steady(80, **{"policy/kl_ref_k3": lambda _: math.nan}))[80].reaches) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("every", "shares"),
+    [
+        (1, {90: 0.0, 91: 0.4, 92: 0.6, 93: 0.8, 94: 1.0, 100: 1.4}),
+        (5, {80: 0.0, 90: 0.4, 95: 0.6, 100: 0.8}),
+        (10, {80: 0.0, 90: 0.4, 100: 0.6}),
+    ],
+)
+def test_steps_that_are_no_longer_finite_are_on_their_way_to_a_loop(value, every, shares):
+    """One such row is a bad batch; from the second on they count: five within 25 steps, or of five rows, are a loop."""
+    broken = range(90, 97) if every == 1 else (80, 90, 95, 100)
+    found = stream(steady(100, every=every, **{"optim/grad_norm": lambda s: value if s in broken else 0.3}))
+
+    for step, share in shares.items():
+        close = nearest(found[step].reaches)
+        assert (close.share if close else 0.0) == pytest.approx(share), step
+        assert close is None or (close.limit.type, close.limit.signal) == ("nan", "optim/grad_norm")
+
+
+def test_broken_rows_long_ago_are_forgotten():
+    """A run that got over a bad stretch is no longer near it."""
+    rows = steady(120, **{"optim/grad_norm": lambda s: math.nan if 60 <= s < 64 else 0.3})
+    found = stream(rows)
+
+    assert nearest(found[63].reaches).share == pytest.approx(0.8)
+    assert nearest(found[90].reaches) is None
 
 
 def test_a_run_in_which_nothing_moves_has_features_of_zero():
