@@ -130,7 +130,7 @@ def _rounded(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray | pa.Array:
     if column.type != pa.float32():
         return column
     values = column.to_numpy(zero_copy_only=False).astype(np.float32)
-    drop = np.uint32(23 - (BITS_NEAR_ONE if name.split("/")[-1] in NEAR_ONE else BITS))
+    drop = np.uint32(23 - (BITS_NEAR_ONE if name.rsplit("/", maxsplit=1)[-1] in NEAR_ONE else BITS))
     words = ((values.view(np.uint32) + (np.uint32(1) << (drop - 1))) >> drop) << drop
     short = np.where(np.isfinite(values) & np.isfinite(words.view(np.float32)), words.view(np.float32), values)
     return pa.array(short, pa.float32(), mask=column.is_null().to_numpy())
