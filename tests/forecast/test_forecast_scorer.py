@@ -182,7 +182,10 @@ def test_faulty_runs_are_healthy_until_their_fault_and_all_of_them_count_in_the_
     found = as_is(per_run(table, {"bad": {60: 1.0, 150: 1.0, 220: 1.0}}, rest=0.0) > 0, table, labels).point
     strict = judged(per_run(table, {"bad": {150: 1.0}}, rest=0.0), table, labels).strict[1.0].point
 
+    unknown = as_is(np.zeros(len(table), dtype=bool), replace(table, faults=()), labels).point
+
     assert (found.episodes, found.steps, found.clean) == (1, 9 * 260 + 60, 9)
+    assert unknown.steps == 9 * 260, "nobody knows until when it was sound"
     assert strict.steps == 10 * 260
 
 

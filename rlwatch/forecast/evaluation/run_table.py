@@ -107,6 +107,11 @@ class RunTable:
         return np.array([np.inf if step is None or family == HEALTHY else step for step, family in known], dtype=float)
 
     @property
+    def sound_until(self) -> Floats:
+        """Of each run, the step of its fault; minus infinity where none is known of: then no step is known as sound."""
+        return np.where(np.isfinite(self.fault), self.fault, -np.inf)
+
+    @property
     def visible(self) -> list[str]:
         """Names of the columns that are not hidden."""
         return [name for name in self.columns if not name.startswith(TRUTH)]

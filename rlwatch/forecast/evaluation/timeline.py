@@ -94,7 +94,7 @@ class Timeline:
         until = np.where(self.are(*kinds), np.inf, -np.inf)
         until = np.where(self.are(Outcome.EVENT), self.onset - BEFORE, until)
         if not strict:
-            until = np.where(self.are(Outcome.FAULTY), self.table.fault, until)
+            until = np.where(self.are(Outcome.FAULTY), self.table.sound_until, until)
         return self.monitored & (self.table.step < until[self.table.run_of])
 
     @cached_property

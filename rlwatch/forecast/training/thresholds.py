@@ -41,7 +41,7 @@ def sound_until(table: RunTable, labels: Labels) -> Floats:
     """
     known = [label.outcome for label in labels.of(table)]
     whole = np.where([outcome is Outcome.CLEAN for outcome in known], np.inf, -np.inf)
-    return np.where([outcome is Outcome.FAULTY for outcome in known], table.fault, whole)
+    return np.where([outcome is Outcome.FAULTY for outcome in known], table.sound_until, whole)
 
 
 def healthy(part: Examples, sound: Floats) -> npt.NDArray[np.bool_]:
