@@ -142,7 +142,7 @@ def test_a_run_that_ends_is_seen_to_end(app, page, store_url):
     page.goto(f"{app}/run?run=r")
     expect(page.get_by_role("button", name="Reset reference…")).to_be_enabled()
     write(store_url, steps=range(31, 33), end=RunState.FINISHED)
-    expect(page.locator(".rl-word")).to_contain_text("finished")
+    expect(page.locator(".rl-word").first).to_contain_text("finished")
     expect(page.get_by_role("button", name="Reset reference…")).to_be_disabled()
 
 
