@@ -207,7 +207,7 @@ class Plan:
 
 
 AT_ONCE = ("lr_constant", "lr_spike", "log_zero", "zero_division", "nan_batch", "switch")
-"""Failing recipes that do not come gradually, whatever is asked for: nothing shows before they strike."""
+"""Failing recipes that do not come gradually, whatever is asked for: at once, at random, or there from the start."""
 
 
 class Pace(StrEnum):

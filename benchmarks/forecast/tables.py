@@ -27,7 +27,7 @@ PACKAGES = ("rlwatch-monitor", "torch", "numpy", "trl", "transformers")
 BITS, BITS_NEAR_ONE = 11, 15
 """Of a mantissa in a packed set: a relative error of at most 2.5e-4, and less than half the size of full numbers."""
 NEAR_ONE = ("ess", "seq_ess", "mean", "ppl_ratio", "prob_corr")
-"""Last parts of names of what lies near 1, where the distance from it counts: its error is at most 1.6e-5."""
+"""Last parts of names of which one lies near 1, where the distance from it counts: their error is at most 1.6e-5."""
 LEVELS = {"zstd": 19, "brotli": 11}
 """Brotli takes minutes for a whole set, and makes it 7 % smaller."""
 RUNS_SCHEMA = pa.schema(
@@ -111,7 +111,7 @@ def read_info(path: Path) -> dict[str, Any]:
 def pack(out: Path, *folders: Path, at_once: Collection[str] = ()) -> tuple[Path, Path]:
     """All runs of ``folders`` in ``out`` (rows, to three or four significant digits) and beside it ``-runs`` (records).
 
-    ``at_once``: recipes whose faults show nothing before they strike; the records say so.
+    ``at_once``: recipes whose faults do not come gradually; the records say so.
     """
     paths = [path for folder in folders for path in sorted(folder.glob("*.parquet"))]
     if not paths:

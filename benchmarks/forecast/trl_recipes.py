@@ -272,4 +272,4 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("trl_hack_length", "reward_hacking", _hack_length),
 )
 AT_ONCE = ("trl_lr_constant", "trl_lr_spike", "trl_clip_switch", "trl_lost_weight")
-"""Recipes whose faults do not come gradually: nothing shows before they strike."""
+"""Recipes whose faults do not come gradually: at once, or there from the start."""

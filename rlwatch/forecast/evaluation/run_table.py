@@ -33,7 +33,7 @@ class RunTable:
 
     ``runs``, ``recipes``, ``families``, ``pairs``: one entry a run; ``pairs`` names the run that a run is the
     faultless twin of, or ""; ``faults``: the step at which the fault of a run that was made to fail began, None (or no
-    entry at all) where nobody knows. ``at_once``: whether the fault is of a kind that shows nothing before it strikes
+    entry at all) where nobody knows. ``at_once``: whether the fault is of a kind that does not come gradually
     (no entry: nobody knows). ``starts``: the first row of each run and, last, the number of rows. ``step``: of
     each row. ``columns``: by canonical name, and hidden ``truth/`` ones.
     """
