@@ -2,6 +2,7 @@
 
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 1
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 2 --pace gradual
+python benchmarks/forecast generate --out build/corpus --runs 200 --jobs 8 --seed 4 --pace long --batch 4
 python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
 python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
 python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 2 --pace long
@@ -38,6 +39,7 @@ def main() -> None:
     making.add_argument(
         "--pace", choices=list(Pace), default=Pace.DRAWN, type=Pace, help="how fast faults come that can be slow"
     )
+    making.add_argument("--batch", type=int, default=1, help="times as many responses a step as the recipes draw")
     making.add_argument("--backend", choices=BACKENDS, default="loky", help="ray and dask: on a cluster that is up")
     real = commands.add_parser("generate-trl", help="the same of runs of TRL, which take longer")
     real.add_argument("--out", type=Path, required=True, help="folder, one file a run")
@@ -47,11 +49,14 @@ def main() -> None:
     real.add_argument(
         "--pace", choices=[Pace.DRAWN, Pace.LONG], default=Pace.DRAWN, type=Pace, help="long: twice as long"
     )
+    real.add_argument("--batch", type=int, default=1, help="times as many responses a step as the recipes draw")
     packing = commands.add_parser("pack", help="join all runs of some folders in two files")
     packing.add_argument("--from", type=Path, required=True, nargs="+", dest="folders")
     packing.add_argument("--out", type=Path, required=True, help="a .parquet; the records go beside it, as -runs")
     commands.add_parser("recipes", help="list the recipes")
     args = parser.parse_args()
+    if args.command.startswith("generate") and args.batch < 1:
+        parser.error(f"--batch is how many times as many responses, 1 or more, not {args.batch}")
     try:
         _do(args)
     except RLWatchError as wrong:
@@ -61,12 +66,12 @@ def main() -> None:
 def _do(args: argparse.Namespace) -> None:
     if args.command == "generate":
         only = tuple(name for name in args.recipes.split(",") if name)
-        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend, args.pace)
+        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend, args.pace, args.batch)
         print(f"{made} runs made, {args.runs - made} were there: {args.out}")
     elif args.command == "generate-trl":
         from forecast.trl_runs import generate as generate_trl
 
-        generate_trl(args.out, args.runs, args.jobs, args.seed, args.pace)
+        generate_trl(args.out, args.runs, args.jobs, args.seed, args.pace, args.batch)
     elif args.command == "pack":
         for path in pack(args.out, *args.folders, at_once={*AT_ONCE, *TRL_AT_ONCE}):
             print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")

@@ -54,11 +54,12 @@ def generate(
     only: tuple[str, ...] = (),
     backend: str = "loky",
     pace: Pace = Pace.DRAWN,
+    batch: int = 1,
 ) -> int:
     """Make the first ``runs`` runs of ``seed`` that are not in ``folder`` yet; returns how many were made."""
     if unknown := sorted(set(only) - {*RECIPES, "control"}):
         raise RLWatchError(f"no recipe is called {', '.join(unknown)}; there are: {', '.join(RECIPES)}")
-    todo = [plan for plan in islice(plans(seed, only, pace), runs) if not is_done(folder, plan.run)]
+    todo = [plan for plan in islice(plans(seed, only, pace, batch), runs) if not is_done(folder, plan.run)]
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with joblib.parallel_config(_cluster(backend), n_jobs=jobs), Progress(*columns) as progress:
         bar = progress.add_task("", total=runs, completed=runs - len(todo))

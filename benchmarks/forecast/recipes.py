@@ -237,8 +237,20 @@ def slowed(changes: Changes, pace: Pace, r: Rng) -> Changes:
     )
 
 
-def plan(name: str, seed: int, number: int, pace: Pace = Pace.DRAWN) -> Plan:
-    """Run ``number`` of recipe ``name``; its fault comes at ``pace``, where that can be."""
+def enlarged(config: Config, batch: int) -> Config:
+    """The same run on ``batch`` times as many prompts a step, also where an event changes their number."""
+    changes = tuple(
+        replace(change, knobs={k: batch * v if k == "prompts" else v for k, v in change.knobs.items()})
+        for change in config.changes
+    )
+    return replace(config, knobs=replace(config.knobs, prompts=batch * config.knobs.prompts), changes=changes)
+
+
+def plan(name: str, seed: int, number: int, pace: Pace = Pace.DRAWN, batch: int = 1) -> Plan:
+    """Run ``number`` of recipe ``name``; its fault comes at ``pace``, where that can be.
+
+    ``batch``: how many times the prompts a step that the recipe draws.
+    """
     recipe = RECIPES[name]
     r = np.random.default_rng([seed, number, *name.encode()])
     knobs = base(r)
@@ -252,7 +264,7 @@ def plan(name: str, seed: int, number: int, pace: Pace = Pace.DRAWN) -> Plan:
         recipe=name,
         family=recipe.family,
         seed=int(r.integers(1 << 40)),
-        config=config,
+        config=enlarged(config, batch),
         fault_step=None if recipe.healthy and not name.startswith(("near", "event")) else begins,
     )
 
@@ -270,13 +282,13 @@ def twin(of: Plan) -> Plan:
     )
 
 
-def plans(seed: int, only: tuple[str, ...] = (), pace: Pace = Pace.DRAWN) -> Iterator[Plan]:
+def plans(seed: int, only: tuple[str, ...] = (), pace: Pace = Pace.DRAWN, batch: int = 1) -> Iterator[Plan]:
     """Runs without end, in an order in which every stretch is a fair mix: decks of all recipes, shuffled."""
     number = 0
     while True:
         r = np.random.default_rng([seed, number])
         deck = [recipe.name for recipe in (*FAILING, *HEALTHY)] + list(PLAIN)
-        made = [plan(name, seed, number + i, pace) for i, name in enumerate(deck)]
+        made = [plan(name, seed, number + i, pace, batch) for i, name in enumerate(deck)]
         paired = r.choice(np.arange(1, len(FAILING)), TWINS, replace=False)
         made += [twin(made[i]) for i in paired]
         number += len(deck)

@@ -35,31 +35,35 @@ class Job:
         return max(fault.start for fault in self.setting.faults)
 
 
-def jobs(count: int, seed: int, pace: Pace = Pace.DRAWN) -> list[Job]:
+def jobs(count: int, seed: int, pace: Pace = Pace.DRAWN, batch: int = 1) -> list[Job]:
     """The first ``count`` runs of ``seed``: rounds of all recipes, each in random order: any prefix is mixed."""
-    every = _endless(seed, pace)
+    every = _endless(seed, pace, batch)
     return [next(every) for _ in range(count)]
 
 
-def _endless(seed: int, pace: Pace) -> Iterator[Job]:
+def _endless(seed: int, pace: Pace, batch: int) -> Iterator[Job]:
     rng = np.random.default_rng(seed)
     dealt = [recipe for recipe in RECIPES for _ in range(recipe.share)]
     number = 0
     while True:
         for index in rng.permutation(len(dealt)):
-            job = draw(dealt[index], seed, number, pace)
+            job = draw(dealt[index], seed, number, pace, batch)
             yield job
             if job.family != "healthy" and job.setting.faults and rng.random() < TWINS:
                 yield twin(job)
             number += 1
 
 
-def draw(recipe: Recipe, seed: int, number: int, pace: Pace = Pace.DRAWN) -> Job:
-    """Run ``number`` of ``seed``, of ``recipe``; most faults grow as it is, so there is no pace between the two."""
+def draw(recipe: Recipe, seed: int, number: int, pace: Pace = Pace.DRAWN, batch: int = 1) -> Job:
+    """Run ``number`` of ``seed``, of ``recipe``; most faults grow as it is, so there is no pace between the two.
+
+    ``batch``: how many times the responses a step that the recipe draws.
+    """
     rng = np.random.default_rng([seed, number])
     setting = recipe.draw(rng)
     if pace is Pace.LONG:
         setting = stretched(setting, rng.uniform(*STRETCH))
+    setting = replace(setting, batch=batch * setting.batch)
     return Job(f"{recipe.name}-{seed}-{number:04d}", recipe.name, recipe.family, 100_000 * seed + number, setting)
 
 

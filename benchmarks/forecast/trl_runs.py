@@ -100,9 +100,9 @@ def _memory(name: str) -> Iterator[str]:
         forget(name)
 
 
-def generate(out: Path, count: int, workers: int, seed: int, pace: Pace = Pace.DRAWN) -> None:
+def generate(out: Path, count: int, workers: int, seed: int, pace: Pace = Pace.DRAWN, batch: int = 1) -> None:
     """Make the first ``count`` runs of ``seed`` that are not there yet, in random order of recipes."""
-    wanted = jobs(count, seed, pace)
+    wanted = jobs(count, seed, pace, batch)
     missing = [job for job in wanted if not path_of(out, job.run).exists()]
     console = Console(stderr=True)
     console.print(f"{len(missing)} of {len(wanted)} runs to be made in {out}")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 
 import pytest
@@ -109,3 +109,15 @@ def test_slow_faults_grow_but_for_those_that_come_at_once_by_nature(pace, least)
                 b.over > a.over and b.over >= least
                 for a, b in zip(one.config.changes, other.config.changes, strict=True)
             )
+
+
+def test_a_larger_batch_is_the_same_run_with_more_prompts():
+    """Also in a step whose event or fault changes their number; nothing else is drawn anew."""
+    small, large = (list(islice(recipes.plans(5, batch=batch), 148)) for batch in (1, 4))
+    for one, other in zip(small, large, strict=True):
+        assert (one.run, one.seed, one.fault_step) == (other.run, other.seed, other.fault_step)
+        for step in (0, 100, 220):
+            before, after = one.config.at(step), other.config.at(step)
+            assert after == replace(before, prompts=4 * before.prompts)
+
+    assert {change.knobs.get("prompts") for plan in large for change in plan.config.changes} >= {None, 16}

@@ -82,6 +82,12 @@ def test_long_runs_are_the_same_runs_with_faults_that_take_their_time(recipes, j
             )
 
 
+def test_a_larger_batch_is_the_same_run_with_more_responses(jobs):
+    small, large = jobs.jobs(40, 3), jobs.jobs(40, 3, batch=4)
+
+    assert [replace(job, setting=replace(job.setting, batch=4 * job.setting.batch)) for job in small] == large
+
+
 def without_nan(columns):
     return {name: [None if v is None or math.isnan(v) else v for v in values] for name, values in columns.items()}
 
