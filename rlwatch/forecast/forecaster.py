@@ -11,7 +11,7 @@ from functools import cache
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.artefact import load, shipped
-from rlwatch.forecast.features import FEATURES, Features, FeatureStream
+from rlwatch.forecast.features import BROKEN, FEATURES, Features, FeatureStream
 from rlwatch.forecast.forecast import Forecast, Reason
 from rlwatch.forecast.limits import FAR_AHEAD, Reach, nearest
 from rlwatch.forecast.model import Chances, Model, reasons
@@ -148,7 +148,8 @@ class Forecaster:
         if close is not None and alone:
             return self._of(close)
         limit = self._model.limit(x) or (close.limit.type if close is not None else "")
-        return limit, chances.steps_to, reasons(self._model.why(x), self._names())
+        blamed = {BROKEN: self._stream.history.blamed} if self._stream.history.blamed else {}
+        return limit, chances.steps_to, reasons(self._model.why(x), self._names() | blamed)
 
 
 @cache

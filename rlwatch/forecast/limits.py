@@ -17,6 +17,8 @@ FAR_AHEAD = 200.0
 """Steps beyond which a straight line says nothing."""
 CLEAR = 4.0
 """Spreads (:attr:`Standing.noise`) that a signal must have moved before its way to a limit means anything."""
+RISEN = 2.0
+"""The same of the reward, whose level is a median of rows: 3.4 standard errors of the difference to its baseline."""
 SPENT = "ent_low"
 """The type of limit that is no danger while it buys reward: R = -a exp(H) + b (arXiv 2505.22617)."""
 _PLACE = {signal.name: i for i, signal in enumerate(SIGNALS)}
@@ -107,8 +109,8 @@ def reaches(goal: tuple[float, ...], at: Standing) -> tuple[Reach, ...]:
 def _rising(at: Standing) -> bool:
     """Whether the reward has clearly risen since the baseline, and not clearly fallen from its best."""
     i = _PLACE["reward"]
-    clearly = CLEAR * float(at.noise[i])
-    return bool(at.now[i] >= clearly and at.fallen[i] > -clearly)
+    noise = float(at.noise[i])
+    return bool(at.now[i] >= RISEN * noise and at.fallen[i] > -CLEAR * noise)
 
 
 def breaking(history: History) -> Reach:

@@ -173,7 +173,7 @@ def test_the_nearest_limit_is_the_one_a_signal_has_clearly_moved_to():
     assert nearest(stream(steady(90))[90].reaches) is None
 
 
-@pytest.mark.parametrize(("reward", "told"), [(0.5, True), (0.95, False), (0.2, True)])
+@pytest.mark.parametrize(("reward", "told"), [(0.5, True), (0.51, True), (0.53, False), (0.95, False), (0.2, True)])
 def test_entropy_that_buys_reward_is_on_no_way_to_a_failure(reward, told):
     """The same fall of entropy: told where the reward stands still or falls, not where it has clearly risen."""
     moved = {

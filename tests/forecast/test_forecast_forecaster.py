@@ -10,6 +10,7 @@ from forecast_runs import steady
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecaster, artefact
 from rlwatch.forecast.forecaster import default_forecaster
+from rlwatch.forecast.trees import LEAF, Head, Tree
 from rlwatch.records import ClosedStep, Event
 
 
@@ -100,6 +101,16 @@ def test_rewards_that_begin_to_scatter_are_not_on_their_way_to_a_limit():
     rewards = {s: 0.5 if s < 45 else 0.5 + noise.choice((-0.5, 0.5)) for s in range(400)}
     rows = {s: {"reward/mean": rewards[s], "len/mean": 40.0, "reward/std": 0.2} for s in range(400)}
     assert not any(forecast.alarm for forecast in told(rows).values())
+
+
+def test_steps_that_broke_are_a_reason_with_the_metric_that_was_no_number():
+    """The share of broken steps is nothing a run logs; what was last NaN in it is."""
+    shaky = Tree((1, LEAF, LEAF), (0.01, 0.0, 0.0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (0.2, -1.0, 3.0))
+    model = small_model(features=("entropy:fallen", "broken"), hazards=(Head(-1.0, (shaky,)),) * 3)
+    rows = steady(70, **{"optim/grad_norm": lambda s: math.nan if s == 60 else 1.0})
+    found = told(rows, model=model)
+    assert found[59].why == ()
+    assert [reason.metric for reason in found[65].why] == ["optim/grad_norm"]
 
 
 @pytest.mark.parametrize("rows", [{}, steady(3), {1: {}, 2: {}, 3: {}}, {step: {} for step in range(200)}])
