@@ -9,21 +9,17 @@ from functools import wraps
 from typing import Any
 
 import rlwatch
-from rlwatch.integrations.cause import cause_of, reason_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.openrlhf.commands import Commands
 from rlwatch.integrations.openrlhf.describe import init_arguments
 from rlwatch.integrations.openrlhf.logger import RLWatchLogger
 from rlwatch.integrations.openrlhf.recording import Recording, Step, taken_out
 from rlwatch.integrations.openrlhf.settings import Settings
+from rlwatch.integrations.ray_crash import record_crash
 from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode
-from rlwatch.records import RunState
 
 logger = logging.getLogger("rlwatch")
-
-DEADLINE_S = 10.0
-"""Longest an exception is held up on its way out, in seconds."""
 
 
 class Driver:
@@ -119,15 +115,10 @@ class Driver:
             raise
 
     def _report(self, error: BaseException) -> None:
-        """What an actor raised comes wrapped by Ray: look inside. Only the first time: calls lie within each other."""
-        if not self.run.active:
-            return
-        inside = getattr(error, "cause", None)
-        cause = inside if isinstance(inside, BaseException) else error
-        body = {**cause_of(error), "error": reason_of(cause), "type": type(cause).__name__}
-        self._close()
-        self.seam.attempt("exception", self.run.event, "exception", self._last, **body)
-        self.seam.attempt("finish", self.run.finish, RunState.CRASHED, reason_of(cause), DEADLINE_S)
+        """Only the first time: calls lie within each other."""
+        if self.run.active:
+            self._close()
+            record_crash(self.run, self.seam, error, self._last)
 
 
 @contextmanager
