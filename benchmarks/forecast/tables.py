@@ -26,8 +26,11 @@ TEXTS = ("run", "recipe", "family")
 PACKAGES = ("rlwatch-monitor", "torch", "numpy", "trl", "transformers")
 BITS, BITS_NEAR_ONE = 11, 15
 """Of a mantissa in a packed set: a relative error of at most 2.5e-4, and less than half the size of full numbers."""
-NEAR_ONE = ("ess", "seq_ess", "mean", "ppl_ratio", "prob_corr")
-"""Last parts of names of which one lies near 1, where the distance from it counts: their error is at most 1.6e-5."""
+NEAR_ONE = (
+    *("ratio/mean", "ratio/ess", "ratio/seq_ess"),
+    *("mismatch/ess", "mismatch/seq_ess", "mismatch/ppl_ratio", "mismatch/prob_corr"),
+)
+"""What lies near 1, where the distance from it counts: their error is at most 1.6e-5."""
 LEVELS = {"zstd": 19, "brotli": 11}
 """Brotli takes minutes for a whole set, and makes it 7 % smaller."""
 RUNS_SCHEMA = pa.schema(
@@ -130,7 +133,7 @@ def _rounded(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray | pa.Array:
     if column.type != pa.float32():
         return column
     values = column.to_numpy(zero_copy_only=False).astype(np.float32)
-    drop = np.uint32(23 - (BITS_NEAR_ONE if name.rsplit("/", maxsplit=1)[-1] in NEAR_ONE else BITS))
+    drop = np.uint32(23 - (BITS_NEAR_ONE if name in NEAR_ONE else BITS))
     words = ((values.view(np.uint32) + (np.uint32(1) << (drop - 1))) >> drop) << drop
     short = np.where(np.isfinite(values) & np.isfinite(words.view(np.float32)), words.view(np.float32), values)
     return pa.array(short, pa.float32(), mask=column.is_null().to_numpy())
