@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
@@ -13,7 +14,7 @@ CARRY_ROWS = 10
 """Rows without a reading over which a finding is taken to hold still (metrics logged every few rows)."""
 
 
-class BaseDetector:
+class BaseDetector(ABC):
     """Implements the :class:`~rlwatch.ports.Detector` protocol around :meth:`judge`.
 
     ``reads`` are the metrics of which at least one must be measured (and finite) for a row to be judged.
@@ -45,19 +46,19 @@ class BaseDetector:
         """Nothing: only non-finite values are judged before their step closes."""
         return []
 
-    def notice(self, event: Event) -> None:
+    def notice(self, event: Event) -> None:  # noqa: B027  (most have nothing to learn)
         """Nothing to learn from an event, unless a detector says otherwise."""
 
-    def listen(self, step: ClosedStep) -> None:
+    def listen(self, step: ClosedStep) -> None:  # noqa: B027  (most have none)
         """Take notice of corroborating metrics, on every row."""
 
     def measured(self, step: ClosedStep) -> bool:
         """Whether the row holds a reading."""
         return finite(step, *self.reads) is not None
 
+    @abstractmethod
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge a row in which one of ``reads`` is finite."""
-        raise NotImplementedError
 
     def _carried(self, step: ClosedStep) -> list[Finding]:
         fresh = [replace(f, step=step.step, attempt=step.attempt, seq=step.seq) for f in self._held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite
@@ -52,17 +53,17 @@ class EntropyDetector(BaseDetector):
         severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else Severity.WARNING
         return [self.told(step, now, start, severity)]
 
+    @abstractmethod
     def beginning(self, level: float, first: float) -> float:
         """What to compare with, from the level of the warm-up and that of the very first rows, nats."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
         """Feed the holds: this row's ``entropy``, the level ``now`` and the ``start`` in nats."""
-        raise NotImplementedError
 
+    @abstractmethod
     def told(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
         """The finding in words and numbers."""
-        raise NotImplementedError
 
     @property
     def onset(self) -> int | None:

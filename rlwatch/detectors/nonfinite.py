@@ -67,8 +67,12 @@ class NonFinite(BaseDetector):
         """Learn what a localisation traced."""
         self._chain.notice(event)
 
-    def update(self, step: ClosedStep) -> list[Finding]:
-        """Take the next closed step; return what holds now."""
+    def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002  (the base's signature)
+        """Every row is: what is not finite is what is looked for."""
+        return True
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """What holds at this row."""
         bad, counts = self._bad(step), self._counts(step)
         certain = self._certain(bad)
         found = self._assess(step, certain, counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -144,6 +145,6 @@ class RiseDetector(BaseDetector):
         """A floor that depends on the run; None: the limit's own."""
         return None
 
+    @abstractmethod
     def told(self, step: ClosedStep, rise: Rise) -> Finding:
         """The finding in words and numbers."""
-        raise NotImplementedError

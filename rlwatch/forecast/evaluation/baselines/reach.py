@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Track:
         return self.level, base, max(bounds) if limit.side == "above" else min(bounds)
 
 
-class _Reach:
+class _Reach(ABC):
     """Both tools: every limit's track, and what is not finite at once."""
 
     def __init__(self) -> None:
@@ -83,8 +84,8 @@ class _Reach:
             return math.inf
         return max(scores, default=None)
 
-    def _scores(self, step: int, places: Sequence[Place | None]) -> list[float]:
-        raise NotImplementedError
+    @abstractmethod
+    def _scores(self, step: int, places: Sequence[Place | None]) -> list[float]: ...
 
 
 class Static(_Reach):
