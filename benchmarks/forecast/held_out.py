@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rlwatch.forecast.evaluation import Labels, RunTable, folds_of
 from rlwatch.forecast.evaluation.files import write
 from rlwatch.forecast.features import FEATURES
+from rlwatch.forecast.forecaster import BUDGET
 from rlwatch.forecast.model import signal_of
 from rlwatch.forecast.training import blend, logistic, thresholds
 from rlwatch.forecast.training.calibration import line
@@ -24,7 +25,6 @@ from rlwatch.forecast.training.profiles import EVERYTHING, PROFILES
 from rlwatch.forecast.training.train import Learn, Prepared, chances, out_of_fold
 
 Ints = npt.NDArray[np.int64]
-BUDGET = 1.0
 TAILS = frozenset(
     {
         *("entropy_pos", "entropy_neg", "entropy_p10", "entropy_p90", "logp_min", "logp_positive", "displaced"),
@@ -126,7 +126,7 @@ def _risk(fine: Examples, fold: Ints, harmless: npt.NDArray[np.bool_], model: Fl
         mine = fold[fine.run] == number
         rows = np.flatnonzero(harmless & ~mine)
         part = fine.only(rows)
-        (limits,) = thresholds.jointly(part, model[rows], static[rows], [BUDGET])
+        (limits,) = thresholds.jointly(part, model[rows], static[rows], [float(BUDGET)])
         found[mine] = np.maximum(model[mine] / limits[0], static[mine] / limits[1])
     return found
 

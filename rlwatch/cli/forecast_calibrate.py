@@ -31,7 +31,7 @@ def calibrate(
     ] = None,
     budget: Annotated[
         float, typer.Option("--budget", min=0.05, help="False alarms in 1000 healthy steps that are put up with.")
-    ] = 1.0,
+    ] = 0.5,
 ) -> None:
     """Find the threshold at which runs that are known to be healthy keep the budget (conformal, on episodes).
 
@@ -48,7 +48,7 @@ def calibrate(
         f"threshold {made.threshold:.3f} on p50: {made.episodes} false alarms in {made.steps} healthy steps of "
         f"{len(found)} runs; use it with RLWATCH_FORECAST_THRESHOLD={made.threshold:.3f}"
     )
-    say("below the model's own threshold for twice the usual budget it is not followed", style="dim")
+    say("below the model's own threshold for twice the default budget it is not followed", style="dim")
 
 
 def _chosen(table: RunTable, names: list[str]) -> list[int]:

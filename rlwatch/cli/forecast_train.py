@@ -80,13 +80,13 @@ def _meta(known: Labels, seed: int) -> dict[str, Any]:
 
 
 def _tell(made: Trained, out: Path, digest: str) -> None:
+    from rlwatch.forecast.forecaster import BUDGET
+
     size = out.stat().st_size
     say(f"{out}: {size / 1000:.0f} kB, sha256 {digest[:16]}...; use it with RLWATCH_FORECAST_MODEL={out}")
     for profile in made.model.profiles:
-        say(
-            f"  {profile.name}: an alarm from p50 = {profile.thresholds['1']:.2f} at 1 false alarm in 1000 steps",
-            style="dim",
-        )
+        least = profile.thresholds[BUDGET]
+        say(f"  {profile.name}: an alarm from p50 = {least:.2f} at {BUDGET} false alarms in 1000 steps", style="dim")
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def recalibrated(runs: Mapping[str, Sequence[tuple[int, float]]], budget: float,
     budget
         False alarm episodes in 1000 healthy steps, > 0.
     least
-        The result is never lower: the model's own threshold at twice the usual budget.
+        The result is never lower: the model's own threshold at twice the default budget.
 
     Raises
     ------

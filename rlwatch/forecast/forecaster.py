@@ -19,8 +19,8 @@ from rlwatch.forecast.signals import SIGNALS
 from rlwatch.forecast.terms import Terms, terms
 from rlwatch.records import ClosedStep, Event
 
-BUDGET = "1"
-"""False alarm episodes in 1000 healthy steps that are put up with."""
+BUDGET = "0.5"
+"""False alarm episodes in 1000 healthy steps that are put up with: of sound runs of 500 steps few have one."""
 SMOOTHED = 3
 """Rows whose median is judged: one odd row is no alarm."""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from rlwatch.forecast.limits import LIMITS_V1
 from rlwatch.forecast.model import Model
 from rlwatch.forecast.signals import SIGNALS
 
-FLOOR = "2"
+FLOOR = "1"
 """Budget whose threshold one of one's own does not go below."""
 ENOUGH = 0.2
 """Share of what the model learnt that a run must be able to tell to be given chances."""
 LEAN = 0.45
-"""Below this share a run is held to half the budget, and an alarm of the model alone is a remark: on public logs of few
-averages it is wrong more often than on the runs its thresholds come from."""
+"""Below this share an alarm of the model alone is a remark: on public logs of few averages it is wrong more often than
+on the runs its thresholds come from."""
 LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
 """Signals that have a limit."""
 
@@ -45,13 +44,12 @@ def terms(model: Model, signals: frozenset[str], budget: str, own: float | None 
     short = "" if known >= ENOUGH else _short(model, signals, known)
     if short and not signals & LIMITED:
         return Terms(1.0, 1.0, absent=f"no forecast {short}")
-    lean = known < LEAN
-    kept = stricter(budget, model.profiles[0].thresholds) if lean else budget
     profile = model.profile(signals)
-    threshold = profile.thresholds[kept]
+    threshold = profile.thresholds[budget]
     if own is not None:
         threshold = max(own, profile.thresholds.get(FLOOR, threshold))
-    return Terms(threshold, profile.static[kept], limits_only=f"no chance is given {short}" if short else "", lean=lean)
+    limits_only = f"no chance is given {short}" if short else ""
+    return Terms(threshold, profile.static[budget], limits_only=limits_only, lean=known < LEAN)
 
 
 def _short(model: Model, signals: frozenset[str], known: float) -> str:
@@ -59,12 +57,3 @@ def _short(model: Model, signals: frozenset[str], known: float) -> str:
     missing = sorted(set(model.gains) - signals, key=lambda s: -model.gains[s])
     wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])
     return f"because this run logs {known:.0%} of what the model goes by; it would need {wanted}"
-
-
-def stricter(budget: str, known: Collection[str]) -> str:
-    """The largest of the ``known`` budgets that is at most half of ``budget``; that itself where there is none.
-
-    >>> stricter("1", ["0.25", "0.5", "1"]), stricter("0.25", ["0.25", "1"])
-    ('0.5', '0.25')
-    """
-    return max((each for each in known if float(each) <= float(budget) / 2), key=float, default=budget)

@@ -55,3 +55,11 @@ def test_what_it_cannot_be_made_from_is_said(invoke: Invoke, store: str, given: 
 
     assert result.exit_code == 2
     assert told in result.stderr.replace("\n", " ")
+
+
+def test_the_budget_is_that_of_the_forecaster_unless_another_is_asked_for(invoke: Invoke, store: str) -> None:
+    """So that a threshold of one's own keeps what the shipped one is meant to keep."""
+    asked = ("forecast", "calibrate", "--store", store, "--run", "a", "--run", "b")
+
+    assert invoke(*asked).stdout == invoke(*asked, "--budget", forecaster.BUDGET).stdout
+    assert invoke(*asked).stdout != invoke(*asked, "--budget", "2").stdout

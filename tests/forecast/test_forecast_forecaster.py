@@ -132,7 +132,7 @@ def test_a_metric_that_breaks_makes_no_wrong_number(value):
 def test_a_stricter_budget_and_the_runs_own_experience_raise_the_threshold():
     """Both make the same chance a smaller risk; neither lowers one."""
     rows = steady(90, **{"policy/entropy": lambda s: 0.55 if s > 70 else 1.0})
-    plain = told(rows)[90].risk
+    plain = told(rows, budget="1")[90].risk
     assert told(rows, budget="0.5")[90].risk == pytest.approx(plain * 0.6 / 0.8)
     assert told(rows, own=0.99)[90].risk == pytest.approx(plain * 0.6 / 0.99)
     assert told(rows, own=0.01)[90].risk == plain

@@ -5,7 +5,7 @@ from forecast_models import small_model
 
 from rlwatch.forecast.artefact import shipped
 from rlwatch.forecast.signals import SIGNALS
-from rlwatch.forecast.terms import ENOUGH, LEAN, LIMITED, stricter, terms
+from rlwatch.forecast.terms import ENOUGH, LEAN, LIMITED, terms
 
 EVERYTHING = frozenset(signal.name for signal in SIGNALS)
 
@@ -22,15 +22,15 @@ def test_a_run_that_logs_everything_has_the_thresholds_of_its_budget():
 @pytest.mark.parametrize(
     "signals", [{"entropy", "grad"}, {"reward"}, {"entropy", "grad", "reward", "kl_ref", "length"}]
 )
-def test_the_less_a_run_logs_the_more_is_asked_of_an_alarm(signals):
-    """Below a share of the gain half the budget; below another limits alone, and the reason names what would help."""
+def test_the_less_a_run_logs_the_less_its_alarm_says(signals):
+    """Below a share of the gain its word alone is a remark; below another limits alone, with what would help."""
     model = shipped()
     known = model.known(frozenset(signals))
     held = terms(model, frozenset(signals), "1")
     profile = model.profile(frozenset(signals))
 
     assert held.lean == (known < LEAN)
-    assert held.static == profile.static["0.5" if held.lean else "1"]
+    assert held.static == profile.static["1"]
     assert bool(held.limits_only) == (known < ENOUGH)
     if held.limits_only:
         assert f"logs {known:.0%} of what the model goes by; it would need " in held.limits_only
@@ -45,16 +45,10 @@ def test_without_a_signal_that_has_a_limit_there_is_no_forecast():
 
 
 def test_a_threshold_of_ones_own_counts_down_to_that_of_twice_the_budget():
-    """Above it as it is; below it the model's for a budget of 2 holds."""
+    """Above it as it is; below it the model's for a budget of 1 holds."""
     model = shipped()
-    floor = model.profiles[0].thresholds["2"]
+    floor = model.profiles[0].thresholds["1"]
 
-    assert terms(model, EVERYTHING, "1", 0.99).model == 0.99
-    assert terms(model, EVERYTHING, "1", floor / 2).model == floor
+    assert terms(model, EVERYTHING, "0.5", 0.99).model == 0.99
+    assert terms(model, EVERYTHING, "0.5", floor / 2).model == floor
     assert terms(small_model(), EVERYTHING, "1", 0.5).static == small_model().profiles[0].static["1"]
-
-
-def test_the_stricter_budget_is_at_most_half():
-    """Or the same, where the model knows none so small."""
-    assert stricter("2", ["0.25", "0.5", "1", "2"]) == "1"
-    assert stricter("0.25", ["0.25"]) == "0.25"
