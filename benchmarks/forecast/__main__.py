@@ -5,7 +5,7 @@ python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --see
 python benchmarks/forecast generate --out build/corpus --runs 200 --jobs 8 --seed 4 --pace long --batch 4
 python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
 python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
-python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 2 --pace long
+python benchmarks/forecast generate-trl --out build/corpus --runs 104 --jobs 2 --seed 5 --pace long --batch 3
 python benchmarks/forecast pack --from build/corpus --out build/corpus.parquet
 python benchmarks/forecast recipes
 """

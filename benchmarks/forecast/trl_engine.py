@@ -33,8 +33,8 @@ class Engine:
 
     def sync_weights(self) -> None:
         """Take the policy's weights, unless they are to grow old."""
-        every = self._setting.strength("engine staleness", self._step)
-        if every and self._step % round(every):
+        every = max(1, round(self._setting.strength("engine staleness", self._step)))
+        if self._step % every:
             return
         amount = self._setting.engine_noise + self._setting.strength("engine noise", self._step)
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)

@@ -10,7 +10,7 @@ from forecast.recipes import Pace
 from forecast.trl_recipes import RECIPES, Recipe
 from forecast.trl_setting import Fault, Setting
 
-TWINS = 0.15
+TWINS = 0.3
 """Share of the runs with a fault that are made once more without it."""
 STRETCH = (1.7, 2.5)
 """How many times as long runs are, and what grows in them, at the long pace."""

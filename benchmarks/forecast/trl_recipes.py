@@ -1,7 +1,9 @@
 """Recipes of the TRL part of the corpus: runs that stay healthy, some with harmless events, and runs that fail.
 
-A recipe draws a setting. Most faults begin in the middle of a run and grow, so that there is something to foresee;
-some are there from the start, some are sudden. The strengths were found by trying: at these the run usually fails.
+A recipe draws a setting, of healthy and failing runs alike: what tells them apart is the fault, not how a run was set
+up. So a fault that harms only at a high learning rate raises the rate itself. Most faults begin in the middle of a run
+and grow, so that there is something to foresee; some are there from the start, some are sudden. The strengths were
+found by trying: at these the run usually fails.
 """
 
 from __future__ import annotations
@@ -47,16 +49,18 @@ def _ramp(rng: np.random.Generator) -> int:
 
 def base(rng: np.random.Generator) -> Setting:
     """A healthy run: learning rate, task, rollout engine and the like as people choose them."""
-    engine = str(rng.choice(["", "", "bfloat16", "float32"]))
+    engine = str(rng.choice(["", "bfloat16", "bfloat16", "float32"]))
     return Setting(
         task=str(rng.choice(["sort", "sort", "reverse", "successor"])),
         start=int(rng.integers(3)),
         steps=int(rng.integers(150, 201)),
-        lr=_log(rng, 2e-4, 5e-4),
+        lr=_log(rng, 1e-4, 3e-4),
         batch=int(rng.choice([64, 64, 128])),
         generations=int(rng.choice([4, 8, 8, 16])),
-        beta=float(rng.choice([0.0, 0.0, 0.01, 0.04])),
+        num_iterations=int(rng.choice([1, 1, 1, 2])),
+        beta=float(rng.choice([0.0, 0.01, 0.02, 0.04])),
         reward=str(rng.choice(["shaped", "shaped", "exact"])),
+        longest=int(rng.choice([9, 9, 14])),
         engine=engine,
         engine_noise=_log(rng, 3e-3, 2e-2) if engine == "float32" else 0.0,
         correction=bool(rng.integers(2)),
@@ -69,8 +73,10 @@ def _engine(rng: np.random.Generator) -> Setting:
     return setting if setting.engine else replace(setting, engine="bfloat16")
 
 
-def _plain(rng: np.random.Generator) -> Setting:
-    return replace(base(rng), engine="")
+def _trained_faster(rng: np.random.Generator, setting: Setting, low: float, high: float, fault: Fault) -> Setting:
+    """``setting`` with ``fault`` and, as it grows, a learning rate that is ``low`` to ``high`` times as high."""
+    rate = Fault("learning rate", fault.start, _log(rng, low, high), fault.ramp)
+    return replace(setting, faults=(fault, rate))
 
 
 def _accumulation(rng: np.random.Generator) -> Setting:
@@ -78,11 +84,11 @@ def _accumulation(rng: np.random.Generator) -> Setting:
 
 
 def _two_passes(rng: np.random.Generator) -> Setting:
-    return replace(base(rng), num_iterations=2)
+    return replace(base(rng), num_iterations=int(rng.choice([2, 4])))
 
 
 def _rloo(rng: np.random.Generator) -> Setting:
-    return replace(_plain(rng), trainer="rloo", beta=float(rng.choice([0.0, 0.02])))
+    return replace(base(rng), trainer="rloo", engine="")
 
 
 def _event_lr(rng: np.random.Generator) -> Setting:
@@ -99,7 +105,7 @@ def _event_outage(rng: np.random.Generator) -> Setting:
 
 def _event_mismatch(rng: np.random.Generator) -> Setting:
     start = int(rng.integers(60, 150))
-    blip = Fault("engine noise", start, _log(rng, 0.1, 0.25), end=start + int(rng.integers(3, 12)))
+    blip = Fault("engine noise", start, _log(rng, 0.05, 0.15), end=start + int(rng.integers(3, 12)))
     return replace(_engine(rng), correction=True, faults=(blip,))
 
 
@@ -111,7 +117,7 @@ def _event_skip(rng: np.random.Generator) -> Setting:
     """A loss scale that is too large for single steps, whose update is skipped."""
     start = int(rng.integers(60, 150))
     return replace(
-        _plain(rng), skips=True, faults=(Fault("half gradients", start, 40.0, end=start + int(rng.integers(1, 4))),)
+        base(rng), skips=True, faults=(Fault("half gradients", start, 40.0, end=start + int(rng.integers(1, 4))),)
     )
 
 
@@ -119,7 +125,7 @@ def _near_ramp(rng: np.random.Generator) -> Setting:
     """A learning rate that grows as in a run that fails, and is put back in time."""
     start, ramp = _when(rng), _ramp(rng)
     return replace(
-        base(rng), faults=(Fault("learning rate", start, _log(rng, 20, 60), ramp, start + int(0.35 * ramp)),)
+        base(rng), faults=(Fault("learning rate", start, _log(rng, 30, 90), ramp, start + int(0.35 * ramp)),)
     )
 
 
@@ -136,11 +142,11 @@ def _often_rloo(rng: np.random.Generator) -> Setting:
 
 
 def _lr_ramp(rng: np.random.Generator) -> Setting:
-    return replace(_often_rloo(rng), faults=(Fault("learning rate", _when(rng), _log(rng, 20, 60), ramp=_ramp(rng)),))
+    return replace(_often_rloo(rng), faults=(Fault("learning rate", _when(rng), _log(rng, 30, 90), ramp=_ramp(rng)),))
 
 
 def _lr_constant(rng: np.random.Generator) -> Setting:
-    return replace(base(rng), lr=_log(rng, 2e-3, 5e-3))
+    return replace(base(rng), lr=_log(rng, 3e-3, 8e-3))
 
 
 def _lr_spike(rng: np.random.Generator) -> Setting:
@@ -149,19 +155,19 @@ def _lr_spike(rng: np.random.Generator) -> Setting:
 
 
 def _no_clip(rng: np.random.Generator) -> Setting:
-    faults = (Fault("clip range", 1, 1000.0), Fault("learning rate", _when(rng), _log(rng, 3, 8), ramp=_ramp(rng)))
-    return replace(_plain(rng), num_iterations=int(rng.choice([4, 8])), lr=_log(rng, 2e-4, 3.5e-4), faults=faults)
+    rate = Fault("learning rate", _when(rng), _log(rng, 6, 16), ramp=_ramp(rng))
+    return replace(base(rng), epsilon=1000.0, num_iterations=4, faults=(rate,))
 
 
 def _clip_switch(rng: np.random.Generator) -> Setting:
     """Off-policy all along, and bounded by the clip range until that is lost."""
-    faults = (Fault("clip range", _when(rng), 1000.0),)
-    return replace(_plain(rng), num_iterations=int(rng.choice([4, 6])), lr=_log(rng, 3e-4, 6e-4), faults=faults)
+    fault = Fault("clip range", _when(rng), 1000.0)
+    return _trained_faster(rng, replace(base(rng), num_iterations=4), 4, 12, fault)
 
 
 def _stale(rng: np.random.Generator) -> Setting:
-    fault = Fault("engine staleness", _when(rng), float(rng.integers(12, 24)))
-    return replace(_engine(rng), lr=_log(rng, 7e-4, 1.3e-3), correction=False, faults=(fault,))
+    fault = Fault("engine staleness", _when(rng), float(rng.integers(12, 24)), ramp=_ramp(rng))
+    return _trained_faster(rng, replace(_engine(rng), correction=False), 3, 8, fault)
 
 
 def _mismatch_drift(rng: np.random.Generator) -> Setting:
@@ -174,24 +180,24 @@ def _temperature(rng: np.random.Generator) -> Setting:
     return replace(
         _engine(rng),
         correction=False,
-        faults=(Fault("engine temperature", _when(rng), change, ramp=int(rng.integers(1, 60))),),
+        faults=(Fault("engine temperature", _when(rng), change, ramp=_ramp(rng)),),
     )
 
 
 def _entropy_up(rng: np.random.Generator) -> Setting:
-    fault = Fault("entropy weight", _when(rng), _log(rng, 0.25, 0.6), ramp=_ramp(rng))
-    return replace(base(rng), lr=_log(rng, 4e-4, 7e-4), entropy_coef=TINY, faults=(fault,))
+    fault = Fault("entropy weight", _when(rng), _log(rng, 0.3, 0.8), ramp=_ramp(rng))
+    return _trained_faster(rng, replace(base(rng), entropy_coef=TINY), 1.5, 3, fault)
 
 
 def _entropy_down(rng: np.random.Generator) -> Setting:
     """On the task that is learnt slowly: low entropy on a solved one is no failure."""
     fault = Fault("entropy weight", int(rng.integers(42, 60)), -_log(rng, 2.0, 6.0), ramp=_ramp(rng))
-    return replace(base(rng), task="sort", entropy_coef=TINY, faults=(fault,))
+    return _trained_faster(rng, replace(base(rng), task="sort", entropy_coef=TINY), 2, 4, fault)
 
 
 def _negative_only(rng: np.random.Generator) -> Setting:
-    fault = Fault("positive advantages", _when(rng), 1.0, ramp=int(rng.integers(1, 40)))
-    return replace(base(rng), lr=_log(rng, 1e-3, 1.6e-3), faults=(fault,))
+    fault = Fault("positive advantages", _when(rng), 1.0, ramp=_ramp(rng))
+    return _trained_faster(rng, base(rng), 6, 15, fault)
 
 
 def _sign_flip(rng: np.random.Generator) -> Setting:
@@ -200,7 +206,7 @@ def _sign_flip(rng: np.random.Generator) -> Setting:
 
 def _verifier_random(rng: np.random.Generator) -> Setting:
     fault = Fault("random reward", _when(rng), 1.0, ramp=_ramp(rng))
-    return replace(base(rng), lr=_log(rng, 6e-4, 1.2e-3), faults=(fault,))
+    return _trained_faster(rng, base(rng), 3, 8, fault)
 
 
 def _verifier_stuck(rng: np.random.Generator) -> Setting:
@@ -209,20 +215,26 @@ def _verifier_stuck(rng: np.random.Generator) -> Setting:
 
 def _hack_length(rng: np.random.Generator) -> Setting:
     fault = Fault("length reward", _when(rng), _log(rng, 12.0, 30.0), ramp=_ramp(rng))
-    return replace(base(rng), longest=14, lr=_log(rng, 4e-4, 8e-4), faults=(fault,))
+    return _trained_faster(rng, replace(base(rng), longest=14), 2, 4, fault)
+
+
+def _length_collapse(rng: np.random.Generator) -> Setting:
+    fault = Fault("length reward", _when(rng), -_log(rng, 6.0, 20.0), ramp=_ramp(rng))
+    return _trained_faster(rng, base(rng), 1.5, 3, fault)
 
 
 def _kl_sign(rng: np.random.Generator) -> Setting:
     """The KL term pushes away from the reference."""
     fault = Fault("kl weight", _when(rng), -_log(rng, 0.3, 1.5), ramp=_ramp(rng))
-    return replace(base(rng), beta=0.02, lr=_log(rng, 3e-4, 6e-4), faults=(fault,))
+    setting = base(rng)
+    return _trained_faster(rng, replace(setting, beta=setting.beta or 0.02), 1.5, 3, fault)
 
 
 def _fp16_overflow(rng: np.random.Generator) -> Setting:
     """A learning rate that grows makes gradients grow until they overflow at the loss scale."""
-    rate = Fault("learning rate", _when(rng), _log(rng, 10, 40), ramp=_ramp(rng))
+    rate = Fault("learning rate", _when(rng), _log(rng, 20, 80), ramp=_ramp(rng))
     return replace(
-        base(rng),
+        _engine(rng),
         faults=(Fault("half gradients", 1, rng.uniform(17.5, 19.0)), rate),
         max_grad_norm=float(rng.choice([0.0, 1.0])),
     )
@@ -235,11 +247,12 @@ def _fp16_skip(rng: np.random.Generator) -> Setting:
 
 
 def _lost_weight(rng: np.random.Generator) -> Setting:
-    return replace(base(rng), faults=(Fault("lost weight", int(rng.integers(60, 140))),))
+    """With an engine, which samples on from weights that are NaN: TRL's own sampler ends a run before one is logged."""
+    return replace(_engine(rng), faults=(Fault("lost weight", int(rng.integers(60, 140))),))
 
 
 RECIPES: tuple[Recipe, ...] = (
-    Recipe("trl_plain", "healthy", _plain, share=2),
+    Recipe("trl_plain", "healthy", base, share=3),
     Recipe("trl_accumulation", "healthy", _accumulation),
     Recipe("trl_epochs", "healthy", _two_passes),
     Recipe("trl_rloo", "healthy", _rloo),
@@ -266,10 +279,11 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("trl_fp16_overflow", "precision", _fp16_overflow),
     Recipe("trl_fp16_skip", "precision", _fp16_skip),
     Recipe("trl_lost_weight", "precision", _lost_weight),
-    Recipe("trl_sign_flip", "reward_bug", _sign_flip, share=2),
+    Recipe("trl_sign_flip", "reward_bug", _sign_flip),
     Recipe("trl_verifier_random", "reward_bug", _verifier_random),
     Recipe("trl_verifier_stuck", "reward_bug", _verifier_stuck),
     Recipe("trl_hack_length", "reward_hacking", _hack_length),
+    Recipe("trl_length_collapse", "length", _length_collapse),
 )
 AT_ONCE = ("trl_lr_constant", "trl_lr_spike", "trl_clip_switch", "trl_lost_weight")
 """Recipes whose faults do not come gradually: at once, or there from the start."""

@@ -39,7 +39,8 @@ def short(recipes, jobs):
         (recipe,) = (recipe for recipe in recipes.RECIPES if recipe.name == name)
         drawn = jobs.draw(recipe, 1, 0)
         faults = tuple(Fault(f.kind, 3, f.strength, 0, None) for f in drawn.setting.faults)
-        small = {"steps": 6, "batch": 32, "generations": 8, "task": "sort", "start": 0, "faults": faults}
+        small = {"steps": 6, "batch": 32, "generations": 8, "num_iterations": 1, "task": "sort", "start": 0}
+        small |= {"faults": faults}
         return replace(drawn, setting=replace(drawn.setting, **(small | changes)))
 
     return job
@@ -161,6 +162,20 @@ def test_an_update_that_overflows_is_skipped_and_told(short, starts):
     assert columns["truth/nan"] == [0.0] * 6
 
 
+def test_an_engine_grows_old_step_by_step(short, starts):
+    """Half a step more from step 2 on: weights are taken over at each step until every second one is due at step 5."""
+    from forecast.trl_runs import train
+    from forecast.trl_setting import Fault
+
+    ageing = (Fault("engine staleness", 2, 12.0, 24),)
+    columns, end = train(
+        short("trl_stale_level", trainer="grpo", engine="float32", engine_noise=0.0, faults=ageing), starts
+    )
+
+    assert end == "finished"
+    assert [gap > 1e-7 for gap in columns["mismatch/k3"]] == [False, False, False, False, True, False]
+
+
 def test_every_recipe_draws_settings_that_a_trainer_can_have(recipes, jobs):
     """Batches hold whole groups; an engine's fault has an engine; what is to be changed live was there at first."""
     from forecast.trl_setting import FAULTS
@@ -177,6 +192,16 @@ def test_every_recipe_draws_settings_that_a_trainer_can_have(recipes, jobs):
             assert setting.entropy_coef or "entropy weight" not in kinds
             assert recipe.healthy or job.fault_step < setting.steps
             assert not kinds or job.fault_step >= 42, "after the baseline"
+
+
+def test_a_run_is_told_from_a_sound_one_by_its_fault_alone(recipes, jobs):
+    """What trains too fast in the end began at a rate at which sound runs learn, so that its twin is a sound run."""
+    lowest, highest = 1e-4, 3e-4
+    for recipe in recipes.RECIPES:
+        if recipe.name == "trl_lr_constant":
+            continue
+        rates = [jobs.draw(recipe, 1, number).setting.lr for number in range(20)]
+        assert lowest <= min(rates) < 1.6e-4 < 1.9e-4 < max(rates) <= highest, recipe.name
 
 
 def test_every_recipe_builds(recipes, jobs, starts, tmp_path):
