@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its module `statistics` would hide the standard one
 
 from forecast.generate import BACKENDS, generate  # noqa: E402
-from forecast.recipes import AT_ONCE, RECIPES, Pace  # noqa: E402
+from forecast.recipes import AT_ONCE, RECIPES, UNSEEN, Pace  # noqa: E402
 from forecast.tables import pack  # noqa: E402
 from forecast.trl_recipes import AT_ONCE as TRL_AT_ONCE  # noqa: E402
 
@@ -73,7 +73,7 @@ def _do(args: argparse.Namespace) -> None:
 
         generate_trl(args.out, args.runs, args.jobs, args.seed, args.pace, args.batch)
     elif args.command == "pack":
-        for path in pack(args.out, *args.folders, at_once={*AT_ONCE, *TRL_AT_ONCE}):
+        for path in pack(args.out, *args.folders, at_once={*AT_ONCE, *UNSEEN, *TRL_AT_ONCE}):
             print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     else:
         for recipe in RECIPES.values():
