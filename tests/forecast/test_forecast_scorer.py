@@ -44,7 +44,7 @@ def test_a_perfect_oracle_scores_perfectly() -> None:
 
     assert (point.recall, point.detection, point.per_1000, point.occupancy) == (1.0, 1.0, 0.0, 0.0)
     assert point.lead == (50.0, 50.0, 50.0)
-    assert point.clean_alarmed == 0
+    assert point.clean_alarmed == point.untouched_alarmed == 0
     assert (point.placebo, point.p) == (0.0, 0.0)
     assert found.skill[1].auroc == 1.0
     assert found.headline.recall_interval == (1.0, 1.0)
@@ -62,6 +62,18 @@ def test_what_always_alarms_meets_no_budget(length: int) -> None:
     assert not as_is(np.ones(len(table), dtype=bool), table, labels).met
     assert alarms.clean_alarmed == alarms.clean == 5
     assert alarms.placebo == alarms.events
+
+
+def test_clean_runs_that_had_nothing_to_get_over_are_told_apart() -> None:
+    """One of four had a fault that ended in time; where no fault is recorded at all nobody knows."""
+    table, labels = small([label(name, None) for name in ("mended", "a", "b", "c")])
+    table = replace(table, faults=(100, None, None, None))
+    alarm = np.isin(table.run_of, (0, 1))
+    point = as_is(alarm, table, labels).point
+    unknown = [as_is(alarm, replace(table, faults=faults), labels).point for faults in ((), (None,) * 4)]
+
+    assert (point.clean, point.clean_alarmed, point.untouched, point.untouched_alarmed) == (4, 2, 3, 1)
+    assert [each.untouched for each in unknown] == [0, 0]
 
 
 def test_what_never_alarms_finds_nothing_and_costs_nothing() -> None:

@@ -24,7 +24,8 @@ class Point:
     ``built_up`` events, ``built_up_forecast`` of them forecast, are those whose fault could be seen.
     ``lead``: quartiles of steps from the first alarm of the window to the onset (None without a hit).
     ``faults``, ``faults_detected``: runs that failed before step 55. ``episodes``: false ones, in ``steps`` steps and
-    ``rows`` rows, of which ``occupied`` steps were under alarm. ``clean_alarmed`` of ``clean`` runs had any alarm.
+    ``rows`` rows, of which ``occupied`` steps were under alarm. ``clean_alarmed`` of ``clean`` runs had any alarm,
+    ``untouched_alarmed`` of ``untouched`` ones, into which nothing was put that they had to get over.
     """
 
     events: int
@@ -45,6 +46,8 @@ class Point:
     occupied: float
     clean: int
     clean_alarmed: int
+    untouched: int
+    untouched_alarmed: int
     built_up: int
     built_up_forecast: int
 
@@ -176,6 +179,8 @@ class Alarms:
             occupied=float(self.found.occupied(self.threshold).sum()),
             clean=len(line.clean),
             clean_alarmed=int(self.ever(line.clean).sum()),
+            untouched=len(line.untouched),
+            untouched_alarmed=int(self.ever(line.untouched).sum()),
             built_up=int(slow.sum()),
             built_up_forecast=int((slow & hits).sum()),
         )

@@ -63,6 +63,13 @@ class Timeline:
         return np.flatnonzero(self.are(Outcome.CLEAN) & (self.table.last >= self.start))
 
     @cached_property
+    def untouched(self) -> Ints:
+        """Those of them with no fault, not even one that stayed small or was over in time; none where nobody knows."""
+        faults = self.table.faults
+        known = any(fault is not None for fault in faults)
+        return np.array([i for i in self.clean.tolist() if known and faults[i] is None], dtype=np.int64)
+
+    @cached_property
     def events(self) -> Ints:
         """Places of the runs that failed, but not early."""
         return np.flatnonzero(self.are(Outcome.EVENT))
