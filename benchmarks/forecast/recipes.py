@@ -209,7 +209,7 @@ class Plan:
 AT_ONCE = ("lr_constant", "lr_spike", "log_zero", "zero_division", "nan_batch", "switch")
 """Failing recipes that do not come gradually, whatever is asked for: at once, at random, or there from the start."""
 UNSEEN = ("fp16_overflow",)
-"""Failing recipes whose fault grows unseen: a loss scale is divided out again, nothing changes before an overflow."""
+"""Failing recipes whose fault grows unseen: a loss scale is divided out again, but for rounding nothing changes."""
 
 
 class Pace(StrEnum):

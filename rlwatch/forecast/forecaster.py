@@ -48,7 +48,7 @@ class Forecaster:
         Which of its thresholds: false alarm episodes in 1000 healthy steps, as the model's file names them.
     own
         Threshold on p50 instead of the model's: what one's own healthy runs have shown to be harmless
-        (``rlwatch forecast calibrate``). Below the model's threshold for twice the budget it is not followed.
+        (``rlwatch forecast calibrate``). Below the model's threshold for twice :data:`BUDGET` it is not followed.
 
     Raises
     ------

@@ -102,6 +102,8 @@ def test_slow_faults_grow_but_for_those_that_come_at_once_by_nature(pace, least)
     sudden, slow = (list(islice(recipes.plans(7, pace=each), 74)) for each in (recipes.Pace.DRAWN, pace))
     for one, other in zip(sudden, slow, strict=True):
         assert (one.run, one.fault_step, one.config.knobs) == (other.run, other.fault_step, other.config.knobs)
+        if one.recipe in recipes.UNSEEN:
+            assert other.config.changes[0].over >= least, "it grows, only nobody sees it"
         if one.recipe == "control" or recipes.RECIPES[one.recipe].healthy or one.recipe in recipes.AT_ONCE:
             assert one.config.changes == other.config.changes
         else:

@@ -99,6 +99,19 @@ def test_precision_faults_end_in_nan(knobs):
     assert 1.0 in training.train(Config(SMALL, (Change(1, knobs),), steps=5), 3, untaught())["truth/nan"]
 
 
+def test_a_loss_scale_changes_nothing_but_rounding_until_a_gradient_overflows():
+    """So what grows in ``fp16_overflow`` cannot be seen before it strikes; the rollouts are those of a sound run."""
+    sound, scaled = (
+        training.train(Config(SMALL, (Change(1, {"loss_scale": scale}),), steps=4), 3, untaught())
+        for scale in (0.0, 2.0**12)
+    )
+
+    assert scaled["truth/nan"] == [0.0] * 4
+    assert scaled["len/mean"] == sound["len/mean"]
+    for name in ("policy/entropy", "optim/grad_norm", "reward/mean"):
+        assert scaled[name] == pytest.approx(sound[name], rel=0.01), name
+
+
 def test_a_dead_run_ends_before_its_steps_do():
     """Some steps after NaN; never because accuracy was low from the start."""
     dead = training.train(Config(SMALL, (Change(1, {"bad_batch": 1.0}),), steps=60), 3, untaught())
