@@ -77,7 +77,7 @@ def evaluate(
     ] = None,
     index: Annotated[
         Path | None,
-        typer.Option("--index", metavar="FILE", help="Labels that people gave: run_id, severity, onset_step."),
+        typer.Option("--index", metavar="FILE", help="Labels that people gave: run_id, severity, onset_step; repo."),
     ] = None,
     scores: ScoresOption = None,
     baselines: Annotated[

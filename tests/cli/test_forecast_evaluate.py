@@ -89,6 +89,20 @@ def test_the_table_for_people_has_counts_placebo_and_families(invoke: Invoke, fo
     assert "4/4 = 1.00 [1.00, 1.00]" in text
 
 
+def test_an_index_that_names_repositories_is_judged_by_them(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
+    """Two repositories, in one of which the oracle is right; last all of them, each once."""
+    rows = [f"r{i},lab/{i // 4},{'instability' if i % 2 else 'healthy'},{120 if i % 2 else ''}" for i in range(8)]
+    index = tmp_path / "index.csv"
+    index.write_text("\n".join(("run_id,repo,severity,onset_step", *rows)) + "\n")
+    args = ("forecast", "evaluate", folder / "runs.csv", "--scores", folder / "mine.csv", "--draws", 20)
+    text = invoke(*args, "--index", index, "--split", "none").stdout
+
+    assert "By repository" in text.splitlines()
+    told = {line.split()[0]: line.rstrip() for line in text.splitlines() if line.startswith(("lab/", "each once"))}
+    assert set(told) == {"lab/0", "lab/1", "each"}
+    assert told["lab/1"].endswith("2/2 by 0.0, p 0; late 2/2 by 0.0, p 0 (0/2)")
+
+
 def test_the_leaderboard_is_made_of_evaluations(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
     """A section each, with its command, how to add to it, and no half-written file."""
     for split in ("run", "none"):

@@ -178,6 +178,13 @@ def test_wrong_labels_are_refused(tmp_path: Path, text: str, problem: str) -> No
         read_labels(csv(tmp_path, text))
 
 
+def test_an_index_names_the_repository_of_each_run(tmp_path: Path) -> None:
+    """Whatever became of the run; without the column there is none."""
+    text = "run_id,repo,severity,onset_step\na,one/lab,healthy,\nb,one/lab,dead,1\nc,,transient,7\n"
+    assert [each.repository for each in labels_of_index(csv(tmp_path, text))] == ["one/lab", "one/lab", ""]
+    assert {each.repository for each in labels_of_index(csv(tmp_path, "run,severity,onset_step\na,healthy,\n"))} == {""}
+
+
 def test_an_index_of_people_becomes_labels(tmp_path: Path) -> None:
     """Severities as classes; an onset before step 55 is early."""
     text = "run_id,severity,onset_step\na,healthy,\nb,transient,80\nc,instability,280.0\nd,dead,1\n"

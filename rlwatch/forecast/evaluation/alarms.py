@@ -137,7 +137,8 @@ class Alarms:
         """Of each event, whether an alarm comes by 10 rows (or 10 steps, if that is later) after its onset."""
         events = self.timeline.events
         first, last = self.timeline.window(events, -BEFORE, AFTER)
-        return self.within(events, first, np.maximum(last, self.timeline.rows_after(events, AFTER_ROWS)))
+        rows = self.timeline.rows_after(events, last - AFTER, AFTER_ROWS)
+        return self.within(events, first, np.maximum(last, rows))
 
     def faults_found(self) -> int:
         """Early failures with an alarm by 10 steps after the onset, or after monitoring starts."""

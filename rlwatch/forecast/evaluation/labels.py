@@ -37,7 +37,8 @@ class Outcome(StrEnum):
 class Label:
     """Of one run: first step of its failure (None: none) and its type; ``steps``: last step less first, plus 1.
 
-    ``judged``: the types that could be judged; a run is clean of no other.
+    ``judged``: the types that could be judged; a run is clean of no other. ``repository``: where a run of others comes
+    from, "" where nobody says.
     """
 
     run: str
@@ -46,6 +47,7 @@ class Label:
     type: str = ""
     steps: int = 0
     judged: tuple[str, ...] = ()
+    repository: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def labels_of_index(path: Path, version: str = VERSION) -> Labels:
     """Labels that people gave: an index with ``run_id`` (or ``run``), ``severity`` and ``onset_step``.
 
     ``healthy`` is clean, ``transient`` ambiguous, ``instability`` and ``dead`` events from their onset on. The type is
-    the severity.
+    the severity; ``repo``, where there is such a column, is the repository.
 
     Raises
     ------
@@ -198,13 +200,13 @@ def _known(path: Path, row: Mapping[str, Any], early: int) -> Label:
     run, severity = str(row.get("run_id") or row.get("run") or ""), row["severity"]
     if severity not in _SEVERITIES:
         raise ImportFormatError(str(path), f"severity {severity!r} of run {run!r} is none of {', '.join(_SEVERITIES)}")
-    outcome = Outcome(_SEVERITIES[severity])
+    outcome, repository = Outcome(_SEVERITIES[severity]), str(row.get("repo") or "")
     if outcome is not Outcome.EVENT:
-        return Label(run, outcome)
+        return Label(run, outcome, repository=repository)
     if row["onset_step"] is None:
         raise ImportFormatError(str(path), f"run {run!r} is of severity {severity} and has no onset_step")
     onset = int(float(row["onset_step"]))
-    return Label(run, Outcome.EARLY if onset < early else outcome, onset, severity)
+    return Label(run, Outcome.EARLY if onset < early else outcome, onset, severity, repository=repository)
 
 
 def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:

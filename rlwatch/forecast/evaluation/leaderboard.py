@@ -32,7 +32,7 @@ length of a run may be read.
 A row a logged step: `run`, `recipe`, `family`, `step`, metrics by their canonical names (names of TRL, verl, OpenRLHF
 and others are read), and hidden columns for labels: `truth/acc`, `truth/nan`, `truth/skipped`. A second table,
 NAME-runs, says `recipe`, `family` and `pair` of each run. Label them with `rlwatch forecast label TABLE`, or give
-labels of your own (`run_id, severity, onset_step`) with `--index`.
+labels of your own (`run_id, severity, onset_step`; `repo`, to judge by repository as well) with `--index`.
 """
 
 

@@ -35,6 +35,7 @@ def pages(evaluation: Mapping[str, Any], *, each: bool = True) -> list[Page]:
         _budgets(tools),
         _skill(tools),
         *(page for kind in kinds if (page := _groups(tools, kind)) is not None),
+        *_repositories(tools),
     ]
 
 
@@ -156,6 +157,31 @@ def _group(found: Mapping[str, Any] | None) -> str:
     events = f"{found['forecast']}/{found['events']}, {found['detected']}" if found["events"] else ""
     clean = f"({found['clean_alarmed']}/{found['clean']})" if found["clean"] else ""
     return f"{events} {clean}".strip() or "-"
+
+
+def _repositories(tools: Sequence[Mapping[str, Any]]) -> list[Page]:
+    """Of runs of others, a table; none where no repository is named."""
+    names = list(tools[0].get("repositories", {})) if tools else []
+    if not names:
+        return []
+    rows = [(name, *(_repository(tool["repositories"][name]) for tool in tools)) for name in names]
+    note = (
+        "Failures with an alarm from 100 steps before up to the onset / failures, how many by placebo (clean runs of "
+        "each repository weigh the same), p; late: by 10 steps or 10 logged rows after it. Of an early failure both "
+        "count from the start of monitoring. In brackets clean runs alarmed / clean runs. Last, each once: "
+        "repositories found in half or more of their failures, in brackets those alarmed in half or more of their "
+        "clean runs."
+    )
+    return [Page("By repository", note, ("repository", *(_name(tool) for tool in tools)), rows)]
+
+
+def _repository(found: Mapping[str, Any]) -> str:
+    told = "; late ".join(
+        f"{hits['found']}/{found['failures']} by {hits['placebo']:.1f}, p {hits['p']:.2g}"
+        for hits in (found["by_onset"], found["late"])
+    )
+    clean = f"({found['clean_alarmed']}/{found['clean']})" if found["clean"] else ""
+    return f"{told if found['failures'] else ''} {clean}".strip() or "-"
 
 
 def _name(tool: Mapping[str, Any]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlwatch.forecast.evaluation.alarms import Point, share
 from rlwatch.forecast.evaluation.bootstrap import Interval
+from rlwatch.forecast.evaluation.repositories import Repository
 from rlwatch.forecast.evaluation.skill import Skill
 
 HEADLINE = 1.0
@@ -55,7 +56,7 @@ class ToolResult:
 
     ``transferred``: thresholds from the other folds; ``pooled``: from the scored runs themselves, so flattering;
     ``strict``: transferred (pooled without folds), where alarms in ambiguous and faulty runs are
-    false too.
+    false too. ``repositories``: of runs of others, by name.
     """
 
     name: str
@@ -66,6 +67,7 @@ class ToolResult:
     as_is: Setting | None
     skill: tuple[Skill, ...]
     groups: Mapping[str, Mapping[str, Group]]
+    repositories: Mapping[str, Repository] = field(default_factory=dict)
 
     @property
     def headline(self) -> Setting:
@@ -91,6 +93,7 @@ class ToolResult:
                 by: {name: asdict(group) | {"recall": group.recall} for name, group in found.items()}
                 for by, found in self.groups.items()
             },
+            "repositories": {name: asdict(each) for name, each in self.repositories.items()},
         }
 
 

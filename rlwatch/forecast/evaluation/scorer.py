@@ -15,13 +15,8 @@ from rlwatch.forecast.evaluation.bootstrap import drawn, interval
 from rlwatch.forecast.evaluation.episodes import MOST_OCCUPIED, Episodes, episodes, heard, thresholds_for
 from rlwatch.forecast.evaluation.folds import Split, folds_of
 from rlwatch.forecast.evaluation.labels import Labels, Outcome
-from rlwatch.forecast.evaluation.results import (
-    HEADLINE,
-    Evaluation,
-    Group,
-    Setting,
-    ToolResult,
-)
+from rlwatch.forecast.evaluation.repositories import by_repository
+from rlwatch.forecast.evaluation.results import HEADLINE, Evaluation, Group, Setting, ToolResult
 from rlwatch.forecast.evaluation.run_table import Bools, Floats, Ints, RunTable
 from rlwatch.forecast.evaluation.scores import ToolScores
 from rlwatch.forecast.evaluation.skill import skill
@@ -110,11 +105,20 @@ class Field:
         if tool.alarms_only:
             whole = Alarms(self.line, false[False], heard(tool.score), np.ones(len(self.line.labels)))
             return ToolResult(
-                tool.name, tool.note, {}, {}, {}, self._setting(whole, HEADLINE), skills, self._groups(whole)
+                tool.name,
+                tool.note,
+                {},
+                {},
+                {},
+                self._setting(whole, HEADLINE),
+                skills,
+                self._groups(whole),
+                by_repository(whole),
             )
         pooled = self._at_budgets(tool, false[False], None)
         strict = self._at_budgets(tool, false[True], self.fold)
         transferred = {} if self.fold is None else self._at_budgets(tool, false[False], self.fold)
+        headline = (transferred or pooled)[HEADLINE]
         return ToolResult(
             tool.name,
             tool.note,
@@ -123,7 +127,8 @@ class Field:
             self._settings(strict),
             None,
             skills,
-            self._groups((transferred or pooled)[HEADLINE]),
+            self._groups(headline),
+            by_repository(headline),
         )
 
     def _settings(self, found: Mapping[float, Alarms]) -> dict[float, Setting]:

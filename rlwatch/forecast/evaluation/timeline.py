@@ -132,7 +132,7 @@ class Timeline:
         onset = self.onset[runs].astype(np.int64)
         return np.maximum(onset + first, self.start), onset + last
 
-    def rows_after(self, runs: Ints, count: int) -> Ints:
-        """The step of the ``count``-th logged row after the onset, or of the last row."""
-        rows = self.table.find(runs, self.onset[runs].astype(np.int64)) + count
+    def rows_after(self, runs: Ints, steps: Ints, count: int) -> Ints:
+        """The step of the ``count``-th logged row after each of ``steps``, or of the run's last row."""
+        rows = self.table.find(runs, steps) + count
         return self.table.step[np.minimum(rows, self.table.starts[runs + 1] - 1)]
