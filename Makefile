@@ -74,7 +74,7 @@ JOBS ?= 2
 bench-forecast: $(VENV)/.dev
 	$(BIN)/python benchmarks/forecast/tools.py benchmarks/forecast/corpus.parquet --out build/forecast/tools --peers build/peers --jobs $(JOBS)
 	$(BIN)/python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/forecast --jobs $(JOBS) \
-	  --page docs/forecast-leaderboard.md --scores "rlwatch's detectors=build/forecast/tools/rlwatch-any.csv" \
+	  --page docs/forecast-leaderboard.md --command "make bench-forecast$(if $(ARGS), ARGS='$(ARGS)')" --scores "rlwatch's detectors=build/forecast/tools/rlwatch-any.csv" \
 	  --scores "rlwatch's detectors, critical=build/forecast/tools/rlwatch-critical.csv" \
 	  --scores "PyPI rlwatch 0.5.1=build/forecast/tools/rlwatch-0.5.1-any.csv" \
 	  --scores "rldoctor 0.2.0=build/forecast/tools/rldoctor-0.2.0-any.csv" $(ARGS)

@@ -6,7 +6,8 @@
 
 Known recipes: five folds by run. Recipes held out: five folds by recipe, so that no run of a failure's recipe is learnt
 from. For each fold the model is trained, calibrated and given its thresholds on the others. External: the shipped model
-on runs of others, with labels of an index (a folder with ``runs.csv.gz`` and ``index.csv``).
+and all of ``rlwatch scan`` on runs of others, with labels of an index (a folder with ``runs.csv.gz`` and
+``index.csv``), also repository by repository.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from rlwatch.forecast.evaluation.ceiling import ceiling  # noqa: E402
 from rlwatch.forecast.evaluation.leaderboard import page  # noqa: E402
 from rlwatch.forecast.training.grow import Growth  # noqa: E402
 from rlwatch.forecast.training.train import Prepared, prepare  # noqa: E402
-from rlwatch.records import ClosedStep  # noqa: E402
+from rlwatch.records import ClosedStep, Severity, StepRecord  # noqa: E402
+from rlwatch.scanner import scan  # noqa: E402
 
 TITLES = {"run": "Known recipes", "recipe": "Recipes held out", "external": "Runs of others"}
 
@@ -82,10 +84,12 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write the leaderboard here")
     parser.add_argument("--scores", action="append", default=[], metavar="NAME=FILE", help="another tool's alarms")
     parser.add_argument("--external", type=Path, help="folder with runs.csv.gz and index.csv")
+    parser.add_argument("--command", default="", help="what the page says it was made by; this command if not given")
     parser.add_argument("--no-ablations", action="store_true", help="leave out models that lack something")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trees", type=int, default=Growth().trees)
     args = parser.parse_args()
+    command = args.command or " ".join(("python", *sys.argv))
     table = read_runs(args.table)
     labels = label_runs(table)
     corpus = Corpus(table, labels, prepare(table, labels, jobs=args.jobs, tell=print))
@@ -100,9 +104,9 @@ def main() -> None:
             tools += ablations(table, corpus.parts, split, how, args.jobs)
         write_tools(args.out / "scores", split, table, corpus.parts.fine, tools)
         all_tools = [*map(corpus.aligned, tools), *others, *simple]
-        made[split] = told(evaluate(table, labels, all_tools, split=split).to_dict(), args.out, split)
+        made[split] = told(evaluate(table, labels, all_tools, split=split).to_dict(), command, args.out, split)
     if args.external:
-        made["external"] = told(external(args.external), args.out, "external")
+        made["external"] = told(external(args.external), command, args.out, "external")
     if args.page:
         args.page.write_text(page([(TITLES[name], found) for name, found in made.items()]))
 
@@ -111,8 +115,7 @@ def external(folder: Path) -> dict[str, Any]:
     """The shipped model on runs of others, beside the simple tools."""
     table = read_runs(folder / "runs.csv.gz")
     labels = labels_of_index(folder / "index.csv")
-    ours = shipped(table)
-    tools: Sequence[ToolScores] = [*ours, *run_baselines(table)]
+    tools: Sequence[ToolScores] = [*shipped(table), *scanned(table), *run_baselines(table)]
     return evaluate(table, labels, tools, split="none").to_dict()
 
 
@@ -127,9 +130,22 @@ def shipped(table: RunTable) -> list[ToolScores]:
     return [ToolScores("rlwatch", risk), ToolScores("rlwatch as shipped", alarm, alarms_only=True)]
 
 
-def told(made: dict[str, Any], out: Path, name: str) -> dict[str, Any]:
+def scanned(table: RunTable) -> list[ToolScores]:
+    """All that ``rlwatch scan`` says, forecasts among it, and what of it is critical."""
+    found = {"rlwatch scan": np.full(len(table), np.nan), "rlwatch scan, critical": np.full(len(table), np.nan)}
+    for i in range(len(table.runs)):
+        records = [StepRecord(step, metrics) for step, metrics in table.stream(i)]
+        place = {record.step: row for row, record in enumerate(records, start=int(table.starts[i]))}
+        for alarm in scan(records).alarms:
+            found["rlwatch scan"][place[alarm.step]] = 1.0
+            if alarm.severity is Severity.CRITICAL:
+                found["rlwatch scan, critical"][place[alarm.step]] = 1.0
+    return [ToolScores(name, score, alarms_only=True) for name, score in found.items()]
+
+
+def told(made: dict[str, Any], command: str, out: Path, name: str) -> dict[str, Any]:
     """Written as JSON, with where it came from."""
-    made["about"] |= {"rlwatch": __version__, "command": " ".join(("python", *sys.argv))}
+    made["about"] |= {"rlwatch": __version__, "command": command}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(made, indent=1))
     return made
