@@ -7,6 +7,7 @@ numbers, attempts, sources, error texts) happens once, for all formats, in :mod:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,10 +91,10 @@ class Verdict:
     reason: str
 
 
-class LineParser:
-    """Reads a log piece by piece; what it says never depends on how the bytes were cut.
+class Reading(ABC):
+    """One reading of a log: its rows, and what is learnt besides them.
 
-    Subclasses set ``recognised`` as soon as they have seen the mark of their format.
+    ``skips``: what was left out; ``recognised``: whether the mark of the format was seen.
     """
 
     def __init__(self, path: str) -> None:
@@ -101,13 +102,9 @@ class LineParser:
         self.skips = Skips()
         self.recognised = False
 
-    def feed(self, segment: Segment) -> Iterable[Row]:
-        """Rows that ``segment`` completes."""
-        raise NotImplementedError
-
-    def finish(self) -> Iterable[Row]:
-        """Rows still held back when the log ends."""
-        return ()
+    @abstractmethod
+    def rows(self, path: Path) -> Iterator[Row]:
+        """Every row of the file, in its order. Raises ``ImportFormatError``."""
 
     def notes(self) -> tuple[str, ...]:
         """What a reader should know about how the log was read."""
@@ -132,6 +129,40 @@ class Intake(Protocol):
     def cut(self) -> Iterator[Row]:
         """The same when the file was written anew: its unfinished end is lost."""
         ...
+
+
+class StreamReading(Reading):
+    """Of a log that is read from its beginning to its end."""
+
+    @abstractmethod
+    def intake(self) -> Intake:
+        """What takes one file in."""
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """Every row of the file; reads it in blocks, never as a whole."""
+        intake = self.intake()
+        for block in blocks(path):
+            yield from intake.feed(block)
+        yield from intake.finish()
+
+
+class LineParser(StreamReading):
+    """Reads a log line by line; what it says never depends on how the bytes were cut.
+
+    Subclasses set ``recognised`` as soon as they have seen the mark of their format.
+    """
+
+    @abstractmethod
+    def feed(self, segment: Segment) -> Iterable[Row]:
+        """Rows that ``segment`` completes."""
+
+    def finish(self) -> Iterable[Row]:
+        """Rows still held back when the log ends."""
+        return ()
+
+    def intake(self) -> LineIntake:
+        """Cuts into lines for the parser."""
+        return LineIntake(self)
 
 
 class LineIntake:
@@ -174,32 +205,17 @@ class Importer(Protocol):
         """Whether ``head``, a piece of the log, looks like this format."""
         ...
 
-    def parser(self, path: str) -> LineParser:
-        """A fresh parser."""
-        ...
-
-    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
-        """Every row of the file, in its order. Raises ``ImportFormatError``."""
+    def reading(self, path: str) -> Reading:
+        """A fresh reading of the log at ``path``."""
         ...
 
 
-class StreamImporter:
+class StreamImporter(ABC):
     """A format that is read from its beginning to its end, and so can be followed while it grows."""
 
-    def parser(self, path: str) -> LineParser:
-        """A fresh parser."""
-        raise NotImplementedError
-
-    def intake(self, parser: LineParser) -> Intake:
-        """What takes one file in."""
-        raise NotImplementedError
-
-    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
-        """Every row of the file; reads it in blocks, never as a whole."""
-        intake = self.intake(parser)
-        for block in blocks(path):
-            yield from intake.feed(block)
-        yield from intake.finish()
+    @abstractmethod
+    def reading(self, path: str) -> StreamReading:
+        """A fresh reading of the log at ``path``."""
 
 
 class LineImporter(StreamImporter):
@@ -214,15 +230,18 @@ class LineImporter(StreamImporter):
     marks: ClassVar[tuple[bytes, ...]] = (b"",)
     """One of these is in every log of the format: what lacks them all need not be parsed to be refused."""
 
-    def intake(self, parser: LineParser) -> LineIntake:
-        """Cuts into lines for the parser."""
-        return LineIntake(parser)
+    parser: ClassVar[type[LineParser]]
+    """What reads it."""
+
+    def reading(self, path: str) -> LineParser:
+        """A fresh parser."""
+        return self.parser(path)
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
         """Sure as soon as its own parser finds its mark in ``head``."""
         if not any(mark in head for mark in self.marks) and not head.startswith(UTF16):
             return Verdict(0.0, f"no {self.expects}")
-        parser, segments = self.parser(str(path)), Segments()
+        parser, segments = self.reading(str(path)), Segments()
         try:
             for segment in segments.feed(head) + segments.finish():
                 list(parser.feed(segment))

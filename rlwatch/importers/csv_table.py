@@ -8,6 +8,7 @@ for what was never logged, and a log that calls every gap a NaN would be one lon
 from __future__ import annotations
 
 import csv
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -62,11 +63,13 @@ class TableParser(LineParser):
         self._step = next((lower.index(name) for name in _STEP_COLUMNS if name in lower), -1)
         self.recognised = self._step >= 0 and self._accepts(lower)
 
+    @abstractmethod
     def _accepts(self, columns: list[str]) -> bool:
-        raise NotImplementedError
+        """Whether this is such a table; ``columns`` in lower case."""
 
+    @abstractmethod
     def _read(self, cells: list[str], line: int) -> Iterator[Row]:
-        raise NotImplementedError
+        """The rows that the cells of one line complete."""
 
     def _place(self, cells: list[str], line: int) -> tuple[str, int]:
         """Run and step of a line."""
@@ -142,10 +145,7 @@ class LongTable(LineImporter):
     name: ClassVar[str] = "csv"
     expects: ClassVar[str] = "CSV header 'run_id,step,metric,value'"
     table: ClassVar[bool] = True
-
-    def parser(self, path: str) -> LongTableParser:
-        """A fresh parser."""
-        return LongTableParser(path)
+    parser: ClassVar[type[LineParser]] = LongTableParser
 
 
 class WideTable(LineImporter):
@@ -154,7 +154,4 @@ class WideTable(LineImporter):
     name: ClassVar[str] = "csv-wide"
     expects: ClassVar[str] = "CSV header 'step,<metric>,<metric>...'"
     weight: ClassVar[float] = 0.7
-
-    def parser(self, path: str) -> WideTableParser:
-        """A fresh parser."""
-        return WideTableParser(path)
+    parser: ClassVar[type[LineParser]] = WideTableParser

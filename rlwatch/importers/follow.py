@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Importer, LineImporter, LineParser, Row, StreamImporter
+from rlwatch.importers.base import Importer, LineImporter, Reading, Row, StreamImporter
 from rlwatch.importers.lines import BLOCK
 from rlwatch.importers.position import MARK, Position, fits, is_at, kept_copy, mark_of
 from rlwatch.importers.tensorboard_events import event_files
@@ -20,7 +20,7 @@ _HOLE = b"\x00" * 4
 class Follower(Protocol):
     """Gives the rows that came since the last time."""
 
-    parser: LineParser
+    reading: Reading
     problem: str
     """Why the file cannot be read at the moment; empty if it can."""
 
@@ -103,8 +103,9 @@ class StreamFollower:
             self._at = there
 
     def _fresh(self) -> None:
-        self.parser = self._importer.parser(str(self._path))
-        self._intake = self._importer.intake(self.parser)
+        reading = self._importer.reading(str(self._path))
+        self.reading: Reading = reading
+        self._intake = reading.intake()
         self._offset = 0
         self._tail = b""
 
@@ -204,7 +205,7 @@ class WholeFollower:
 
     def __init__(self, path: Path, importer: Importer) -> None:
         self._path, self._importer = path, importer
-        self.parser = importer.parser(str(path))
+        self.reading = importer.reading(str(path))
         self.problem = ""
         self._known: list[Row] = []
         self._mark: tuple[int, int, int] | None = None
@@ -218,13 +219,13 @@ class WholeFollower:
         mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if mark == self._mark:
             return []
-        parser = self._importer.parser(str(self._path))
+        reading = self._importer.reading(str(self._path))
         try:
-            rows = list(self._importer.rows(self._path, parser))
+            rows = list(reading.rows(self._path))
         except ImportFormatError as error:
             self.problem = str(error)
             return []
-        self._mark, self.problem, self.parser = mark, "", parser
+        self._mark, self.problem, self.reading = mark, "", reading
         same = 0
         while same < min(len(rows), len(self._known)) and _equal(rows[same], self._known[same]):
             same += 1

@@ -8,6 +8,7 @@ as such; a null there is TRL's mean of nothing but NaN, so it reads as NaN too. 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -47,8 +48,9 @@ class JsonLinesParser(LineParser):
             return
         yield from self._row(entry, segment.line)
 
+    @abstractmethod
     def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
-        raise NotImplementedError
+        """The row of one object, if it is one."""
 
     def _step(self, value: object, line: int) -> int:
         self.recognised = True
@@ -98,10 +100,7 @@ class VerlJsonLines(LineImporter):
     source: ClassVar[str] = "verl"
     weight: ClassVar[float] = 0.95
     marks: ClassVar[tuple[bytes, ...]] = (b'"data"',)
-
-    def parser(self, path: str) -> VerlJsonLinesParser:
-        """A fresh parser."""
-        return VerlJsonLinesParser(path)
+    parser: ClassVar[type[LineParser]] = VerlJsonLinesParser
 
 
 class FlatJsonLines(LineImporter):
@@ -110,7 +109,4 @@ class FlatJsonLines(LineImporter):
     name: ClassVar[str] = "jsonl"
     expects: ClassVar[str] = 'JSON line {"step": N, "name": value, ...}'
     marks: ClassVar[tuple[bytes, ...]] = (b"{",)
-
-    def parser(self, path: str) -> FlatJsonLinesParser:
-        """A fresh parser."""
-        return FlatJsonLinesParser(path)
+    parser: ClassVar[type[LineParser]] = FlatJsonLinesParser

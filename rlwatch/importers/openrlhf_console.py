@@ -46,7 +46,4 @@ class OpenRlhfConsole(LineImporter):
     source: ClassVar[str] = "openrlhf"
     anywhere: ClassVar[bool] = True
     marks: ClassVar[tuple[bytes, ...]] = (b"Global step ",)
-
-    def parser(self, path: str) -> OpenRlhfConsoleParser:
-        """A fresh parser."""
-        return OpenRlhfConsoleParser(path)
+    parser: ClassVar[type[LineParser]] = OpenRlhfConsoleParser

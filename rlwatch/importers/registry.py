@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
-from rlwatch.importers.base import ImportedRun, Importer, LineParser, Verdict
+from rlwatch.importers.base import ImportedRun, Importer, Reading, Verdict
 from rlwatch.importers.csv_table import LongTable, WideTable
 from rlwatch.importers.directories import run_in
 from rlwatch.importers.jsonl import FlatJsonLines, VerlJsonLines
@@ -161,45 +161,45 @@ def read_log(
     """
     log = readable(path)
     importer = named(format, str(log)) if format else sniff(log)
-    parser = importer.parser(str(log))
+    reading = importer.reading(str(log))
     found: dict[str, RunAssembly] = {}
     unnamed = run_name(log)
-    for row in importer.rows(log, parser):
+    for row in reading.rows(log):
         name = row.run or unnamed
         if name not in found:
             found[name] = RunAssembly()
         if run in (None, name):
             found[name].add(row)
-    _check_found(found, importer, parser, run)
+    _check_found(found, importer, reading, run)
     wanted = {name: assembly for name, assembly in found.items() if run in (None, name)}
-    _check_known(wanted, importer, parser)
-    return [_run(name, assembly, importer, parser) for name, assembly in wanted.items()]
+    _check_known(wanted, importer, reading)
+    return [_run(name, assembly, importer, reading) for name, assembly in wanted.items()]
 
 
-def _run(name: str, assembly: RunAssembly, importer: Importer, parser: LineParser) -> ImportedRun:
+def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading) -> ImportedRun:
     return ImportedRun(
         name=name,
         source=source_of(assembly.names, importer.source),
         format=importer.name,
-        path=parser.path,
+        path=reading.path,
         records=assembly.by_step() if importer.table else assembly.records,
-        skipped=parser.skips.listed(),
-        config=parser.config(),
-        notes=parser.notes(),
+        skipped=reading.skips.listed(),
+        config=reading.config(),
+        notes=reading.notes(),
     )
 
 
-def _check_found(found: Mapping[str, RunAssembly], importer: Importer, parser: LineParser, run: str | None) -> None:
+def _check_found(found: Mapping[str, RunAssembly], importer: Importer, reading: Reading, run: str | None) -> None:
     if not found:
-        seen = "; ".join(f"{skipped.count} x {skipped.reason}" for skipped in parser.skips.listed())
+        seen = "; ".join(f"{skipped.count} x {skipped.reason}" for skipped in reading.skips.listed())
         problem = f"holds no metrics of any step, read as {importer.name} ({importer.expects})"
-        raise ImportFormatError(parser.path, problem + (f"; left out: {seen}" if seen else ""))
+        raise ImportFormatError(reading.path, problem + (f"; left out: {seen}" if seen else ""))
     if run is not None and run not in found:
         names = ", ".join(repr(name) for name in list(found)[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
-        raise ImportFormatError(parser.path, f"has no run {run!r}; it has: {names}")
+        raise ImportFormatError(reading.path, f"has no run {run!r}; it has: {names}")
 
 
-def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, parser: LineParser) -> None:
+def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: Reading) -> None:
     names = list(dict.fromkeys(name for assembly in runs.values() for name in assembly.names))
     if not known(names, source_of(names, importer.source)):
         few = ", ".join(repr(name) for name in names[:5]) or "none"
@@ -207,4 +207,4 @@ def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, parser: Li
             f"none of its {len(names)} metrics is known to rlwatch (found {few}); rename them to what they are, for "
             "example policy/entropy, policy/kl_ref, reward/mean, optim/grad_norm, or loss, kl, reward as TRL does"
         )
-        raise ImportFormatError(parser.path, problem)
+        raise ImportFormatError(reading.path, problem)

@@ -145,12 +145,12 @@ class LogTail:
     @property
     def skipped(self) -> tuple[Skipped, ...]:
         """What could not be used since the log was last begun."""
-        return self._follower.parser.skips.listed() if self._follower else ()
+        return self._follower.reading.skips.listed() if self._follower else ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """How the log is read."""
-        return self._follower.parser.notes() if self._follower else ()
+        return self._follower.reading.notes() if self._follower else ()
 
     @property
     def problem(self) -> str:

@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import LineParser, Row, StreamImporter, Verdict
+from rlwatch.importers.base import Reading, Row, StreamImporter, StreamReading, Verdict
 from rlwatch.importers.frames import TfRecords
-from rlwatch.importers.lines import blocks
 from rlwatch.importers.protowire import fields, floating, message, signed, text
 
 SCALARS = "scalars"
@@ -40,8 +39,8 @@ def event_files(directory: Path) -> list[Path]:
 class EventIntake:
     """Takes one event file in."""
 
-    def __init__(self, parser: LineParser) -> None:
-        self._parser = parser
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
         self._frames = TfRecords()
         self._count = 0
         self._plugins: dict[str, str] = {}
@@ -55,12 +54,12 @@ class EventIntake:
             try:
                 step, ts, scalars = self._event(frame)
             except ValueError as error:
-                self._parser.skips.add(f"an event that cannot be read ({error})", self._count)
+                self._reading.skips.add(f"an event that cannot be read ({error})", self._count)
                 continue
             for name, value in scalars:
                 yield from self._scalar(step, ts, name, value)
         if self._frames.damage:
-            self._parser.skips.add(self._frames.damage, self._count + 1)
+            self._reading.skips.add(self._frames.damage, self._count + 1)
             self._frames.damage = ""
 
     def finish(self) -> Iterator[Row]:
@@ -75,7 +74,7 @@ class EventIntake:
 
     def _scalar(self, step: int, ts: float, name: str, value: float) -> Iterator[Row]:
         if step < 0:
-            self._parser.skips.add("a step below 0", self._count)
+            self._reading.skips.add("a step below 0", self._count)
             return
         row = self._open
         if row is None or row.step != step or name in row.metrics:
@@ -95,7 +94,7 @@ class EventIntake:
             elif number == 2:
                 step = signed(value)
             elif number == 3:
-                self._parser.recognised = True
+                self._reading.recognised = True
             elif number == 5:
                 scalars += [found for at, entry in fields(message(value)) if at == 1 and (found := self._value(entry))]
         return step, ts, scalars
@@ -114,7 +113,7 @@ class EventIntake:
                 kind = _plugin(message(value))
         kind = self._plugins.setdefault(tag, kind)
         if number is None or kind not in ("", SCALARS):
-            self._parser.skips.add(f"{tag!r} is not a scalar", self._count)
+            self._reading.skips.add(f"{tag!r} is not a scalar", self._count)
             return None
         return tag, number
 
@@ -142,6 +141,19 @@ def _tensor(tensor: bytes) -> float | None:
     return found[0] if len(found) == 1 else None
 
 
+class EventReading(StreamReading):
+    """Of an event file, or of a directory of them."""
+
+    def intake(self) -> EventIntake:
+        """Takes one file in."""
+        return EventIntake(self)
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """Every row of the file, or of all files of the directory, one after another."""
+        for file in event_files(path) if path.is_dir() else [path]:
+            yield from super().rows(file)
+
+
 class TensorBoardEvents(StreamImporter):
     """An event file, or a directory of them."""
 
@@ -159,18 +171,6 @@ class TensorBoardEvents(StreamImporter):
             return Verdict(0.97, "called as event files are")
         return Verdict(0.0, f"no {self.expects}")
 
-    def parser(self, path: str) -> LineParser:
-        """A fresh holder for skips."""
-        return LineParser(path)
-
-    def intake(self, parser: LineParser) -> EventIntake:
-        """Takes one file in."""
-        return EventIntake(parser)
-
-    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
-        """Every row of the file, or of all files of the directory, one after another."""
-        for file in event_files(path) if path.is_dir() else [path]:
-            intake = self.intake(parser)
-            for block in blocks(file):
-                yield from intake.feed(block)
-            yield from intake.finish()
+    def reading(self, path: str) -> EventReading:
+        """A fresh reading."""
+        return EventReading(path)

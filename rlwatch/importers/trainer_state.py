@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import LineParser, Row, Verdict
+from rlwatch.importers.base import Reading, Row, Verdict
 from rlwatch.importers.jsonl import SUMMARY
 from rlwatch.importers.lines import blocks
 from rlwatch.importers.values import metrics_of, step_of
@@ -22,18 +22,46 @@ from rlwatch.records import JSON
 _SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "save_steps", "eval_steps", "train_batch_size")
 
 
-class TrainerStateParser(LineParser):
-    """Holds what was learnt besides the rows."""
+class TrainerStateReading(Reading):
+    """Read as a whole, since it is one JSON object."""
 
-    settings: Mapping[str, JSON] = {}
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._settings: Mapping[str, JSON] = {}
 
     def config(self) -> Mapping[str, JSON]:
         """The settings that the file holds."""
-        return self.settings
+        return self._settings
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """The rows of ``log_history``."""
+        state = _load(path)
+        history = state.get("log_history")
+        if not isinstance(history, list):
+            raise ImportFormatError(str(path), "has no list 'log_history'; is it the file of a finished checkpoint?")
+        self._settings = {name: state[name] for name in _SETTINGS if state.get(name) is not None}
+        for number, entry in enumerate(history, 1):
+            yield from self._row(entry, number)
+
+    def _row(self, entry: object, number: int) -> Iterator[Row]:
+        if not isinstance(entry, dict) or "step" not in entry:
+            self.skips.add("a row without a step", number)
+            return
+        if SUMMARY in entry:
+            self.skips.add("the trainer's summary row at the end", number)
+            return
+        try:
+            step = step_of(entry["step"])
+        except ValueError as error:
+            raise ImportFormatError(self.path, f"row {number} of log_history: {error}") from None
+        self.recognised = True
+        metrics = metrics_of({name: value for name, value in entry.items() if name != "step"}, self.skips, number)
+        if metrics:
+            yield Row(step, metrics, number)
 
 
 class TrainerState:
-    """The state file of a checkpoint; read as a whole, since it is one JSON object."""
+    """The state file of a checkpoint."""
 
     name: ClassVar[str] = "trainer-state"
     expects: ClassVar[str] = "JSON object with a 'log_history' (trainer_state.json)"
@@ -51,37 +79,9 @@ class TrainerState:
             return Verdict(0.9, "called trainer_state.json")
         return Verdict(0.0, f"no {self.expects}")
 
-    def parser(self, path: str) -> TrainerStateParser:
-        """A fresh holder for skips and settings."""
-        return TrainerStateParser(path)
-
-    def rows(self, path: Path, parser: LineParser) -> Iterator[Row]:
-        """The rows of ``log_history``."""
-        state = _load(path)
-        history = state.get("log_history")
-        if not isinstance(history, list):
-            raise ImportFormatError(str(path), "has no list 'log_history'; is it the file of a finished checkpoint?")
-        if isinstance(parser, TrainerStateParser):
-            parser.settings = {name: state[name] for name in _SETTINGS if state.get(name) is not None}
-        for number, entry in enumerate(history, 1):
-            yield from _row(entry, number, parser)
-
-
-def _row(entry: object, number: int, parser: LineParser) -> Iterator[Row]:
-    if not isinstance(entry, dict) or "step" not in entry:
-        parser.skips.add("a row without a step", number)
-        return
-    if SUMMARY in entry:
-        parser.skips.add("the trainer's summary row at the end", number)
-        return
-    try:
-        step = step_of(entry["step"])
-    except ValueError as error:
-        raise ImportFormatError(parser.path, f"row {number} of log_history: {error}") from None
-    parser.recognised = True
-    metrics = metrics_of({name: value for name, value in entry.items() if name != "step"}, parser.skips, number)
-    if metrics:
-        yield Row(step, metrics, number)
+    def reading(self, path: str) -> TrainerStateReading:
+        """A fresh reading."""
+        return TrainerStateReading(path)
 
 
 def _load(path: Path) -> dict[str, JSON]:

@@ -133,7 +133,4 @@ class TrlConsole(LineImporter):
     anywhere: ClassVar[bool] = True
     marks: ClassVar[tuple[bytes, ...]] = (b"'", b'"')
     weight: ClassVar[float] = 0.8
-
-    def parser(self, path: str) -> TrlConsoleParser:
-        """A fresh parser."""
-        return TrlConsoleParser(path)
+    parser: ClassVar[type[LineParser]] = TrlConsoleParser

@@ -125,7 +125,4 @@ class VerlConsole(LineImporter):
     source: ClassVar[str] = "verl"
     anywhere: ClassVar[bool] = True
     marks: ClassVar[tuple[bytes, ...]] = (b"step:",)
-
-    def parser(self, path: str) -> VerlConsoleParser:
-        """A fresh parser."""
-        return VerlConsoleParser(path)
+    parser: ClassVar[type[LineParser]] = VerlConsoleParser

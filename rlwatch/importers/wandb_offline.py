@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import LineParser, Row, StreamImporter, Verdict
+from rlwatch.importers.base import Reading, Row, StreamImporter, StreamReading, Verdict
 from rlwatch.importers.frames import WANDB, LevelDbLog
 from rlwatch.importers.protowire import fields, floating, message, signed, text, zigzag
 from rlwatch.importers.wandb_steps import OWN, WandbSteps
@@ -24,25 +24,25 @@ _NO_NUMBER = object()
 class WandbIntake:
     """Takes one ``.wandb`` file in."""
 
-    def __init__(self, parser: LineParser) -> None:
-        self._parser = parser
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
         self._frames = LevelDbLog()
-        self._steps = WandbSteps(parser.skips)
+        self._steps = WandbSteps(reading.skips)
         self._count = 0
 
     def feed(self, data: bytes) -> Iterator[Row]:
         """Rows that ``data`` completes."""
         for frame in self._frames.feed(data):
-            self._parser.recognised = True
+            self._reading.recognised = True
             try:
                 row = self._record(frame)
             except ValueError as error:
-                self._parser.skips.add(f"a record that cannot be read ({error})", self._count)
+                self._reading.skips.add(f"a record that cannot be read ({error})", self._count)
                 continue
             if row is not None:
                 yield row
         if self._frames.damage:
-            self._parser.skips.add(self._frames.damage, self._count)
+            self._reading.skips.add(self._frames.damage, self._count)
             self._frames.damage = ""
 
     def finish(self) -> Iterator[Row]:
@@ -107,6 +107,14 @@ def _json(text: str) -> object:
     return _NO_NUMBER if isinstance(value, dict | list | bool) else value
 
 
+class WandbReading(StreamReading):
+    """Of a ``.wandb`` file."""
+
+    def intake(self) -> WandbIntake:
+        """Takes one file in."""
+        return WandbIntake(self)
+
+
 class WandbOffline(StreamImporter):
     """A ``.wandb`` file."""
 
@@ -122,10 +130,6 @@ class WandbOffline(StreamImporter):
             return Verdict(0.99, "found the mark of a wandb file")
         return Verdict(0.0, f"no {self.expects}")
 
-    def parser(self, path: str) -> LineParser:
-        """A fresh holder for skips."""
-        return LineParser(path)
-
-    def intake(self, parser: LineParser) -> WandbIntake:
-        """Takes the file in."""
-        return WandbIntake(parser)
+    def reading(self, path: str) -> WandbReading:
+        """A fresh reading."""
+        return WandbReading(path)
