@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from detection.methods import Alarm
 from detection.runs import Labelled
 
+from rlwatch.forecast.evaluation.placebo import at_least
+
 BEFORE, AFTER_STEPS, AFTER_ROWS = 100, 10, 10
 """An event is found in time by an alarm from 100 steps before its onset to 10 steps (or 10 logged rows) after it, or to
 the step by which a person would be sure, where that was written down."""
@@ -65,7 +67,7 @@ def score(runs: Sequence[Labelled], alarms: Sequence[Sequence[Alarm]]) -> Score:
         found_late=sum(hit is not None for hit in late),
         delays=tuple(hit for hit in late if hit is not None),
         placebo=sum(placebos),
-        p=_at_least(count, placebos),
+        p=at_least(count, placebos),
         healthy=len(healthy),
         healthy_any=sum(bool(told) for _, told in healthy),
         healthy_critical=sum(any(alarm.critical for alarm in told) for _, told in healthy),
@@ -95,16 +97,6 @@ def _placebo(event: Labelled, healthy: Sequence[tuple[Labelled, Sequence[Alarm]]
     first, last = _window(event)
     reach = [told for run, told in healthy if run.rows and run.rows[-1][0] >= first]
     return sum(any(first <= a.step <= last for a in told) for told in reach) / len(reach) if reach else 0.0
-
-
-def _at_least(count: int, chances: Sequence[float]) -> float:
-    """Chance of ``count`` or more hits among independent ``chances`` (Poisson-binomial)."""
-    spread = [1.0]
-    for chance in chances:
-        missed = [p * (1 - chance) for p in spread] + [0.0]
-        hit = [0.0] + [p * chance for p in spread]
-        spread = [a + b for a, b in zip(missed, hit, strict=True)]
-    return sum(spread[count:])
 
 
 def _episodes(run: Labelled, told: Sequence[Alarm]) -> int:
