@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from rlwatch.importers.attempts import Attempts
-from rlwatch.importers.base import Row
+from rlwatch.importers.reading import Row
 from rlwatch.records import StepRecord
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Importer, LineImporter, Reading, Row, StreamImporter
+from rlwatch.importers.base import Importer, LineImporter, StreamImporter
 from rlwatch.importers.lines import BLOCK
 from rlwatch.importers.position import MARK, Position, fits, is_at, kept_copy, mark_of
+from rlwatch.importers.reading import Reading, Row
 from rlwatch.importers.tensorboard_events import event_files
 
 _HOLE = b"\x00" * 4

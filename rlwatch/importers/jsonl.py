@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import LineImporter, LineParser, Row
+from rlwatch.importers.base import LineImporter
 from rlwatch.importers.lines import Segment
+from rlwatch.importers.reading import LineParser, Row
 from rlwatch.importers.values import metrics_of, step_of
 
 STEP_FIELDS = (

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
-from rlwatch.importers.base import ImportedRun, Importer, Reading, Verdict
+from rlwatch.importers.base import ImportedRun, Importer, Verdict
 from rlwatch.importers.csv_table import LongTable, WideTable
 from rlwatch.importers.directories import run_in
 from rlwatch.importers.jsonl import FlatJsonLines, VerlJsonLines
 from rlwatch.importers.lines import blocks
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
+from rlwatch.importers.reading import Reading
 from rlwatch.importers.source import source_of
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, is_event_file
 from rlwatch.importers.trainer_state import TrainerState

@@ -10,10 +10,11 @@ from typing import Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
-from rlwatch.importers.base import Importer, Row, Skipped, StreamImporter
+from rlwatch.importers.base import Importer, StreamImporter
 from rlwatch.importers.follow import DirectoryFollower, Follower, StreamFollower, WholeFollower
 from rlwatch.importers.lines import is_packed, open_log
 from rlwatch.importers.position import Position
+from rlwatch.importers.reading import Row, Skipped
 from rlwatch.importers.registry import (
     TENSORBOARD,
     WINDOW,

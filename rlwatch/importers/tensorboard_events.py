@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import Reading, Row, StreamImporter, StreamReading, Verdict
+from rlwatch.importers.base import StreamImporter, Verdict
 from rlwatch.importers.frames import TfRecords
 from rlwatch.importers.protowire import fields, floating, message, signed, text
+from rlwatch.importers.reading import Reading, Row, StreamReading
 
 SCALARS = "scalars"
 _VERSION = b"brain.Event:"

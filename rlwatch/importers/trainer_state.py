@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Reading, Row, Verdict
+from rlwatch.importers.base import Verdict
 from rlwatch.importers.jsonl import SUMMARY
 from rlwatch.importers.lines import blocks
+from rlwatch.importers.reading import Reading, Row
 from rlwatch.importers.values import metrics_of, step_of
 from rlwatch.records import JSON
 

@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row
+from rlwatch.importers.base import LineImporter
 from rlwatch.importers.cadence import StepClock
 from rlwatch.importers.dict_rows import DictRow, dict_rows
 from rlwatch.importers.jsonl import SUMMARY
 from rlwatch.importers.lines import Segment, without_prefix
 from rlwatch.importers.progress import Bar, bars
+from rlwatch.importers.reading import LineParser, Row
 from rlwatch.importers.values import metrics_of, number, step_of
 from rlwatch.metrics import known
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from rlwatch.importers.base import Skips
+from rlwatch.importers.reading import Skips
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)

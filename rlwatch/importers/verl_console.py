@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row
+from rlwatch.importers.base import LineImporter
 from rlwatch.importers.lines import Segment, without_prefix
 from rlwatch.importers.progress import bars
+from rlwatch.importers.reading import LineParser, Row
 from rlwatch.importers.values import NUMBER, step_of
 
 _STEP = re.compile(r"(?<![\w/@.-])step:(\S+) -(?= |$)")

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import Reading, Row, StreamImporter, StreamReading, Verdict
+from rlwatch.importers.base import StreamImporter, Verdict
 from rlwatch.importers.frames import WANDB, LevelDbLog
 from rlwatch.importers.protowire import fields, floating, message, signed, text, zigzag
+from rlwatch.importers.reading import Reading, Row, StreamReading
 from rlwatch.importers.wandb_steps import OWN, WandbSteps
 
 _HISTORY, _METRIC = 2, 12

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
-from rlwatch.importers.base import Skips
 from rlwatch.importers.position import Position
+from rlwatch.importers.reading import Skips
 from rlwatch.importers.source import source_of
 from rlwatch.importers.values import step_of
 from rlwatch.importers.wandb_steps import OWN, WandbSteps

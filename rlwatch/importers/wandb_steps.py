@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rlwatch.importers.base import Row, Skips
+from rlwatch.importers.reading import Row, Skips
 from rlwatch.importers.values import step_of, value_of
 
 TRAINERS = ("train/global_step", "trainer/global_step", "training/global_step")
