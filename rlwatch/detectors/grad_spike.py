@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.reward import RewardWatch
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, quantile
@@ -23,7 +24,8 @@ class GradSpike(BaseDetector):
     """Gradient norm on a multiplicative scale, against upper quantiles.
 
     Upper quantiles, because batches without any signal (all groups agree) push the median towards zero
-    and would make every informative batch look like a spike. Spikes stay out of the reference.
+    and would make every informative batch look like a spike. Spikes stay out of the reference. A run that begins
+    without a right answer has next to no gradient: its level while the reward takes off is what later ones are held to.
     """
 
     name: ClassVar[str] = "grad_spike"
@@ -35,6 +37,8 @@ class GradSpike(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._base = Baseline()
+        self._reward = RewardWatch()
+        self._lifted = 0.0
         self._now = Window(rows=8, steps=8, least=5)
         self._normal = Window(rows=100, steps=500, least=8)
         self._spikes = Window(rows=50, steps=250, least=8)
@@ -47,9 +51,13 @@ class GradSpike(BaseDetector):
         usual = self._usual()
         spiked = usual is not None and norm > SPIKE * usual
         self._remember(step.step, norm, spiked)
-        start = self._base.upper()
+        self._reward.update(step)
         now = self._now.get()
+        if now is not None and self._reward.taking_off():
+            self._lifted = max(self._lifted, now)
+        start = self._base.upper()
         if start is not None and start > 0.0:
+            start = max(start, self._lifted)
             self._high.update(step.step, norm > HIGH * start)
             self._sustained.update(step.step, now is not None and now > SUSTAINED * start)
             if now is not None and self._sustained.lasted(5):

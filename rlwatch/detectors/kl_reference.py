@@ -31,7 +31,8 @@ HUGE = 20.0
 class KLReference(KLPlateau):
     """KL between policy and reference against its own earlier level; starts anew after a reset.
 
-    Growth alone is how a policy learns; it is a drift when the run does not gain by it.
+    Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token that the
+    reward has risen by is a remark.
     """
 
     name: ClassVar[str] = "kl_reference"
@@ -62,7 +63,7 @@ class KLReference(KLPlateau):
         runaway = now > HEAVY and before > ESTABLISHED and grown and not gained
         self._confirmed.update(step.step, lost or runaway or (now > HUGE and not gained))
         if self._confirmed.lasted(8, 20) or self._warned.lasted(3):
-            return [self._drift(step, now, before), *flat]
+            return [self._drift(step, now, before, paid=gained and now <= HEAVY), *flat]
         # What has grown is not flat, however straight the line through it.
         return self._creep(step, gained) or flat
 
@@ -88,8 +89,10 @@ class KLReference(KLPlateau):
         self._crept.update(step.step, heavy and not gained)
         return [self._drift(step, now, before)] if self._crept.lasted(3) else []
 
-    def _drift(self, step: ClosedStep, now: float, before: float) -> Finding:
-        severity = Severity.CRITICAL if self._confirmed.lasted(8, 20) else Severity.WARNING
+    def _drift(self, step: ClosedStep, now: float, before: float, *, paid: bool = False) -> Finding:
+        """``paid``: the reward has risen with it, and it is not heavy yet: a remark."""
+        severity = Severity.INFO if paid else Severity.WARNING
+        severity = Severity.CRITICAL if self._confirmed.lasted(8, 20) else severity
         return self.finding(
             step,
             "kl_drift",

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from rlwatch.detectors.base import BaseDetector, number, rounded
+from rlwatch.detectors.reward import RewardWatch
 from rlwatch.layers import LayerStep, SpikingLayer, layer_health, layer_norms
 from rlwatch.layers.step import TIMES, WINDOW
 from rlwatch.metrics import LAYER_PREFIX, Family
@@ -33,6 +34,7 @@ class LayerSpike(BaseDetector):
     The third published class of anomaly (GradLoc, Tencent Hunyuan 2026): tokens whose ratios are harmless blow up a
     few layers while the others, and with them the global norm, stay as they were. Clipping by the global norm does
     not see it. Layers are judged relative to the others of the step, so nothing that moves all alike is a spike.
+    What ties them together while the reward takes off, ever more groups that teach anything, is not their usual.
     """
 
     name: ClassVar[str] = "layer_spike"
@@ -44,6 +46,7 @@ class LayerSpike(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._health: LayerHealth | None = None
+        self._reward = RewardWatch()
         self._start = Baseline(floor=0.02)
         self._rows = 0
         self._apart = Hold(forgive=1)
@@ -54,6 +57,7 @@ class LayerSpike(BaseDetector):
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the layers of the row, and their correlation over the last rows."""
+        self._reward.update(step)
         self._health = self._health or layer_health()
         told = self._health.update(step.step, layer_norms(step.metrics))
         if told is None:
@@ -87,6 +91,8 @@ class LayerSpike(BaseDetector):
     def _heterogeneity(self, step: ClosedStep, told: LayerStep) -> Finding | None:
         """Learnt only once the window is full: correlations of few rows scatter."""
         apart = told.heterogeneity
+        if self._reward.taking_off():
+            self._start, self._rows = Baseline(floor=0.02), 0
         self._rows += 1
         if apart is None or self._rows < WINDOW:
             return None

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rlwatch.detectors.base import finite, number
 from rlwatch.records import ClosedStep
-from rlwatch.stats import Baseline, Window, quantile
+from rlwatch.stats import Baseline, Window, median, quantile
 
 MEDIAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
@@ -19,6 +19,8 @@ LIKELY = 4.0
 """Standard errors that make a rise over the start, which is no maximum."""
 VISIBLE = 0.1
 """Share of the range the reward has covered below which a change is nothing."""
+TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
+"""Share of its range that the reward gains within so many rows when a run finds out what is rewarded."""
 LUCK = 1.5
 """Standard deviations taken off the first row before it counts as a level."""
 
@@ -113,6 +115,18 @@ class RewardWatch:
     @property
     def _range(self) -> float:
         return self._high - self._low
+
+    def taking_off(self) -> bool:
+        """Whether it gained a third of all the range it has covered within the last 25 rows, by more than noise.
+
+        What else the run showed before, its gradients above all, is then no measure of what comes: groups that all
+        failed taught nothing.
+        """
+        now, values = self.now, self._recent.values
+        if now is None or len(values) < TAKE_OFF_ROWS + 10:
+            return False
+        gained = now - median(values[-TAKE_OFF_ROWS - 10 : -TAKE_OFF_ROWS])
+        return gained > TAKE_OFF * self._range and self._counts(gained, 0.0, 0.0, LIKELY)
 
     def risen(self) -> bool:
         """Whether it is clearly above where it started."""

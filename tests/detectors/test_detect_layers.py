@@ -122,6 +122,24 @@ def test_layers_that_no_longer_move_together_are_told_with_the_baseline():
     assert "LayerClip" in found[0].message
 
 
+def rewarded(steps, reward):
+    """The same steps with the reward that ``reward(step)`` says."""
+    return [
+        ClosedStep(step=step.step, seq=step.seq, metrics={**step.metrics, "reward/mean": reward(step.step)})
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize(("gain", "told"), [(0.6, False), (0.0, True)])
+def test_what_tied_layers_together_while_the_reward_took_off_is_not_their_usual(gain, told):
+    """Groups that teach nothing pull all layers down alike; once most teach, each layer has a course of its own."""
+    steps = [*rows(110, common=0.5, own=0.15), *rows(190, common=0.0, own=0.5, seed=1)]
+    steps = [ClosedStep(step=i + 1, seq=i + 1, metrics=step.metrics) for i, step in enumerate(steps)]
+    took_off = rewarded(steps, lambda s: 0.02 + gain * min(max((s - 60) / 60, 0.0), 1.0))
+
+    assert bool(said(took_off, "layer_heterogeneity")) is told
+
+
 def test_layers_unrelated_from_the_start_are_no_break():
     """What a run has always been like is its normal."""
     assert said(rows(300, common=0.0), "layer_heterogeneity") == []

@@ -5,7 +5,16 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.detectors.reward import LUCK, MEDIAN_ERROR, VISIBLE, RewardWatch, noise_of
+from rlwatch.detectors.reward import (
+    LIKELY,
+    LUCK,
+    MEDIAN_ERROR,
+    TAKE_OFF,
+    TAKE_OFF_ROWS,
+    VISIBLE,
+    RewardWatch,
+    noise_of,
+)
 from rlwatch.stats import median
 
 LEVELS = st.lists(st.floats(-1.0, 1.0).map(lambda v: round(v, 2)), min_size=3, max_size=80)
@@ -58,3 +67,28 @@ def test_a_rise_is_beyond_a_tenth_noise_and_what_is_visible(values):
     visible = VISIBLE * (max(values) - min(values))
 
     assert watched(values).risen() == (now - start > max(0.1 * abs(start), 4.0 * error, visible))
+
+
+@given(LEVELS)
+def test_a_take_off_is_a_third_of_the_range_within_25_rows_and_beyond_noise(values):
+    """The level of ten rows against that of the ten before the last 25; before there are 35, nobody knows."""
+    error = MEDIAN_ERROR * noise_of(values[-60:]) / math.sqrt(min(len(values), 10))
+    known = len(values) >= TAKE_OFF_ROWS + 10
+    before = median(values[-TAKE_OFF_ROWS - 10 : -TAKE_OFF_ROWS]) if known else math.inf
+    gained = levels(values)[0] - before
+
+    assert watched(values).taking_off() == (
+        gained > max(LIKELY * error, TAKE_OFF * (max(values) - min(values)), VISIBLE * (max(values) - min(values)))
+    )
+
+
+def test_a_run_takes_off_while_it_learns_and_no_longer_when_it_has_learnt():
+    """Sixty rows from nothing to two in three: from the first third of them until twenty after."""
+    watch, told = RewardWatch(), []
+    for step in range(220):
+        watch.take(step, 0.02 + 0.6 * min(max((step - 60) / 60, 0.0), 1.0))
+        told.append(watch.taking_off())
+
+    assert [step for step in range(220) if told[step]] == list(range(told.index(True), 220 - told[::-1].index(True)))
+    assert 60 < told.index(True) < 80
+    assert 120 < 220 - told[::-1].index(True) < 150

@@ -73,6 +73,30 @@ def test_a_sustained_rise_is_dated_to_five_times_the_start(before, onset):
     assert alarms(GradSpike(), rows)["critical"].onset_step == onset
 
 
+def climbing(low, high, first=60, last=120):
+    """``low`` until step ``first``, ``high`` from ``last`` on, a straight line between."""
+    return lambda s: low + (high - low) * min(max((s - first) / (last - first), 0.0), 1.0)
+
+
+TAKING_OFF = climbing(0.02, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("reward", "norm", "said"),
+    [
+        (TAKING_OFF, climbing(0.05, 0.6), None),
+        (always(0.02), climbing(0.05, 0.6), "critical"),
+        (TAKING_OFF, lambda s: climbing(0.05, 0.6)(s) if s < 160 else 5.8, None),
+        (TAKING_OFF, lambda s: climbing(0.05, 0.6)(s) if s < 160 else 6.2, "critical"),
+    ],
+)
+def test_gradients_are_measured_by_what_they_became_as_the_reward_took_off(reward, norm, said):
+    """From next to no right answer to more than half of them: twelve times the start is what learning takes."""
+    found = alarms(GradSpike(), exact({"optim/grad_norm": norm, "reward/mean": reward}, length=220))
+
+    assert ("critical" if "critical" in found else None) == said
+
+
 def kl_run(before, after, *, length=60, at=40, **more):
     """KL ``before`` until ``at``, then ``after``."""
     more = {name.replace("_", "/", 1): curve for name, curve in more.items()}
@@ -104,9 +128,9 @@ def test_kl_drifts_by_its_level_its_factor_and_where_it_came_from(before, after,
 
 
 @pytest.mark.parametrize(
-    ("reward", "said"), [(then(1.0, 0.2, 40), "critical"), (then(0.2, 1.0, 30), "warning"), (FLAT, "warning")]
+    ("reward", "said"), [(then(1.0, 0.2, 40), "critical"), (then(0.2, 1.0, 30), "info"), (FLAT, "warning")]
 )
-def test_half_a_nat_is_critical_only_beside_a_lost_reward(reward, said):
+def test_half_a_nat_is_critical_beside_a_lost_reward_and_a_remark_beside_a_gain(reward, said):
     """Threefold, above 0.3: what it cost decides."""
     assert worst(KLReference(), kl_run(0.1, 0.5, length=80, reward_mean=reward), "kl_drift") == said
 
