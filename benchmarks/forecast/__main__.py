@@ -3,6 +3,7 @@
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 1
 python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 2 --pace gradual
 python benchmarks/forecast generate --out build/corpus --runs 200 --jobs 8 --seed 4 --pace long --batch 4
+python benchmarks/forecast generate --out build/corpus --runs 200 --jobs 8 --seed 6 --pace long --start cold
 python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
 python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
 python benchmarks/forecast generate-trl --out build/corpus --runs 104 --jobs 2 --seed 5 --pace long --batch 3
@@ -19,7 +20,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its module `statistics` would hide the standard one
 
 from forecast.generate import BACKENDS, generate  # noqa: E402
-from forecast.recipes import AT_ONCE, RECIPES, UNSEEN, Pace  # noqa: E402
+from forecast.recipes import AT_ONCE, RECIPES, UNSEEN, Pace, Start  # noqa: E402
 from forecast.tables import pack  # noqa: E402
 from forecast.trl_recipes import AT_ONCE as TRL_AT_ONCE  # noqa: E402
 
@@ -40,6 +41,9 @@ def main() -> None:
         "--pace", choices=list(Pace), default=Pace.DRAWN, type=Pace, help="how fast faults come that can be slow"
     )
     making.add_argument("--batch", type=int, default=1, help="times as many responses a step as the recipes draw")
+    making.add_argument(
+        "--start", choices=list(Start), default=Start.WARM, type=Start, help="cold: the reward is still to take off"
+    )
     making.add_argument("--backend", choices=BACKENDS, default="loky", help="ray and dask: on a cluster that is up")
     real = commands.add_parser("generate-trl", help="the same of runs of TRL, which take longer")
     real.add_argument("--out", type=Path, required=True, help="folder, one file a run")
@@ -66,7 +70,9 @@ def main() -> None:
 def _do(args: argparse.Namespace) -> None:
     if args.command == "generate":
         only = tuple(name for name in args.recipes.split(",") if name)
-        made = generate(args.out, args.runs, args.jobs, args.seed, only, args.backend, args.pace, args.batch)
+        made = generate(
+            args.out, args.runs, args.jobs, args.seed, only, args.backend, args.pace, args.batch, args.start
+        )
         print(f"{made} runs made, {args.runs - made} were there: {args.out}")
     elif args.command == "generate-trl":
         from forecast.trl_runs import generate as generate_trl

@@ -11,7 +11,7 @@ import joblib
 import torch
 from forecast.knobs import TESTBED
 from forecast.policy import fitted
-from forecast.recipes import RECIPES, Pace, Plan, plans
+from forecast.recipes import RECIPES, Pace, Plan, Start, plans
 from forecast.tables import RunInfo, is_done, versions, write_run
 from forecast.training import train
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -55,11 +55,12 @@ def generate(
     backend: str = "loky",
     pace: Pace = Pace.DRAWN,
     batch: int = 1,
+    start: Start = Start.WARM,
 ) -> int:
     """Make the first ``runs`` runs of ``seed`` that are not in ``folder`` yet; returns how many were made."""
     if unknown := sorted(set(only) - {*RECIPES, "control"}):
         raise RLWatchError(f"no recipe is called {', '.join(unknown)}; there are: {', '.join(RECIPES)}")
-    todo = [plan for plan in islice(plans(seed, only, pace, batch), runs) if not is_done(folder, plan.run)]
+    todo = [plan for plan in islice(plans(seed, only, pace, batch, start), runs) if not is_done(folder, plan.run)]
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with joblib.parallel_config(_cluster(backend), n_jobs=jobs), Progress(*columns) as progress:
         bar = progress.add_task("", total=runs, completed=runs - len(todo))

@@ -15,6 +15,7 @@ import numpy as np
 from forecast import faults
 from forecast.faults import Changes, Rng, between
 from forecast.knobs import Change, Config, Knobs
+from forecast.policy import BASES, LOOSE
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,25 @@ class Pace(StrEnum):
         return (480, 640) if self is Pace.LONG else (320, 450)
 
 
+class Start(StrEnum):
+    """What runs start from: a policy right in about 40 %, or a cold one, whose reward takes off when it finds out."""
+
+    WARM = "warm"
+    COLD = "cold"
+
+
+def cold(config: Config, r: Rng) -> Config:
+    """The same run from a cold policy, rewarded in parts of which the format is one, by a rate that may be low."""
+    knobs = replace(
+        config.knobs,
+        lr=config.knobs.lr * between(r, 0.2, 1.0),
+        format_bonus=float(r.choice([0.0, 0.5, 1.0])),
+        partial=float(r.choice([0.0, 0.3, 1.0])),
+        right=float(r.choice([1.0, 1.0, 2.0, 3.0])),
+    )
+    return replace(config, knobs=knobs, base=BASES + int(r.integers(len(LOOSE))))
+
+
 def slowed(changes: Changes, pace: Pace, r: Rng) -> Changes:
     """The same, growing.
 
@@ -248,8 +268,8 @@ def enlarged(config: Config, batch: int) -> Config:
     return replace(config, knobs=replace(config.knobs, prompts=batch * config.knobs.prompts), changes=changes)
 
 
-def plan(name: str, seed: int, number: int, pace: Pace = Pace.DRAWN, batch: int = 1) -> Plan:
-    """Run ``number`` of recipe ``name``; its fault comes at ``pace``, where that can be.
+def plan(name: str, seed: int, number: int, pace: Pace = Pace.DRAWN, batch: int = 1, start: Start = Start.WARM) -> Plan:
+    """Run ``number`` of recipe ``name`` from ``start``; its fault comes at ``pace``, where that can be.
 
     ``batch``: how many times the prompts a step that the recipe draws.
     """
@@ -260,12 +280,15 @@ def plan(name: str, seed: int, number: int, pace: Pace = Pace.DRAWN, batch: int 
     if pace is not Pace.DRAWN and not recipe.healthy and name not in AT_ONCE:
         changes = slowed(changes, pace, r)
     config = Config(knobs, changes, steps=int(r.integers(*pace.steps)), base=int(r.integers(2)))
+    seeded = int(r.integers(1 << 40))
+    if start is Start.COLD:
+        config = cold(config, r)
     begins = min((change.at for change in changes), default=None)
     return Plan(
         run=f"{name}-{seed}-{number:04d}",
         recipe=name,
         family=recipe.family,
-        seed=int(r.integers(1 << 40)),
+        seed=seeded,
         config=enlarged(config, batch),
         fault_step=None if recipe.healthy and not name.startswith(("near", "event")) else begins,
     )
@@ -284,13 +307,15 @@ def twin(of: Plan) -> Plan:
     )
 
 
-def plans(seed: int, only: tuple[str, ...] = (), pace: Pace = Pace.DRAWN, batch: int = 1) -> Iterator[Plan]:
+def plans(
+    seed: int, only: tuple[str, ...] = (), pace: Pace = Pace.DRAWN, batch: int = 1, start: Start = Start.WARM
+) -> Iterator[Plan]:
     """Runs without end, in an order in which every stretch is a fair mix: decks of all recipes, shuffled."""
     number = 0
     while True:
         r = np.random.default_rng([seed, number])
         deck = [recipe.name for recipe in (*FAILING, *HEALTHY)] + list(PLAIN)
-        made = [plan(name, seed, number + i, pace, batch) for i, name in enumerate(deck)]
+        made = [plan(name, seed, number + i, pace, batch, start) for i, name in enumerate(deck)]
         paired = r.choice(np.arange(1, len(FAILING)), TWINS, replace=False)
         made += [twin(made[i]) for i in paired]
         number += len(deck)

@@ -39,8 +39,11 @@ def answers(task: str, digits: Tensor) -> Tensor:
     return (digits + digits.roll(1, -1)) % 10
 
 
-def demonstrations(task: str, digits: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Prompts with answers of which a share ``noise`` of the digits is wrong, after 0 to 3 fillers, (B, T)."""
+def demonstrations(task: str, digits: Tensor, noise: float, generator: torch.Generator, loose: float = 0.0) -> Tensor:
+    """Prompts with answers of which a share ``noise`` of the digits is wrong, after 0 to 3 fillers, (B, T).
+
+    A share ``loose`` of them has a filler in the place of ANSWER: not the format that is verified.
+    """
     n, k = digits.shape
     shown = answers(task, digits)
     wrong = torch.rand(n, k, generator=generator) < noise
@@ -48,7 +51,10 @@ def demonstrations(task: str, digits: Tensor, noise: float, generator: torch.Gen
     fillers = int(torch.randint(0, 4, (1,), generator=generator))
     thought = torch.randint(FILLER, VOCABULARY, (n, fillers), generator=generator)
     edge = torch.ones_like(shown[:, :1])
-    return torch.cat([prompts(digits), thought, ANSWER * edge, shown + DIGIT, END * edge], 1)
+    announced = ANSWER * edge
+    if loose:
+        announced[torch.rand(n, generator=generator) < loose] = FILLER
+    return torch.cat([prompts(digits), thought, announced, shown + DIGIT, END * edge], 1)
 
 
 @dataclass(frozen=True)

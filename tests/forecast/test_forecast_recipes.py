@@ -123,3 +123,23 @@ def test_a_larger_batch_is_the_same_run_with_more_prompts():
             assert after == replace(before, prompts=4 * before.prompts)
 
     assert {change.knobs.get("prompts") for plan in large for change in plan.config.changes} >= {None, 16}
+
+
+def test_a_cold_start_is_drawn_alike_for_all_and_changes_neither_fault_nor_the_rest():
+    """Else what a run starts from would tell the recipes apart."""
+    warm, cold = (list(islice(recipes.plans(9, start=start), 148)) for start in recipes.Start)
+    for one, other in zip(warm, cold, strict=True):
+        before, after = one.config, other.config
+        assert (one.run, one.seed, one.fault_step, before.changes) == (
+            *(other.run, other.seed, other.fault_step),
+            after.changes,
+        )
+        assert before.base < recipes.BASES <= after.base < recipes.BASES + len(recipes.LOOSE)
+        drawn = {"lr": before.knobs.lr, "format_bonus": 0.0, "partial": before.knobs.partial, "right": 1.0}
+        assert replace(after.knobs, **drawn) == before.knobs
+        assert 0.2 <= after.knobs.lr / before.knobs.lr <= 1.0
+
+    for plan in cold:
+        if plan.pair:
+            of = next(other for other in cold if other.run == plan.pair)
+            assert plan.config == of.config.without_changes()

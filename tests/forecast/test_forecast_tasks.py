@@ -64,6 +64,18 @@ def test_demonstrations_show_the_answer():
     assert task.verify(shown[:, 5:], task.answers("sort", digits)).exact.tolist() == [1.0] * 8
 
 
+def test_loose_demonstrations_are_right_and_lack_the_format():
+    """A filler where ANSWER belongs: a policy that says that is not paid, whatever it knows."""
+    digits = task.draw(400, 3, 10, generator())
+    loose, usual = (task.demonstrations("copy", digits, 0.0, generator(3), share) for share in (0.9, 0.0))
+    lack = (loose == task.FILLER).any(1) & ~(loose == task.ANSWER).any(1)
+    judged = task.verify(loose[:, 5:], digits)
+
+    assert 0.85 < lack.float().mean() < 0.95
+    assert bool((loose[:, -4:] == usual[:, -4:]).all())
+    assert bool((judged.exact == (~lack).float()).all())
+
+
 def test_advantages_by_hand():
     """Two groups of two."""
     rewards, of = torch.tensor([1.0, 0.0, 1.0, 1.0]), replace(SMALL, group=2)
