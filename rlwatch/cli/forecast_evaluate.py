@@ -73,7 +73,7 @@ def evaluate(
     runs: RunsOption = None,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v2"),
+        typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v3"),
     ] = None,
     index: Annotated[
         Path | None,

@@ -43,7 +43,7 @@ def label(
     table: TableArgument,
     *,
     runs: RunsOption = None,
-    version: Annotated[str, typer.Option("--version", help="Which table of limits.")] = "labels-v2",
+    version: Annotated[str, typer.Option("--version", help="Which table of limits.")] = "labels-v3",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write them here, as .csv or .parquet, and print none.")
     ] = None,

@@ -31,7 +31,7 @@ def train(
     store: StoreOption = None,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v2"),
+        typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v3"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the model here.")] = Path("forecast.json"),
     trees: Annotated[int, typer.Option("--trees", min=5, max=500, help="Trees of each hazard.")] = 120,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlwatch.forecast.history import WARM_UNTIL, Floats, History
-from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, Standing, breaking, goals, reaches
+from rlwatch.forecast.limits import LIMIT_FEATURES, Reach, Standing, TakeOff, breaking, goals, reaches
 from rlwatch.forecast.shapes import QUIET, SHAPES, Extremes, jitter, median, shapes, spread
 from rlwatch.forecast.signals import SIGNALS
 
@@ -44,6 +44,7 @@ class FeatureStream:
         self._noise: Floats | None = None
         self._restless: Floats | None = None
         self._goals: tuple[float, ...] = ()
+        self._take_off = TakeOff()
 
     def forget_reference(self) -> None:
         """The reference was reset."""
@@ -79,7 +80,8 @@ class FeatureStream:
         noise = np.fmax(self._noise, jitter(history))
         found = shapes(history, self._extremes, noise, self._restless)
         found.values[:, np.isnan(history.baseline)] = np.nan
-        reached = reaches(self._goals, Standing(history.start, found.now, found.fallen, found.slope, noise))
+        standing = Standing(history.start, found.now, found.fallen, found.slope, noise)
+        reached = reaches(self._goals, standing, self._take_off.update(standing))
         pairs = [value for reach in reached for value in (reach.share, reach.steps)]
         broken = history.broken[history.steps > step - 25].mean()
         values = np.concatenate((found.values.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))

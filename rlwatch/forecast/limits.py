@@ -21,6 +21,10 @@ RISEN = 2.0
 """The same of the reward, whose level is a median of rows: 3.4 standard errors of the difference to its baseline."""
 SPENT = "ent_low"
 """The type of limit that is no danger while it buys reward: R = -a exp(H) + b (arXiv 2505.22617)."""
+LIFTED = "grad"
+"""The signal whose level at the start says little of a run that had next to nothing to learn from then."""
+TAKING_OFF = 1.0
+"""Spreads of the rewards that a run gains in 25 steps as it takes off; one that goes on learning gains a tenth."""
 _PLACE = {signal.name: i for i, signal in enumerate(SIGNALS)}
 
 
@@ -97,11 +101,29 @@ class Standing:
     noise: Floats
 
 
-def reaches(goal: tuple[float, ...], at: Standing) -> tuple[Reach, ...]:
-    """Where each limit stands. ``goal``: of each limit, as :func:`goals` gives them."""
+class TakeOff:
+    """How large gradients became while the reward took off: few groups taught anything before, most do since.
+
+    What comes after is held against that (labels-v3 hold it against the level while the accuracy doubled).
+    """
+
+    def __init__(self) -> None:
+        self._lift = 0.0
+
+    def update(self, at: Standing) -> float:
+        """The change of the gradient, against the baseline, from which its way to a limit begins; at least 0."""
+        reward, grad = _PLACE["reward"], _PLACE[LIFTED]
+        gained = 2.5 * float(at.slope[reward])
+        if gained >= max(TAKING_OFF, RISEN * float(at.noise[reward])) and math.isfinite(at.now[grad]):
+            self._lift = max(self._lift, float(at.now[grad]))
+        return self._lift
+
+
+def reaches(goal: tuple[float, ...], at: Standing, lift: float = 0.0) -> tuple[Reach, ...]:
+    """Where each limit stands. ``goal``: of each limit, as :func:`goals` gives them; ``lift``: of :class:`TakeOff`."""
     rising = _rising(at)
     return tuple(
-        _reach(limit, end, at, meant=not (rising and limit.type == SPENT))
+        _reach(limit, end, at, lift if limit.signal == LIFTED else 0.0, meant=not (rising and limit.type == SPENT))
         for limit, end in zip(LIMITS_V1, goal, strict=True)
     )
 
@@ -130,10 +152,10 @@ def nearest(reached: tuple[Reach, ...]) -> Reach | None:
     return max(moving, key=lambda reach: reach.share, default=None)
 
 
-def _reach(limit: Limit, goal: float, at: Standing, *, meant: bool) -> Reach:
-    """``meant``: whether a clear move towards the limit means danger."""
+def _reach(limit: Limit, goal: float, at: Standing, lift: float, *, meant: bool) -> Reach:
+    """``lift``: where the way to the limit begins; ``meant``: whether a clear move towards it means danger."""
     i = _PLACE[limit.signal]
-    moved = float((at.fallen if limit.from_best else at.now)[i])
+    moved = float((at.fallen if limit.from_best else at.now)[i]) - lift
     if not math.isfinite(moved):
         return Reach(limit, math.nan, math.nan)
     if limit.from_best:

@@ -33,7 +33,7 @@ def test_labels_are_printed_and_counted(invoke: Invoke, folder: Path) -> None:
     result = invoke("forecast", "label", folder / "runs.csv")
 
     assert result.exit_code == 0
-    assert "8 runs by labels-v2: 4 event, 0 early, 0 ambiguous, 0 faulty, 4 clean" in result.stdout
+    assert "8 runs by labels-v3: 4 event, 0 early, 0 ambiguous, 0 faulty, 4 clean" in result.stdout
     assert next(line for line in result.stdout.splitlines() if line.startswith("r1")).split() == [
         "r1",
         "event",
@@ -57,7 +57,7 @@ def test_labels_as_json_and_as_a_file(invoke: Invoke, folder: Path, tmp_path: Pa
         "class": "event",
         "steps": 200,
         "judged": "reward",
-        "version": "labels-v2",
+        "version": "labels-v3",
     }
     assert written.exit_code == 0
     made, read = (strict(invoke(*args, *more).stdout) for more in ((), ("--labels", tmp_path / "labels.csv")))

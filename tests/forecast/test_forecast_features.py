@@ -196,6 +196,25 @@ def test_entropy_that_stays_low_after_the_reward_fell_back_is_told_again():
     assert next(reach for reach in stream(steady(90, **moved))[90].reaches if reach.limit.type == "ent_low").clear
 
 
+@pytest.mark.parametrize(("gain", "exploded", "near"), [(0.6, False, False), (0.0, False, True), (0.6, True, True)])
+def test_the_way_of_gradients_to_their_limit_begins_where_the_reward_has_taken_off(gain, exploded, near):
+    """Groups that all failed taught nothing: ten times the gradient is how learning looks, ten times that is not."""
+
+    def climb(step):
+        return min(max((step - 60) / 50, 0.0), 1.0)
+
+    moved = {
+        "reward/mean": lambda s: 0.02 + gain * climb(s) + 0.005 * math.sin(7 * s),
+        "reward/std": lambda _: 0.14,
+        "optim/grad_norm": lambda s: (0.05 + 0.45 * climb(s)) * (10 if exploded and s > 170 else 1),
+    }
+    found = stream(steady(180, **moved))
+    grad = {step: next(r for r in found[step].reaches if r.limit.type == "grad") for step in (160, 180)}
+
+    assert (grad[180].clear and grad[180].share > 1.0) is near
+    assert (grad[160].share < 0.5) is (gain > 0.0)
+
+
 def test_a_straight_line_says_when_a_limit_is_reached():
     """KL that grows by 0.02 a step from 0.3 on reaches 1.5 in about sixty steps, in log scale sooner."""
     rows = steady(100, **{"policy/kl_ref_k3": lambda s: 0.02 * math.exp(0.04 * max(0, s - 50))})

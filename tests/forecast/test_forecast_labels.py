@@ -249,7 +249,40 @@ def test_the_second_version_has_the_limits_of_the_first() -> None:
     assert (first.version, first.faulty, second.version, second.faulty) == ("labels-v1", False, "labels-v2", True)
 
 
+def climb(low: float, high: float, first: int, rows: int, length: int = N) -> list[float]:
+    """``low``, then in equal steps over so many rows to ``high``, and so on."""
+    slope = [low + (high - low) * i / rows for i in range(rows)]
+    return [low] * first + slope + [high] * (length - first - rows)
+
+
+def test_gradients_are_held_to_what_they_became_as_the_run_took_off() -> None:
+    """Next to no answer was right, so next to nothing taught: ten times that is how learning looks, from labels-v3 on.
+
+    Sixty times the start is more than six times what it became; without a gain, ten times is what it always was.
+    """
+    learns = {"truth/acc": climb(0.02, 0.6, 60, 60), "optim/grad_norm": climb(0.05, 0.5, 60, 60)}
+    explodes = learns | {"optim/grad_norm": climb(0.05, 0.5, 60, 60)[:150] + [3.2] * 50}
+    stalls = learns | {"truth/acc": [0.02] * N}
+    table = run_table({"learns": learns, "explodes": explodes, "stalls": stalls})
+
+    def onsets(version: str) -> list[int | None]:
+        return [label.onset for label in label_runs(table, version)]
+
+    before, after = onsets("labels-v2"), onsets("labels-v3")
+    assert before[0] == before[1] == before[2] == after[2]
+    assert before[0] is not None
+    assert 60 < before[0] < 120
+    assert after[:2] == [None, 154]
+
+
+def test_an_accuracy_that_doubles_from_a_level_has_not_taken_off_before_it_was_there() -> None:
+    """The first steps of a run have no level 25 steps before them: what is there from the start raises nothing."""
+    found = labelled({"truth/acc": [0.5] * N, "optim/grad_norm": [9.0] * 8 + jump(1.0, 7.0, 92, 192)})
+
+    assert (found.onset, found.type) == (104, "grad")
+
+
 def test_an_unknown_version_is_refused() -> None:
     """With those there are."""
-    with pytest.raises(ConfigError, match=r"no labels 'labels-v0'; there are labels-v1, labels-v2$"):
+    with pytest.raises(ConfigError, match=r"no labels 'labels-v0'; there are labels-v1, labels-v2, labels-v3$"):
         label_runs(run_table({"a": {"truth/acc": [0.5]}}), "labels-v0")

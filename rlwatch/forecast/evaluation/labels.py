@@ -104,9 +104,9 @@ class Labels:
 def label_runs(table: RunTable, version: str = VERSION) -> Labels:
     """Labels of all runs of a table.
 
-    Levels and onsets as in ``labels-v1.toml``, classes as in ``labels-v2.toml``. Retrospective: whether a limit stays
-    passed is read from the rows after, so no label may reach a forecaster. A limit whose columns a run lacks is not
-    judged; the label says which were.
+    Levels and onsets as in ``labels-v1.toml``, classes as in ``labels-v2.toml``, runs that take off as in
+    ``labels-v3.toml``. Retrospective: whether a limit stays passed is read from the rows after, so no label may reach a
+    forecaster. A limit whose columns a run lacks is not judged; the label says which were.
 
     Raises
     ------

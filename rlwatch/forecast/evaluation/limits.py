@@ -1,4 +1,4 @@
-"""The versioned tables of limits (``labels-v2.toml``, which extends ``labels-v1.toml``), read once."""
+"""The versioned tables of limits (``labels-v3.toml``, which extends ``labels-v2.toml``, and so on), read once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from rlwatch.errors import ConfigError
 
-VERSION = "labels-v2"
+VERSION = "labels-v3"
 _HERE = Path(__file__).parent
 
 
@@ -27,6 +27,20 @@ class Windows:
     monitored: int
     early: int
     touched: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakingOff:
+    """When a run takes off: the level of ``metric`` is ``times`` that of ``within`` steps before, and ``plus`` more.
+
+    The baselines of limits of ``types`` are at least what their metrics are then.
+    """
+
+    types: tuple[str, ...]
+    metric: str
+    within: int
+    times: float
+    plus: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +71,15 @@ class Limit:
 class Limits:
     """A version of the table; ``rows`` in the order in which ties are broken.
 
-    ``faulty``: whether a run with a fault that had not failed by its last row is of a class of its own.
+    ``faulty``: whether a run with a fault that had not failed by its last row is of a class of its own;
+    ``taking_off``: None where baselines stay what they are.
     """
 
     version: str
     windows: Windows
     rows: tuple[Limit, ...]
     faulty: bool = False
+    taking_off: TakingOff | None = None
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -98,7 +114,9 @@ def parse(table: Mapping[str, Any]) -> Limits:
     windows = dict(table["windows"])
     windows["baseline"] = tuple(windows["baseline"])
     rows = tuple(_limit(row) for row in table["limit"])
-    return Limits(table["version"], Windows(**windows), rows, faulty=bool(table.get("faulty")))
+    rise = table.get("taking_off")
+    taking_off = None if rise is None else TakingOff(**rise | {"types": tuple(rise["types"])})
+    return Limits(table["version"], Windows(**windows), rows, faulty=bool(table.get("faulty")), taking_off=taking_off)
 
 
 def _limit(row: Mapping[str, Any]) -> Limit:

@@ -73,13 +73,24 @@ class Judge:
 
     def _beyond(self, limit: Limit, metric: str) -> Bools:
         now = self.level(metric)
-        base = self.baseline(metric)[self.table.run_of]
+        base = self._raised(limit, self.baseline(metric)[self.table.run_of], now)
         passed = np.ones(len(now), dtype=bool)
         for bound in bounds(limit, base):
             passed &= now >= bound if limit.side == "above" else now <= bound
         if limit.unless:
             passed &= self.level(limit.unless[0]) < limit.unless[1]
         return passed & (self.table.step >= self.limits.windows.monitored) if limit.relative else passed
+
+    def _raised(self, limit: Limit, base: Floats, now: Floats) -> Floats:
+        """Baselines of all rows, at least the level of each row before at which the run was taking off."""
+        rise = self.limits.taking_off
+        if rise is None or limit.type not in rise.types or rise.metric not in self.table.columns:
+            return base
+        gauge = self.level(rise.metric)
+        before = gauge[earlier(self.table, rise.within)]
+        since = self.table.step - self.table.first[self.table.run_of]
+        rising = (gauge >= rise.times * before) & (gauge >= before + rise.plus) & (since >= rise.within)
+        return np.maximum(base, running(self.table, np.where(rising & ~np.isnan(now), now, -np.inf)))
 
     def _dropped(self, limit: Limit, metric: str) -> Bools:
         now = self.level(metric)
@@ -151,9 +162,18 @@ def carried(table: RunTable, values: Floats) -> Floats:
 
 def best_so_far(table: RunTable, values: Floats, since: int) -> Floats:
     """Running maximum within each run, over the rows from step ``since`` on; 0 before."""
-    kept = np.where((table.step >= since) & ~np.isnan(values), values, 0.0)
-    best = [np.maximum.accumulate(kept[table.rows(i)]) for i in range(len(table.runs))]
-    return np.concatenate(best) if best else kept
+    return running(table, np.where((table.step >= since) & ~np.isnan(values), values, 0.0))
+
+
+def running(table: RunTable, values: Floats) -> Floats:
+    """Running maximum within each run."""
+    best = [np.maximum.accumulate(values[table.rows(i)]) for i in range(len(table.runs))]
+    return np.concatenate(best) if best else values
+
+
+def earlier(table: RunTable, steps: int) -> Ints:
+    """Of each row, the last row of its run that is at least ``steps`` before; its run's first where none is."""
+    return np.maximum(np.searchsorted(table.key, table.key - steps, side="right") - 1, table.starts[table.run_of])
 
 
 def streak(table: RunTable, flags: Bools) -> Ints:
