@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter, itemgetter
@@ -20,30 +21,30 @@ from rlwatch.store.sqlite.migrations import transaction
 _T = TypeVar("_T")
 
 
-class ControlTables:
+class ControlTables(ABC):
     """Commands; alerts, outbox, acknowledgements and silences (``CommandStore``, ``AlertStore``)."""
 
     _clock: Clock
 
+    @abstractmethod
     def _controlled(self) -> list[str]:
         """Run ids that have control tables."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
         """The run's control tables, or None where nobody needed them yet. Raises ``RunNotFoundError``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's control tables, created if need be. Raises ``RunNotFoundError``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _desk(self) -> AbstractContextManager[sqlite3.Connection | None]:
         """What belongs to the whole store, or None where nobody needed it yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _made_desk(self) -> AbstractContextManager[sqlite3.Connection]:
         """The same, created if need be."""
-        raise NotImplementedError
 
     def submit(self, command: Command) -> Command:
         """Insert, or return the command that already has this id or idempotency key."""

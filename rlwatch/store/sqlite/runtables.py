@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -22,18 +23,18 @@ from rlwatch.store.sqlite import reading, runrow
 from rlwatch.store.sqlite import series as series_rows
 
 
-class RunTables:
+class RunTables(ABC):
     """The reading half (``RunReader``): one snapshot a call."""
 
     url: str
 
+    @abstractmethod
     def _run_ids(self) -> list[str]:
         """Names of what may be runs, readable or not."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
-        raise NotImplementedError
 
     def runs(self) -> list[RunInfo]:
         """All readable runs, newest first."""
