@@ -7,6 +7,7 @@ groups of two batches stay apart (:func:`consecutive`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
@@ -86,9 +87,9 @@ class Grouped(Stat):
         """The statistic without the values: all that is needed where no group lies in another batch too."""
         return self.over(joined(self.values), joined(self.masks), grouped_by(self.groups))
 
+    @abstractmethod
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Stat:
         """The statistic of all values together."""
-        raise NotImplementedError
 
     @override
     def settle(self) -> Stat:

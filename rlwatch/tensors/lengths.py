@@ -6,6 +6,7 @@ would be no percentile. Lengths of responses that were cut are censored: the tai
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -46,9 +47,9 @@ class Kept(Stat):
     def value(self) -> Tensor:
         return self.settle().value()
 
+    @abstractmethod
     def fraction(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Numerator and denominator, 0-d, over all values; without a value where the denominator is 0."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ is how many things were measured: 0 means "not measured", which is not the same 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeGuard
@@ -19,7 +20,7 @@ from rlwatch.tensors.masked import masked_count, masked_max, masked_min, masked_
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(ABC):
     """Base: ``count`` is the number of things measured, 0-d."""
 
     count: Tensor
@@ -28,9 +29,9 @@ class Stat:
         """What is read once nothing more will be merged: this, unless only the whole tells whether it exists."""
         return self
 
+    @abstractmethod
     def merge(self, other: Self) -> Self:
         """The statistic of both batches together."""
-        raise NotImplementedError
 
     def across(self, other: Self) -> Self:
         """The statistic of two ranks together, this being the lower one: as of two batches, unless all ranks measure
@@ -42,9 +43,9 @@ class Stat:
         """What is sent to another rank: this, or at most about ``most`` of the values it keeps."""
         return self
 
+    @abstractmethod
     def value(self) -> Tensor:
         """The number to report, 0-d; meaningless where ``count`` is 0."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

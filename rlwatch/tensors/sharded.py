@@ -6,6 +6,7 @@ no value: ``count`` is then 0. What is copied on several ranks is the lowest ran
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -41,9 +42,9 @@ class Sharded(Stat):
         count = self.count.new_full((), float(held >= self.size))
         return replace(self, count=count, kept=self.together(other.kept), held=held)
 
+    @abstractmethod
     def together(self, kept: Tensor) -> Tensor:
         """What this rank and another have kept, as one."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlwatch.tensors.masked import masked_quantile
-from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, RankMean, Single, Stat, Total, merge, merge_ranks
+from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, RankMean, Stat, Total, merge, merge_ranks
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.shipping import pack, unpack
 from rlwatch.tensors.spread import Ess, Quantile, Std, _quantile_of_repeated
@@ -144,7 +144,7 @@ def test_a_tensor_that_several_statistics_share_is_sent_once():
 
 
 @dataclass(frozen=True, slots=True)
-class Odd(Single):
+class Odd(Total):
     notes: dict
 
 
