@@ -8,8 +8,9 @@ auxiliary loss, sum up to the norm G. How far they miss it is the gap: the check
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ TOLERANCE, TOLERANCE_LOW = 1e-3, 1e-2
 METHODS = (Method.FD, Method.RICHARDSON, Method.JVP)
 """The order of trying, cheapest first."""
 CURVED = 5e-3
-"""A |gap| of a finite difference beyond this is curvature, not rounding: then the step is to be smaller."""
+"""A |gap| of a finite difference beyond this is curvature, not rounding: then the smaller step is tried first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,30 @@ class _Trial:
         """For a change of the log-probs by 1 nat, on a weighted mean, and far beyond where they are linear."""
 
     def run(self, method: Method) -> Attribution | None:
-        """None if it failed on some rank, or gave no finite number."""
-        found, why = tried({Method.FD: self._fd, Method.RICHARDSON: self._richardson, Method.JVP: self._jvp}[method])
+        """The best of its steps, tried until one is complete; None if it failed on some rank or is not finite."""
+        best: Attribution | None = None
+        for way in self._ways(method):
+            found = self._one(method, way)
+            if found is None:
+                break
+            best = found if best is None or abs(found.gap) < abs(best.gap) else best
+            if best.complete:
+                break
+        return best
+
+    def _ways(self, method: Method) -> Sequence[Callable[[], Derived]]:
+        """Of Richardson the step that the gap before speaks for comes first: rounding asks for a larger one, curvature
+        for a smaller one, and a gap just beyond the tolerance may be either.
+        """
+        if method is Method.FD:
+            return [self._fd]
+        if method is Method.JVP:
+            return [self._jvp]
+        kappas = [KAPPA_RICHARDSON, KAPPA_CURVED]
+        return [partial(self._richardson, kappa) for kappa in sorted(kappas, reverse=abs(self._gap) <= CURVED)]
+
+    def _one(self, method: Method, way: Callable[[], Derived]) -> Attribution | None:
+        found, why = tried(way)
         gap, aux, moved, low, failed = self._agree(found)
         self._forwards += 2 if found is None else found.forwards
         if found is None or failed or not math.isfinite(gap):
@@ -187,8 +210,7 @@ class _Trial:
         step = kappa_of(self._scale.tokens) * self._step
         return finite_difference(self._model, self._passes, self._direction, step, ranks=self._world.size)
 
-    def _richardson(self) -> Derived:
-        kappa = KAPPA_CURVED if abs(self._gap) > CURVED else KAPPA_RICHARDSON
+    def _richardson(self, kappa: float) -> Derived:
         return richardson(self._model, self._passes, self._direction, kappa * self._step, ranks=self._world.size)
 
     def _jvp(self) -> Derived:
