@@ -17,7 +17,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.record import forecast_of
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
-from rlwatch.metrics import known
+from rlwatch.metrics import canonicalise, known, metric_of, resolve
 from rlwatch.monitor.engine import Monitor, NotRun, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
@@ -46,7 +46,8 @@ class Report:
     """What a replay found.
 
     ``steps`` counts distinct steps; ``diagnosis`` ranks what most likely caused the findings; ``forecasts`` are in
-    order of arrival, and empty where there were none, with the reason in ``not_run``.
+    order of arrival, and empty where there were none, with the reason in ``not_run``. ``guessed``: names that are no
+    trainer's, read by their words as the metric named; ``unknown``: names that nothing reads.
     """
 
     source: str
@@ -61,6 +62,8 @@ class Report:
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    guessed: dict[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -168,7 +171,9 @@ def replay(
         outcomes.append(monitor.observe(record))
     outcome = joined([*outcomes, monitor.close()])
     names = sorted({name for record in records for name in record.metrics})
+    readings = {name: resolve(name, trainer) for name in names}
     metrics = tuple(sorted(known(names, trainer)))
+    _, origin = canonicalise(dict.fromkeys(names, 0.0), trainer)
     findings = _unique(outcome.findings)
     return Report(
         source=imported.path,
@@ -190,6 +195,10 @@ def replay(
         ),
         skipped=tuple(f"{left.reason}: {left.count}" for left in imported.skipped),
         notes=imported.notes,
+        guessed={
+            name: metric for metric, name in origin.items() if (read := readings[name]) is not None and read.guess
+        },
+        unknown=tuple(name for name, read in readings.items() if read is None and metric_of(name) is None),
     )
 
 

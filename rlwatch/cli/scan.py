@@ -26,8 +26,12 @@ from rlwatch.cli.progress import progress_bar, reading
 from rlwatch.cli.wording import step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rlwatch.scanner import Report
 
+SHOWN = 12
+"""Names in a line."""
 EPILOG = examples(
     "rlwatch scan train.log",
     "rlwatch scan trainer_state.json --format json | jq .alarms",
@@ -82,6 +86,7 @@ def print_report(report: Report) -> None:
         say(note, style="dim")
     for skipped in report.skipped:
         say(f"skipped {skipped}", style="dim")
+    print_names(report)
     print_forecast(report.forecasts)
     print_findings(report.findings)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
@@ -90,6 +95,21 @@ def print_report(report: Report) -> None:
         say(f"not run: {part.name}: {part.reason}", style="dim")
     say(*verdict(report))
     say()
+
+
+def print_names(report: Report) -> None:
+    """What the log's names were taken for, where that is not told by the trainer, and which nothing reads."""
+    if report.guessed:
+        pairs = [f"{name} as {metric}" for name, metric in report.guessed.items()]
+        say(f"read by their words: {some(pairs)}", style="dim")
+    if report.unknown:
+        say(f"not known, so nothing judges them: {some(report.unknown)}", style="dim")
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def verdict(report: Report) -> tuple[str, str]:

@@ -41,11 +41,10 @@ class MismatchLevel(BaseDetector):
             f"{band.limit.metric} {number(band.level or 0.0)} (others alarm at {number(band.limit.floor)})"
             for band in sorted(beyond, key=lambda band: band is not worst)[:3]
         )
-        how = (
-            "and was so when the run began: look at weight sync, precision and sampling settings, not at training"
-            if worst.always
-            else "which it was not when the run began"
-        )
+        how = "which it was not when the run began"
+        if worst.always:
+            began, look = ("was so", ", not at training") if worst.began_beyond else ("was close to that", " first")
+            how = f"and {began} when the run began: look at weight sync, precision and sampling settings{look}"
         return self.finding(
             step,
             "mismatch_level",

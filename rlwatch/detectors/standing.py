@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rlwatch.detectors.base import CARRY_ROWS
 from rlwatch.detectors.rise import Limit
 from rlwatch.stats import Baseline, Hold, Window
@@ -61,5 +63,13 @@ class Standing:
     @property
     def always(self) -> bool:
         """Whether it was so, or nearly so, when the run began: a matter of set-up, not of training."""
-        began = self._base.first
-        return began is not None and began >= self.bound / 2.0
+        return self._began >= self.bound / 2.0
+
+    @property
+    def began_beyond(self) -> bool:
+        """Whether it was beyond the bound when the run began."""
+        return self._began >= self.bound
+
+    @property
+    def _began(self) -> float:
+        return -math.inf if self._base.first is None else self._base.first

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from rlwatch.metrics.everyday import everyday
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
 
@@ -29,14 +30,20 @@ def metric_of(name: str) -> Metric | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one source name reads: as which metric, and how closely."""
+    """How one source name reads: as which metric, and how closely.
+
+    ``guess``: no trainer's name; how far-fetched the reading is, from 1.
+    """
 
     metric: Metric
     alias: Alias | None
+    guess: int = 0
 
     @property
     def closeness(self) -> int:
-        """0: the canonical name; 1: the same quantity; 2: a proxy."""
+        """0: the canonical name; 1: the same quantity; 2: a proxy; from 3: a guess by the words of the name."""
+        if self.guess:
+            return 2 + self.guess
         if self.alias is None:
             return 0
         return 1 if self.alias.relation is Relation.SAME else 2
@@ -63,7 +70,8 @@ def resolve(name: str, source: str = "") -> Reading | None:
     """How ``name`` reads in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
 
     Dots read as slashes; the ``train/`` prefix trackers add is looked through. An alias of the very
-    source wins over one of any trainer, also where it says that there the name is something else.
+    source wins over one of any trainer, also where it says that there the name is something else. A name that
+    is no trainer's is read by its words (:mod:`rlwatch.metrics.everyday`).
 
     >>> resolve("actor/grad_norm", "verl").metric.name
     'optim/grad_norm'
@@ -80,7 +88,17 @@ def resolve(name: str, source: str = "") -> Reading | None:
     for prefix in _TRACKER_PREFIXES:
         if name.startswith(prefix):
             return resolve(name.removeprefix(prefix), source)
-    return None
+    return None if metric_of(name) else _guess(name, source)
+
+
+def _guess(name: str, source: str) -> Reading | None:
+    """By the words of the name; not where the source means something else by such a name."""
+    meant = everyday(name)
+    if meant is None:
+        return None
+    metric, far = BY_NAME[meant[0]], meant[1]
+    refused = [a.source for a in metric.aliases if a.relation is Relation.OTHER]
+    return None if source.startswith(tuple(refused)) else Reading(metric, None, 1 + far)
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +113,7 @@ def _read(name: str, source: str) -> tuple[str, int] | None:
 def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
     """Canonical name -> value, and canonical name -> the source name it was read from.
 
-    Where several names read as one metric the closest wins (canonical, same, proxy), then the first.
+    Where several names read as one metric the closest wins (canonical, same, proxy, guess), then the first.
     Names the table does not know are left out; members of its open families (layers, tasks) pass through.
     """
     values: dict[str, float] = {}

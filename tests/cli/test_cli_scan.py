@@ -48,6 +48,17 @@ def two_runs(tmp_path: Path) -> Path:
     return path
 
 
+def test_of_many_unknown_names_a_few_are_shown(tmp_path: Path, invoke: Invoke) -> None:
+    """And how many more there are."""
+    names = [f"timing_{i:02}" for i in range(16)]
+    log = tmp_path / "wide.csv"
+    log.write_text("\n".join([",".join(["step", "reward", *names]), *(f"{i}" + ",1" * 17 for i in range(9))]) + "\n")
+
+    (line,) = [line for line in invoke("scan", log).stdout.splitlines() if line.startswith("not known")]
+
+    assert line.endswith("timing_10, timing_11 and 4 more")
+
+
 def test_a_healthy_log_exits_0_and_says_ok(healthy_log: Path, invoke: Invoke) -> None:
     """With how much was read, and which detectors lacked their metrics."""
     result = invoke("scan", healthy_log)
@@ -56,6 +67,23 @@ def test_a_healthy_log_exits_0_and_says_ok(healthy_log: Path, invoke: Invoke) ->
     assert "trl-console, 60 steps" in result.stdout
     assert "not run: mismatch_growth: needs " in result.stdout
     assert result.stdout.rstrip().endswith("ok: no alarm")
+
+
+def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, invoke: Invoke) -> None:
+    """What was taken for what is told, and so is what nothing judges."""
+    rows = [f"{step},0.4,{250 if step < 60 else 20000},0.01,1.0,3" for step in range(1, 81)]
+    log = tmp_path / "own.csv"
+    log.write_text("\n".join(["step,avg_reward,GradientNorm,clipped,meanEntropy,fmt", *rows]) + "\n")
+
+    said = invoke("scan", log).stdout
+    told = strict(invoke("scan", log, "--format", "json").stdout)
+
+    assert "80 steps, 3 known metrics" in said
+    assert "GradientNorm as optim/grad_norm" in said
+    assert "not known, so nothing judges them: clipped, fmt" in said
+    assert told["unknown"] == ["clipped", "fmt"]
+    assert told["guessed"]["avg_reward"] == "reward/mean"
+    assert "grad_spike" in {alarm["kind"] for alarm in told["alarms"]}
 
 
 def test_a_critical_alarm_exits_1_and_is_named_last(broken_log: Path, invoke: Invoke) -> None:

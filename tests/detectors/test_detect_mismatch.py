@@ -85,6 +85,15 @@ def test_a_level_from_the_first_step_is_a_matter_of_set_up():
     assert "mismatch/prob_corr 0.9" in found.message
 
 
+def test_a_level_the_run_began_close_to_is_not_said_to_have_been_there():
+    """From 0.07 nats to 0.13, where others alarm at 0.1: a warning, which does not say that it was always so."""
+    began = exact({"mismatch/log_ppl_absdiff": always(0.13)})
+    grew = exact({"mismatch/log_ppl_absdiff": then(0.07, 0.13, 60)}, length=120)
+
+    assert "was so when the run began" in alarms(MismatchLevel(), began)["warning"].message
+    assert "was close to that when the run began" in alarms(MismatchLevel(), grew)["warning"].message
+
+
 def test_a_level_the_run_has_grown_to_is_information():
     """Growth warns of it; two warnings of one thing are one too many."""
     assert worst(MismatchLevel(), exact({"mismatch/k3": then(0.001, 0.3, 30)})) == "info"

@@ -1,0 +1,65 @@
+"""Names of tables and loops of one's own, read by their words where no trainer's name fits."""
+
+import pytest
+
+from rlwatch.metrics import BY_NAME, canonicalise, resolve
+from rlwatch.metrics.everyday import NAMES, everyday, words
+
+
+def test_every_name_means_one_known_metric():
+    """No two lists hold the same words, and what they lead to is a row of the table."""
+    listed = [words(name) for names in NAMES.values() for name in names]
+
+    assert len(set(listed)) == len(listed)
+    assert frozenset() not in listed
+    assert set(NAMES) <= set(BY_NAME)
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_no_name_contradicts_what_some_trainer_means_by_it(metric):
+    """However it is written, it reads as the metric it is listed under, or as a trainer's own name for that."""
+    for name in NAMES[metric]:
+        for written in (name.replace(" ", "_"), name.replace(" ", "/"), name.title().replace(" ", "")):
+            assert resolve(written).metric.name == metric
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("reward_mean", "reward/mean"), ("mean/reward", "reward/mean"), ("avgReward", "reward/mean"),
+        ("train/mean_rewards", "reward/mean"), ("GradNorm", "optim/grad_norm"), ("grad", "optim/grad_norm"),
+        ("resp_len", "len/mean"), ("completion-lengths.max", "len/max"), ("truncation rate", "len/clipped"),
+        ("KL", "policy/kl_ref"), ("importance_ratio_max", "ratio/max"), ("log_ppl_abs_diff", "mismatch/log_ppl_absdiff"),
+        ("eval_accuracy", "val/score"), ("ESS", "ratio/ess"), ("adv_std", "adv/std"),
+    ],
+)  # fmt: skip
+def test_order_case_and_common_abbreviations_do_not_matter(name, metric):
+    """As people write headers."""
+    assert resolve(name).metric.name == metric
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["clipped", "clipped_frac", "k3", "diff", "tokens", "prompt_length", "rewards/format/mean", "mean", "x", ""],
+)
+def test_what_may_mean_two_things_stays_unknown(name):
+    """Better no metric than a wrong one."""
+    assert resolve(name) is None
+
+
+def test_a_guess_gives_way_to_any_name_that_is_a_trainers():
+    """Accuracy stands for the reward only where there is nothing else."""
+    both = {"acc": 0.3, "avg_reward": 0.4}
+
+    assert canonicalise(both | {"reward": 0.5})[1] == {"reward/mean": "reward"}
+    assert canonicalise(both)[1] == {"reward/mean": "avg_reward"}
+    assert canonicalise({"acc": 0.3})[1] == {"reward/mean": "acc"}
+    assert resolve("actor/entropy", "verl").guess == 0
+    assert resolve("acc").closeness > resolve("avg_reward").closeness > 2
+
+
+def test_no_guess_where_the_trainer_means_something_else():
+    """Supervised training logs an entropy that explores nothing, however it is written."""
+    assert resolve("Entropy", "trl/sft") is None
+    assert resolve("Entropy").metric.name == "policy/entropy"
+    assert everyday("Entropy") == ("policy/entropy", 0)
