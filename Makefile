@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test environments check lint types unit verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
+.PHONY: demo test environments check lint types compiled unit verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -22,7 +22,7 @@ test:
 
 environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
 
-check: lint types
+check: lint types compiled
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -32,6 +32,10 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/mypy app
+
+# Imports every test once: what three workers would each compile, at the same time, is compiled and kept.
+compiled: $(VENV)/.dev
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null
 
 # Three workers on two cores: many tests wait for a browser, a server or another process.
 unit: $(VENV)/.dev browser

@@ -16,10 +16,11 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import LineImporter
 from rlwatch.importers.lines import Segment
 from rlwatch.importers.reading import LineParser, Row
-from rlwatch.importers.values import number, step_of
+from rlwatch.importers.values import STEP_FIELDS, number, step_of
 
 _RUN_COLUMNS = ("run_id", "run")
-_STEP_COLUMNS = ("step", "global_step", "train/global_step", "_step", "iteration")
+_STEP_COLUMNS = (*STEP_FIELDS, "epoch")
+"""In this order: an epoch is the step of a log that has no other."""
 _SEPARATORS = ",;\t"
 
 

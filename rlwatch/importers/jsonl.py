@@ -16,19 +16,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import LineImporter
 from rlwatch.importers.lines import Segment
 from rlwatch.importers.reading import LineParser, Row
-from rlwatch.importers.values import metrics_of, step_of
-
-STEP_FIELDS = (
-    "step",
-    "global_step",
-    "train/global_step",
-    "global_step/max_steps",
-    "trainer/global_step",
-    "training/global_step",
-    "_step",
-    "iteration",
-)
-"""Where a flat row may say its step, first match wins; ``"1/3820"`` is step 1."""
+from rlwatch.importers.values import STEP_FIELDS, metrics_of, step_of
 
 SUMMARY = "train_runtime"
 """Marks the row HF's Trainer writes at the very end: averages over the run, not a step."""

@@ -8,6 +8,23 @@ from collections.abc import Mapping
 
 from rlwatch.importers.reading import Skips
 
+STEP_FIELDS = (
+    "step",
+    "global_step",
+    "train/global_step",
+    "global_step/max_steps",
+    "trainer/global_step",
+    "training/global_step",
+    "_step",
+    "training_step",
+    "train_step",
+    "steps",
+    "iteration",
+    "iter",
+    "update",
+    "timestep",
+)
+"""Where a row may say its step, first match wins; ``"1/3820"`` is step 1."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)
 _CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")

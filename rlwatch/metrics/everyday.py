@@ -66,6 +66,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "len/clipped": ("truncated", "truncated fraction", "response truncated", "response truncated fraction"),
     "text/repetition": ("repetition", "repetition fraction"),
     "mismatch/logp_absdiff": ("logp abs diff", "logp absdiff", "log prob abs diff"),
+    "mismatch/logp_absdiff_max": ("logp abs diff max", "logp absdiff max", "log prob abs diff max"),
     "mismatch/log_ppl_absdiff": ("log ppl abs diff", "log ppl absdiff", "ppl abs diff"),
     "mismatch/kl": ("mismatch kl", "rollout kl", "rollout trainer kl", "vllm kl", "sglang kl"),
     "mismatch/k3": ("mismatch k 3", "mismatch k 3 kl", "rollout k 3", "rollout k 3 kl"),

@@ -74,6 +74,22 @@ def test_separators_and_quotes(tmp_path, separator):
     assert read_log(log)[0].records[0].metrics == {"loss": 0.5}
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Iter,reward", "7,0.5"),
+        ("reward,training_step", "0.5,7"),
+        ("epoch,reward", "7,0.5"),
+        ("epoch,reward,step", "1,0.5,7"),
+    ],
+)
+def test_the_column_of_steps_has_many_names(tmp_path, lines):
+    """An epoch is one only where there is nothing better."""
+    [run] = read_log(write(tmp_path, *lines))
+
+    assert [(record.step, record.metrics["reward"]) for record in run.records] == [(7, 0.5)]
+
+
 def test_gzip_is_seen_through(tmp_path):
     """Whatever the file is called."""
     log = tmp_path / "runs.csv.gz"
