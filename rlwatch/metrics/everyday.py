@@ -1,6 +1,7 @@
 """Names that people give metrics in tables and loops of their own: ``grad``, ``avg_reward``, ``responseLength``...
 
-Read last, where no trainer's name fits. A name is taken as the set of its words, so that ``reward_mean``,
+Read last, where no trainer's name fits, and only of a run whose trainer is not known: TRL's reward trainer logs a
+``mean_reward`` too, of pairs that nobody sampled. A name is taken as the set of its words, so that ``reward_mean``,
 ``mean/reward`` and ``MeanReward`` are one. What may mean two things (``clipped``: responses or ratios? ``k3``: to which
 policy?) is not here: better unknown, and said to be, than wrong.
 """

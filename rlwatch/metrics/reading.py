@@ -70,8 +70,8 @@ def resolve(name: str, source: str = "") -> Reading | None:
     """How ``name`` reads in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
 
     Dots read as slashes; the ``train/`` prefix trackers add is looked through. An alias of the very
-    source wins over one of any trainer, also where it says that there the name is something else. A name that
-    is no trainer's is read by its words (:mod:`rlwatch.metrics.everyday`).
+    source wins over one of any trainer, also where it says that there the name is something else. Where the
+    trainer is not known, a name that is none's is read by its words (:mod:`rlwatch.metrics.everyday`).
 
     >>> resolve("actor/grad_norm", "verl").metric.name
     'optim/grad_norm'
@@ -88,17 +88,8 @@ def resolve(name: str, source: str = "") -> Reading | None:
     for prefix in _TRACKER_PREFIXES:
         if name.startswith(prefix):
             return resolve(name.removeprefix(prefix), source)
-    return None if metric_of(name) else _guess(name, source)
-
-
-def _guess(name: str, source: str) -> Reading | None:
-    """By the words of the name; not where the source means something else by such a name."""
-    meant = everyday(name)
-    if meant is None:
-        return None
-    metric, far = BY_NAME[meant[0]], meant[1]
-    refused = [a.source for a in metric.aliases if a.relation is Relation.OTHER]
-    return None if source.startswith(tuple(refused)) else Reading(metric, None, 1 + far)
+    meant = None if source or metric_of(name) else everyday(name)  # a trainer's log means what the trainer means
+    return None if meant is None else Reading(BY_NAME[meant[0]], None, 1 + meant[1])
 
 
 @lru_cache(maxsize=4096)

@@ -58,8 +58,9 @@ def test_a_guess_gives_way_to_any_name_that_is_a_trainers():
     assert resolve("acc").closeness > resolve("avg_reward").closeness > 2
 
 
-def test_no_guess_where_the_trainer_means_something_else():
-    """Supervised training logs an entropy that explores nothing, however it is written."""
+def test_nothing_is_guessed_of_a_trainers_log():
+    """TRL's reward trainer logs a ``mean_reward`` of given pairs, its supervised one an entropy that explores nothing."""
+    assert resolve("mean_reward", "trl/reward") is None
     assert resolve("Entropy", "trl/sft") is None
     assert resolve("Entropy").metric.name == "policy/entropy"
     assert everyday("Entropy") == ("policy/entropy", 0)
