@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test environments check lint types compiled unit verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
+.PHONY: demo test environments check lint types compiled compiled-dev compiled-verl unit verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -17,12 +17,13 @@ demo: $(VENV)/.demo
 # Both environments are made at once: each is one process that mostly unpacks. The smaller is done first, and checked
 # while the other goes on.
 test:
-	$(MAKE) -j2 environments check
-	$(MAKE) unit verl openrlhf wheel
+	$(MAKE) -j3 environments check compiled browser
+	$(MAKE) unit verl
+	$(MAKE) -j2 openrlhf wheel
 
 environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
 
-check: lint types compiled
+check: lint types
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -34,8 +35,13 @@ types: $(VENV)/.dev
 	$(BIN)/mypy app
 
 # Imports every test once: what three workers would each compile, at the same time, is compiled and kept.
-compiled: $(VENV)/.dev
+compiled: compiled-dev compiled-verl
+
+compiled-dev: $(VENV)/.dev
 	$(BIN)/python -m pytest --collect-only -qq >/dev/null
+
+compiled-verl: $(VENV_VERL)/.openrlhf
+	$(VENV_VERL)/bin/python -m pytest --collect-only -qq tests/verl >/dev/null
 
 # Three workers on two cores: many tests wait for a browser, a server or another process.
 unit: $(VENV)/.dev browser
