@@ -41,7 +41,7 @@ from rlwatch.forecast.evaluation import (  # noqa: E402
     read_scores,
 )
 from rlwatch.forecast.evaluation.baselines import run_baselines  # noqa: E402
-from rlwatch.forecast.evaluation.ceiling import ceiling  # noqa: E402
+from rlwatch.forecast.evaluation.ceiling import ceilings  # noqa: E402
 from rlwatch.forecast.evaluation.leaderboard import page  # noqa: E402
 from rlwatch.forecast.training.grow import Growth  # noqa: E402
 from rlwatch.forecast.training.train import Prepared, prepare  # noqa: E402
@@ -95,7 +95,7 @@ def main() -> None:
     corpus = Corpus(table, labels, prepare(table, labels, jobs=args.jobs, tell=print))
     how = Growth(trees=args.trees)
     simple = run_baselines(table, lambda items: track(items, description="simple tools"))
-    simple += [cheat for cheat in [ceiling(table, labels)] if cheat]
+    simple += ceilings(table, labels)
     others = [read_scores(Path(path), table, name) for name, _, path in (each.partition("=") for each in args.scores)]
     made = {}
     for split in ("run", "recipe"):

@@ -103,10 +103,9 @@ def evaluate(
         tools = _tools(rows, scores or [])
     if baselines:
         from rlwatch.forecast.evaluation.baselines import run_baselines
-        from rlwatch.forecast.evaluation.ceiling import ceiling
+        from rlwatch.forecast.evaluation.ceiling import ceilings
 
-        cheat = ceiling(rows, known)
-        tools = [*run_baselines(rows, bar("running simple tools")), *([cheat] if cheat else []), *tools]
+        tools = [*run_baselines(rows, bar("running simple tools")), *ceilings(rows, known), *tools]
     if not tools:
         raise ConfigError("there is nothing to judge: give --scores, or leave out --no-baselines")
     made = judged(

@@ -1,7 +1,8 @@
 """How far a forecast can go on runs whose faults are known: what is not there yet cannot be seen.
 
 Many faults of a made corpus begin at a random step, and some a few steps before they break the run. The ceiling is a
-tool that cheats: from the step on at which a fault begins it knows the onset. What it misses, nobody can know.
+tool that cheats: from the step on at which a fault begins it knows the onset. What it misses, nobody can know. Told
+five steps later it is the bound of a tool that must see something of a fault first.
 """
 
 from __future__ import annotations
@@ -13,17 +14,24 @@ from rlwatch.forecast.evaluation.run_table import RunTable
 from rlwatch.forecast.evaluation.scores import ToolScores
 from rlwatch.forecast.forecast import HORIZONS
 
-CEILING = "told of the fault (ceiling)"
-"""Name of the row."""
+CEILING, LATER = "told of the fault (ceiling)", "told of it 5 steps later"
+"""Names of the rows."""
+TO_LOOK = 5
+"""Steps of the second: a median of five rows needs three of them to move."""
 
 
-def ceiling(table: RunTable, labels: Labels) -> ToolScores | None:
+def ceilings(table: RunTable, labels: Labels) -> list[ToolScores]:
     """Scores of that tool: the nearer the onset, the higher, in the last 100 steps and once the fault is there.
 
-    A failing run of which no fault is recorded is known from its first step. None where the table records no faults.
+    Told at once, and told five steps later. A failing run of which no fault is recorded is known from its first step.
+    Empty where the table records no faults.
     """
     if not any(fault is not None for fault in table.faults):
-        return None
+        return []
+    return [_told(table, labels, CEILING, 0), _told(table, labels, LATER, TO_LOOK)]
+
+
+def _told(table: RunTable, labels: Labels, name: str, later: int) -> ToolScores:
     score = np.zeros(len(table))
     for i, label in enumerate(labels.of(table)):
         if label.outcome is not Outcome.EVENT or label.onset is None:
@@ -31,6 +39,7 @@ def ceiling(table: RunTable, labels: Labels) -> ToolScores | None:
         rows = table.rows(i)
         steps = table.step[rows]
         ahead = label.onset - steps
-        known = (ahead <= HORIZONS[-1]) & (steps >= (table.faults[i] or 0))
+        fault = table.faults[i]
+        known = (ahead <= HORIZONS[-1]) & (steps >= (0 if fault is None else fault + later))
         score[rows] = np.where(known, 1.0 + HORIZONS[-1] - np.maximum(ahead, 0), 0.0)
-    return ToolScores(CEILING, score)
+    return ToolScores(name, score)
