@@ -173,7 +173,8 @@ def replay(
     names = sorted({name for record in records for name in record.metrics})
     readings = {name: resolve(name, trainer) for name in names}
     metrics = tuple(sorted(known(names, trainer)))
-    _, origin = canonicalise(dict.fromkeys(names, 0.0), trainer)
+    last = {name: value for record in records for name, value in record.metrics.items()}
+    _, origin = canonicalise(last, trainer)
     findings = _unique(outcome.findings)
     return Report(
         source=imported.path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -58,6 +59,7 @@ def _index() -> dict[str, list[tuple[Metric, Alias]]]:
 
 
 _ALIASES = _index()
+_PROXY = 2
 _TRACKER_PREFIXES = ("train/", "tap/")
 
 
@@ -104,7 +106,8 @@ def _read(name: str, source: str) -> tuple[str, int] | None:
 def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
     """Canonical name -> value, and canonical name -> the source name it was read from.
 
-    Where several names read as one metric the closest wins (canonical, same, proxy, guess), then the first.
+    Where several names read as one metric the closest wins (canonical, same, proxy, guess), then the first. A
+    guess that the metric's range contradicts (a percentage for a fraction) is none.
     Names the table does not know are left out; members of its open families (layers, tasks) pass through.
     """
     values: dict[str, float] = {}
@@ -115,10 +118,18 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
         if read is None:
             continue
         canonical, closeness = read
+        if closeness > _PROXY and not _in_range(BY_NAME[canonical], value):
+            continue
         if closeness < best.get(canonical, 99):
             best[canonical] = closeness
             values[canonical], origin[canonical] = value, name
     return values, origin
+
+
+def _in_range(metric: Metric, value: float) -> bool:
+    """Whether the metric can be that; what is not finite can be anything."""
+    low, high = -math.inf if metric.low is None else metric.low, math.inf if metric.high is None else metric.high
+    return not math.isfinite(value) or low <= value <= high
 
 
 def known(names: Iterable[str], source: str = "") -> set[str]:

@@ -1,5 +1,7 @@
 """Names of tables and loops of one's own, read by their words where no trainer's name fits."""
 
+import math
+
 import pytest
 
 from rlwatch.metrics import BY_NAME, canonicalise, resolve
@@ -64,3 +66,11 @@ def test_nothing_is_guessed_of_a_trainers_log():
     assert resolve("Entropy", "trl/sft") is None
     assert resolve("Entropy").metric.name == "policy/entropy"
     assert everyday("Entropy") == ("policy/entropy", 0)
+
+
+def test_a_guess_that_the_range_contradicts_is_none():
+    """A percentage is no fraction; NaN is a value of anything; a trainer's own number is never doubted."""
+    assert canonicalise({"truncation_rate": 30.0})[0] == {}
+    assert canonicalise({"truncation_rate": 0.3})[0] == {"len/clipped": 0.3}
+    assert set(canonicalise({"truncation_rate": math.nan})[0]) == {"len/clipped"}
+    assert canonicalise({"completions/clipped_ratio": 30.0})[0] == {"len/clipped": 30.0}
