@@ -6,8 +6,8 @@
 
 A run with every metric that any detector reads, and others up to 300, all noisy; now and then a NaN, a gap and a spike.
 In training this work is done on the writer thread, not on that of the trainer. Detectors alone, one by one, the
-forecast (its features, its model), and the whole Monitor (merging, detectors, forecast, alerts). Thread CPU time, best
-of three stretches.
+forecast (its features, its model), the health of 100 layers from their gradient norms, and the whole Monitor (merging,
+detectors, forecast, alerts). Thread CPU time, best of three stretches.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.forecast import Forecaster
 from rlwatch.forecast.features import FeatureStream
+from rlwatch.layers.health import LayerHealth
 from rlwatch.metrics import BY_NAME
 from rlwatch.monitor import Monitor
 from rlwatch.monitor.forecasting import Forecasts, NoForecasts
 from rlwatch.records import ClosedStep, StepRecord
 
-METRICS = 300
+METRICS, LAYERS = 300, 100
 STRETCH = 1000
 
 
@@ -66,6 +67,13 @@ def forecasting(stretch: list[dict[str, float]]) -> tuple[float, float]:
     return features, everything - features
 
 
+def layers(count: int) -> float:
+    """Microseconds a step of the health of so many layers."""
+    draw, health = random.Random(0), LayerHealth()
+    stretch = [{f"layers.{i}": draw.lognormvariate(0.0, 0.3) for i in range(count)} for _ in range(STRETCH)]
+    return min(_took(lambda step: health.update(step.step, step.metrics), stretch, at) for at in (0, 1, 2))
+
+
 def _took(call: Callable[[ClosedStep], object], stretch: list[dict[str, float]], part: int) -> float:
     """Thread CPU time of one stretch, microseconds a step."""
     steps = [ClosedStep(part * STRETCH + i, row) for i, row in enumerate(stretch)]
@@ -103,6 +111,7 @@ def main() -> None:
         print(f"  {cost:8.1f} us  {name}")
     features, model = forecasting(stretch)
     print(f"forecast: {features:.0f} us a step for its features, {model:.0f} us for its model")
+    print(f"layer health: {layers(LAYERS):.0f} us a step of {LAYERS} layers")
     whole(args.steps, args.metrics, (lambda: NoForecasts("not asked for")) if args.without_forecast else None)
 
 
