@@ -38,10 +38,10 @@ types: $(VENV)/.dev
 compiled: compiled-dev compiled-verl
 
 compiled-dev: $(VENV)/.dev
-	$(BIN)/python -m pytest --collect-only -qq >/dev/null
+	$(BIN)/python -m pytest --collect-only -qq >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
 
 compiled-verl: $(VENV_VERL)/.openrlhf
-	$(VENV_VERL)/bin/python -m pytest --collect-only -qq tests/verl >/dev/null
+	$(VENV_VERL)/bin/python -m pytest --collect-only -qq tests/verl >$(VENV_VERL)/collected || { cat $(VENV_VERL)/collected; exit 1; }
 
 # Three workers on two cores: many tests wait for a browser, a server or another process.
 unit: $(VENV)/.dev browser

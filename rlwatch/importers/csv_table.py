@@ -19,8 +19,10 @@ from rlwatch.importers.reading import LineParser, Row
 from rlwatch.importers.values import STEP_FIELDS, number, step_of
 
 _RUN_COLUMNS = ("run_id", "run")
-_STEP_COLUMNS = (*STEP_FIELDS, "epoch")
-"""In this order: an epoch is the step of a log that has no other."""
+_STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", "epoch")
+"""In this order: an epoch is the step of a log that has no other. A header says what each column is, a single row of
+another format does not: there ``"steps": 2000`` is as likely a setting.
+"""
 _SEPARATORS = ",;\t"
 
 

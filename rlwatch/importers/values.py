@@ -16,13 +16,7 @@ STEP_FIELDS = (
     "trainer/global_step",
     "training/global_step",
     "_step",
-    "training_step",
-    "train_step",
-    "steps",
     "iteration",
-    "iter",
-    "update",
-    "timestep",
 )
 """Where a row may say its step, first match wins; ``"1/3820"`` is step 1."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from cli_helpers import Invoke, strict
 
 from rlwatch.cli import replay as command
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 

@@ -94,6 +94,13 @@ def test_the_summary_row_of_a_flat_log_is_not_a_step(tmp_path):
     assert [s.reason for s in run.skipped] == ["the trainer's summary row at the end"]
 
 
+def test_a_row_of_settings_is_not_a_step(tmp_path):
+    """How many steps, and how often to update, are said before the first."""
+    run = read(tmp_path, '{"steps":2000,"update":4,"lr":1e-6}\n{"step":1,"loss":0.5}\n{"step":2,"loss":0.4}\n')
+
+    assert [record.step for record in run.records] == [1, 2]
+
+
 def test_rows_without_a_step_name_what_was_looked_for(tmp_path):
     """So that the reader knows what to rename."""
     with pytest.raises(ImportFormatError, match="global_step/max_steps"):
