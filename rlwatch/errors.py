@@ -47,7 +47,9 @@ class RunNotFoundError(StoreError):
 
 
 class RunLockedError(StoreError):
-    """Another process already writes this run."""
+    """Another process already writes this run; ``amending``: it only completes what a dead one left undone."""
+
+    amending = False
 
 
 class ControlUnavailableError(StoreError):

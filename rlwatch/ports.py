@@ -5,7 +5,7 @@ Wiring happens once, in :mod:`rlwatch.run`; everything else knows only these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -117,14 +117,61 @@ class Meeting(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the judge of a run knew once it had taken the item ``seq`` of ``attempt``.
+
+    ``step`` is the highest it had seen of this attempt: an attempt that begins above it continues from here.
+    ``made_by`` names the program, whose like alone can read ``body``.
+    """
+
+    seq: int
+    attempt: int
+    step: int
+    made_by: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What becomes true with a write: the numbers of the ``journaled`` items that are stored from now on, up to which
+    ``seq`` the run is ``judged``, and what its judge knew.
+    """
+
+    journaled: Sequence[int] = ()
+    judged: int | None = None
+    checkpoint: Checkpoint | None = None
+
+
+class Journal(Protocol):
+    """What was logged and is not yet stored, kept against the death of the process.
+
+    A method that appends may be called from any thread and returns the item's number, or 0 if it is not kept.
+    """
+
+    def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:
+        """Keep one record of plain numbers; ``whole``: whether these are all of its metrics."""
+        ...
+
+    def append(self, item: SpikeBatch | CompletionBatch | Event) -> int:
+        """Keep anything else. Raises what encoding it raises."""
+        ...
+
+    def missing(self, taken: Container[int]) -> list[tuple[int, Item]]:
+        """What is kept, whole, not stored and not ``taken``: number and item."""
+        ...
+
+
 class RunWriter(Protocol):
     """The one writer of a run. Used from one thread at a time."""
 
     run: RunInfo
     last_seq: int
+    journal: Journal | None
+    """Where what is to be written may be kept until it is; None where a dead process leaves nothing anyway."""
 
-    def write(self, items: Sequence[Storable]) -> None:
-        """Store all of ``items`` or none, durably against the death of this process.
+    def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
+        """Store all of ``items`` and the ``progress`` or none, durably against the death of this process.
 
         Raises ``StoreFullError`` on a full disk, ``UnstorableError`` naming an item that cannot be stored as
         it is, and ``StoreError`` otherwise.
@@ -165,11 +212,32 @@ class RunReader(Protocol):
         """Records with ``seq > after_seq`` in order of ``seq``, all attempts; of these the ``last`` newest if given."""
         ...
 
-    def branch(self, run_id: str, attempt: int, before_step: int) -> list[StepRecord | Event]:
+    def branch(
+        self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
+    ) -> Iterator[StepRecord | Event]:
         """Records and events of earlier attempts that ``attempt``, starting at ``before_step``, continues.
 
-        Of attempt k those below the first step of attempt k+1, and so on back; in order of ``seq``.
+        Of attempt k those below the first step of attempt k+1, and so on back; in order of ``seq``, and only those
+        above ``after_seq``. One snapshot, read bit by bit: close what is not read to its end.
         """
+        ...
+
+    def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
+        """The next ``limit`` records and events above ``after_seq``, in order of ``seq``."""
+        ...
+
+    def judged(self, run_id: str) -> int:
+        """Up to which ``seq`` the run's findings, forecasts and alerts are written."""
+        ...
+
+    def checkpoint(
+        self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
+    ) -> Checkpoint | None:
+        """The newest checkpoint ``made_by`` that program of which ``fits(seq, attempt, step)``; None if there is none."""
+        ...
+
+    def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
+        """Earlier attempt -> the step below which :meth:`branch` has its records."""
         ...
 
     def metric_names(self, run_id: str) -> list[str]:
@@ -296,6 +364,12 @@ class Store(RunReader, CommandStore, AlertStore, Protocol):
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""
+
+    def amend_run(self, run_id: str) -> RunWriter | None:
+        """The writer of a run whose process is gone, to complete what that left undone: no attempt is begun.
+
+        None if somebody writes the run, or it cannot be written from here.
+        """
 
     def close(self) -> None:
         """Let go of connections; idempotent."""

@@ -27,13 +27,13 @@ class BranchContract(StoreHooks):
         """Whatever it has written itself."""
         fill(store, steps(0, 1, 2))
 
-        assert store.branch("run", 1, 2) == []
+        assert list(store.branch("run", 1, 2)) == []
 
     def test_a_resumed_attempt_continues_what_lies_below_its_start(self, store: Store) -> None:
         """Steps past the checkpoint belong to the abandoned branch."""
         fill(store, [*steps(1, 2, 3, 4, 5), *steps(4, 5, attempt=2)])
 
-        assert store.branch("run", 2, 4) == store.records("run", limit=3)
+        assert list(store.branch("run", 2, 4)) == store.records("run", limit=3)
 
     def test_each_attempt_is_cut_where_the_next_began(self, store: Store) -> None:
         """Back to the first; an attempt that wrote nothing (3) is passed over."""
@@ -90,7 +90,7 @@ class BranchContract(StoreHooks):
         ]
         fill(store, written, run_id)
 
-        branch = store.branch(run_id, len(spans) + 1, before_step)
+        branch = list(store.branch(run_id, len(spans) + 1, before_step))
 
         line = [record.step for record in branch if isinstance(record, StepRecord)]
         assert line == sorted(set(line))

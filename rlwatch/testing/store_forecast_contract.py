@@ -46,7 +46,7 @@ class ForecastContract(StoreHooks):
         fill(store, [*steps(1), forecast(1, 0.7, 1), *steps(2)])
 
         assert [(record.step, record.seq) for record in store.records("run")] == [(1, 1), (2, 2)]
-        assert store.branch("run", 2, 9) == store.records("run")
+        assert list(store.branch("run", 2, 9)) == store.records("run")
         assert store.run("run").last_step == 2
 
     def test_a_forecast_is_kept_once(self, store: Store) -> None:

@@ -275,7 +275,7 @@ def test_a_log_of_two_attempts_is_imported_as_two_attempts(tmp_path: Path, invok
     store = open_store(tmp_path / "runs")
     assert store.run("resumed").attempt == 2
     assert [r.attempt for r in store.records("resumed")] == [1] * 40 + [2] * 40
-    assert len(store.branch("resumed", 2, 21)) == 20
+    assert len(list(store.branch("resumed", 2, 21))) == 20
 
 
 def test_a_missing_log_is_not_imported(tmp_path: Path, invoke: Invoke) -> None:

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from rlwatch.errors import StoreError
-from rlwatch.ports import Storable
+from rlwatch.ports import Journal, Progress, Storable
 from rlwatch.records import RunInfo, RunState
+from rlwatch.store.sqlite import progress as progress_rows
 from rlwatch.store.sqlite import runrow
 from rlwatch.store.sqlite.batch import Batch, MetricSets, packing
 from rlwatch.store.sqlite.migrations import transaction
@@ -36,6 +37,7 @@ class Appender:
         self, db: sqlite3.Connection, run: RunInfo, where: str, guard: AbstractContextManager[object] | None = None
     ) -> None:
         self.run = run
+        self.journal: Journal | None = None
         self._db: sqlite3.Connection | None = db
         self._where = where
         self._guard = guard or nullcontext()
@@ -44,7 +46,7 @@ class Appender:
             self.last_seq = runrow.last_seq(db)
             self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
 
-    def write(self, items: Sequence[Storable]) -> None:
+    def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
         """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
         db = self._usable()
         batch = Batch(self.last_seq, self._sets)
@@ -52,8 +54,17 @@ class Appender:
             batch.add(item)
         with self._guard, explained(self._where), transaction(db):
             batch.insert(db)
+            if progress is not None:
+                self._go_on(db, progress)
         self._sets.update(batch.new_sets)
         self.last_seq = batch.last_seq
+
+    def _go_on(self, db: sqlite3.Connection, progress: Progress) -> None:
+        """Note ``progress``, inside the transaction that makes it true."""
+        if progress.judged is not None:
+            progress_rows.judge(db, progress.judged)
+        if progress.checkpoint is not None:
+            progress_rows.keep(db, progress.checkpoint)
 
     def heartbeat(self, now: float) -> None:
         """Say that the writer lives."""

@@ -19,8 +19,8 @@ _NUMBERS = "biuf"
 _MOST = 1 << 31  # bytes a blob may unfold to: a damaged or hostile file must not eat the memory
 
 
-def pack(columns: Columns) -> tuple[int, bytes]:
-    """Number of rows and the blob. Raises ``ValueError`` for columns that are no columns."""
+def pack(columns: Columns, level: int = 1) -> tuple[int, bytes]:
+    """Number of rows and the blob, compressed at ``level`` of zlib. Raises ``ValueError`` for what are no columns."""
     rows: int | None = None
     head: list[tuple[str, str, int]] = []
     parts: list[bytes] = []
@@ -32,7 +32,7 @@ def pack(columns: Columns) -> tuple[int, bytes]:
         head.append((name, kind, len(raw)))
         parts.append(raw)
     top = json.dumps(head).encode()
-    return rows or 0, zlib.compress(b"".join((len(top).to_bytes(4, "little"), top, *parts)), 1)
+    return rows or 0, zlib.compress(b"".join((len(top).to_bytes(4, "little"), top, *parts)), level)
 
 
 def unpack(blob: bytes) -> dict[str, np.ndarray | Sequence[str]]:

@@ -18,7 +18,7 @@ from rlwatch.store.sqlite import connect, layout, schema
 from rlwatch.store.sqlite.controltables import ControlTables
 from rlwatch.store.sqlite.runtables import RunTables
 from rlwatch.store.sqlite.unchanged import Unchanged, stamp_of
-from rlwatch.store.sqlite.writer import FileWriter, open_files
+from rlwatch.store.sqlite.writer import FileWriter, amend_files, open_files, recover
 
 
 class FileStore(RunTables, ControlTables):
@@ -46,6 +46,7 @@ class FileStore(RunTables, ControlTables):
     def run(self, run_id: str) -> RunInfo:
         """One run; not read again before its files change."""
         files = layout.existing_files(self.root, run_id)
+        recover(files)
         stamp = stamp_of(files.run, files.wal)
         run = self._infos.recall(run_id, stamp)
         if run is None:
@@ -58,6 +59,10 @@ class FileStore(RunTables, ControlTables):
         files = layout.files_of(self.root, run.run_id)
         layout.make_private(self.root)
         return open_files(files, run, self._clock.now(), made=FileWriter)
+
+    def amend_run(self, run_id: str) -> RunWriter | None:
+        """The writer of a run whose process is gone; None if somebody writes it, or it cannot be written from here."""
+        return amend_files(layout.existing_files(self.root, run_id))
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -81,7 +86,9 @@ class FileStore(RunTables, ControlTables):
         return layout.run_ids(self.root)
 
     def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        return connect.reading(layout.existing_files(self.root, run_id))
+        files = layout.existing_files(self.root, run_id)
+        recover(files)
+        return connect.reading(files)
 
     def _controlled(self) -> list[str]:
         return [run_id for run_id in self._run_ids() if layout.is_there(self.root / run_id / "control.db")]

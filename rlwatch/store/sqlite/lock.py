@@ -21,10 +21,12 @@ class RunLock:
     """The lock, taken. Raises ``RunLockedError`` naming the holder if somebody has it.
 
     ``flock`` belongs to the opened file, not to the process: a second open in this very process is refused
-    too. ``optional``: file systems that cannot lock at all (some network ones) are let through.
+    too. ``optional``: file systems that cannot lock at all (some network ones) are let through. ``amending``: it is held
+    for a moment only, and says so.
     """
 
-    def __init__(self, path: Path, *, optional: bool = False) -> None:
+    def __init__(self, path: Path, *, optional: bool = False, amending: bool = False) -> None:
+        self._amending = amending
         with writing_to(path):
             self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         belongs_here(self)
@@ -50,22 +52,27 @@ class RunLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunLockedError(
-                f"run {path.parent.name!r} is already being written by {_holder(fd)}; "
+            holder, amending = _holder(fd)
+            error = RunLockedError(
+                f"run {path.parent.name!r} is already being written by {holder}; "
                 "wait for it to end, stop it, or give this run another run_id"
-            ) from None
+            )
+            error.amending = amending
+            raise error from None
         except OSError as error:
             if not (optional and error.errno in _UNSUPPORTED):
                 with writing_to(path):
                     raise
-        note = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        said = {"pid": os.getpid(), "host": socket.gethostname(), "amending": self._amending}
+        note = json.dumps(said).encode()
         with writing_to(path):
             os.truncate(fd, 0)
             os.pwrite(fd, note, 0)
 
 
-def _holder(fd: int) -> str:
+def _holder(fd: int) -> tuple[str, bool]:
+    """Who it is, and whether it holds the lock for a moment only."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         note = json.loads(os.pread(fd, 4096, 0))
-        return f"process {note['pid']} on {note['host']}"
-    return "another process"
+        return f"process {note['pid']} on {note['host']}", bool(note.get("amending"))
+    return "another process", False

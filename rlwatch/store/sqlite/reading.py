@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import sqlite3
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -47,29 +49,51 @@ def newest(db: sqlite3.Connection, after_seq: int, last: int) -> list[StepRecord
     return _decode(db, rows[::-1])
 
 
-def events(db: sqlite3.Connection, after_seq: int) -> list[Event]:
+def events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Event]:
     """Events with a higher seq, in order of seq."""
-    found = db.execute("SELECT seq, attempt, step, ts, kind, body FROM event WHERE seq > ? ORDER BY seq", (after_seq,))
+    found = db.execute(
+        "SELECT seq, attempt, step, ts, kind, body FROM event WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit)
+    )
     return [Event(kind, step, loads(body), _moment(ts), attempt, seq) for seq, attempt, step, ts, kind, body in found]
 
 
-def branch(db: sqlite3.Connection, attempt: int, before_step: int) -> list[StepRecord | Event]:
-    """The history ``attempt`` continues from ``before_step`` on, in order of seq."""
-    bounds = _bounds(db, attempt, before_step)
-    cuts: dict[int, float] = dict.fromkeys(bounds, math.inf)
-    kept: list[_Row] = []
-    for row in db.execute(_RECORDS + "WHERE attempt < ? ORDER BY seq", (attempt,)):
-        seq, of, step = row[0], row[1], row[3]
-        if step < bounds[of]:
-            kept.append(row)
-        elif cuts[of] == math.inf:
-            cuts[of] = seq
-    past: list[StepRecord | Event] = [*_decode(db, kept)]
-    for event in events(db, 0):
-        if event.attempt in bounds and event.seq < cuts[event.attempt]:
-            below = event.step is None or event.step < bounds[event.attempt]
-            past.extend([event] if below else [])
-    return sorted(past, key=attrgetter("seq"))
+def branch(
+    db: sqlite3.Connection, attempt: int, before_step: int, after_seq: int = 0
+) -> Iterator[StepRecord | Event]:
+    """The history ``attempt`` continues from ``before_step`` on, above ``after_seq``, in order of seq."""
+    below = bounds(db, attempt, before_step)
+    cut: set[int] = set()  # attempts that have left the branch: their later events do not belong to it
+    for item in _merged(_records(db, after_seq, attempt), iter(events(db, after_seq))):
+        bound = below.get(item.attempt)
+        if bound is None or (isinstance(item, Event) and item.attempt in cut):
+            continue
+        if item.step is None or item.step < bound:
+            yield item
+        elif isinstance(item, StepRecord):
+            cut.add(item.attempt)
+
+
+def stream(db: sqlite3.Connection, after_seq: int, limit: int) -> list[StepRecord | Event]:
+    """The next records and events, in order of seq."""
+    return list(islice(_merged(_records(db, after_seq, None, limit), iter(events(db, after_seq, limit))), limit))
+
+
+def _records(
+    db: sqlite3.Connection, after_seq: int, before_attempt: int | None, limit: int = -1
+) -> Iterator[StepRecord]:
+    """One after the other, so that not all are held at once."""
+    sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
+    rows = db.execute(
+        _RECORDS + "WHERE seq > ?1 AND (?2 IS NULL OR attempt < ?2) ORDER BY seq LIMIT ?3",
+        (after_seq, before_attempt, limit),
+    )
+    for seq, attempt, rank, step, ts, mset, blob in rows:
+        yield StepRecord(step, _values(*sets[mset], blob), _moment(ts), attempt, rank, seq)
+
+
+def _merged(records: Iterator[StepRecord], events: Iterator[Event]) -> Iterator[StepRecord | Event]:
+    parts: tuple[Iterator[StepRecord | Event], ...] = (records, events)
+    return heapq.merge(*parts, key=attrgetter("seq"))
 
 
 def last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
@@ -166,18 +190,19 @@ def _as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
     return {"screen" if name == "contribution" else name: column for name, column in columns.items()}
 
 
-def _bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
+def bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
+    """Earlier attempt -> the step below which its records are what ``attempt`` continues."""
     firsts = db.execute(
         "SELECT attempt, min(step) FROM record WHERE attempt < ?1 GROUP BY attempt "
         "UNION ALL SELECT DISTINCT attempt, NULL FROM event WHERE attempt < ?1 ORDER BY 1 DESC, 2 DESC",
         (attempt,),
     )
-    bounds: dict[int, int] = {}
+    below: dict[int, int] = {}
     for earlier, first_step in firsts:
-        bounds.setdefault(earlier, before_step)
+        below.setdefault(earlier, before_step)
         if first_step is not None:
             before_step = min(before_step, first_step)
-    return bounds
+    return below
 
 
 def _decode(db: sqlite3.Connection, rows: Iterable[_Row]) -> list[StepRecord]:

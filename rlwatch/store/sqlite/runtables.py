@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rlwatch.errors import StoreError
-from rlwatch.ports import Series
+from rlwatch.ports import Checkpoint, Series
 from rlwatch.records import (
     JSON,
     CompletionBatch,
@@ -19,7 +19,7 @@ from rlwatch.records import (
     SpikeBatch,
     StepRecord,
 )
-from rlwatch.store.sqlite import reading, runrow
+from rlwatch.store.sqlite import progress, reading, runrow
 from rlwatch.store.sqlite import series as series_rows
 
 
@@ -56,10 +56,40 @@ class RunTables(ABC):
         with self._reading(run_id) as db:
             return reading.records(db, after_seq, limit) if last is None else reading.newest(db, after_seq, last)
 
-    def branch(self, run_id: str, attempt: int, before_step: int) -> list[StepRecord | Event]:
+    def branch(
+        self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
+    ) -> Iterator[StepRecord | Event]:
         """The history that ``attempt``, starting at ``before_step``, continues."""
+        self.branch_bounds(run_id, attempt, before_step)  # an unknown run is an error now, not at the first item
+        return self._branch(run_id, attempt, before_step, after_seq)
+
+    def _branch(
+        self, run_id: str, attempt: int, before_step: int, after_seq: int
+    ) -> Iterator[StepRecord | Event]:
         with self._reading(run_id) as db:
-            return reading.branch(db, attempt, before_step)
+            yield from reading.branch(db, attempt, before_step, after_seq)
+
+    def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
+        """Earlier attempt -> the step below which :meth:`branch` has its records."""
+        with self._reading(run_id) as db:
+            return reading.bounds(db, attempt, before_step)
+
+    def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
+        """The next ``limit`` records and events above ``after_seq``."""
+        with self._reading(run_id) as db:
+            return reading.stream(db, after_seq, limit)
+
+    def judged(self, run_id: str) -> int:
+        """Up to which ``seq`` the run is judged."""
+        with self._reading(run_id) as db:
+            return progress.judged(db)
+
+    def checkpoint(
+        self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
+    ) -> Checkpoint | None:
+        """The newest checkpoint that fits."""
+        with self._reading(run_id) as db:
+            return progress.newest(db, made_by, fits)
 
     def metric_names(self, run_id: str) -> list[str]:
         """Every metric name ever recorded, sorted."""

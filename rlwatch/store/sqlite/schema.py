@@ -59,6 +59,16 @@ _RUN_3 = (
     "CREATE INDEX forecast_by_set ON forecast (mset)",
 )
 
+# How far something has come. journal: value and body say what of the journal (named by its nonce) is stored here.
+# judged: findings, forecasts and alerts of all records and events up to the seq ``value`` are written.
+_RUN_4 = (
+    "CREATE TABLE progress (name TEXT PRIMARY KEY, value INTEGER NOT NULL, body TEXT NOT NULL)",
+    # What the judge knew after the record or event seq; step: the highest it had seen of this attempt.
+    """CREATE TABLE checkpoint (
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER NOT NULL, made_by TEXT NOT NULL,
+        body BLOB NOT NULL)""",
+)
+
 _CONTROL_1 = (
     """CREATE TABLE command (
         id INTEGER PRIMARY KEY, command_id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, args TEXT NOT NULL,
@@ -105,6 +115,14 @@ def _forecast_table(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _progress_tables(db: sqlite3.Connection) -> None:
+    """A run of before is taken to be judged: what nobody followed then is history."""
+    for statement in _RUN_4:
+        db.execute(statement)
+    last = max(seq or 0 for (seq,) in db.execute("SELECT max(seq) FROM record UNION ALL SELECT max(seq) FROM event"))
+    db.execute("INSERT INTO progress VALUES ('judged', ?, '')", (last,))
+
+
 def _control_tables(db: sqlite3.Connection) -> None:
     for statement in _CONTROL_1:
         db.execute(statement)
@@ -122,6 +140,7 @@ RUN = (
     Migration("run tables", _run_tables),
     Migration("completions", _completion_table),
     Migration("forecasts", _forecast_table),
+    Migration("progress", _progress_tables),
 )
 CONTROL = (Migration("control tables", _control_tables), Migration("acknowledgements", _acknowledgement_table))
 DESK = (Migration("silences", _silence_table),)

@@ -7,24 +7,31 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from rlwatch.errors import StoreError
-from rlwatch.ports import Storable
+from rlwatch.errors import RunLockedError, StoreError, UnstorableError
+from rlwatch.ports import Item, Progress, Storable
 from rlwatch.records import RunInfo, RunState
+from rlwatch.store.sqlite import progress as progress_rows
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.appender import Appender
+from rlwatch.store.sqlite.batch import Batch, MetricSets, packing
 from rlwatch.store.sqlite.connect import open_writer
 from rlwatch.store.sqlite.fork import belongs_here, keep_forever
+from rlwatch.store.sqlite.journal import Journal, Mark, entries, files_in
 from rlwatch.store.sqlite.layout import RunFiles, make_private, touch_private, writing_to
 from rlwatch.store.sqlite.lock import RunLock
-from rlwatch.store.sqlite.migrations import migrate
+from rlwatch.store.sqlite.migrations import migrate, transaction
 from rlwatch.store.sqlite.problems import explained
+from rlwatch.store.sqlite.reading import metric_sets
 
 _log = logging.getLogger("rlwatch")
 _READERS_LEAVE_S = 2.0  # how long finish() waits for readers in the middle of a snapshot
+_AMENDED_S = 30.0  # how long a new attempt waits for somebody who judges what the last one left
+_AT_ONCE = 1000  # items of a journal
 
 
 class FileWriter(Appender):
@@ -32,15 +39,25 @@ class FileWriter(Appender):
 
     def __init__(self, files: RunFiles, lock: RunLock, db: sqlite3.Connection, run: RunInfo) -> None:
         super().__init__(db, run, str(files.run))
+        self._files = files
+        self._journal: Journal | None = None
         self._lock = lock
         self._pid = os.getpid()
         belongs_here(self)
 
-    def write(self, items: Sequence[Storable]) -> None:
+    def keep_journal(self) -> None:
+        """Begin the journal of this attempt. Raises ``StoreError`` where it cannot be written."""
+        with writing_to(self._files.directory):
+            self._journal = Journal(self._files.directory)
+        self.journal = self._journal
+
+    def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
         """Store all of ``items`` or none; raises ``StoreError`` in a forked child."""
         if not self._mine():
             raise StoreError(f"run {self.run.run_id!r} is written by process {self._pid}, which forked this one")
-        super().write(items)
+        super().write(items, progress)
+        if progress is not None and progress.journaled and self._journal is not None:
+            self._journal.stored(self._journal.mark.after(progress.journaled))
 
     def heartbeat(self, now: float) -> None:
         """Say that the writer lives."""
@@ -48,19 +65,34 @@ class FileWriter(Appender):
             super().heartbeat(now)
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
-        """Record how the run ended; one plain file is left that opens read-only anywhere."""
+        """Record how the run ended; one plain file is left that opens read-only anywhere.
+
+        What is in the journal and was not stored stays there, for whoever opens the run next.
+        """
         if self._mine():
             db = self._usable()
             super().finish(state, reason, now)
+            self._end_journal()
             with explained(self._where):
                 _leave_wal(db, self._where)
 
     def close(self) -> None:
         """Close the connection, then release the lock; idempotent."""
         if self._mine() and self._db is not None:
+            self._end_journal()
             self._db.close()
         self._lock.release()
         super().close()
+
+    def _go_on(self, db: sqlite3.Connection, progress: Progress) -> None:
+        super()._go_on(db, progress)
+        if progress.journaled and self._journal is not None:
+            progress_rows.note(db, self._journal.mark.after(progress.journaled))
+
+    def _end_journal(self) -> None:
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close(remove=not journal.missing())
 
     def disown(self) -> None:
         """In a forked child: forget the parent's connection without closing it."""
@@ -81,16 +113,83 @@ def open_files(
     """Take the lock, call ``before``, then create the run or begin its next attempt."""
     make_private(files.directory)
     with ExitStack() as undo:
-        lock = RunLock(files.lock)
+        lock = _patiently_locked(files)
         undo.callback(lock.release)
         if before is not None:
             before()
         begun = None if files.run.exists() else _create(files, run, now)
         db = undo.enter_context(closing(open_writer(files.run)))
         with explained(str(files.run)):
+            drain(db, files)
             writer = made(files, lock, db, begun or runrow.resume(db, run, now))
+        writer.keep_journal()
         undo.pop_all()
         return writer
+
+
+def amend_files(files: RunFiles) -> FileWriter | None:
+    """The writer of a run that nobody writes, without a new attempt; None if somebody does, or we may not."""
+    with ExitStack() as undo:
+        try:
+            lock = RunLock(files.lock, amending=True)
+            undo.callback(lock.release)
+            db = undo.enter_context(closing(open_writer(files.run)))
+            with explained(str(files.run)):
+                drain(db, files)
+                writer = FileWriter(files, lock, db, runrow.load(db, files.directory.name))
+        except StoreError as error:
+            _log.debug("run %s is left as it is: %s", files.directory.name, error)
+            return None
+        undo.pop_all()
+        return writer
+
+
+def recover(files: RunFiles) -> None:
+    """Bring into the database what a dead process left in its journal; nothing where somebody writes, or we may not."""
+    if files_in(files.directory):
+        writer = amend_files(files)
+        if writer is not None:
+            writer.close()
+
+
+def drain(db: sqlite3.Connection, files: RunFiles) -> None:
+    """Store what is in the journal and not in ``db``, then remove it; the caller holds the run's lock."""
+    paths = files_in(files.directory)
+    for path in paths:
+        nonce, found = entries(path)
+        mark = progress_rows.journal_mark(db, nonce)
+        left = [(number, item) for number, item, _ in found if not mark.holds(number)]
+        attempt = runrow.load(db, files.directory.name).attempt
+        for at in range(0, len(left), _AT_ONCE):
+            some = left[at : at + _AT_ONCE]
+            mark = mark.after(number for number, _ in some)
+            _append(db, [replace(item, attempt=attempt) for _, item in some], mark)
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _append(db: sqlite3.Connection, items: Sequence[Item], mark: Mark) -> None:
+    """Items that no store can hold are passed over here, too."""
+    sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
+    batch = Batch(runrow.last_seq(db), sets)
+    for item in items:
+        with suppress(UnstorableError):
+            batch.add(item)
+    with transaction(db):
+        batch.insert(db)
+        progress_rows.note(db, mark)
+
+
+def _patiently_locked(files: RunFiles) -> RunLock:
+    """Whoever only completes what a dead process left undone is done in a moment."""
+    end = time.monotonic() + _AMENDED_S
+    while True:
+        try:
+            return RunLock(files.lock)
+        except RunLockedError as error:
+            if not error.amending or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 
 def _create(files: RunFiles, run: RunInfo, now: float) -> RunInfo:

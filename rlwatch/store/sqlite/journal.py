@@ -1,0 +1,264 @@
+"""A run's journal: what was logged and is not yet in ``run.db``, in files beside it.
+
+The thread that logs appends to it before the call returns, so that a row is in the page cache, which outlives the
+process (``SIGKILL``; not a power cut), whatever the thread that writes the database is doing. What was committed is
+forgotten file by file. Whoever opens the run next brings into the database what a dead process left here.
+
+File: ``MAGIC``, eight random bytes that name the journal, then frames: ``MARK``, length and CRC-32 of the body, body.
+The first byte of a body says what it is: the names of a metric set (JSON), a record (packed), a part of one (the rest
+of which was not a plain number yet), an event, a spike or a completion batch. A frame that was cut short, by a kill or
+a full disk, is passed over up to the next mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlwatch.errors import StoreError
+from rlwatch.ports import Item
+from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+from rlwatch.store.sqlite.codec import dumps, loads, plain
+from rlwatch.store.sqlite.columns import pack, unpack
+
+MAGIC, MARK = b"rlwatch1", b"\xf5RLW"
+SEGMENT_BYTES = 1 << 20
+"""A file is followed by another beyond this size; so much room is set aside for it on the disk beforehand."""
+MOST_BYTES = 256 << 20
+"""Journal of one run that is not in its database yet; beyond it nothing is appended."""
+_FILE = re.compile(r"run\.journal-(\d+)")
+_HEAD = struct.Struct("<4sII")
+_NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS = b"NRPESC"
+_NUMBERED = struct.Struct("<BQ")  # what it is, and its number in the journal
+_FORGOTTEN = 4096
+"""Numbers that were drawn and never stored (their thread died) are waited for until so many later ones were."""
+
+# The C library's own calls, made without giving up the interpreter lock: os.write would hand it to a thread that
+# computes, and logging would wait for it (5 ms or more) each time. A write into the page cache takes about a microsecond.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_write = _libc.write
+_write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
+_fallocate = getattr(_libc, "fallocate", None)
+_KEEP_SIZE = 1
+
+
+class _Segment:
+    """One file. It is closed when nobody uses it any more: a thread may be about to write into it."""
+
+    def __init__(self, path: Path, nonce: bytes) -> None:
+        self.path = path
+        self.bytes = 0
+        self.highest = 0
+        self.removed = False
+        self.sets: dict[tuple[str, ...], tuple[int, struct.Struct]] = {}
+        self.numbers = itertools.count()
+        self.fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC, 0o600)
+        if _fallocate is not None:
+            _fallocate(self.fd, _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(SEGMENT_BYTES))  # a reserve: it may fail
+        self.put(MAGIC + nonce)
+
+    def put(self, data: bytes) -> bool:
+        """Append ``data``; whether all of it was written."""
+        written = _write(self.fd, data, len(data))
+        if written < 0 and ctypes.get_errno() == 4:  # EINTR
+            written = _write(self.fd, data, len(data))
+        self.bytes += max(0, written)
+        return bool(written == len(data))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How much of a journal is in the database: all up to ``upto``, and the numbers ``above`` it."""
+
+    nonce: str
+    upto: int = 0
+    above: frozenset[int] = frozenset()
+
+    def holds(self, number: int) -> bool:
+        """Whether the item of this number is stored."""
+        return number <= self.upto or number in self.above
+
+    def after(self, numbers: Iterable[int]) -> Mark:
+        """The mark once these are stored, too."""
+        upto, above = self.upto, {*self.above, *(number for number in numbers if number > self.upto)}
+        while above and (upto + 1 in above or max(above) - upto > _FORGOTTEN):
+            upto += 1
+            above.discard(upto)
+        return Mark(self.nonce, upto, frozenset(above))
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal that this process appends to. ``append*`` may be called from any thread, and from signal handlers.
+
+    Only one thread calls the others. Opening it raises ``OSError`` where the directory cannot be written.
+    """
+
+    directory: Path
+    mark: Mark = field(init=False)
+    _ids: Iterator[int] = field(init=False)
+    _files: Iterator[int] = field(init=False)
+    _nonce: bytes = field(init=False)
+    _now: _Segment = field(init=False)
+    _next: _Segment | None = field(init=False, default=None)
+    _old: list[_Segment] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._nonce = os.urandom(8)
+        self.mark = Mark(self._nonce.hex())
+        self._ids, self._files = itertools.count(1), itertools.count(1)
+        self._now = self._made()
+
+    def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:
+        """Keep one ``run.log``: plain numbers by name. The number it has here, or 0 if it could not be kept.
+
+        ``whole``: whether these are all of its metrics.
+        """
+        names, kind, number = tuple(metrics), _RECORD if whole else _PART, next(self._ids)
+        while True:
+            here = self._here()
+            known = here.sets.get(names)
+            if known is None:
+                text = json.dumps(names).encode()
+                known = (next(here.numbers), struct.Struct(f"<BQqdI{len(names)}d"))
+                if not here.put(_framed(bytes((_NAMES,)) + known[0].to_bytes(4, "little") + text)):
+                    return 0
+                here.sets[names] = known
+            kept = self._put(here, number, known[1].pack(kind, number, step, ts, known[0], *metrics.values()))
+            if not here.removed:  # by the time it was written: another thread had gone on to the next file
+                return kept
+
+    def append(self, item: SpikeBatch | CompletionBatch | Event) -> int:
+        """Keep anything else that is logged. Raises what cannot be encoded: ``ValueError``, ``StoreError``..."""
+        if isinstance(item, Event):
+            kind, body = _EVENT, dumps([plain(item.kind), item.step, item.body, item.ts]).encode()
+        else:
+            rows = pack(item.columns, level=0)[1]
+            reason = item.reason if isinstance(item, SpikeBatch) else ""
+            kind = _SPIKES if isinstance(item, SpikeBatch) else _COMPLETIONS
+            head = dumps([item.step, plain(reason), item.ts, item.rank]).encode()
+            body = len(head).to_bytes(4, "little") + head + rows
+        number = next(self._ids)
+        while True:
+            here = self._here()
+            kept = self._put(here, number, _NUMBERED.pack(kind, number) + body)
+            if not here.removed:
+                return kept
+
+    def stored(self, mark: Mark) -> None:
+        """Take notice of what the database holds by now; remove files of which it holds all, make the next one."""
+        self.mark = mark
+        for segment in [segment for segment in self._old if segment.highest <= mark.upto]:
+            segment.removed = True
+            self._old.remove(segment)
+            with contextlib.suppress(OSError):
+                segment.path.unlink(missing_ok=True)
+        if self._next is None and self._now.bytes > SEGMENT_BYTES // 2:
+            with contextlib.suppress(OSError):  # the one in use goes on
+                self._next = self._made()
+
+    def missing(self, taken: Container[int] = ()) -> list[tuple[int, Item]]:
+        """What is in the files, whole, not stored and not ``taken``; for the thread that writes the run."""
+        paths = [segment.path for segment in [*self._old, self._now]]
+        found = (entry for path in paths for entry in entries(path)[1])
+        new = ((number, item) for number, item, whole in found if whole and number not in taken)
+        return [(number, item) for number, item in new if not self.mark.holds(number)]
+
+    def close(self, *, remove: bool) -> None:
+        """Leave it. ``remove``: all of it is stored."""
+        for segment in [*self._old, self._now, *([self._next] if self._next else [])]:
+            if remove:
+                with contextlib.suppress(OSError):
+                    segment.path.unlink(missing_ok=True)
+
+    def _made(self) -> _Segment:
+        return _Segment(self.directory / f"run.journal-{next(self._files)}", self._nonce)
+
+    def _here(self) -> _Segment:
+        here, following = self._now, self._next
+        if here.bytes > SEGMENT_BYTES and following is not None:
+            self._next = None
+            self._old.append(here)
+            self._now = here = following
+        return here
+
+    def _put(self, here: _Segment, number: int, body: bytes) -> int:
+        if here.bytes + len(self._old) * SEGMENT_BYTES > MOST_BYTES:
+            return 0
+        here.highest = max(here.highest, number)
+        return number if here.put(_framed(body)) else 0
+
+
+def files_in(directory: Path) -> list[Path]:
+    """The journal files of the run in ``directory``, in the order they were written."""
+    try:
+        names = [name for name in os.listdir(directory) if _FILE.fullmatch(name)]
+    except OSError:
+        return []
+    return [directory / name for name in sorted(names, key=lambda name: int(name.rpartition("-")[2]))]
+
+
+def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
+    """The journal's name, and its items: number, item, and whether it is whole. Damage is passed over."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return "", []
+    if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 8:
+        return "", []
+    sets: dict[int, tuple[str, ...]] = {}
+    found = []
+    for body in _bodies(data, len(MAGIC) + 8):
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, struct.error, StoreError):
+            if body[0] == _NAMES:
+                sets[int.from_bytes(body[1:5], "little")] = tuple(json.loads(body[5:]))
+            else:
+                found.append((*_item(body, sets), body[0] != _PART))
+    return data[len(MAGIC) : len(MAGIC) + 8].hex(), found
+
+
+def _framed(body: bytes) -> bytes:
+    return _HEAD.pack(MARK, len(body), zlib.crc32(body)) + body
+
+
+def _bodies(data: bytes, at: int) -> Iterator[bytes]:
+    while (at := data.find(MARK, at)) >= 0 and at + _HEAD.size <= len(data):
+        _, length, crc = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + length]
+        if len(body) == length and zlib.crc32(body) == crc:
+            yield body
+            at += _HEAD.size + length
+        else:
+            at += 1
+
+
+def _item(body: bytes, sets: Mapping[int, tuple[str, ...]]) -> tuple[int, Item]:
+    kind, number = _NUMBERED.unpack_from(body)
+    if kind in (_RECORD, _PART):
+        _, _, step, ts, known = struct.unpack_from("<BQqdI", body)
+        names = sets[known]
+        values = struct.unpack_from(f"<{len(names)}d", body, struct.calcsize("<BQqdI"))
+        return number, StepRecord(step, dict(zip(names, values, strict=True)), ts)
+    rest = body[_NUMBERED.size :]
+    if kind == _EVENT:
+        of, at, said, ts = loads(rest.decode())
+        return number, Event(of, at, said, ts)
+    head = 4 + int.from_bytes(rest[:4], "little")
+    step, reason, ts, rank = loads(rest[4:head].decode())
+    columns = unpack(rest[head:])
+    if kind == _SPIKES:
+        return number, SpikeBatch(step, columns, reason, ts, rank=rank)
+    return number, CompletionBatch(step, columns, ts, rank=rank)
