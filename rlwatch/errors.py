@@ -39,7 +39,9 @@ class StoreBusyError(StoreError):
 
 
 class UnstorableError(StoreError):
-    """An item cannot be stored as it is, now or later; nothing of its batch was written."""
+    """An item cannot be stored as it is, now or later; nothing of its batch was written. ``item``: which, if known."""
+
+    item: object = None
 
 
 class RunNotFoundError(StoreError):

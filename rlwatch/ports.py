@@ -157,8 +157,8 @@ class Journal(Protocol):
         """Keep anything else. Raises what encoding it raises."""
         ...
 
-    def missing(self, taken: Container[int]) -> list[tuple[int, Item]]:
-        """What is kept, whole, not stored and not ``taken``: number and item."""
+    def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
+        """The first ``limit`` that are kept, whole, not stored and not ``taken``: number and item."""
         ...
 
 
@@ -226,8 +226,12 @@ class RunReader(Protocol):
         """The next ``limit`` records and events above ``after_seq``, in order of ``seq``."""
         ...
 
-    def judged(self, run_id: str) -> int:
-        """Up to which ``seq`` the run's findings, forecasts and alerts are written."""
+    def judged(self, run_id: str) -> tuple[int, int]:
+        """Up to which ``seq`` the run's findings, forecasts and alerts are written, and its last ``seq``."""
+        ...
+
+    def first_seq(self, run_id: str, attempt: int) -> int:
+        """The first ``seq`` that ``attempt`` may have written."""
         ...
 
     def checkpoint(

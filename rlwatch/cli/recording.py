@@ -12,8 +12,9 @@ from rlwatch.alerts.policy import Policy
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.layers import DerivedLayers
 from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.judge import Judging, past_of
 from rlwatch.monitor.sink import MonitorSink
-from rlwatch.ports import RunWriter, Store
+from rlwatch.ports import Checkpoint, Progress, RunWriter, Store
 from rlwatch.records import RunInfo, RunState, StepRecord
 
 HEARTBEAT_S = 5.0
@@ -86,19 +87,19 @@ class Recording:
             derived = self._layers.added(group)
             batch = [replace(record, attempt=self._writer.run.attempt) for record in derived]
             self._writer.write(batch)
-            self._sink.write(batch)
+            self._judging.take(batch)
             self.records += len(batch)
 
     def tick(self) -> None:
         """Say that somebody still watches; store what a busy store refused."""
-        self._sink.tick()
+        self._judging.tick()
         if self._clock.monotonic() >= self._beat_due:
             self._beat_due = self._clock.monotonic() + HEARTBEAT_S
             self._writer.heartbeat(self._clock.now())
 
     def finish(self, reason: str) -> None:
         """Judge the last step and end the run."""
-        self._sink.close()
+        self._judging.close()
         self._writer.finish(RunState.FINISHED, reason, self._clock.now())
         self._writer.close()
 
@@ -110,17 +111,25 @@ class Recording:
             run_id=run.run_id,
             source=run.source,
             rules=self._policy.rules,
-            history=lambda attempt, before: self._store.branch(run.run_id, attempt, before),
+            history=past_of(self._store, run.run_id, lambda: monitor),
         )
         self._sink = MonitorSink(
             monitor,
-            self._writer,
+            run,
             self._store,
             desk=self._desk,
+            keep=self._writer.write,
             announce=self._tell,
             clock=self._clock,
         )
+        self._judging = Judging(monitor, self._sink, self._store, run.run_id, judged=self._judged)
+        self._judging.begin(self._writer.last_seq)
+        while self._judging.stored():  # what an earlier watch stored and did not judge
+            pass
+
+    def _judged(self, seq: int, kept: Checkpoint | None) -> None:
+        self._writer.write([], Progress(judged=seq, checkpoint=kept))
 
     def _let_go(self) -> None:
-        self._sink.close()
+        self._judging.close()
         self._writer.close()

@@ -70,6 +70,11 @@ class Forecaster:
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
         self._terms: Terms | None = None
 
+    @property
+    def model(self) -> Model:
+        """What it forecasts with."""
+        return self._model
+
     def notice(self, event: Event) -> None:
         """A reset of the reference is no change of the policy."""
         if event.kind == "reference_reset":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlwatch.alerts.engine import AlertEngine, Transition
@@ -64,6 +64,10 @@ class NotRun:
 
 
 NOTHING = Outcome()
+_MEMORY = (
+    "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_blame", "_open",
+    "_standstill", "_seen", "_holding", "_told", "_events", "_steps",
+)  # fmt: skip
 REMEMBERED = 400
 """Published findings, and events, that a diagnosis looks back on."""
 
@@ -125,6 +129,30 @@ class Monitor:
         self._steps: deque[int] = deque(maxlen=REMEMBERED)
 
     @property
+    def is_default(self) -> bool:
+        """Whether it judges with nothing but rlwatch's own detectors and forecaster."""
+        return self._make is default_detectors and self._make_forecaster is default_forecasts
+
+    @property
+    def open_since(self) -> int | None:
+        """``seq`` of the first record of the step that still gathers records; None if there is none."""
+        return None if self._open is None else self._open.first_seq
+
+    def memory(self) -> dict[str, object]:
+        """All it knows, for :meth:`remember` of one that was made alike."""
+        return {name: getattr(self, name) for name in _MEMORY}
+
+    def remember(self, memory: dict[str, object]) -> None:
+        """Know what another knew. Raises ``KeyError`` for what is no such memory."""
+        for name in _MEMORY:
+            setattr(self, name, memory[name])
+
+    @property
+    def waits(self) -> bool:
+        """Whether events of an attempt were taken whose first record is still to come."""
+        return bool(self._early)
+
+    @property
     def active(self) -> tuple[Finding, ...]:
         """The findings that hold now."""
         return self._holding
@@ -145,11 +173,16 @@ class Monitor:
 
     def observe(self, item: StepRecord | Event) -> Outcome:
         """Take the next item of the run's stream."""
+        return joined(self.observing(item))
+
+    def observing(self, item: StepRecord | Event) -> Generator[Outcome]:
+        """The same bit by bit: the first record of a new attempt relives a history that may be long."""
         if isinstance(item, Event):
             self._notice(item)
-            return NOTHING
-        relived = self._begin_attempt(item) if item.attempt != self._attempt else NOTHING
-        return relived + self._record(item)
+            return
+        if item.attempt != self._attempt:
+            yield from self._begin_attempt(item)
+        yield self._record(item)
 
     def close(self) -> Outcome:
         """Close the open step because nothing more will come."""
@@ -186,21 +219,19 @@ class Monitor:
         for detector in self._detectors:
             detector.notice(event)
 
-    def _begin_attempt(self, record: StepRecord) -> Outcome:
+    def _begin_attempt(self, record: StepRecord) -> Iterator[Outcome]:
         """A new attempt forgets, then relives the branch it continues, before its first record.
 
         Reliving may publish again: ids are the same, so a store keeps one of each.
         """
-        outcome = NOTHING
         if self._attempt is not None or record.attempt > 1:
             self._reset()
-            history = self._history(record.attempt, record.step) if self._history else ()
-            outcome = joined([self._relive(past) for past in history])
+            for past in self._history(record.attempt, record.step) if self._history else ():
+                yield self._relive(past)
         self._attempt = record.attempt
         early, self._early = self._early, []
         for event in early:
             self._notice(event)
-        return outcome
 
     def _relive(self, past: StepRecord | Event) -> Outcome:
         if isinstance(past, StepRecord):

@@ -19,16 +19,17 @@ class Told:
 
     def news(self, outcome: Outcome) -> Outcome:
         """The outcome without what is stored: findings, forecasts, and alerts that are stored as far along."""
-        return Outcome(
-            tuple(finding for finding in outcome.findings if _identity(finding) not in self._findings),
-            tuple(
-                transition
-                for transition in outcome.transitions
-                if _progress(transition.alert) > self._alerts.get(transition.alert.alert_id, (-1, -1))
-            ),
-            outcome.forecasts,
-            tuple(record for record in outcome.kept if record.seq > self._forecast),
+        findings = tuple(finding for finding in outcome.findings if _identity(finding) not in self._findings)
+        transitions = tuple(
+            transition
+            for transition in outcome.transitions
+            if _progress(transition.alert) > self._alerts.get(transition.alert.alert_id, (-1, -1))
         )
+        kept = tuple(record for record in outcome.kept if record.seq > self._forecast)
+        self._findings.update(map(_identity, findings))  # rows left unjudged may be relived once more
+        self._alerts.update({each.alert.alert_id: _progress(each.alert) for each in transitions})
+        self._forecast = max([self._forecast, *(record.seq for record in kept)])
+        return Outcome(findings, transitions, outcome.forecasts, kept)
 
 
 def _identity(finding: Finding) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ class OpenStep:
 
     def __init__(self, record: StepRecord) -> None:
         self.step = record.step
+        self.first_seq = record.seq
         self._metrics = dict(record.metrics)
         self._last = record
 

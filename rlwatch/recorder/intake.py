@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlwatch.recorder.counters import Counters
 
 if TYPE_CHECKING:
     from rlwatch.tensors.transfer import Transfer
 
-_PLAIN = frozenset({float, int})
+_PLAIN, _TEXT = frozenset({float, int, bool}), frozenset({str})
+_NUMPY = (np.floating, np.integer, np.bool_)
 
 
 @dataclass(slots=True)
@@ -28,6 +31,8 @@ class Entry:
     metrics: dict[str, Any]
     ts: float
     deferred: list[tuple[list[str], Transfer]] = field(default_factory=list, init=False)
+    number: int = field(default=0, init=False)
+    """Under which the run's journal has it, or the part of it that was plain numbers at once; 0: not there."""
 
 
 def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
@@ -51,6 +56,28 @@ def step_index(step: Any) -> int:
     if index < 0:
         raise ValueError(f"step must be an integer >= 0, got {index}")
     return index
+
+
+def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
+    """What of the entry is known to be a number without running anybody's code or waiting for a device, and whether
+    that is all of it.
+    """
+    metrics = entry.metrics
+    if not entry.deferred and _PLAIN.issuperset(map(type, metrics.values())) and _TEXT.issuperset(map(type, metrics)):
+        return metrics, True
+    plain: dict[str, float] = {}
+    whole = True
+    for name, value in metrics.items():
+        if type(name) is str and (type(value) in _PLAIN or isinstance(value, _NUMPY)):
+            plain[name] = float(value)
+        elif value is not None:
+            whole = False
+    for names, transfer in entry.deferred:
+        if transfer.ready() and _TEXT.issuperset(map(type, names)):
+            plain.update(zip(names, map(float, transfer.read()), strict=True))
+        else:
+            whole = False
+    return plain, whole
 
 
 def numbers(entry: Entry, counters: Counters) -> dict[str, float]:

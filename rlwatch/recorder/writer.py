@@ -1,33 +1,69 @@
-"""The writer thread: drains the queue in small intervals and hands batches to the sinks.
+"""The writer thread: drains the queue in small intervals and hands batches to the sinks, the store first.
 
 * Order of arrival is kept; every record and event gets the next ``seq``.
 * A step that awaits the shares of other ranks holds back what was queued after it; the sinks go on ticking.
-* A sink that raises is counted and warned of once; the others still get the batch.
+* A sink that raises is counted and warned of once; the others still get the batch. Nothing ends the thread.
+* What was stored goes on to the judge, which has a thread of its own: storing never waits for it. What it finds comes
+  back here to be stored, because one thread writes.
 * Where a record holds layer norms, what they say of the layers is added to it; it learns anew in each process.
 * ``flush`` and ``stop`` wait until a deadline, never longer; the thread is a daemon.
 
-A process killed without warning (SIGKILL) loses at most the last ``interval`` (0.1 s) of records.
+A process killed without warning (SIGKILL) loses nothing of plain numbers, events, spikes and completions: they are in
+the run's journal before the call returns. Values that are still on a device then, and steps of several ranks, are
+stored within ``interval`` (0.1 s) of being known.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from rlwatch.layers import DerivedLayers
-from rlwatch.ports import Item, Sink
+from rlwatch.ports import Item, Sink, Storable
 from rlwatch.recorder.awaited import Awaited
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Entry, numbers
-from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.queue import BoundedQueue, Intake, Numbered, Queued
+from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
 
-Queued = Entry | SpikeBatch | CompletionBatch | Event | Awaited
 BATCH_LIMIT = 1000
+FOUND_STORED_S = 2.0
+"""Longest the judge waits for what it found to be stored before it goes on, in seconds."""
+CALM_ROUNDS = 100
+"""Rounds after which nobody is still about to queue what was taken from the journal already."""
 _REPORTED = ("dropped", "errors")  # counters that travel as metrics of the run
+
+
+class Judge(Protocol):
+    """Whoever judges what was stored, in a thread of its own."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was handed over is judged."""
+        ...
+
+    def take(self, batch: Sequence[Item]) -> None:
+        """Take over what was given to the store. Never waits."""
+        ...
+
+    def end(self) -> None:
+        """Judge what is left, the last step too, then stop. Returns at once."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop as soon as can be, and leave the rest to whoever looks next."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has stopped."""
+        ...
 
 
 class Writer:
@@ -36,9 +72,11 @@ class Writer:
     Parameters
     ----------
     queue
-        What the training thread offers into.
+        What the training thread offers into: a queue, or the run's intake, which has one.
     sinks
         Where batches go, in this order.
+    judge
+        Where they go after that.
     attempt, last_seq
         Stamped onto records; ``seq`` continues from ``last_seq``.
     interval
@@ -47,17 +85,21 @@ class Writer:
 
     def __init__(
         self,
-        queue: BoundedQueue[Queued],
+        queue: BoundedQueue[Queued] | Intake,
         sinks: Sequence[Sink],
         counters: Counters,
         *,
+        judge: Judge | None = None,
         attempt: int = 1,
         rank: int = 0,
         last_seq: int = 0,
         interval: float = 0.1,
     ) -> None:
-        self._queue = queue
+        self._intake = queue if isinstance(queue, Intake) else Intake(queue, None, counters)
+        self._queue = self._intake.queue
         self._sinks = list(sinks)
+        self._store = next((sink for sink in self._sinks if isinstance(sink, StoreSink)), None)
+        self.judge = judge
         self._counters = counters
         self._attempt = attempt
         self._rank = rank
@@ -66,8 +108,13 @@ class Writer:
         self._reported: dict[str, int] = {}
         self._layers = DerivedLayers()
         self._held: deque[Queued] = deque()
-        self._stopping = False
-        self._hurry_at = float("inf")
+        self._reread: set[int] = set()
+        self._calm = 0
+        self._found: deque[Sequence[Storable]] = deque()
+        self._finds, self._finds_stored = itertools.count(1), 0
+        self._stopping = self._ended = self._gave_up = False
+        self._ending: Callable[[], object] | None = None
+        self._hurry_at = self._enough_at = float("inf")
         self._wake = threading.Event()
         self._rounds = self._cleared = 0
         self._thread = threading.Thread(target=self._loop, name="rlwatch-writer", daemon=True)
@@ -77,9 +124,42 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
+    def keep(self, found: Sequence[Storable]) -> None:
+        """Have what the judge found stored, and wait until it is, unless the store cannot be written now."""
+        number, end = next(self._finds), time.monotonic() + FOUND_STORED_S
+        self._found.append(found)
+        while self._finds_stored < number and self._thread.is_alive() and time.monotonic() < end:
+            self._wake.set()
+            if self._store is not None and self._store.failing:
+                return
+            time.sleep(0.002)
+
     def flush(self, deadline_s: float) -> bool:
-        """Wait until what is queued now has been through the sinks; False when the deadline passed."""
-        target, end = self._rounds + 2, time.monotonic() + deadline_s
+        """Wait until what is queued now is stored and judged; False when the deadline passed."""
+        end = time.monotonic() + deadline_s
+        return self._cleared_by(end) and self._judged_by(end) and self._cleared_by(end)
+
+    def stop(self, deadline_s: float, ending: Callable[[], object] | None = None) -> bool:
+        """Drain, judge, close the sinks, call ``ending`` and end the thread; False when the deadline passed first.
+
+        For half of it other ranks may still be waited for; a tenth of it is kept from the judge, for storing what it
+        found. Safe in a signal handler: it takes no lock that an interrupted thread could hold.
+        """
+        self._hurry_at, self._enough_at = time.monotonic() + deadline_s / 2, time.monotonic() + 0.9 * deadline_s
+        self._ending = ending or self._ending
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(deadline_s)
+        return self._ended
+
+    @property
+    def judged(self) -> bool:
+        """Whether the judge, if there is one, came to the end of what was recorded."""
+        return self.judge is None or not self._gave_up
+
+    def _cleared_by(self, end: float) -> bool:
+        target = self._rounds + 2
         while self._thread.is_alive() and self._cleared < target:
             self._wake.set()
             if time.monotonic() >= end:
@@ -87,77 +167,151 @@ class Writer:
             time.sleep(0.002)
         return True
 
-    def stop(self, deadline_s: float) -> bool:
-        """Drain, close the sinks and end the thread; False when the deadline passed first.
-
-        For half of it other ranks may still be waited for. Safe in a signal handler: it takes no lock that an
-        interrupted thread could hold.
-        """
-        self._hurry_at = time.monotonic() + deadline_s / 2
-        self._stopping = True
-        if self._thread.is_alive():
-            self._thread.join(deadline_s)
-        return not self._thread.is_alive()
+    def _judged_by(self, end: float) -> bool:
+        while self.judge is not None and not self.judge.done and self._thread.is_alive():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.002)
+        return True
 
     def _loop(self) -> None:
         while True:
-            stopping = self._stopping
-            self._round()
-            if stopping and not self._held and not len(self._queue):
-                break
-            if self._held or len(self._queue) < BATCH_LIMIT:
-                self._wake.wait(self._interval)
-                self._wake.clear()
+            try:
+                if self._turn():
+                    break
+            except BaseException as error:  # noqa: BLE001  (the thread seam: see the module's third point)
+                self._counters.warn("errors", f"rlwatch could not record: {type(error).__name__}: {error}")
+                time.sleep(0.01)
         for sink in self._sinks:
             self._guard(sink.close)
+        if self._ending is not None:
+            self._guard(self._ending)
+        self._ended = True
+
+    def _turn(self) -> bool:
+        """One round and the wait after it; whether it was the last."""
+        stopping = self._stopping
+        self._round()
+        idle = not self._held and not len(self._queue) and not self._intake.spilling
+        if stopping and idle and self._judge_ended():
+            self._store_found()
+            return True
+        if self._held or len(self._queue) < BATCH_LIMIT:
+            self._wake.wait(0.01 if stopping and idle else self._interval)
+            self._wake.clear()
+        return False
+
+    def _judge_ended(self) -> bool:
+        if self.judge is None:
+            return True
+        self._guard(self.judge.end)
+        if time.monotonic() >= self._enough_at:
+            self._gave_up = not self.judge.ended
+            self._guard(self.judge.abandon)
+            return True
+        return self.judge.ended
 
     def _round(self) -> None:
         batch: list[Item] = []
-        room = BATCH_LIMIT - len(self._held)
+        full = self._store is not None and self._store.full
+        room = 0 if full else BATCH_LIMIT - len(self._held)
         drained = self._queue.drain(room)
         self._held.extend(drained)
         while self._held and self._due(self._held[0]):
-            self._guard(self._take, self._held.popleft(), batch)
+            self._guard_item(self._held.popleft(), batch)
+        if self._intake.spilling:
+            self._calm = 0
+            if not full and not self._held and not len(self._queue):
+                self._catch_up(batch)
+        elif self._reread and (calm := self._calm) < CALM_ROUNDS:
+            self._calm = calm + 1
+        else:
+            self._reread.clear()
         for sink in self._sinks:
             if batch:
                 self._guard(sink.write, batch)
             self._guard(sink.tick)
+        lost = set(map(id, self._store.lost())) if self._store is not None else set()
+        if batch and self.judge is not None:
+            self._guard(self.judge.take, [item for item in batch if id(item) not in lost] if lost else batch)
+        self._store_found()
         self._rounds += 1
-        if not self._held and len(drained) < room:  # nothing of what was queued before this round is left
-            self._cleared = self._rounds
+        if not self._held and len(drained) < room and not self._intake.spilling:
+            self._cleared = self._rounds  # nothing of what was queued before this round is left
         self.cpu_seconds = time.thread_time()
 
-    def _guard(self, call: object, *args: object) -> None:
-        """The writer-thread seam: nothing a sink does may end the thread or reach training."""
+    def _store_found(self) -> None:
+        while self._found:
+            found = self._found.popleft()
+            if self._store is not None:
+                self._guard(self._store.found, found)
+            self._finds_stored += 1
+
+    def _catch_up(self, batch: list[Item]) -> None:
+        """Take from the journal what did not fit into the queue, in the order it was logged."""
+        left = self._spilled()
+        if not left:
+            self._intake.spilling = False
+            left = self._spilled()  # what was logged until it was seen that there is room again
+            self._intake.spilling = len(left) == BATCH_LIMIT
+        for number, item in left:
+            self._reread.add(number)
+            self._taken(number)
+            self._guard(self._stamp, item, batch)
+
+    def _spilled(self) -> list[tuple[int, Item]]:
+        journal = self._intake.journal
+        taken = self._reread if self._store is None else self._reread.union(self._store.waiting)
+        return [] if journal is None else journal.missing(taken, BATCH_LIMIT)
+
+    def _taken(self, number: int) -> None:
+        if number and self._store is not None:
+            self._store.taken(number)
+
+    def _guard(self, call: Callable[..., object], *args: object) -> bool:
+        """The writer-thread seam: nothing a sink does may end the thread or reach training. Whether it went well."""
         try:
-            call(*args)  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001  (any store, any detector)
+            call(*args)
+        except BaseException as error:  # noqa: BLE001  (any store, any detector)
             self._counters.warn("errors", f"rlwatch could not record: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def _due(self, queued: Queued) -> bool:
         """Whether it can be recorded now."""
         return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._hurry_at)
 
-    def _take(self, queued: Queued, batch: list[Item]) -> None:
-        """Turn what was queued into a stamped record at the end of ``batch``."""
-        if isinstance(queued, Awaited):
-            self._open(queued, batch)
-        elif isinstance(queued, SpikeBatch | CompletionBatch):
-            batch.append(replace(queued, attempt=self._attempt, rank=self._rank or queued.rank))
-        elif isinstance(queued, Event):
-            self._seq += 1
-            batch.append(replace(queued, attempt=self._attempt, seq=self._seq))
-        elif metrics := numbers(queued, self._counters):
-            self._report(metrics)
-            self._guard(self._layers.add, queued.step, metrics)
-            self._seq += 1
-            batch.append(StepRecord(queued.step, metrics, queued.ts, self._attempt, self._rank, self._seq))
+    def _guard_item(self, queued: Queued, batch: list[Item]) -> None:
+        """Turn what was queued into stamped records at the end of ``batch``; what cannot be is a counted loss."""
+        number = queued.number if isinstance(queued, Entry | Numbered) else 0
+        if number and number in self._reread:
+            return
+        self._taken(number)
+        if not self._guard(self._take, queued, batch):
+            self._counters.add("dropped")
 
-    def _open(self, step: Awaited, batch: list[Item]) -> None:
-        """A step of several ranks: its metrics are the run's, its extreme tokens know their rank."""
-        entry, spikes = step.opened()
-        self._take(entry, batch)
-        batch.extend(replace(spike, attempt=self._attempt) for spike in spikes)
+    def _take(self, queued: Queued, batch: list[Item]) -> None:
+        if isinstance(queued, Awaited):
+            entry, spikes = queued.opened()  # the metrics are the run's, the extreme tokens know their rank
+            self._take(entry, batch)
+            batch.extend(replace(spike, attempt=self._attempt) for spike in spikes)
+        elif isinstance(queued, Entry):
+            if metrics := numbers(queued, self._counters):
+                self._stamp(StepRecord(queued.step, metrics, queued.ts), batch)
+        else:
+            self._stamp(queued.item if isinstance(queued, Numbered) else queued, batch)
+
+    def _stamp(self, item: Item, batch: list[Item]) -> None:
+        if isinstance(item, SpikeBatch | CompletionBatch):
+            batch.append(replace(item, attempt=self._attempt, rank=self._rank or item.rank))
+            return
+        if isinstance(item, StepRecord):
+            metrics = dict(item.metrics)
+            self._report(metrics)
+            self._guard(self._layers.add, item.step, metrics)
+            item = replace(item, metrics=metrics, rank=self._rank)
+        self._seq += 1
+        batch.append(replace(item, attempt=self._attempt, seq=self._seq))
 
     def _report(self, metrics: dict[str, float]) -> None:
         """Let a counter that moved travel with the next record."""

@@ -10,13 +10,14 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.mailbox import Mailbox
 from rlwatch.errors import ConfigError
 from rlwatch.monitor.engine import Monitor
+from rlwatch.monitor.judge import Judging, JudgeThread, past_of
 from rlwatch.monitor.sink import MonitorSink
-from rlwatch.ports import Detector, RunWriter, Sink, Store
+from rlwatch.ports import Detector, RunWriter, Store
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.queue import BoundedQueue, Intake
 from rlwatch.recorder.store_sink import StoreSink
-from rlwatch.recorder.writer import Queued, Writer
-from rlwatch.records import RunInfo, RunState
+from rlwatch.recorder.writer import Writer
+from rlwatch.records import RunState
 from rlwatch.run.acting import Acting
 from rlwatch.run.alerting import Alerting
 from rlwatch.run.own_log import OwnLog
@@ -59,41 +60,50 @@ class Assembly:
     def run(self, run_writer: RunWriter) -> Run:
         """The run that ``run_writer`` writes, begun. Raises what ``detectors`` raises, before anything is started."""
         info = run_writer.run
-        monitor = self._monitor(info)
-        queue: BoundedQueue[Queued] = BoundedQueue(self.queue_size)
+        intake = Intake(BoundedQueue(self.queue_size), run_writer.journal, self.counters)
         mailbox = Mailbox(self.store, info.run_id, self.clock, world_size=self.world_size)
         run = Run(info, self.counters, world_size=self.world_size)
         delivery = self.alerting.start(self.store)
-        judging = self._judging(run, monitor, run_writer, delivery)
-        sinks: list[Sink] = [StoreSink(run_writer, self.counters, self.clock), judging, mailbox]
-        writer = Writer(queue, sinks, self.counters, attempt=info.attempt, last_seq=run_writer.last_seq)
+        storing = StoreSink(run_writer, self.counters, self.clock)
+        judge = JudgeThread(run_writer.last_seq, lambda problem: self.counters.warn("errors", problem))
+        writer = Writer(
+            intake,
+            [storing, mailbox],
+            self.counters,
+            judge=judge,
+            attempt=info.attempt,
+            last_seq=run_writer.last_seq,
+        )
+        judging = self._judging(run, writer, storing, judge, delivery)
         self._tell_listeners(run)
-        run.attach(Engine(queue, writer, mailbox, self._ending(run_writer), delivery))
+        run.attach(Engine(intake, writer, mailbox, self._ending(run_writer), delivery))
         writer.start()
+        judge.start(judging)
         return run
 
-    def _monitor(self, info: RunInfo) -> Monitor:
-        return Monitor(
-            run_id=info.run_id,
-            source=info.source,
+    def _judging(
+        self, run: Run, writer: Writer, storing: StoreSink, judge: JudgeThread, delivery: DeliveryThread | None
+    ) -> Judging:
+        """What is found is stored, put down as alerts and told to ``run``."""
+        monitor = Monitor(
+            run_id=run.info.run_id,
+            source=run.info.source,
             detectors=self.detectors,
             rules=self.alerting.rules,
-            history=lambda attempt, before: self.store.branch(info.run_id, attempt, before),
+            history=past_of(self.store, run.info.run_id, lambda: monitor),
         )
-
-    def _judging(
-        self, run: Run, monitor: Monitor, run_writer: RunWriter, delivery: DeliveryThread | None
-    ) -> MonitorSink:
-        """What is found is stored, put down as alerts and told to ``run``."""
-        return MonitorSink(
+        sink = MonitorSink(
             monitor,
-            run_writer,
+            run.info,
             self.store,
             desk=self.alerting.desk(self.store, clock=self.clock),
+            keep=writer.keep,
             publish=run.publish_health,
             announce=run.announce,
             wake=delivery.wake if delivery is not None else None,
+            enough=judge.enough,
         )
+        return Judging(monitor, sink, self.store, run.info.run_id, judged=storing.judged)
 
     def _tell_listeners(self, run: Run) -> None:
         run.listen(OwnLog(self.alerting.policy, run.info, self.store.silences))
@@ -102,7 +112,10 @@ class Assembly:
 
     def _ending(self, run_writer: RunWriter) -> Callable[[RunState, str], None]:
         def finish(state: RunState, reason: str) -> None:
-            run_writer.finish(state, reason, self.clock.now())
-            run_writer.close()
+            """On the writer thread. The run's lock goes whatever cannot be written any more."""
+            try:
+                run_writer.finish(state, reason, self.clock.now())
+            finally:
+                run_writer.close()
 
         return finish

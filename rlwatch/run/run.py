@@ -13,12 +13,13 @@ from rlwatch.monitor.engine import Outcome
 from rlwatch.ports import Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import admit, step_index
-from rlwatch.recorder.queue import BoundedQueue
-from rlwatch.recorder.writer import Queued, Writer
+from rlwatch.recorder.queue import Intake, Queued
+from rlwatch.recorder.writer import Writer
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.run.link import Link
 
 DEADLINE_S = 10.0
+UNJUDGED = "the run ended before all its rows were judged: its next attempt, or `rlwatch watch STORE`, judges the rest"
 
 
 class Stoppable(Protocol):
@@ -34,13 +35,13 @@ class Engine:
 
     def __init__(
         self,
-        queue: BoundedQueue[Queued],
+        intake: Intake,
         writer: Writer,
         mailbox: Mailbox,
-        finish: Any,
+        finish: Callable[[RunState, str], object],
         delivery: Stoppable | None = None,
     ) -> None:
-        self.queue = queue
+        self.intake = intake
         self.writer = writer
         self.mailbox = mailbox
         self.finish = finish
@@ -104,7 +105,7 @@ class Run:
     def offer(self, item: Queued) -> None:
         """Queue ``item`` for the writer thread, if this run records."""
         if self._engine is not None and not self._ended:
-            self._offer(self._engine, item)
+            self._engine.intake.put(item)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record ``metrics`` at the global step ``step`` (an integer >= 0).
@@ -121,7 +122,7 @@ class Run:
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             self.counters.warn("bad_records", f"run.log could not take a record: {error}")
             return
-        self._offer(engine, entry)
+        engine.intake.put(entry)
 
     def log_spikes(self, spikes: SpikeBatch) -> None:
         """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
@@ -160,31 +161,45 @@ class Run:
     ) -> bool:
         """End the run: store and judge what is queued, deliver alerts, release the files.
 
-        Takes at most about ``deadline_s`` seconds; False when that was not enough. Idempotent.
+        Takes at most about ``deadline_s`` seconds. False when that was not enough, or the store could not be written
+        to the end: what is not stored then is counted in :attr:`counters`. Never raises, whatever fails underneath (but
+        for a ``state`` that is none). Idempotent.
         """
         if self._ended:
             return True
+        ended_as = RunState(state)
         self._ended = True
         end = time.monotonic() + deadline_s
-        stopped = True if self._engine is None else self._finish(self._engine, RunState(state), reason, deadline_s)
-        if self._link is not None:
-            stopped &= self._link.close(max(0.1, end - time.monotonic()))
+        engine, link = self._engine, self._link
+        stopped = engine is None or self._safely(lambda: self._finish(engine, ended_as, reason, deadline_s))
+        if link is not None:
+            stopped &= self._safely(lambda: link.close(max(0.1, end - time.monotonic())))
         return stopped
 
     def _finish(self, engine: Engine, state: RunState, reason: str, deadline_s: float) -> bool:
         end = time.monotonic() + deadline_s
-        stopped = engine.writer.stop(deadline_s)
-        if stopped:
-            engine.finish(state, reason)
-        else:
+        lost = self.counters["dropped"] + self.counters["errors"]
+        stopped = engine.writer.stop(deadline_s, lambda: engine.finish(state, reason))
+        if not stopped:
             self.counters.warn("errors", f"the run's last records were not stored within {deadline_s:g} s")
+        elif not engine.writer.judged:
+            stopped = False
+            self.counters.warn("unjudged", UNJUDGED)
         if engine.delivery is not None:
             engine.delivery.stop(max(0.0, end - time.monotonic()))
-        return stopped
+        return stopped and self.counters["dropped"] + self.counters["errors"] == lost
 
-    def end(self, state: str, reason: str) -> None:
+    def _safely(self, call: Callable[[], bool]) -> bool:
+        """The seam of the end: what goes wrong here must not take the place of the program's own error, or make one."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  (any store, any thread of ours)
+            self.counters.warn("errors", f"rlwatch could not end the run: {type(error).__name__}: {error}")
+            return False
+
+    def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:
         """The process is ending: :meth:`finish` with a short deadline."""
-        self.finish(state, reason, deadline_s=5.0)
+        self.finish(state, reason, deadline_s=deadline_s)
 
     def forked(self) -> None:
         """In a forked child: the parent's run is not ours to write."""
@@ -208,10 +223,6 @@ class Run:
     def publish_health(self, health: Health) -> None:
         """Called on the writer thread whenever a step was judged."""
         self._health = health
-
-    def _offer(self, engine: Engine, item: Queued) -> None:
-        if not engine.queue.offer(item):
-            self.counters.warn("dropped", "rlwatch's queue is full; records are dropped, training is not slowed")
 
     def __enter__(self) -> Self:
         return self

@@ -41,8 +41,9 @@ class Watched:
         )
         self.sink = MonitorSink(
             monitor,
-            self.writer,
+            self.writer.run,
             self.store,
+            keep=self.writer.write,
             desk=Desk(self.store, self.policy, clock=self.clock),
             clock=self.clock,
             publish=self.health.append,

@@ -1,9 +1,11 @@
 """What no store can hold is dropped by itself; what a store cannot hold now is kept."""
 
+import pytest
+
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreError, StoreFullError, UnstorableError
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.store_sink import HEARTBEAT_S, StoreSink
+from rlwatch.recorder.store_sink import HEARTBEAT_S, RETRY_S, StoreSink
 from rlwatch.records import RunInfo, StepRecord
 
 
@@ -76,19 +78,36 @@ def test_other_trouble_of_the_store_keeps_the_batch_whole():
 
 
 def test_the_heartbeat_comes_at_the_first_tick_and_every_five_seconds():
-    """With the wall time, and the backlog is tried with it."""
+    """With the wall time; the backlog is tried again every second."""
     writer, _, clock, sink = made(room=0)
     sink.tick()
     sink.write(records(1))
     writer.room = 10
-    clock.advance(HEARTBEAT_S - 0.01)
+    clock.advance(RETRY_S - 0.01)
     sink.tick()
     before = list(writer.steps)
     clock.advance(0.01)
     sink.tick()
+    after = list(writer.steps)
+    clock.advance(HEARTBEAT_S - RETRY_S)
+    sink.tick()
 
-    assert (before, writer.steps) == ([], [1])
+    assert (before, after) == ([], [1])
     assert writer.beats == [100.0, 105.0]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "input/output error"), MemoryError()])
+def test_trouble_that_is_not_the_stores_own_keeps_the_batch_too(error):
+    """The disk's and the machine's own errors: nothing is lost uncounted."""
+    writer, counters, _, sink = made()
+    whole = writer.write
+    writer.write = lambda items: (_ for _ in ()).throw(error)
+    sink.write(records(1, 2))
+    writer.write = whole
+    sink.write(records(3))
+
+    assert writer.steps == [1, 2, 3]
+    assert (counters["dropped"], counters["errors"]) == (0, 1)
 
 
 def test_closing_writes_what_waits_and_asks_nothing_when_nothing_does():

@@ -31,9 +31,13 @@ class SlowWriter:
         self.needs, self.asked, self._now = needs, [], 100.0
         monkeypatch.setattr("rlwatch.run.run.time.monotonic", lambda: self._now)
 
-    def stop(self, deadline_s):
+    judged = True
+
+    def stop(self, deadline_s, ending):
         self.asked.append(deadline_s)
         self._now += min(self.needs, deadline_s)
+        if self.needs <= deadline_s:
+            ending()
         return self.needs <= deadline_s
 
 

@@ -1,4 +1,4 @@
-"""Who listens to a run hears what it found, on the writer thread, and never holds up the loop."""
+"""Who listens to a run hears what it found, on the judge's thread, and never holds up the loop."""
 
 import threading
 
@@ -15,7 +15,7 @@ def collapse(run, steps=80):
 
 
 def test_a_listener_hears_every_finding_and_alert_that_is_stored(tmp_path):
-    """The same as the store holds, in order, told by the writer thread."""
+    """The same as the store holds, in order, told by the judge's thread."""
     store = str(tmp_path / "runs")
     heard, threads = [], set()
     with rlwatch.init(store=store) as run:
@@ -30,7 +30,7 @@ def test_a_listener_hears_every_finding_and_alert_that_is_stored(tmp_path):
     assert {
         alert.alert_id for alert in stored.alerts(run.info.run_id) if alert.state is not AlertState.PENDING
     } == fired
-    assert threads == {"rlwatch-writer"}
+    assert threads == {"rlwatch-judge"}
 
 
 @pytest.mark.parametrize("listeners", [0, 2])

@@ -64,7 +64,9 @@ class Batch:
             else:
                 self._add_spikes(item)
         except (TypeError, ValueError, OverflowError, StoreError) as error:
-            raise UnstorableError(f"cannot store {_label(item)}: {error}") from error
+            unstorable = UnstorableError(f"cannot store {_label(item)}: {error}")
+            unstorable.item = item
+            raise unstorable from error
 
     def insert(self, db: sqlite3.Connection) -> None:
         """Insert the rows; the caller holds the transaction."""

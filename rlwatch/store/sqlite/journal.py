@@ -22,6 +22,7 @@ import struct
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from rlwatch.errors import StoreError
@@ -170,12 +171,12 @@ class Journal:
             with contextlib.suppress(OSError):  # the one in use goes on
                 self._next = self._made()
 
-    def missing(self, taken: Container[int] = ()) -> list[tuple[int, Item]]:
+    def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
         """What is in the files, whole, not stored and not ``taken``; for the thread that writes the run."""
         paths = [segment.path for segment in [*self._old, self._now]]
         found = (entry for path in paths for entry in entries(path)[1])
         new = ((number, item) for number, item, whole in found if whole and number not in taken)
-        return [(number, item) for number, item in new if not self.mark.holds(number)]
+        return list(islice(((number, item) for number, item in new if not self.mark.holds(number)), limit))
 
     def close(self, *, remove: bool) -> None:
         """Leave it. ``remove``: all of it is stored."""

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 
 from rlwatch.ports import Checkpoint
+from rlwatch.store.sqlite import runrow
 from rlwatch.store.sqlite.codec import dumps, loads
 from rlwatch.store.sqlite.journal import Mark
 
@@ -31,7 +32,7 @@ def note(db: sqlite3.Connection, mark: Mark) -> None:
 def judged(db: sqlite3.Connection) -> int:
     """Up to which ``seq`` the run is judged; of a file from before this was noted, all of it."""
     if not _is_here(db):
-        return max(seq or 0 for (seq,) in db.execute("SELECT max(seq) FROM record UNION ALL SELECT max(seq) FROM event"))
+        return runrow.last_seq(db)
     row = db.execute("SELECT value FROM progress WHERE name = 'judged'").fetchone()
     return int(row[0]) if row is not None else 0
 

@@ -62,6 +62,12 @@ def last_seq(db: sqlite3.Connection) -> int:
     return max(seq or 0 for (seq,) in rows)
 
 
+def first_seq(db: sqlite3.Connection, attempt: int) -> int:
+    """The first number that ``attempt`` may have given."""
+    row = db.execute("SELECT first_seq FROM attempt WHERE attempt = ?", (attempt,)).fetchone()
+    return int(row[0]) if row is not None else 1
+
+
 def beat(db: sqlite3.Connection, now: float) -> None:
     """Note that the writer lives."""
     db.execute("UPDATE run SET heartbeat_at = ?", (now,))

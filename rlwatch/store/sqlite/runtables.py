@@ -79,10 +79,15 @@ class RunTables(ABC):
         with self._reading(run_id) as db:
             return reading.stream(db, after_seq, limit)
 
-    def judged(self, run_id: str) -> int:
-        """Up to which ``seq`` the run is judged."""
+    def judged(self, run_id: str) -> tuple[int, int]:
+        """Up to which ``seq`` the run is judged, and its last."""
         with self._reading(run_id) as db:
-            return progress.judged(db)
+            return progress.judged(db), runrow.last_seq(db)
+
+    def first_seq(self, run_id: str, attempt: int) -> int:
+        """The first ``seq`` that ``attempt`` may have written."""
+        with self._reading(run_id) as db:
+            return runrow.first_seq(db, attempt)
 
     def checkpoint(
         self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True

@@ -1,0 +1,152 @@
+"""What the Monitor knows, as bytes beside the run's rows, so that a resume goes on without reliving all of them.
+
+A checkpoint is a shortcut and nothing more: one that is missing, damaged, of another program or not ours is passed
+over, and the rows are relived. Store directories travel, and unpickling runs code: so a checkpoint is sealed (HMAC-SHA256)
+with a key in this user's own state directory, is opened only if the seal holds, and even then only classes and functions
+of rlwatch's judging and plain containers are looked up.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import hmac
+import io
+import os
+import pickle
+import secrets
+import zlib
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import rlwatch
+
+if TYPE_CHECKING:
+    from rlwatch.monitor.engine import Monitor
+
+_ROOMS = ("detectors", "stats", "forecast", "alerts", "monitor", "metrics", "records")
+_OUTSIDE = {
+    ("collections", "deque"): collections.deque,
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("collections", "Counter"): collections.Counter,
+}
+_NUMPY = {"numpy", "numpy._core.numeric", "numpy._core.multiarray", "numpy.core.numeric", "numpy.core.multiarray"}
+_NUMPY_NAMES = {"dtype", "ndarray", "_frombuffer", "_reconstruct", "scalar"}
+_SEAL = hashlib.sha256().digest_size
+
+
+def made_by(monitor: Monitor) -> str:
+    """Name of the program and settings that ``monitor`` judges with; empty if it must not be kept.
+
+    Detectors and forecasters of somebody else's are not ours to take apart.
+    """
+    if not monitor.is_default or _key() is None:
+        return ""
+    settings = repr((monitor.run_id, monitor.source, monitor.rules, sorted(_environment().items())))
+    return hashlib.sha256((_program() + settings).encode()).hexdigest()
+
+
+def sealed(monitor: Monitor) -> bytes:
+    """What ``monitor`` knows. Raises what pickling raises."""
+    to = io.BytesIO()
+    _Pickler(to, monitor).dump(monitor.memory())
+    body = zlib.compress(to.getvalue(), 1)
+    return hmac.digest(_key() or b"", body, "sha256") + body
+
+
+def opened(body: bytes, monitor: Monitor) -> bool:
+    """Give ``monitor``, which is fresh, what the checkpoint knows; whether it could be read."""
+    key = _key()
+    if key is None or not hmac.compare_digest(hmac.digest(key, body[_SEAL:], "sha256"), body[:_SEAL]):
+        return False
+    try:
+        monitor.remember(_Unpickler(io.BytesIO(zlib.decompress(body[_SEAL:])), monitor).load())
+    except Exception:  # noqa: BLE001  (whatever is wrong with it, the rows say the same)
+        return False
+    return True
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, to: io.BytesIO, monitor: Monitor) -> None:
+        super().__init__(to, protocol=5)
+        self._monitor = monitor
+
+    def persistent_id(self, obj: Any) -> Any:
+        """What the fresh monitor has already: itself and its methods, its makers, the forecaster's model."""
+        from rlwatch.forecast.model import Model
+
+        if obj is self._monitor:
+            return ("monitor",)
+        if isinstance(obj, MethodType) and obj.__self__ is self._monitor:
+            return ("method", obj.__name__)
+        return ("model",) if isinstance(obj, Model) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, source: io.BytesIO, monitor: Monitor) -> None:
+        super().__init__(source)
+        self._monitor = monitor
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] == "monitor":
+            return self._monitor
+        if pid[0] == "method":
+            return getattr(self._monitor, pid[1])
+        from rlwatch.forecast.forecaster import default_forecaster
+
+        return default_forecaster().model
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _OUTSIDE:
+            return _OUTSIDE[module, name]
+        if (module in _NUMPY and name in _NUMPY_NAMES) or (
+            module.split(".")[0] == "rlwatch" and module.split(".")[1] in _ROOMS
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+
+
+def _environment() -> dict[str, str]:
+    """Settings of the forecaster, and what the model they name looks like now."""
+    found = {name: value for name, value in os.environ.items() if name.startswith("RLWATCH_FORECAST_")}
+    with suppress(OSError):
+        model = Path(found.get("RLWATCH_FORECAST_MODEL", ""))
+        found["model"] = hashlib.sha256(model.read_bytes()).hexdigest()
+    return found
+
+
+@cache
+def _program() -> str:
+    """Digest of everything that judges: another program's state may mean something else."""
+    root = Path(rlwatch.__file__).parent
+    digest = hashlib.sha256(rlwatch.__version__.encode())
+    for room in _ROOMS:
+        for file in sorted([*(root / room).rglob("*.py"), *(root / room).glob("shipped/*"), root / f"{room}.py"]):
+            with suppress(OSError):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _key() -> bytes | None:
+    """This user's key, made at first need; None where none can be kept for us alone."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    with suppress(OSError, RuntimeError):
+        file = Path(base).expanduser() / "rlwatch" / "checkpoint.key"
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            made = file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            fd = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            os.write(fd, secrets.token_bytes(32))
+            os.close(fd)
+            with suppress(FileExistsError):
+                os.link(made, file)
+            made.unlink()
+        found = file.stat()
+        if found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            key = file.read_bytes()
+            return key if len(key) == 32 else None
+    return None

@@ -1,0 +1,340 @@
+"""Who judges a run's rows, and from where: a live run's judge in a thread of its own, behind the thread that stores.
+
+Both read the same way: what is not judged yet comes from the store, in order of ``seq``; a live judge that keeps up is
+handed the rows instead. How far it came, and now and then all it knows (:mod:`rlwatch.monitor.checkpoint`), is stored
+with the run, so that whoever looks next, the next attempt or ``rlwatch watch``, goes on there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.policy import Policy
+from rlwatch.monitor import checkpoint
+from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.sink import Interrupted, MonitorSink
+from rlwatch.ports import Checkpoint, History, Item, Progress, Storable, Store
+from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+
+logger = logging.getLogger("rlwatch")
+INBOX = 2_000
+"""Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
+AT_ONCE = 64
+"""Rows between two looks at whether to stop."""
+WORK_S, REST = 0.02, 1.0
+"""After so many seconds of work on end the judge rests as long again: it catches up without taking the machine."""
+CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
+"""A checkpoint is made after so many seconds or rows, and takes at most this share of the judge's time."""
+
+
+def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> History:
+    """What an attempt continues: the monitor, just reset, is given the newest checkpoint that fits, and the rows after."""
+
+    def history(attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
+        after = 0
+        by = checkpoint.made_by(monitor())
+        if by:
+            bounds = store.branch_bounds(run_id, attempt, before_step)
+            kept = store.checkpoint(run_id, by, lambda _, of, step: step < bounds.get(of, -1))
+            if kept is not None and checkpoint.opened(kept.body, monitor()):
+                after = kept.seq
+        yield from store.branch(run_id, attempt, before_step, after_seq=after)
+
+    return history
+
+
+def judge_rest(
+    store: Store, run_id: str, policy: Policy, desk: Desk, announce: Callable[[Outcome], None] | None = None
+) -> bool:
+    """Judge what a dead process left stored and not judged, and tell it, once; whether there was anything.
+
+    Nothing is done where somebody writes the run. Its lock is held only to write, so that a new attempt need not wait:
+    one that begins meanwhile judges for itself.
+    """
+    done, last = store.judged(run_id)
+    if done >= last or not _is_left(store, run_id):
+        return False
+    run, found = store.run(run_id), list[Storable]()
+    monitor = Monitor(
+        run_id=run_id, source=run.source, rules=policy.rules, history=past_of(store, run_id, lambda: monitor)
+    )
+    sink = MonitorSink(monitor, run, store, desk=desk, keep=found.extend, announce=announce, amends=True)
+    sink.holding = True
+    judging = Judging(monitor, sink, store, run_id, judged=lambda *_: None)
+    judging.begin(last)
+    while judging.stored():
+        pass
+    judging.close()
+    writer = store.amend_run(run_id)
+    if writer is None:
+        return False
+    with closing(writer):
+        writer.write(found)
+        sink.release()
+        if not sink.settled:
+            return False  # the next look judges, and finds, the same again
+        writer.write([], Progress(judged=judging.seq))
+    return True
+
+
+def _is_left(store: Store, run_id: str) -> bool:
+    """Whether nobody writes the run, and we could."""
+    writer = store.amend_run(run_id)
+    if writer is not None:
+        writer.close()
+    return writer is not None
+
+
+class Judging:
+    """A sink, and how far it came in the rows of its run.
+
+    Parameters
+    ----------
+    judged
+        Called with the ``seq`` up to which everything is judged and written, and perhaps a checkpoint.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        sink: MonitorSink,
+        store: Store,
+        run_id: str,
+        *,
+        judged: Callable[[int, Checkpoint | None], None],
+    ) -> None:
+        self.seq = 0
+        """Of the last item taken."""
+        self._monitor, self._sink, self._store, self._run_id = monitor, sink, store, run_id
+        self._judged = judged
+        self._attempt = 0
+        self._said = -1
+        self._highest = -1
+        self._by: str | None = None
+        self._kept_at, self._kept_seq, self._cost_s = time.monotonic(), 0, 0.0
+
+    def begin(self, up_to: int) -> None:
+        """Go where judging ended: to ``up_to``, the run's last ``seq``, or to what an earlier process left unjudged."""
+        done, last = self._store.judged(self._run_id)
+        self.seq = self._kept_seq = up_to
+        if done >= min(last, up_to):
+            return
+        first = self._store.stream(self._run_id, after_seq=done, limit=1)
+        if not first:
+            return
+        of = self._attempt = first[0].attempt
+        self.seq = self._store.first_seq(self._run_id, of) - 1
+        by = checkpoint.made_by(self._monitor)
+        kept = (
+            self._store.checkpoint(self._run_id, by, lambda seq, attempt, _: seq <= done and attempt == of)
+            if by
+            else None
+        )
+        if kept is not None and checkpoint.opened(kept.body, self._monitor):
+            self.seq, self._highest = kept.seq, kept.step
+        self._kept_seq = self.seq
+
+    def stored(self) -> bool:
+        """Judge the next rows of the store; whether there were any."""
+        rows = self._store.stream(self._run_id, after_seq=self.seq, limit=AT_ONCE)
+        if rows:
+            self.take(rows)
+        return bool(rows)
+
+    def take(self, rows: Sequence[StepRecord | Event]) -> None:
+        """Judge these. Raises ``Interrupted``."""
+        for attempt in dict.fromkeys(row.attempt for row in rows):
+            if self._attempt not in (0, attempt):
+                self._sink.end_attempt()
+                self._highest = -1
+            self._attempt = attempt
+            of_it = [row for row in rows if row.attempt == attempt]
+            self._highest = max([self._highest, *(row.step for row in of_it if row.step is not None)])
+            try:
+                self._sink.write(of_it)
+            finally:
+                self.seq = max(self.seq, self._sink.seq)
+        self.note()
+
+    def tick(self) -> None:
+        """What time alone makes due, and what could not be written before."""
+        self._sink.tick()
+        self.note()
+
+    def note(self) -> None:
+        """Say how far it came, if all that was found is written."""
+        if not self._sink.settled:
+            return
+        since = self._monitor.open_since
+        upto = self.seq if since is None else since - 1
+        kept = self._checkpoint()
+        if kept is not None or upto != self._said:
+            self._said = upto
+            self._judged(upto, kept)
+
+    def close(self) -> None:
+        """Judge the last step, too: nothing more comes."""
+        self._sink.close()
+        if self._sink.settled:
+            self._judged(self.seq, None)
+
+    def _checkpoint(self) -> Checkpoint | None:
+        now, rows = time.monotonic(), self.seq - self._kept_seq
+        since = now - self._kept_at
+        due = rows > 0 and (since >= CHECKPOINT_S or rows >= CHECKPOINT_ROWS)
+        if not due or since < self._cost_s / CHECKPOINT_SHARE or self._monitor.waits:
+            return None
+        if self._by is None:
+            self._by = checkpoint.made_by(self._monitor)
+        self._kept_at, self._kept_seq = now, self.seq
+        if not self._by:
+            return None
+        try:
+            body = checkpoint.sealed(self._monitor)
+        except Exception as error:  # noqa: BLE001  (a shortcut that is not to be had: a resume relives instead)
+            self._by = ""
+            logger.debug("what the judge knows cannot be kept: %s: %s", type(error).__name__, error)
+            return None
+        self._cost_s = time.monotonic() - now
+        return Checkpoint(self.seq, self._attempt, self._highest, self._by, body)
+
+
+class JudgeThread:
+    """Judges what the writer thread stored; the writer thread never waits for it. A daemon.
+
+    Parameters
+    ----------
+    last_seq
+        Of the run when this attempt began.
+    failed
+        Told of what went wrong, in words; nothing that is raised ends the thread.
+    """
+
+    def __init__(self, last_seq: int, failed: Callable[[str], None]) -> None:
+        self.ended = False
+        self._last_seq = last_seq
+        self._failed = failed
+        self._inbox: deque[StepRecord | Event] = deque()
+        self._begun = False
+        self._behind = True
+        self._handed = last_seq
+        self._ending = self._abandoned = False
+        self._worked_since = 0.0
+        self._wake = threading.Event()
+        self._judging: Judging | None = None
+        self._thread = threading.Thread(target=self._loop, name="rlwatch-judge", daemon=True)
+        self.cpu_seconds = 0.0
+
+    def start(self, judging: Judging) -> None:
+        """Begin with ``judging``, whose sink asks :meth:`enough`."""
+        self._judging = judging
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was handed over is judged and written."""
+        if not self._thread.is_alive():
+            return True
+        return not self._inbox and not self._behind and self._judging is not None and self._judging.seq >= self._handed
+
+    def take(self, batch: Sequence[Item]) -> None:
+        """Take over what was given to the store; on the writer thread."""
+        rows = [item for item in batch if not isinstance(item, SpikeBatch | CompletionBatch)]
+        if not rows:
+            return
+        self._handed = rows[-1].seq
+        if len(self._inbox) + len(rows) > INBOX:
+            self._behind = True
+            self._inbox.clear()
+        else:
+            self._inbox.extend(rows)
+        self._wake.set()
+
+    def end(self) -> None:
+        """Judge what is left and stop; without rests from here on."""
+        self._ending = True
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Stop as soon as can be; what is left is for whoever looks next."""
+        self._abandoned = self._ending = True
+        self._wake.set()
+
+    def enough(self) -> bool:
+        """Asked between rows, on the judge's thread: rests now and then; whether to stop."""
+        worked = time.monotonic() - self._worked_since
+        if worked > WORK_S and not self._ending:
+            self._wake.wait(REST * worked) if not self._wake.is_set() else time.sleep(REST * worked)
+            self._worked_since = time.monotonic()
+        return self._abandoned
+
+    def _loop(self) -> None:
+        try:
+            while not self._abandoned:
+                self._worked_since = time.monotonic()
+                if self._turn():
+                    break
+        except Interrupted:
+            pass
+        finally:
+            self.ended = True
+
+    def _turn(self) -> bool:
+        """Judge what there is, wait for more; whether that was all there will be."""
+        judging, ending = self._judging, self._ending
+        assert judging is not None  # noqa: S101  (start gave it)
+        try:
+            if not self._begun:
+                judging.begin(self._last_seq)
+                self._begun = True
+            worked = self._work(judging)
+            if not worked:
+                judging.tick()
+        except Interrupted:
+            raise
+        except BaseException as error:  # noqa: BLE001  (any detector, any store)
+            self._failed(f"rlwatch could not judge: {type(error).__name__}: {error}")
+            time.sleep(0.05)
+            worked = False
+        self.cpu_seconds = time.thread_time()
+        if worked:
+            return False
+        if ending and (self.done or self._hopeless(judging)):
+            try:
+                judging.close()
+            except Interrupted:
+                raise
+            except BaseException as error:  # noqa: BLE001  (see above)
+                self._failed(f"rlwatch could not judge the last step: {type(error).__name__}: {error}")
+            return True
+        self._wake.wait(0.01 if ending else 0.5)
+        self._wake.clear()
+        return False
+
+    def _work(self, judging: Judging) -> bool:
+        """Judge the next rows; whether there were any."""
+        if self._behind:
+            if judging.stored():
+                return True
+            self._behind = False
+        rows: list[StepRecord | Event] = []
+        while self._inbox and len(rows) < AT_ONCE:
+            row = self._inbox.popleft()
+            if row.seq > judging.seq:
+                rows.append(row)
+        if rows and rows[0].seq > judging.seq + 1 and judging.stored():  # a gap: some were too many to be handed over
+            self._inbox.extendleft(reversed(rows))
+            return True
+        if rows:
+            judging.take(rows)
+        return bool(rows)
+
+    def _hopeless(self, judging: Judging) -> bool:
+        """Whether what was handed over is not to be had: neither here nor stored."""
+        return not self._inbox and not self._behind and judging.seq < self._handed
