@@ -14,6 +14,7 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.liveness import sign_of
 from rlwatch.errors import RLWatchError, StoreError
 from rlwatch.monitor.heartbeat import judged
+from rlwatch.monitor.judge import judge_rest
 from rlwatch.ports import Store
 from rlwatch.records import RunInfo, RunState
 
@@ -48,6 +49,8 @@ class Watchman:
         """Runs that could not be looked after, each time counted."""
         self._store = store
         self._run_id = run_id
+        self._policy = policy
+        self._judged: dict[str, object] = {}
         self._rules = [rule for rule in policy.rules if _is_about_heartbeats(rule)]
         self._clock = clock or SystemClock()
         self._desk = Desk(store, policy, dashboard_url=dashboard_url, clock=self._clock, live=self._lives)
@@ -63,6 +66,7 @@ class Watchman:
         return written
 
     def _look_after(self, run: RunInfo) -> int:
+        self._judge_rest(run)
         now = self._clock.now()
         stored = self._store.alerts(run.run_id)
         if run.state is RunState.FINISHED and not stored:
@@ -70,6 +74,17 @@ class Watchman:
         sign = sign_of(self._store, run, now)
         raised = [alert for rule in self._rules for alert in judged(run, sign, stored, rule, now)]
         return len(self._desk.tell(run.run_id, raised)) if stored or raised else 0
+
+    def _judge_rest(self, run: RunInfo) -> None:
+        """Rows that a dead process left unjudged: a run that has not moved since it was seen to have none is passed over."""
+        version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
+        if self._judged.get(run.run_id) == version:
+            return
+        if judge_rest(self._store, run.run_id, self._policy, self._desk):
+            logger.info("run %s: judged what its process had stored and not judged", run.run_id)
+        done, last = self._store.judged(run.run_id)
+        if done >= last:
+            self._judged[run.run_id] = version
 
     def _runs(self) -> Iterator[RunInfo]:
         now = self._clock.now()

@@ -115,5 +115,3 @@ class Intake:
         if not number:
             self._counters.warn("unkept", UNKEPT)
         return number, whole
-
-

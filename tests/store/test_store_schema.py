@@ -36,13 +36,13 @@ def test_a_file_of_the_first_version_is_read_and_brought_up_to_date_by_its_write
         assert "colour" in _columns(path)
         assert [record.step for record in store.records("run")] == [1, 2, 3]
 
-    with pytest.raises(StoreVersionError, match=r"format 4.*only up to 3.*pip install -U rlwatch-monitor"):
+    with pytest.raises(StoreVersionError, match=r"format 5.*only up to 4.*pip install -U rlwatch-monitor"):
         store.run("run")
-    assert "format 4" in store.unreadable()["run"]
+    assert "format 5" in store.unreadable()["run"]
 
 
 def test_a_run_recorded_before_there_were_completions_gets_their_table_from_its_writer(tmp_path: Path, monkeypatch):
-    """Two versions ago: readers wait for the writer."""
+    """Three versions ago: readers wait for the writer."""
     store = open_store(tmp_path)
     with monkeypatch.context() as older:
         older.setattr(schema, "RUN", schema.RUN[:1])
@@ -66,17 +66,17 @@ def test_a_run_recorded_before_there_were_forecasts_has_none(tmp_path: Path, mon
     assert store.last_values("run")["forecast/p50"] == (3, 0.5)
 
 
-def test_a_file_two_versions_old_wants_its_writer_first(tmp_path: Path, monkeypatch):
-    """A reader says what to do; resuming takes both steps."""
+def test_a_file_three_versions_old_wants_its_writer_first(tmp_path: Path, monkeypatch):
+    """A reader says what to do; resuming takes all steps."""
     store = open_store(tmp_path)
     fill(store, steps(1), finish=True)
-    monkeypatch.setattr(schema, "RUN", (*schema.RUN, _adds("colour"), _adds("taste")))
-    with pytest.raises(StoreVersionError, match=r"format 3.*reads 4 and 5.*resume"):
+    monkeypatch.setattr(schema, "RUN", (*schema.RUN, _adds("colour"), _adds("taste"), _adds("weight")))
+    with pytest.raises(StoreVersionError, match=r"format 4.*reads 5 to 7.*resume"):
         store.run("run")
 
     fill(store, steps(2), finish=True)
     assert [record.step for record in store.records("run")] == [1, 2]
-    assert _columns(tmp_path / "run" / "run.db")[-2:] == ["colour", "taste"]
+    assert _columns(tmp_path / "run" / "run.db")[-3:] == ["colour", "taste", "weight"]
 
 
 def test_control_tables_are_brought_up_to_date_by_whoever_uses_them(tmp_path: Path, monkeypatch):

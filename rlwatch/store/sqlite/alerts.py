@@ -8,6 +8,7 @@ from typing import Any
 
 from rlwatch.ports import Composer
 from rlwatch.records import Acknowledgement, Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, Severity
+from rlwatch.store.sqlite import owner
 from rlwatch.store.sqlite.codec import dumps, loads, plain
 from rlwatch.store.sqlite.migrations import transaction
 
@@ -21,7 +22,10 @@ _PUT = """INSERT INTO alert VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
           resolved_at = excluded.resolved_at"""
 _MESSAGES = """SELECT message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until,
                last_error, created_at, sent_at FROM outbox """
-_DUE = "FROM outbox WHERE status = 'pending' AND next_attempt_at <= ?1 AND lease_until <= ?1"
+_DUE = (
+    "FROM outbox WHERE status = 'pending' AND ((next_attempt_at <= ?1 AND (lease_until <= ?1 "
+    "OR leased_by IN ({gone}))) OR touched_at > ?1 + 1)"
+)
 
 
 def put(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
@@ -75,13 +79,22 @@ def rows_of_alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int
 def lease(
     db: sqlite3.Connection, run_id: str, now: float, *, until: float, limit: int, channels: Sequence[str] | None
 ) -> list[OutboxMessage]:
-    """Take due messages nobody holds, oldest first. The lock held from the first line on makes it one taker each."""
-    if db.execute(f"SELECT 1 {_DUE} LIMIT 1", (now,)).fetchone() is None:
+    """Take due messages nobody holds, oldest first. The lock held from the first line on makes it one taker each.
+
+    What a process held that is gone is free; so is what was last touched at a time that is still to come.
+    """
+    held = db.execute("SELECT DISTINCT leased_by FROM outbox WHERE status = 'pending' AND lease_until > ?", (now,))
+    gone = [by for (by,) in held.fetchall() if owner.is_gone(by)]
+    due_now, when = _DUE.format(gone=", ".join(f"?{k + 2}" for k in range(len(gone)))), (now, *gone)
+    if db.execute(f"SELECT 1 {due_now} LIMIT 1", when).fetchone() is None:  # noqa: S608  (placeholders)
         return []  # the usual poll takes no write lock
     with transaction(db):
-        due = db.execute(f"SELECT id, channel {_DUE} ORDER BY id", (now,)).fetchall()
+        due = db.execute(f"SELECT id, channel {due_now} ORDER BY id", when).fetchall()  # noqa: S608
         taken = [number for number, channel in due if channels is None or channel in channels][:limit]
-        db.executemany("UPDATE outbox SET lease_until = ? WHERE id = ?", [(until, number) for number in taken])
+        db.executemany(
+            "UPDATE outbox SET lease_until = ?, leased_by = ?, touched_at = ? WHERE id = ?",
+            [(until, owner.this_process(), now, number) for number in taken],
+        )
         return [_message(run_id, db.execute(_MESSAGES + "WHERE id = ?", (number,)).fetchone()) for number in taken]
 
 
@@ -128,7 +141,8 @@ def waiting(db: sqlite3.Connection) -> bool:
 def _insert(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
     db.executemany(_PUT, [_alert_row(alert, now) for alert in alerts])
     db.executemany(
-        "INSERT INTO outbox VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        "INSERT INTO outbox (message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until, "
+        "last_error, created_at, sent_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         [_message_row(message) for message in messages],
     )
 

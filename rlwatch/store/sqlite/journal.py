@@ -32,6 +32,7 @@ from rlwatch.store.sqlite.codec import dumps, loads, plain
 from rlwatch.store.sqlite.columns import pack, unpack
 
 MAGIC, MARK = b"rlwatch1", b"\xf5RLW"
+HEADER_BYTES = len(MAGIC) + 8
 SEGMENT_BYTES = 1 << 20
 """A file is followed by another beyond this size; so much room is set aside for it on the disk beforehand."""
 MOST_BYTES = 256 << 20
@@ -218,17 +219,17 @@ def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
         data = path.read_bytes()
     except OSError:
         return "", []
-    if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 8:
+    if data[: len(MAGIC)] != MAGIC or len(data) < HEADER_BYTES:
         return "", []
     sets: dict[int, tuple[str, ...]] = {}
     found = []
-    for body in _bodies(data, len(MAGIC) + 8):
+    for body in _bodies(data, HEADER_BYTES):
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, struct.error, StoreError):
             if body[0] == _NAMES:
                 sets[int.from_bytes(body[1:5], "little")] = tuple(json.loads(body[5:]))
             else:
                 found.append((*_item(body, sets), body[0] != _PART))
-    return data[len(MAGIC) : len(MAGIC) + 8].hex(), found
+    return data[len(MAGIC) : HEADER_BYTES].hex(), found
 
 
 def _framed(body: bytes) -> bytes:

@@ -54,14 +54,14 @@ def migrate(db: sqlite3.Connection, steps: Sequence[Migration], where: str) -> N
 
 
 def check_readable(db: sqlite3.Connection, newest: int, where: str) -> None:
-    """Readers read the newest version and the one before: the writer of a live run may be the older program."""
+    """Readers read the newest version and the two before: the writer of a live run may be the older program."""
     version = version_of(db)
     refuse_newer(version, newest, where)
     if version == 0:
         raise StoreCorruptError(f"{where} holds no run: it is empty, or not a file of rlwatch")
-    if version < newest - 1:
+    if version < newest - 2:
         raise StoreVersionError(
-            f"{where} has format {version}; this rlwatch reads {newest - 1} and {newest}: "
+            f"{where} has format {version}; this rlwatch reads {newest - 2} to {newest}: "
             "resume the run once with this version to bring it up to date, or read it with an older rlwatch"
         )
 

@@ -57,9 +57,7 @@ def events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Even
     return [Event(kind, step, loads(body), _moment(ts), attempt, seq) for seq, attempt, step, ts, kind, body in found]
 
 
-def branch(
-    db: sqlite3.Connection, attempt: int, before_step: int, after_seq: int = 0
-) -> Iterator[StepRecord | Event]:
+def branch(db: sqlite3.Connection, attempt: int, before_step: int, after_seq: int = 0) -> Iterator[StepRecord | Event]:
     """The history ``attempt`` continues from ``before_step`` on, above ``after_seq``, in order of seq."""
     below = bounds(db, attempt, before_step)
     cut: set[int] = set()  # attempts that have left the branch: their later events do not belong to it

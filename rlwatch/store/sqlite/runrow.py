@@ -46,7 +46,6 @@ def load(db: sqlite3.Connection, run_id: str) -> RunInfo:
 def create(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
     """Begin the first attempt; returns the run as it now stands."""
     with transaction(db):
-        db.execute("INSERT OR REPLACE INTO progress VALUES ('judged', 0, '')")
         return _begin(db, replace(run, created_at=run.created_at or now, attempt=max(1, run.attempt)), run, now)
 
 

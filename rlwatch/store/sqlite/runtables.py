@@ -63,9 +63,7 @@ class RunTables(ABC):
         self.branch_bounds(run_id, attempt, before_step)  # an unknown run is an error now, not at the first item
         return self._branch(run_id, attempt, before_step, after_seq)
 
-    def _branch(
-        self, run_id: str, attempt: int, before_step: int, after_seq: int
-    ) -> Iterator[StepRecord | Event]:
+    def _branch(self, run_id: str, attempt: int, before_step: int, after_seq: int) -> Iterator[StepRecord | Event]:
         with self._reading(run_id) as db:
             yield from reading.branch(db, attempt, before_step, after_seq)
 

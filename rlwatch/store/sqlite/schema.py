@@ -94,6 +94,13 @@ _CONTROL_2 = """CREATE TABLE acknowledgement (
     alert_id TEXT PRIMARY KEY, acknowledged_by TEXT NOT NULL, why TEXT NOT NULL, at REAL NOT NULL,
     severity TEXT NOT NULL)"""
 
+# leased_by: the process that holds the message (rlwatch/store/sqlite/owner.py). touched_at: when it was last leased or
+# written back; a time to come means that the clock was set back since, and that the other times mean nothing.
+_CONTROL_3 = (
+    "ALTER TABLE outbox ADD COLUMN leased_by TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE outbox ADD COLUMN touched_at REAL NOT NULL DEFAULT 0",
+)
+
 # Of the whole store, in the file alerts.db of its root. labels: JSON, text to text.
 _DESK_1 = """CREATE TABLE silence (
     id INTEGER PRIMARY KEY, silence_id TEXT NOT NULL UNIQUE, silenced_by TEXT NOT NULL, why TEXT NOT NULL,
@@ -132,6 +139,11 @@ def _acknowledgement_table(db: sqlite3.Connection) -> None:
     db.execute(_CONTROL_2)
 
 
+def _lease_columns(db: sqlite3.Connection) -> None:
+    for statement in _CONTROL_3:
+        db.execute(statement)
+
+
 def _silence_table(db: sqlite3.Connection) -> None:
     db.execute(_DESK_1)
 
@@ -142,5 +154,9 @@ RUN = (
     Migration("forecasts", _forecast_table),
     Migration("progress", _progress_tables),
 )
-CONTROL = (Migration("control tables", _control_tables), Migration("acknowledgements", _acknowledgement_table))
+CONTROL = (
+    Migration("control tables", _control_tables),
+    Migration("acknowledgements", _acknowledgement_table),
+    Migration("leases", _lease_columns),
+)
 DESK = (Migration("silences", _silence_table),)

@@ -21,8 +21,8 @@ from rlwatch.store.sqlite.appender import Appender
 from rlwatch.store.sqlite.batch import Batch, MetricSets, packing
 from rlwatch.store.sqlite.connect import open_writer
 from rlwatch.store.sqlite.fork import belongs_here, keep_forever
-from rlwatch.store.sqlite.journal import Journal, Mark, entries, files_in
-from rlwatch.store.sqlite.layout import RunFiles, make_private, touch_private, writing_to
+from rlwatch.store.sqlite.journal import HEADER_BYTES, Journal, Mark, entries, files_in
+from rlwatch.store.sqlite.layout import RunFiles, make_private, size_of, touch_private, writing_to
 from rlwatch.store.sqlite.lock import RunLock
 from rlwatch.store.sqlite.migrations import migrate, transaction
 from rlwatch.store.sqlite.problems import explained
@@ -146,7 +146,7 @@ def amend_files(files: RunFiles) -> FileWriter | None:
 
 def recover(files: RunFiles) -> None:
     """Bring into the database what a dead process left in its journal; nothing where somebody writes, or we may not."""
-    if files_in(files.directory):
+    if any(size_of(path) > HEADER_BYTES for path in files_in(files.directory)):
         writer = amend_files(files)
         if writer is not None:
             writer.close()
