@@ -237,7 +237,7 @@ class RunReader(Protocol):
     def checkpoint(
         self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
     ) -> Checkpoint | None:
-        """The newest checkpoint ``made_by`` that program of which ``fits(seq, attempt, step)``; None if there is none."""
+        """The newest checkpoint ``made_by`` that program of which ``fits(seq, attempt, step)``, if there is one."""
         ...
 
     def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:

@@ -1,9 +1,9 @@
 """What the Monitor knows, as bytes beside the run's rows, so that a resume goes on without reliving all of them.
 
 A checkpoint is a shortcut and nothing more: one that is missing, damaged, of another program or not ours is passed
-over, and the rows are relived. Store directories travel, and unpickling runs code: so a checkpoint is sealed (HMAC-SHA256)
-with a key in this user's own state directory, is opened only if the seal holds, and even then only classes and functions
-of rlwatch's judging and plain containers are looked up.
+over, and the rows are relived. Store directories travel, and unpickling runs code: so a checkpoint is sealed
+(HMAC-SHA256) with a key in this user's own state directory and opened only if the seal holds; even then only classes
+and functions of rlwatch's judging and plain containers are looked up.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in _OUTSIDE:
             return _OUTSIDE[module, name]
         if (module in _NUMPY and name in _NUMPY_NAMES) or (
-            module.split(".")[0] == "rlwatch" and module.split(".")[1] in _ROOMS
+            module.split(".", maxsplit=1)[0] == "rlwatch" and module.split(".")[1] in _ROOMS
         ):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
@@ -132,7 +132,7 @@ def _program() -> str:
 
 @cache
 def _key() -> bytes | None:
-    """This user's key, made at first need; None where none can be kept for us alone."""
+    """The user's own key, made at first need; None where none can be kept for them alone."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     with suppress(OSError, RuntimeError):
         file = Path(base).expanduser() / "rlwatch" / "checkpoint.key"

@@ -34,7 +34,7 @@ CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 
 
 def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> History:
-    """What an attempt continues: the monitor, just reset, is given the newest checkpoint that fits, and the rows after."""
+    """What an attempt continues: the newest checkpoint that fits, given to the monitor just reset, and the rows after."""
 
     def history(attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
         after = 0

@@ -7,7 +7,6 @@ the queue. When the queue is full, what the journal has whole is taken from ther
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 

@@ -30,7 +30,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Entry, numbers
 from rlwatch.recorder.queue import BoundedQueue, Intake, Numbered, Queued
 from rlwatch.recorder.store_sink import StoreSink
-from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, SpikeBatch, StepRecord
 
 BATCH_LIMIT = 1000
 FOUND_STORED_S = 2.0

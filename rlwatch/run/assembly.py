@@ -10,7 +10,7 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.mailbox import Mailbox
 from rlwatch.errors import ConfigError
 from rlwatch.monitor.engine import Monitor
-from rlwatch.monitor.judge import Judging, JudgeThread, past_of
+from rlwatch.monitor.judge import JudgeThread, Judging, past_of
 from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import Detector, RunWriter, Store
 from rlwatch.recorder.counters import Counters

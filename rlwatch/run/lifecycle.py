@@ -87,8 +87,8 @@ def _insist() -> None:
     """Pass SIGTERM on in time even if the main thread never comes to run the handler.
 
     Python runs handlers between two instructions of the main thread; one that waits inside a collective or a kernel has
-    none, and the default action, which would have ended it at once, is gone. The interpreter writes each signal's number
-    to the wake-up descriptor at the moment it arrives. Nothing is done where somebody else uses that.
+    none, and the default action, which would have ended it at once, is gone. The interpreter writes each signal's
+    number to the wake-up descriptor at the moment it arrives. Nothing is done where somebody else uses that.
     """
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(read, True)

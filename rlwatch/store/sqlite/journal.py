@@ -45,7 +45,7 @@ _FORGOTTEN = 4096
 """Numbers that were drawn and never stored (their thread died) are waited for until so many later ones were."""
 
 # The C library's own calls, made without giving up the interpreter lock: os.write would hand it to a thread that
-# computes, and logging would wait for it (5 ms or more) each time. A write into the page cache takes about a microsecond.
+# computes, and logging would wait for it (5 ms or more) each time. A write into the page cache takes a microsecond.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _write = _libc.write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
@@ -207,7 +207,8 @@ class Journal:
 def files_in(directory: Path) -> list[Path]:
     """The journal files of the run in ``directory``, in the order they were written."""
     try:
-        names = [name for name in os.listdir(directory) if _FILE.fullmatch(name)]
+        with os.scandir(directory) as found:
+            names = [entry.name for entry in found if _FILE.fullmatch(entry.name)]
     except OSError:
         return []
     return [directory / name for name in sorted(names, key=lambda name: int(name.rpartition("-")[2]))]

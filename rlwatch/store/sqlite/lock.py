@@ -21,8 +21,8 @@ class RunLock:
     """The lock, taken. Raises ``RunLockedError`` naming the holder if somebody has it.
 
     ``flock`` belongs to the opened file, not to the process: a second open in this very process is refused
-    too. ``optional``: file systems that cannot lock at all (some network ones) are let through. ``amending``: it is held
-    for a moment only, and says so.
+    too. ``optional``: file systems that cannot lock at all (some network ones) are let through. ``amending``: it
+    is held for a moment only, and says so.
     """
 
     def __init__(self, path: Path, *, optional: bool = False, amending: bool = False) -> None:
