@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rlwatch.forecast import Forecast
 from rlwatch.records import Alert, Finding, Severity
+
+if TYPE_CHECKING:
+    from rlwatch.forecast import Forecast
 
 COLLAPSE_KINDS = frozenset(
     {

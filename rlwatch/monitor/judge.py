@@ -1,4 +1,4 @@
-"""Who judges a run's rows, and from where: a live run's judge in a thread of its own, behind the thread that stores.
+"""Judging a run's rows: live (:mod:`rlwatch.recorder.judge`), and where a dead process left some unjudged.
 
 Both read the same way: what is not judged yet comes from the store, in order of ``seq``; a live judge that keeps up is
 handed the rows instead. How far it came, and now and then all it knows (:mod:`rlwatch.monitor.checkpoint`), is stored
@@ -8,9 +8,7 @@ with the run, so that whoever looks next, the next attempt or ``rlwatch watch``,
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
@@ -18,23 +16,19 @@ from rlwatch.alerts.desk import Desk
 from rlwatch.alerts.policy import Policy
 from rlwatch.monitor import checkpoint
 from rlwatch.monitor.engine import Monitor, Outcome
-from rlwatch.monitor.sink import Interrupted, MonitorSink
-from rlwatch.ports import Checkpoint, History, Item, Progress, Storable, Store
-from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+from rlwatch.monitor.sink import MonitorSink
+from rlwatch.ports import Checkpoint, History, Progress, Storable, Store
+from rlwatch.records import Event, StepRecord
 
 logger = logging.getLogger("rlwatch")
-INBOX = 2_000
-"""Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
 AT_ONCE = 64
 """Rows between two looks at whether to stop."""
-WORK_S, REST = 0.02, 1.0
-"""After so many seconds of work on end the judge rests as long again: it catches up without taking the machine."""
 CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 """A checkpoint is made after so many seconds or rows, and takes at most this share of the judge's time."""
 
 
 def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> History:
-    """What an attempt continues: the newest checkpoint that fits, given to the monitor just reset, and the rows after."""
+    """What an attempt continues: the newest checkpoint that fits, given to the monitor just reset, and later rows."""
 
     def history(attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
         after = 0
@@ -203,138 +197,3 @@ class Judging:
             return None
         self._cost_s = time.monotonic() - now
         return Checkpoint(self.seq, self._attempt, self._highest, self._by, body)
-
-
-class JudgeThread:
-    """Judges what the writer thread stored; the writer thread never waits for it. A daemon.
-
-    Parameters
-    ----------
-    last_seq
-        Of the run when this attempt began.
-    failed
-        Told of what went wrong, in words; nothing that is raised ends the thread.
-    """
-
-    def __init__(self, last_seq: int, failed: Callable[[str], None]) -> None:
-        self.ended = False
-        self._last_seq = last_seq
-        self._failed = failed
-        self._inbox: deque[StepRecord | Event] = deque()
-        self._begun = False
-        self._behind = True
-        self._handed = last_seq
-        self._ending = self._abandoned = False
-        self._worked_since = 0.0
-        self._wake = threading.Event()
-        self._judging: Judging | None = None
-        self._thread = threading.Thread(target=self._loop, name="rlwatch-judge", daemon=True)
-        self.cpu_seconds = 0.0
-
-    def start(self, judging: Judging) -> None:
-        """Begin with ``judging``, whose sink asks :meth:`enough`."""
-        self._judging = judging
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Whether all that was handed over is judged and written."""
-        if not self._thread.is_alive():
-            return True
-        return not self._inbox and not self._behind and self._judging is not None and self._judging.seq >= self._handed
-
-    def take(self, batch: Sequence[Item]) -> None:
-        """Take over what was given to the store; on the writer thread."""
-        rows = [item for item in batch if not isinstance(item, SpikeBatch | CompletionBatch)]
-        if not rows:
-            return
-        self._handed = rows[-1].seq
-        if len(self._inbox) + len(rows) > INBOX:
-            self._behind = True
-            self._inbox.clear()
-        else:
-            self._inbox.extend(rows)
-        self._wake.set()
-
-    def end(self) -> None:
-        """Judge what is left and stop; without rests from here on."""
-        self._ending = True
-        self._wake.set()
-
-    def abandon(self) -> None:
-        """Stop as soon as can be; what is left is for whoever looks next."""
-        self._abandoned = self._ending = True
-        self._wake.set()
-
-    def enough(self) -> bool:
-        """Asked between rows, on the judge's thread: rests now and then; whether to stop."""
-        worked = time.monotonic() - self._worked_since
-        if worked > WORK_S and not self._ending:
-            self._wake.wait(REST * worked) if not self._wake.is_set() else time.sleep(REST * worked)
-            self._worked_since = time.monotonic()
-        return self._abandoned
-
-    def _loop(self) -> None:
-        try:
-            while not self._abandoned:
-                self._worked_since = time.monotonic()
-                if self._turn():
-                    break
-        except Interrupted:
-            pass
-        finally:
-            self.ended = True
-
-    def _turn(self) -> bool:
-        """Judge what there is, wait for more; whether that was all there will be."""
-        judging, ending = self._judging, self._ending
-        assert judging is not None  # noqa: S101  (start gave it)
-        try:
-            if not self._begun:
-                judging.begin(self._last_seq)
-                self._begun = True
-            worked = self._work(judging)
-            if not worked:
-                judging.tick()
-        except Interrupted:
-            raise
-        except BaseException as error:  # noqa: BLE001  (any detector, any store)
-            self._failed(f"rlwatch could not judge: {type(error).__name__}: {error}")
-            time.sleep(0.05)
-            worked = False
-        self.cpu_seconds = time.thread_time()
-        if worked:
-            return False
-        if ending and (self.done or self._hopeless(judging)):
-            try:
-                judging.close()
-            except Interrupted:
-                raise
-            except BaseException as error:  # noqa: BLE001  (see above)
-                self._failed(f"rlwatch could not judge the last step: {type(error).__name__}: {error}")
-            return True
-        self._wake.wait(0.01 if ending else 0.5)
-        self._wake.clear()
-        return False
-
-    def _work(self, judging: Judging) -> bool:
-        """Judge the next rows; whether there were any."""
-        if self._behind:
-            if judging.stored():
-                return True
-            self._behind = False
-        rows: list[StepRecord | Event] = []
-        while self._inbox and len(rows) < AT_ONCE:
-            row = self._inbox.popleft()
-            if row.seq > judging.seq:
-                rows.append(row)
-        if rows and rows[0].seq > judging.seq + 1 and judging.stored():  # a gap: some were too many to be handed over
-            self._inbox.extendleft(reversed(rows))
-            return True
-        if rows:
-            judging.take(rows)
-        return bool(rows)
-
-    def _hopeless(self, judging: Judging) -> bool:
-        """Whether what was handed over is not to be had: neither here nor stored."""
-        return not self._inbox and not self._behind and judging.seq < self._handed

@@ -22,6 +22,7 @@ from rlwatch.errors import StoreBusyError, StoreError
 from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.news import Told
 from rlwatch.ports import Item, Storable, Store
+from rlwatch.recorder.judge import Interrupted
 from rlwatch.records import Alert, AlertState, CompletionBatch, Event, RunInfo, SpikeBatch, StepRecord
 
 logger = logging.getLogger("rlwatch")
@@ -29,10 +30,6 @@ LOOK_S = 10.0
 """Seconds between looks at what has become due by time alone: repeats, escalations, the end of quiet hours."""
 AT_ONCE = 256
 """Outcomes that are put down together: a relived history has one for each of its rows."""
-
-
-class Interrupted(Exception):  # noqa: N818  (not an error: somebody asked to stop)
-    """Judging was asked to stop in the middle; what was not judged is left to whoever looks next."""
 
 
 class MonitorSink:

@@ -76,7 +76,7 @@ class Watchman:
         return len(self._desk.tell(run.run_id, raised)) if stored or raised else 0
 
     def _judge_rest(self, run: RunInfo) -> None:
-        """Judge what a dead process left; a run that has not moved since it was seen to have nothing left is passed over."""
+        """Judge what a dead process left; a run that has not moved since it was seen to be judged is passed over."""
         version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
         if self._judged.get(run.run_id) == version:
             return

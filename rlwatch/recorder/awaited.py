@@ -6,12 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from rlwatch.link.inbox import Inbox
-from rlwatch.link.pace import Moment
 from rlwatch.ports import Parcel
 from rlwatch.recorder.intake import Entry
 from rlwatch.records import SpikeBatch
+
+if TYPE_CHECKING:
+    from rlwatch.link.inbox import Inbox
+    from rlwatch.link.pace import Moment
 
 logger = logging.getLogger("rlwatch")
 PATIENCE_S = 30.0

@@ -8,11 +8,10 @@ overwritten right after the call.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from rlwatch.recorder.counters import Counters
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from rlwatch.tensors.transfer import Transfer
 
 _PLAIN, _TEXT = frozenset({float, int, bool}), frozenset({str})
-_NUMPY = (np.floating, np.integer, np.bool_)
 
 
 @dataclass(slots=True)
@@ -67,8 +65,10 @@ def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
         return metrics, True
     plain: dict[str, float] = {}
     whole = True
+    numpy = sys.modules.get("numpy")  # where nobody imported it, nothing is of it
+    scalars = () if numpy is None else (numpy.floating, numpy.integer, numpy.bool_)
     for name, value in metrics.items():
-        if type(name) is str and (type(value) in _PLAIN or isinstance(value, _NUMPY)):
+        if type(name) is str and (type(value) in _PLAIN or isinstance(value, scalars)):
             plain[name] = float(value)
         elif value is not None:
             whole = False

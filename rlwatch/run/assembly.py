@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.mailbox import Mailbox
 from rlwatch.errors import ConfigError
-from rlwatch.monitor.engine import Monitor
-from rlwatch.monitor.judge import JudgeThread, Judging, past_of
-from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import Detector, RunWriter, Store
 from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.judge import JudgeThread
 from rlwatch.recorder.queue import BoundedQueue, Intake
 from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import RunState
-from rlwatch.run.acting import Acting
 from rlwatch.run.alerting import Alerting
-from rlwatch.run.own_log import OwnLog
 from rlwatch.run.run import Engine, Run
 
 if TYPE_CHECKING:
     from rlwatch.alerts.delivery import DeliveryThread
+    from rlwatch.monitor.judge import Judging
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +71,22 @@ class Assembly:
             attempt=info.attempt,
             last_seq=run_writer.last_seq,
         )
-        judging = self._judging(run, writer, storing, judge, delivery)
-        self._tell_listeners(run)
+        if self.detectors is not None:
+            self.detectors()  # what is wrong with them is said now; the judge makes its own
         run.attach(Engine(intake, writer, mailbox, self._ending(run_writer), delivery))
         writer.start()
-        judge.start(judging)
+        judge.start(lambda: self._judging(run, writer, storing, judge, delivery))
         return run
 
     def _judging(
         self, run: Run, writer: Writer, storing: StoreSink, judge: JudgeThread, delivery: DeliveryThread | None
     ) -> Judging:
-        """What is found is stored, put down as alerts and told to ``run``."""
+        """What is found is stored, put down as alerts and told to ``run``. On the judge's thread: it loads a lot."""
+        from rlwatch.monitor.engine import Monitor
+        from rlwatch.monitor.judge import Judging, past_of
+        from rlwatch.monitor.sink import MonitorSink
+
+        self._tell_listeners(run)
         monitor = Monitor(
             run_id=run.info.run_id,
             source=run.info.source,
@@ -106,8 +108,12 @@ class Assembly:
         return Judging(monitor, sink, self.store, run.info.run_id, judged=storing.judged)
 
     def _tell_listeners(self, run: Run) -> None:
+        from rlwatch.run.own_log import OwnLog
+
         run.listen(OwnLog(self.alerting.policy, run.info, self.store.silences))
         if self.alerting.actions:
+            from rlwatch.run.acting import Acting
+
             run.listen(Acting(self.alerting.actions, self.store, run.info.run_id, run.event))
 
     def _ending(self, run_writer: RunWriter) -> Callable[[RunState, str], None]:

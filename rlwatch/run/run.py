@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
-from rlwatch.monitor.engine import Outcome
 from rlwatch.ports import Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import admit, step_index
 from rlwatch.recorder.queue import Intake, Queued
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
-from rlwatch.run.link import Link
+
+if TYPE_CHECKING:  # imported by the judge's thread, and where ranks are linked: a run begins without them
+    from rlwatch.monitor.engine import Outcome
+    from rlwatch.run.link import Link
 
 DEADLINE_S = 10.0
 UNJUDGED = "the run ended before all its rows were judged: its next attempt, or `rlwatch watch STORE`, judges the rest"

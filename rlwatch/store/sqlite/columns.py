@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rlwatch.records import JSON
+
+if TYPE_CHECKING:  # imported where it is used: a trainer that logs numbers alone starts without it
+    import numpy as np
 
 Columns = Mapping[str, "np.ndarray | Sequence[str]"]
 _NUMBERS = "biuf"
@@ -54,6 +56,8 @@ def unpack(blob: bytes) -> dict[str, np.ndarray | Sequence[str]]:
 
 def worst(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]]]:
     """The up to ``most`` worst rows, worst first, as (score, row); not-a-number scores count as infinite."""
+    import numpy as np
+
     scores = _scores(columns)
     order = np.argsort(-scores, kind="stable")[:most]
     return [(float(scores[i]), {name: _cell(column, i) for name, column in columns.items()}) for i in order]
@@ -61,6 +65,8 @@ def worst(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]]]:
 
 def _scores(columns: Columns) -> np.ndarray:
     """How far out each row is: size of its gradient contribution, else its screen, else its log-ratio (nats)."""
+    import numpy as np
+
     for name, other in (
         ("contribution", ""),
         ("screen", ""),
@@ -81,11 +87,15 @@ def _scores(columns: Columns) -> np.ndarray:
 
 
 def _cell(column: np.ndarray | Sequence[str], row: int) -> JSON:
+    import numpy as np
+
     value = column[row]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _encode(name: str, column: np.ndarray | Sequence[str]) -> tuple[str, int, bytes]:
+    import numpy as np
+
     values = np.asarray(column)
     if values.dtype.kind in "UO" and all(isinstance(text, str) for text in column):
         texts = [str(text) for text in column]  # numpy's own text type would lose trailing NUL characters
@@ -100,6 +110,8 @@ def _encode(name: str, column: np.ndarray | Sequence[str]) -> tuple[str, int, by
 
 
 def _decode(kind: str, raw: bytes) -> np.ndarray | Sequence[str]:
+    import numpy as np
+
     if kind == "text":
         texts: list[str] = json.loads(raw)
         return texts

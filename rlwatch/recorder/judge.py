@@ -1,0 +1,193 @@
+"""The judge's thread: behind the thread that stores, which never waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rlwatch.ports import Item
+from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+
+INBOX = 2_000
+"""Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
+AT_ONCE = 64
+"""Rows that are judged at once."""
+WORK_S, REST = 0.02, 1.0
+"""After so many seconds of work on end the judge rests as long again: it catches up without taking the machine."""
+MOST_FAILURES = 20
+"""Failures after which the end does not wait for the judge any more."""
+
+
+class Interrupted(Exception):  # noqa: N818  (not an error: somebody asked to stop)
+    """Judging was asked to stop in the middle; what was not judged is left to whoever looks next."""
+
+
+class Judging(Protocol):
+    """Judges rows; :mod:`rlwatch.monitor.judge` has it."""
+
+    seq: int
+    """Of the last row taken."""
+
+    def begin(self, up_to: int) -> None:
+        """Go where judging ended: to ``up_to``, or to what an earlier process left unjudged."""
+        ...
+
+    def stored(self) -> bool:
+        """Judge the next rows of the store; whether there were any."""
+        ...
+
+    def take(self, rows: Sequence[StepRecord | Event]) -> None:
+        """Judge these. Raises ``Interrupted``."""
+        ...
+
+    def tick(self) -> None:
+        """See to what time alone makes due."""
+        ...
+
+    def close(self) -> None:
+        """Judge the last step, too."""
+        ...
+
+
+class JudgeThread:
+    """Judges what the writer thread stored; the writer thread never waits for it. A daemon.
+
+    Parameters
+    ----------
+    last_seq
+        Of the run when this attempt began.
+    failed
+        Told of what went wrong, in words; nothing that is raised ends the thread.
+    """
+
+    def __init__(self, last_seq: int, failed: Callable[[str], None]) -> None:
+        self.ended = False
+        self._last_seq = last_seq
+        self._failed = failed
+        self._inbox: deque[StepRecord | Event] = deque()
+        self._begun = False
+        self._failures = 0
+        self._behind = True
+        self._handed = last_seq
+        self._ending = self._abandoned = False
+        self._worked_since = 0.0
+        self._wake = threading.Event()
+        self._judging: Judging | None = None
+        self._make: Callable[[], Judging]
+        self._thread = threading.Thread(target=self._loop, name="rlwatch-judge", daemon=True)
+        self.cpu_seconds = 0.0
+
+    def start(self, make: Callable[[], Judging]) -> None:
+        """Begin; ``make`` is called on the judge's thread: loading all that judges takes longer than a start."""
+        self._make = make
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was handed over is judged and written."""
+        if not self._thread.is_alive():
+            return True
+        return not self._inbox and not self._behind and self._judging is not None and self._judging.seq >= self._handed
+
+    def take(self, batch: Sequence[Item]) -> None:
+        """Take over what was given to the store; on the writer thread."""
+        rows = [item for item in batch if not isinstance(item, SpikeBatch | CompletionBatch)]
+        if not rows:
+            return
+        self._handed = rows[-1].seq
+        if len(self._inbox) + len(rows) > INBOX:
+            self._behind = True
+            self._inbox.clear()
+        else:
+            self._inbox.extend(rows)
+        self._wake.set()
+
+    def end(self) -> None:
+        """Judge what is left and stop; without rests from here on."""
+        self._ending = True
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Stop as soon as can be; what is left is for whoever looks next."""
+        self._abandoned = self._ending = True
+        self._wake.set()
+
+    def enough(self) -> bool:
+        """Asked between rows, on the judge's thread: rests now and then; whether to stop."""
+        worked = time.monotonic() - self._worked_since
+        if worked > WORK_S and not self._ending:
+            self._wake.wait(REST * worked) if not self._wake.is_set() else time.sleep(REST * worked)
+            self._worked_since = time.monotonic()
+        return self._abandoned
+
+    def _loop(self) -> None:
+        try:
+            while not self._abandoned:
+                self._worked_since = time.monotonic()
+                if self._turn():
+                    break
+        except Interrupted:
+            pass
+        finally:
+            self.ended = True
+
+    def _turn(self) -> bool:
+        """Judge what there is, wait for more; whether that was all there will be."""
+        ending = self._ending
+        worked = False
+        try:
+            judging = self._judging = self._judging or self._make()
+            if not self._begun:
+                judging.begin(self._last_seq)
+                self._begun = True
+            worked = self._work(judging)
+            if not worked:
+                judging.tick()
+        except Interrupted:
+            raise
+        except BaseException as error:  # noqa: BLE001  (any detector, any store)
+            self._failed(f"rlwatch could not judge: {type(error).__name__}: {error}")
+            self._failures += 1
+            time.sleep(0.05)
+            if self._judging is None or (ending and self._failures > MOST_FAILURES):
+                return True  # it cannot judge at all: whoever looks next does
+            judging = self._judging
+        self.cpu_seconds = time.thread_time()
+        if worked:
+            return False
+        if ending and (self.done or self._hopeless(judging)):
+            try:
+                judging.close()
+            except Interrupted:
+                raise
+            except BaseException as error:  # noqa: BLE001  (see above)
+                self._failed(f"rlwatch could not judge the last step: {type(error).__name__}: {error}")
+            return True
+        self._wake.wait(0.01 if ending else 0.5)
+        self._wake.clear()
+        return False
+
+    def _work(self, judging: Judging) -> bool:
+        """Judge the next rows; whether there were any."""
+        if self._behind:
+            if judging.stored():
+                return True
+            self._behind = False
+        rows: list[StepRecord | Event] = []
+        while self._inbox and len(rows) < AT_ONCE:
+            row = self._inbox.popleft()
+            if row.seq > judging.seq:
+                rows.append(row)
+        if rows and rows[0].seq > judging.seq + 1 and judging.stored():  # a gap: some were too many to be handed over
+            self._inbox.extendleft(reversed(rows))
+            return True
+        if rows:
+            judging.take(rows)
+        return bool(rows)
+
+    def _hopeless(self, judging: Judging) -> bool:
+        """Whether what was handed over is not to be had: neither here nor stored."""
+        return not self._inbox and not self._behind and judging.seq < self._handed
