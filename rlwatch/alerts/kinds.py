@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING
 
-from rlwatch.detectors.registry import REGISTRY
 from rlwatch.records import CRASH_FORECAST, JSON
 
 if TYPE_CHECKING:
@@ -17,17 +17,23 @@ SILENT, CRASHED = "run_silent", "run_crashed"
 HEARTBEAT_KINDS = (SILENT, CRASHED)
 """Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.heartbeat`)."""
 
-BUILTIN_KINDS = (*(kind for detector in REGISTRY for kind in detector.kinds), CRASH_FORECAST, *HEARTBEAT_KINDS)
-"""The kinds there are without detectors of one's own."""
+
+@cache
+def builtin_kinds() -> tuple[str, ...]:
+    """The kinds there are without detectors of one's own. Loads the detectors, which a run does without at first."""
+    from rlwatch.detectors.registry import REGISTRY
+
+    return (*(kind for detector in REGISTRY for kind in detector.kinds), CRASH_FORECAST, *HEARTBEAT_KINDS)
 
 
 def unknown_kinds(
     rules: Iterable[Rule],
     inhibitions: Iterable[Inhibition] = (),
     actions: Iterable[Mapping[str, JSON]] = (),
-    known: Sequence[str] = BUILTIN_KINDS,
+    known: Sequence[str] | None = None,
 ) -> list[str]:
     """One sentence for each kind that a rule, an inhibition or an action (its table) names and nothing reports."""
+    known = builtin_kinds() if known is None else known
     named = [(f"rule {rule.name!r}", kind) for rule in rules for kind in (*rule.kinds, *rule.except_kinds)]
     named += [("inhibit", kind) for inhibition in inhibitions for kind in (*inhibition.when, *inhibition.mutes)]
     named += [

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from rlwatch.alerts.kinds import BUILTIN_KINDS, CRASHED, HEARTBEAT_KINDS
+from rlwatch.alerts.kinds import CRASHED, HEARTBEAT_KINDS, builtin_kinds
 from rlwatch.alerts.rules import Rule, default_rules
-from rlwatch.diagnosis.reading import playbook
 from rlwatch.errors import ConfigError
 from rlwatch.records import CRASH_FORECAST, Alert, Severity
+
+if TYPE_CHECKING:
+    from rlwatch.diagnosis.reading import Entry
 
 NONFINITE, MISMATCH = "nonfinite", "mismatch_growth"
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -127,25 +131,44 @@ class Inhibition:
         )
 
 
+@cache
 def default_inhibitions() -> tuple[Inhibition, ...]:
     """A crash keeps everything else back; a critical collapse what the playbook says follows from it; a critical
     mismatch only the warnings among that; anything critical the forecast, for it has come true. A collapse itself is
     kept back by nothing but a crash.
     """
-    book = playbook()
-    collapses = [kind for kind in BUILTIN_KINDS if kind in book and book[kind].collapse and not book[kind].symptom]
+    from rlwatch.diagnosis.reading import playbook
+
+    book, kinds = playbook(), builtin_kinds()
+    collapses = [kind for kind in kinds if kind in book and book[kind].collapse and not book[kind].symptom]
     causes = [kind for kind in collapses if kind != NONFINITE]
     return (
         Inhibition((CRASHED,)),
         Inhibition((NONFINITE,)),
-        *(Inhibition((kind,), _following(kind, collapses)) for kind in causes if _following(kind, collapses)),
-        Inhibition((MISMATCH,), _following(MISMATCH, collapses), up_to=Severity.WARNING),
-        Inhibition(tuple(k for k in BUILTIN_KINDS if k not in (CRASH_FORECAST, *HEARTBEAT_KINDS)), (CRASH_FORECAST,)),
+        *(Inhibition((kind,), follows) for kind in causes if (follows := _following(book[kind], collapses))),
+        Inhibition((MISMATCH,), _following(book[MISMATCH], collapses), up_to=Severity.WARNING),
+        Inhibition(tuple(k for k in kinds if k not in (CRASH_FORECAST, *HEARTBEAT_KINDS)), (CRASH_FORECAST,)),
     )
 
 
-def _following(kind: str, collapses: Sequence[str]) -> tuple[str, ...]:
-    return tuple(k for k in playbook()[kind].leads_to if k in BUILTIN_KINDS and k not in (kind, *collapses))
+def _following(entry: Entry, collapses: Sequence[str]) -> tuple[str, ...]:
+    return tuple(k for k in entry.leads_to if k in builtin_kinds() and k not in (entry.kind, *collapses))
+
+
+class _Usual(Sequence[Inhibition]):
+    """:func:`default_inhibitions`, made at first use: they need the kinds of every detector."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return default_inhibitions()[at]
+
+    def __len__(self) -> int:
+        return len(default_inhibitions())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(other) == default_inhibitions()
+
+    def __hash__(self) -> int:
+        return hash(default_inhibitions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +178,7 @@ class Policy:
     rules: tuple[Rule, ...] = field(default_factory=default_rules)
     grouping: Grouping = Grouping()
     quiet_hours: tuple[QuietHours, ...] = ()
-    inhibitions: tuple[Inhibition, ...] = field(default_factory=default_inhibitions)
+    inhibitions: Sequence[Inhibition] = _Usual()
 
     def rule(self, name: str) -> Rule | None:
         """The rule of that name; None if it is another process's."""

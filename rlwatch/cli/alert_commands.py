@@ -64,7 +64,7 @@ def silence(
 ) -> None:
     """Tell nobody of alerts that fit all that is given, until it is over; what still fires then is told then."""
     from rlwatch.alerts import people
-    from rlwatch.alerts.kinds import BUILTIN_KINDS
+    from rlwatch.alerts.kinds import builtin_kinds
 
     for_s = _length(duration, until, SystemClock().now())
     labels = _labels(label or [])
@@ -82,7 +82,7 @@ def silence(
             everything=everything,
         )
     say(f"{fresh.silence_id}: {matchers(fresh)} silenced until {_moment(fresh.until)}")
-    if kind and kind not in BUILTIN_KINDS:
+    if kind and kind not in builtin_kinds():
         say(f"no shipped detector reports the kind {kind!r}", style="yellow")
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.alerts.config import ChannelConfig, Config, build_notifiers, default_toml, load_config
-from rlwatch.alerts.kinds import BUILTIN_KINDS
+from rlwatch.alerts.kinds import builtin_kinds
 from rlwatch.alerts.policy import Policy, QuietHours
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.alerts.schema import RuleTable, parse
@@ -278,7 +278,7 @@ def test_the_file_knows_every_field_of_a_rule():
 names = st.text(min_size=1).filter(str.strip)
 some_rules = st.builds(
     lambda for_steps, **more: Rule("r", for_steps=for_steps, **more),
-    kinds=st.lists(st.sampled_from(BUILTIN_KINDS)),
+    kinds=st.lists(st.sampled_from(builtin_kinds())),
     min_severity=st.sampled_from(["info", "warning", "critical"]),
     for_steps=st.integers(0, 100),
     severity=st.none() | st.sampled_from(["info", "critical"]),

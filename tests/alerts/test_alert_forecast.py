@@ -4,7 +4,7 @@ import pytest
 from alert_examples import CRITICAL, INFO, WARNING, finding, told
 
 from rlwatch.alerts.engine import AlertEngine
-from rlwatch.alerts.kinds import BUILTIN_KINDS, HEARTBEAT_KINDS
+from rlwatch.alerts.kinds import HEARTBEAT_KINDS, builtin_kinds
 from rlwatch.alerts.policy import default_inhibitions, inhibitors
 from rlwatch.alerts.rules import default_rules
 from rlwatch.control.policy import Health, veto_reset_reference
@@ -31,7 +31,7 @@ def test_it_has_a_rule_of_its_own_that_carries_why():
     assert first.alert.message == "mismatch/k3 (42 %)"
 
 
-@pytest.mark.parametrize("kind", [k for k in BUILTIN_KINDS if k not in (KIND, *HEARTBEAT_KINDS)])
+@pytest.mark.parametrize("kind", [k for k in builtin_kinds() if k not in (KIND, *HEARTBEAT_KINDS)])
 def test_a_critical_finding_keeps_the_forecast_back(kind):
     """It has come true; also a critical forecast is."""
     assert kept_back(kind, CRITICAL)
@@ -47,7 +47,7 @@ def test_a_warning_does_not():
 
 def test_a_forecast_keeps_nothing_back():
     """What happens is told whatever was forecast."""
-    alerts = [alert(KIND, CRITICAL), *(alert(kind, WARNING) for kind in BUILTIN_KINDS if kind != KIND)]
+    alerts = [alert(KIND, CRITICAL), *(alert(kind, WARNING) for kind in builtin_kinds() if kind != KIND)]
 
     assert inhibitors(alerts, alerts[:1], default_inhibitions()) == {}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlwatch.alerts import schema
 from rlwatch.alerts.config import load_config
-from rlwatch.alerts.kinds import BUILTIN_KINDS, HEARTBEAT_KINDS, unknown_kinds
+from rlwatch.alerts.kinds import HEARTBEAT_KINDS, builtin_kinds, unknown_kinds
 from rlwatch.alerts.policy import (
     DAYS,
     GroupBy,
@@ -236,7 +236,7 @@ def test_the_usual_inhibitions_name_kinds_that_are_reported():
 @pytest.mark.parametrize("crash", ["nonfinite", "run_crashed"])
 def test_by_default_a_crash_keeps_everything_else_back_but_that_the_run_is_gone(crash: str):
     """Critical alerts, too: they follow from it."""
-    others = [alert(kind, severity=CRITICAL) for kind in BUILTIN_KINDS if kind != crash]
+    others = [alert(kind, severity=CRITICAL) for kind in builtin_kinds() if kind != crash]
     kept = inhibitors(others, [alert(crash, severity=CRITICAL)], default_inhibitions())
 
     assert sorted(kept) == sorted(ids(*(each for each in others if each.kind not in HEARTBEAT_KINDS)))

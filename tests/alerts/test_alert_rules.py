@@ -9,7 +9,7 @@ import pytest
 from alert_examples import CRITICAL, INFO, WARNING, finding, told
 
 from rlwatch.alerts.engine import AlertEngine
-from rlwatch.alerts.kinds import BUILTIN_KINDS, HEARTBEAT_KINDS, unknown_kinds
+from rlwatch.alerts.kinds import HEARTBEAT_KINDS, builtin_kinds, unknown_kinds
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.errors import ConfigError
 from rlwatch.records import Severity
@@ -76,7 +76,7 @@ def test_a_kind_that_nothing_reports_is_noticed():
     assert unknown_kinds(default_rules()) == []
 
 
-@pytest.mark.parametrize("kind", [*BUILTIN_KINDS, "my_own_kind"])
+@pytest.mark.parametrize("kind", [*builtin_kinds(), "my_own_kind"])
 def test_each_kind_belongs_to_exactly_one_default_rule(kind: str):
     """No finding is told twice, none is lost."""
     about = [rule for rule in default_rules() if rule.matches(finding(kind, CRITICAL))]
@@ -88,10 +88,10 @@ def test_every_kind_that_can_be_told_of_has_a_rule_of_its_family():
     """``other`` is for detectors of one's own; ``clip_uninformative`` is only ever information."""
     named = [kind for rule in default_rules() for kind in rule.kinds]
 
-    assert sorted(named) == sorted(set(BUILTIN_KINDS) - {"clip_uninformative"})
+    assert sorted(named) == sorted(set(builtin_kinds()) - {"clip_uninformative"})
 
 
-@pytest.mark.parametrize("kind", [k for k in BUILTIN_KINDS if k not in ("kl_saturation", "reset_due")])
+@pytest.mark.parametrize("kind", [k for k in builtin_kinds() if k not in ("kl_saturation", "reset_due")])
 def test_by_default_a_critical_finding_is_told_at_its_first_step(kind: str):
     """Nobody waits for a collapse to last."""
     transitions = told(AlertEngine("r", default_rules()), [(50, [finding(kind, CRITICAL, step=50)])])
@@ -116,7 +116,7 @@ AT_ONCE = (*EVENTS, *HEARTBEAT_KINDS, "stalled_steps")
 """Kinds that no step has to go by for: while a counter stands, none does."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILTIN_KINDS if kind not in AT_ONCE])
+@pytest.mark.parametrize("kind", [kind for kind in builtin_kinds() if kind not in AT_ONCE])
 def test_by_default_a_warning_of_one_step_tells_nobody(kind: str):
     """A run that is fine sends nothing, even if a detector blinks every 30 steps."""
     run = [(s, [finding(kind, WARNING, step=s)] if s % 30 == 0 else []) for s in range(300)]
@@ -135,7 +135,7 @@ def test_by_default_a_warning_that_lasts_is_told_once_and_its_end_once():
 
 def test_by_default_info_tells_nobody():
     """Info is for the page; healthy runs have it, too."""
-    run = [(s, [finding(kind, Severity.INFO, step=s) for kind in BUILTIN_KINDS]) for s in range(100)]
+    run = [(s, [finding(kind, Severity.INFO, step=s) for kind in builtin_kinds()]) for s in range(100)]
 
     assert told(AlertEngine("r", default_rules()), run) == []
 
