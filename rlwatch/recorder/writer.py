@@ -21,9 +21,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rlwatch.layers import DerivedLayers
 from rlwatch.ports import Item, Sink, Storable
 from rlwatch.recorder.awaited import Awaited
 from rlwatch.recorder.counters import Counters
@@ -31,6 +30,9 @@ from rlwatch.recorder.intake import Entry, numbers
 from rlwatch.recorder.queue import BoundedQueue, Intake, Numbered, Queued
 from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.records import CompletionBatch, SpikeBatch, StepRecord
+
+if TYPE_CHECKING:
+    from rlwatch.layers import DerivedLayers
 
 BATCH_LIMIT = 1000
 FOUND_STORED_S = 2.0
@@ -106,7 +108,7 @@ class Writer:
         self._seq = last_seq
         self._interval = interval
         self._reported: dict[str, int] = {}
-        self._layers = DerivedLayers()
+        self._layers: DerivedLayers | None = None
         self._held: deque[Queued] = deque()
         self._reread: set[int] = set()
         self._calm = 0
@@ -308,10 +310,17 @@ class Writer:
         if isinstance(item, StepRecord):
             metrics = dict(item.metrics)
             self._report(metrics)
-            self._guard(self._layers.add, item.step, metrics)
+            self._guard(self._derive, item.step, metrics)
             item = replace(item, metrics=metrics, rank=self._rank)
         self._seq += 1
         batch.append(replace(item, attempt=self._attempt, seq=self._seq))
+
+    def _derive(self, step: int, metrics: dict[str, float]) -> None:
+        if self._layers is None:
+            from rlwatch.layers import DerivedLayers  # every metric's name: loaded here, not where a run begins
+
+            self._layers = DerivedLayers()
+        self._layers.add(step, metrics)
 
     def _report(self, metrics: dict[str, float]) -> None:
         """Let a counter that moved travel with the next record."""

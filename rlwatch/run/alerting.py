@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlwatch.alerts.config import Config, build_notifiers, load_config
-from rlwatch.alerts.desk import Desk
 from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import Clock
@@ -19,6 +18,7 @@ from rlwatch.records import RunInfo
 
 if TYPE_CHECKING:
     from rlwatch.alerts.delivery import DeliveryThread
+    from rlwatch.alerts.desk import Desk
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Alerting:
         """Where alerts of the store's runs are put down: messages are also written for channels this process
         lacks, which another may have.
         """
+        from rlwatch.alerts.desk import Desk  # with all of diagnosis: the judge's thread loads it
+
         return Desk(store, self.policy, dashboard_url=self.dashboard_url, clock=clock, live=live)
 
     def start(self, store: Store) -> DeliveryThread | None:
