@@ -1,0 +1,328 @@
+"""Who judges and from where: behind the rows, after a death, from a checkpoint; always the same, and told once."""
+
+import pickle
+import threading
+import time
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_properties import RULES, streams, total
+
+import rlwatch
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.policy import Policy
+from rlwatch.alerts.rules import Rule
+from rlwatch.monitor import Monitor, checkpoint
+from rlwatch.monitor.judge import Judging, judge_rest, past_of
+from rlwatch.monitor.sink import MonitorSink
+from rlwatch.ports import Progress
+from rlwatch.recorder.judge import AT_ONCE, INBOX, Interrupted, JudgeThread
+from rlwatch.records import AlertState, Event, RunInfo, StepRecord
+from rlwatch.store.url import open_store
+
+POLICY = Policy(rules=(Rule("now", channels=("webhook",)),))
+
+
+@pytest.fixture(autouse=True)
+def own_key(tmp_path, monkeypatch):
+    """A state directory of the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    checkpoint._key.cache_clear()
+    yield
+    checkpoint._key.cache_clear()
+
+
+def sick(steps, *, seq=0, attempt=1, from_step=0, onset=20):
+    """A run whose gradient is NaN from ``onset`` on."""
+    return [
+        StepRecord(
+            step,
+            {"grad_norm": float("nan") if step >= onset else 1.0, "policy/entropy": 1.0 + 0.01 * (step % 5)},
+            ts=float(step),
+            attempt=attempt,
+            seq=seq + k,
+        )
+        for k, step in enumerate(range(from_step, from_step + steps), start=1)
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(streams(), st.data())
+def test_a_monitor_from_a_checkpoint_goes_on_as_the_one_it_was_made_of(items, data):
+    """All detectors, the forecaster, alerts and episodes: wherever it is cut."""
+    cut = data.draw(st.integers(0, len(items)))
+    first, fresh, whole = (Monitor(run_id="run", rules=RULES) for _ in range(3))
+    for item in items[:cut]:
+        first.observe(item)
+        whole.observe(item)
+
+    assert checkpoint.opened(checkpoint.sealed(first), fresh)
+    rest = total([fresh.observe(item) for item in items[cut:]]) + fresh.close()
+    assert repr(rest) == repr(total([whole.observe(item) for item in items[cut:]]) + whole.close())
+    assert (fresh.firing, fresh.active, fresh.diagnosis()) == (whole.firing, whole.active, whole.diagnosis())
+
+
+class Evil:
+    def __reduce__(self):
+        return (eval, ("open('/tmp/rlwatch-evil', 'w')",))
+
+
+def test_only_our_own_seal_opens_a_checkpoint_and_only_what_judges_is_looked_up(tmp_path, monkeypatch):
+    """Store directories travel: a stranger's checkpoint is as good as none."""
+    monitor = Monitor(run_id="run", rules=RULES)
+    body = checkpoint.sealed(monitor)
+    assert checkpoint.opened(body, Monitor(run_id="run", rules=RULES))
+    assert not checkpoint.opened(body[:-1] + bytes([body[-1] ^ 1]), Monitor(run_id="run", rules=RULES))
+    assert not checkpoint.opened(b"", Monitor(run_id="run", rules=RULES))
+
+    evil = zlib.compress(pickle.dumps(Evil()))
+    import hmac
+
+    signed = hmac.digest(checkpoint._key(), evil, "sha256") + evil
+    assert not checkpoint.opened(signed, Monitor(run_id="run", rules=RULES))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-elses"))
+    checkpoint._key.cache_clear()
+    assert not checkpoint.opened(body, Monitor(run_id="run", rules=RULES))
+
+
+def test_a_key_that_others_can_read_is_no_key(tmp_path):
+    """Then there are no checkpoints; the rows are relived."""
+    assert checkpoint._key() is not None
+    (tmp_path / "state" / "rlwatch" / "checkpoint.key").chmod(0o644)
+    checkpoint._key.cache_clear()
+
+    assert (checkpoint._key(), checkpoint.made_by(Monitor(run_id="run"))) == (None, "")
+
+
+def test_what_judges_otherwise_names_its_checkpoints_otherwise(monkeypatch):
+    """Rules, source, model; detectors of somebody's own are not kept at all."""
+    usual = checkpoint.made_by(Monitor(run_id="run"))
+    assert usual == checkpoint.made_by(Monitor(run_id="run"))
+    others = [Monitor(run_id="run", rules=RULES), Monitor(run_id="run", source="verl"), Monitor(run_id="other")]
+    assert len({usual, *map(checkpoint.made_by, others)}) == 4
+    monkeypatch.setenv("RLWATCH_FORECAST_BUDGET", "1")
+    assert checkpoint.made_by(Monitor(run_id="run")) != usual
+    assert checkpoint.made_by(Monitor(run_id="run", detectors=list)) == ""
+
+
+class Counted:
+    """A store that says how many rows of it were read again."""
+
+    def __init__(self, store):
+        self._store, self.relived = store, 0
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def branch(self, *args, **kwargs):
+        for row in self._store.branch(*args, **kwargs):
+            self.relived += 1
+            yield row
+
+
+def judging(store, writer, *, monitor=None, **settings):
+    monitor = monitor or Monitor(run_id="run", rules=POLICY.rules, history=past_of(store, "run", lambda: monitor))
+    sink = MonitorSink(monitor, writer.run, store, desk=Desk(store, POLICY), keep=writer.write, **settings)
+
+    def note(seq, kept):
+        writer.write([], Progress(judged=seq, checkpoint=kept))
+
+    return Judging(monitor, sink, store, "run", judged=note)
+
+
+@pytest.mark.parametrize("resumed_at", [900, 1100, 1500])
+def test_a_resume_relives_only_what_came_after_a_checkpoint(tmp_path, monkeypatch, resumed_at):
+    """It goes on at once, and says what one that relived everything says."""
+    monkeypatch.setattr("rlwatch.monitor.judge.CHECKPOINT_SHARE", 1e9)
+    said = {}
+    for kept in (True, False):
+        if not kept:
+            monkeypatch.setattr("rlwatch.monitor.checkpoint.opened", lambda *_: False)
+        store = Counted(open_store(tmp_path / str(kept)))
+        writer = store.open_run(RunInfo("run"))
+        first = judging(store, writer)
+        first.begin(0)
+        rows = sick(1500, onset=1450)
+        for at in range(0, len(rows), 100):
+            writer.write(rows[at : at + 100])
+            first.take(rows[at : at + 100])
+        writer.close()
+        writer = store.open_run(RunInfo("run"))
+        second = judging(store, writer)
+        second.begin(writer.last_seq)
+        more = sick(40, seq=writer.last_seq, attempt=2, from_step=resumed_at, onset=resumed_at + 20)
+        writer.write(more)
+        second.take(more)
+        second.close()
+        writer.close()
+        said[kept] = (
+            [(f.kind, f.step, f.onset_step, f.attempt) for f in store.findings("run")],
+            sorted((a.alert_id, a.state) for a in store.alerts("run")),
+        )
+        assert (store.relived <= 600) if kept else (store.relived == resumed_at)
+    assert said[True] == said[False]
+
+
+def dead(root, rows, judged=0):
+    """A run whose process stored ``rows``, judged the first of them, and died."""
+    store = open_store(root)
+    writer = store.open_run(RunInfo("run"))
+    by = judging(store, writer)
+    by.begin(0)
+    if judged:
+        writer.write(rows[:judged])
+        by.take(rows[:judged])
+    writer.write(rows[judged:])
+    writer.close()
+    return store
+
+
+@pytest.mark.parametrize("judged", [0, 10, 19, 22, 25])
+def test_what_was_stored_and_not_judged_is_told_once_by_whoever_looks(tmp_path, judged):
+    """The same findings and ids as the dead process would have told; the last step, too."""
+    store = dead(tmp_path / "dead", sick(25), judged)
+    told = []
+    assert judge_rest(store, "run", POLICY, Desk(store, POLICY), told.append)
+    assert not judge_rest(store, "run", POLICY, Desk(store, POLICY), told.append)
+
+    whole = dead(tmp_path / "whole", sick(25), 0)
+    judge_rest(whole, "run", POLICY, Desk(whole, POLICY))
+    assert [(f.kind, f.seq, f.step) for f in store.findings("run")] == [
+        (f.kind, f.seq, f.step) for f in whole.findings("run")
+    ]
+    assert any(f.kind == "nonfinite" and f.step == 20 for f in store.findings("run"))
+    firing = [m for m in store.outbox() if m.payload["event"] == "firing"]
+    assert {m.message_id for m in firing} == {m.message_id for m in whole.outbox() if m.payload["event"] == "firing"}
+    assert store.judged("run") == (25, 25)
+    assert [r.seq for r in store.forecasts("run")] == [r.seq for r in whole.forecasts("run")]
+
+
+def test_nobody_judges_for_a_process_that_lives(tmp_path):
+    """Its own judge is on the way."""
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run"))
+    writer.write(sick(25))
+
+    assert not judge_rest(store, "run", POLICY, Desk(store, POLICY))
+    assert (store.findings("run"), store.judged("run")) == ([], (0, 25))
+    writer.close()
+
+
+def test_the_next_attempt_tells_what_the_last_one_did_not(tmp_path):
+    """Also of the branch that it leaves."""
+    dead(tmp_path, sick(25), 19)
+    with rlwatch.init(store=str(tmp_path), run_id="run") as run:
+        for record in sick(5, from_step=10, onset=99):
+            run.log(record.metrics, step=record.step)
+
+    store = open_store(tmp_path)
+    found = [(f.step, f.severity, f.attempt) for f in store.findings("run") if f.kind == "nonfinite"]
+    assert found[0][::2] == (20, 1)
+    assert len(set(found)) == len(found)
+    [alert] = [alert for alert in store.alerts("run") if alert.kind == "nonfinite"]
+    assert (alert.state, alert.onset_step) == (AlertState.RESOLVED, 20)
+    assert store.judged("run") == (30, 30)
+
+
+class Slow:
+    """A judging that takes its time, or fails, as told."""
+
+    def __init__(self, rows, *, fails=(), stored=()):
+        self.seq, self.rows, self.fails, self.in_store, self.closed = 0, rows, set(fails), list(stored), False
+        self.gate = threading.Event()
+
+    def begin(self, up_to):
+        self.seq = up_to
+
+    def stored(self):
+        more = [row for row in self.in_store if row.seq > self.seq][:AT_ONCE]
+        if more:
+            self.take(more)
+        return bool(more)
+
+    def take(self, rows):
+        self.gate.wait(10.0)
+        for row in rows:
+            self.seq = row.seq
+            if row.seq in self.fails:
+                raise SystemExit("a detector that ends the process")
+            self.rows.append(row.seq)
+
+    def tick(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+def ended(thread):
+    deadline = time.monotonic() + 30.0
+    while not thread.ended and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return thread.ended
+
+
+def test_rows_that_are_too_many_to_wait_in_memory_come_from_the_store():
+    """In order, each once; handing over never waits."""
+    judged, problems = [], []
+    rows = sick(3 * INBOX)
+    slow = Slow(judged, stored=rows)
+    thread = JudgeThread(0, problems.append)
+    thread.start(lambda: slow)
+    for at in range(0, len(rows), 500):
+        thread.take(rows[at : at + 500])
+        assert len(thread._inbox) <= INBOX
+    slow.gate.set()
+    thread.end()
+
+    assert ended(thread)
+    assert judged == [row.seq for row in rows]
+    assert (slow.closed, problems) == (True, [])
+
+
+def test_a_row_that_cannot_be_judged_is_counted_and_the_others_are_judged():
+    """Whatever a detector raises, also what is meant to end a process."""
+    judged, problems = [], []
+    slow = Slow(judged, fails={3})
+    slow.gate.set()
+    thread = JudgeThread(0, problems.append)
+    thread.start(lambda: slow)
+    for row in sick(6):
+        thread.take([row])
+        time.sleep(0.01)
+    thread.end()
+
+    assert ended(thread)
+    assert {1, 2, 5, 6} <= set(judged)
+    assert 3 not in judged
+    assert "SystemExit: a detector that ends the process" in problems[0]
+
+
+def test_a_judge_that_is_abandoned_stops_in_the_middle(tmp_path):
+    """What it did not come to is left to whoever looks next."""
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run"))
+    thread = JudgeThread(0, lambda problem: pytest.fail(problem))
+    thread.abandon()
+    by = judging(store, writer, enough=thread.enough)
+    rows = sick(25)
+    writer.write(rows)
+    with pytest.raises(Interrupted):
+        by.take([*rows, Event("note", 30, seq=26)])
+    writer.close()
+
+    assert judge_rest(store, "run", POLICY, Desk(store, POLICY))
+    assert store.judged("run") == (25, 25)
+
+
+def test_a_judge_that_cannot_be_made_does_not_hold_the_end():
+    """Somebody's detectors raise when they are made: said once, and the run ends."""
+    problems = []
+    thread = JudgeThread(0, problems.append)
+    thread.start(lambda: 1 / 0)
+
+    assert ended(thread)
+    assert "ZeroDivisionError" in problems[0]

@@ -1,0 +1,234 @@
+"""The journal beside a run: what it keeps, what damage costs, and that it is drained once."""
+
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlwatch.ports import Progress
+from rlwatch.records import CompletionBatch, Event, RunInfo, SpikeBatch, StepRecord
+from rlwatch.store.sqlite.journal import HEADER_BYTES, SEGMENT_BYTES, Journal, Mark, entries, files_in
+from rlwatch.store.url import open_store
+
+FLOATS = st.floats(width=64)
+NAMES = st.text(max_size=20)
+
+
+def bits(metrics):
+    return {name: np.float64(value).tobytes() for name, value in metrics.items()}
+
+
+def items_of(directory):
+    return [item for file in files_in(directory) for _, item, _ in entries(file)[1]]
+
+
+def left_behind(root, *records, stored=0):
+    """A run whose process died: ``records`` are in its journal, the first ``stored`` of them in its database, too."""
+    store = open_store(root)
+    writer = store.open_run(RunInfo("run"))
+    numbers = [writer.journal.append_record(r.step, r.ts, r.metrics) for r in records]
+    writer.write(records[:stored], Progress(journaled=numbers[:stored]))
+    writer._db.close()  # as a death leaves it: no end of the journal, no release but the kernel's
+    writer._lock.release()
+    return store
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**62), st.dictionaries(NAMES, FLOATS, min_size=1, max_size=8)), max_size=6))
+def test_records_come_back_bit_for_bit(tmp_path_factory, rows):
+    """NaN with its payload, infinities, any name."""
+    directory = tmp_path_factory.mktemp("journal")
+    journal = Journal(directory)
+    numbers = [journal.append_record(step, 1.5, metrics) for step, metrics in rows]
+
+    assert numbers == list(range(1, len(rows) + 1))
+    assert [(r.step, r.ts, bits(r.metrics)) for r in items_of(directory)] == [(s, 1.5, bits(m)) for s, m in rows]
+
+
+def test_everything_else_that_is_logged_comes_back(tmp_path):
+    """Types of columns, text, bodies with NaN."""
+    journal = Journal(tmp_path)
+    spikes = SpikeBatch(
+        5, {"logp": np.array([-0.5, np.nan], np.float32), "text": ["a", "日本"]}, "culprits", 2.0, rank=3
+    )
+    texts = CompletionBatch(6, {"completion": ["x" * 5000, ""], "reward": np.array([1.0, np.inf])}, 3.0)
+    for item in (spikes, texts, Event("note", None, {"x": [float("nan")], "y": {"z": -math.inf}}, 4.0)):
+        assert journal.append(item)
+
+    one, two, three = items_of(tmp_path)
+    assert (one.step, one.reason, one.ts, one.rank, list(one.columns["text"])) == (5, "culprits", 2.0, 3, ["a", "日本"])
+    assert one.columns["logp"].dtype == np.float32
+    np.testing.assert_array_equal(one.columns["logp"], spikes.columns["logp"])
+    np.testing.assert_array_equal(two.columns["reward"], texts.columns["reward"])
+    assert (three.kind, three.step, three.ts) == ("note", None, 4.0)
+    assert math.isnan(three.body["x"][0])
+    assert three.body["y"] == {"z": -math.inf}
+
+
+@given(cut=st.integers(0, 400), garbage=st.binary(max_size=12))
+def test_a_frame_cut_short_costs_itself_only(tmp_path_factory, cut, garbage):
+    """A kill in the middle of a write, a full disk, then room again: what is whole is found."""
+    directory = tmp_path_factory.mktemp("journal")
+    journal = Journal(directory)
+    for step in range(4):
+        journal.append_record(step, 0.0, {"kl": float(step)})
+    (file,) = files_in(directory)
+    whole = file.read_bytes()
+    at = max(HEADER_BYTES, len(whole) - cut)
+    file.write_bytes(whole[:at] + garbage)
+    kept = [record.step for record in items_of(directory)]
+
+    assert kept == list(range(len(kept)))
+    file.write_bytes(whole[:HEADER_BYTES] + garbage + whole[HEADER_BYTES:])
+    assert [record.step for record in items_of(directory)] == [0, 1, 2, 3]
+
+
+@given(st.permutations(range(1, 12)), st.integers(1, 5))
+def test_a_mark_knows_exactly_what_is_stored(order, size):
+    """Threads are overtaken by each other between their number and the queue."""
+    mark, stored = Mark("x"), set()
+    for at in range(0, len(order), size):
+        mark = mark.after(order[at : at + size])
+        stored.update(order[at : at + size])
+        assert {number for number in range(1, 15) if mark.holds(number)} == stored
+    assert (mark.upto, mark.above) == (11, frozenset())
+
+
+@pytest.mark.parametrize("stored", [0, 1, 3])
+def test_what_a_dead_process_left_is_stored_once_by_whoever_looks(tmp_path, stored):
+    """In order, numbered on, of the attempt that logged it; the files are gone afterwards."""
+    rows = [StepRecord(step, {"kl": step / 3}, 10.0 + step, attempt=1) for step in range(3)]
+    store = left_behind(tmp_path, *rows, stored=stored)
+
+    found = store.records("run")
+    assert [(r.step, r.metrics, r.ts, r.attempt, r.seq) for r in found] == [
+        (r.step, r.metrics, r.ts, 1, k) for k, r in enumerate(rows, start=1)
+    ]
+    assert [path for path in files_in(tmp_path / "run") if path.stat().st_size > HEADER_BYTES] == []
+    writer = store.open_run(RunInfo("run"))
+    assert (writer.run.attempt, writer.last_seq, store.records("run")) == (2, 3, found)
+    writer.close()
+
+
+def test_the_next_attempt_drains_before_it_begins(tmp_path):
+    """Its rows come after."""
+    store = left_behind(tmp_path, StepRecord(7, {"kl": 1.0}))
+    writer = store.open_run(RunInfo("run"))
+    writer.write([StepRecord(8, {"kl": 2.0}, attempt=2)])
+    writer.close()
+
+    assert [(r.step, r.attempt, r.seq) for r in store.records("run")] == [(7, 1, 1), (8, 2, 2)]
+
+
+def test_a_drain_that_was_killed_is_finished_by_the_next(tmp_path):
+    """Rows and mark are one transaction; the files go after it."""
+    store = left_behind(tmp_path, *(StepRecord(step, {"kl": 0.5}) for step in range(3)))
+    (file,) = [path for path in files_in(tmp_path / "run")]
+    copy = file.read_bytes()
+    assert len(store.records("run")) == 3
+    file.write_bytes(copy)  # as if the drain had died before it removed it
+
+    assert len(store.records("run")) == 3
+
+
+def test_a_live_run_is_left_alone_by_readers(tmp_path):
+    """Its own thread stores what is in its journal."""
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run"))
+    number = writer.journal.append_record(1, 0.0, {"kl": 0.1})
+
+    assert store.records("run") == []
+    writer.write([StepRecord(1, {"kl": 0.1})], Progress(journaled=[number]))
+    assert len(store.records("run")) == 1
+    writer.close()
+    assert len(store.records("run")) == 1
+    assert files_in(tmp_path / "run") == []
+
+
+def test_files_are_followed_by_others_and_go_when_all_of_them_is_stored(tmp_path):
+    """However long the run, its journal stays small; what is not stored stays."""
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run"))
+    metrics = {f"m{k}": float(k) for k in range(200)}
+    for step in range(3 * SEGMENT_BYTES // 1600):
+        number = writer.journal.append_record(step, 0.0, metrics)
+        if step % 100 == 0:
+            writer.write([], Progress(journaled=range(1, number)))
+    sizes = [path.stat().st_size for path in files_in(tmp_path / "run")]
+
+    assert len(sizes) <= 3
+    assert sum(sizes) < 3 * SEGMENT_BYTES
+    assert files_in(tmp_path / "run")[0].name != "run.journal-1"
+    assert [record.step for _, record in writer.journal.missing()][-1] == step
+    writer.close()
+
+
+def test_threads_lose_nothing_to_each_other(tmp_path):
+    """Sets of names, numbers, files: none is shared by a lock."""
+    journal = Journal(tmp_path)
+
+    def log(who):
+        for step in range(2000):
+            journal.append_record(step, float(who), {f"of-{who}-{step % 3}": float(step), "x": 1.0})
+
+    threads = [threading.Thread(target=log, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        journal.stored(journal.mark)  # makes the next file when one is half full
+    found = items_of(tmp_path)
+
+    assert sorted((r.ts, r.step) for r in found) == [(float(who), step) for who in range(4) for step in range(2000)]
+    assert all(r.metrics[f"of-{int(r.ts)}-{r.step % 3}"] == r.step for r in found)
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from rlwatch.store.sqlite.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+print([bool(journal.append_record(step, 0.0, {"kl": 1.0})) for step in range(40)])
+"""
+
+
+def test_a_disk_without_room_is_a_number_that_is_not_given(tmp_path):
+    """Nothing is raised; what was written before is there."""
+    out = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+
+    kept = eval(out.stdout)
+    assert kept == sorted(kept, reverse=True)
+    assert {True, False} == set(kept)
+    assert len(items_of(tmp_path)) == sum(kept)
+
+
+def test_what_is_no_journal_is_passed_over(tmp_path):
+    """Anybody may put a file there."""
+    store = left_behind(tmp_path, StepRecord(1, {"kl": 0.1}))
+    for name, data in (
+        ("run.journal-7", b"x" * 5000),
+        ("run.journal-x", b""),
+        ("run.journal-8", b"rlwatch1" + bytes(8)),
+    ):
+        (tmp_path / "run" / name).write_bytes(data)
+    (tmp_path / "run" / "run.journal-9").symlink_to("/etc/passwd")
+
+    assert [record.step for record in store.records("run")] == [1]
+    assert Path("/etc/passwd").exists()
+
+
+def test_a_handed_on_limit_is_a_limit(tmp_path):
+    """The writer thread takes what did not fit into its queue a lot at a time."""
+    journal = Journal(tmp_path)
+    for step in range(10):
+        journal.append_record(step, 0.0, {"kl": 1.0}, whole=step != 2)
+
+    assert [number for number, _ in journal.missing({1}, 3)] == [2, 4, 5]  # the part of the third is not to be had
+    assert os.listdir(tmp_path) == ["run.journal-1"]
