@@ -305,7 +305,7 @@ def test_a_judge_that_is_abandoned_stops_in_the_middle(tmp_path):
     """What it did not come to is left to whoever looks next."""
     store = open_store(tmp_path)
     writer = store.open_run(RunInfo("run"))
-    thread = JudgeThread(0, lambda problem: pytest.fail(problem))
+    thread = JudgeThread(0, pytest.fail)
     thread.abandon()
     by = judging(store, writer, enough=thread.enough)
     rows = sick(25)

@@ -1,7 +1,6 @@
 """The journal beside a run: what it keeps, what damage costs, and that it is drained once."""
 
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -129,7 +128,7 @@ def test_the_next_attempt_drains_before_it_begins(tmp_path):
 def test_a_drain_that_was_killed_is_finished_by_the_next(tmp_path):
     """Rows and mark are one transaction; the files go after it."""
     store = left_behind(tmp_path, *(StepRecord(step, {"kl": 0.5}) for step in range(3)))
-    (file,) = [path for path in files_in(tmp_path / "run")]
+    (file,) = files_in(tmp_path / "run")
     copy = file.read_bytes()
     assert len(store.records("run")) == 3
     file.write_bytes(copy)  # as if the drain had died before it removed it
@@ -231,4 +230,4 @@ def test_a_handed_on_limit_is_a_limit(tmp_path):
         journal.append_record(step, 0.0, {"kl": 1.0}, whole=step != 2)
 
     assert [number for number, _ in journal.missing({1}, 3)] == [2, 4, 5]  # the part of the third is not to be had
-    assert os.listdir(tmp_path) == ["run.journal-1"]
+    assert [path.name for path in files_in(tmp_path)] == ["run.journal-1"]
