@@ -17,7 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOLS = ("rlwatch", "wandb", "trackio", "tensorboard")
+TOOLS = ("rlwatch", "wandb", "trackio", "tensorboard", "summarywriter")
+"""The last is torch's ``SummaryWriter``, which writes TensorBoard's files."""
+NEEDS = {"summarywriter": ("tensorboard", "torch")}
 COLUMNS = ("p50_us", "p99_us", "max_ms", "import_and_init_ms", "rss_mb", "cpu_s")
 
 
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--pace-ms", type=float, default=10.0)
     args = parser.parse_args()
-    tools = [tool for tool in TOOLS if importlib.util.find_spec(tool)]
+    tools = [tool for tool in TOOLS if all(map(importlib.util.find_spec, NEEDS.get(tool, (tool,))))]
     results: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
     rng = random.Random(0)
     for _ in range(args.reps):

@@ -43,6 +43,22 @@ def trackio(directory: str) -> tuple[Log, Callable[[], Any]]:
 
 
 def tensorboard(directory: str) -> tuple[Log, Callable[[], Any]]:
+    """Its own event writer, one event a step."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(directory)
+
+    def log(metrics: dict[str, float], step: int) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    return log, writer.close
+
+
+def summarywriter(directory: str) -> tuple[Log, Callable[[], Any]]:
+    """The way most trainers write TensorBoard's files: torch's, a call a scalar."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(directory)
@@ -54,7 +70,7 @@ def tensorboard(directory: str) -> tuple[Log, Callable[[], Any]]:
     return log, writer.close
 
 
-TOOLS = {tool.__name__: tool for tool in (rlwatch, wandb, trackio, tensorboard)}
+TOOLS = {tool.__name__: tool for tool in (rlwatch, wandb, trackio, tensorboard, summarywriter)}
 
 
 def main() -> None:
