@@ -133,7 +133,7 @@ def _try_on(
     from rlwatch.importers import read_log
     from rlwatch.run.alerting import actions_of
 
-    loaded = load_config(config, env={})
+    loaded = load_config(config)
     policy, actions = loaded.policy, actions_of(loaded)
     with reading(log):
         runs = read_log(log, run=run, format=read_as)

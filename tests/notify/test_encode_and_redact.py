@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlwatch.notify.redact import HIDDEN, Redactor, redact_url
 
 from rlwatch.notify.console import one_line
 from rlwatch.notify.encode import encode, json_safe
-from rlwatch.notify.redact import HIDDEN, Redactor, redact_url
 from rlwatch.records import Severity
 
 plain = st.recursive(

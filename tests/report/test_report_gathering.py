@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from rlwatch.report.secrets import shown
 
 from rlwatch.diagnosis import Sureness
 from rlwatch.importers.base import ImportedRun
@@ -14,7 +15,6 @@ from rlwatch.report import facts_of_report, facts_of_run, html, markdown
 from rlwatch.report.charting import wanted
 from rlwatch.report.curves import BUCKETS, curve
 from rlwatch.report.gather import missing
-from rlwatch.report.secrets import shown
 from rlwatch.scanner import replay
 from rlwatch.store.url import open_store
 

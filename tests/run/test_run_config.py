@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from rlwatch.run.config import MAX_TEXT, REDACTED, recordable
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlwatch.run.config import recordable
 
 import rlwatch
 from rlwatch.control.policy import Health
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import RunInfo, RunState, SpikeBatch
-from rlwatch.run.config import recordable
 from rlwatch.run.identity import new_run_id
 from rlwatch.run.run import Engine, Run
 from rlwatch.store.base import check_run_id

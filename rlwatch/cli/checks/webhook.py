@@ -46,7 +46,7 @@ def _channels(config: Config, *, ping: bool) -> list[Check]:
 
 def _described(channel: ChannelConfig) -> Check:
     from rlwatch.alerts.config import SECRET_VARIABLE
-    from rlwatch.notify.redact import redact_url
+    from rlwatch.redaction import redact_url
 
     if channel.kind != "webhook":
         return Check(channel.name, Level.OK, f"{channel.kind}; rlwatch alerts test --channel {channel.name} tries it")
@@ -69,8 +69,8 @@ def _ping(channel: ChannelConfig) -> Check:
     import httpx
 
     from rlwatch.notify.quiet import quiet_http_logs
-    from rlwatch.notify.redact import Redactor
     from rlwatch.notify.webhook import LOOPBACK
+    from rlwatch.redaction import Redactor
 
     url, name = _value(channel, "url"), f"{channel.name} ping"
     local = urlsplit(url).hostname in LOOPBACK
