@@ -13,14 +13,16 @@ touched.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -49,10 +51,21 @@ def _words(text: str) -> frozenset[str]:
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = _words(
-    "password passwd passphrase passcode secret secrets credential credentials apikey apikeys accesskey "
-    "secretkey privatekey authorization bearer cookie cookies jwt authtoken accesstoken refreshtoken usertoken "
-    "hubtoken bearertoken"
+    "passphrase passcode secret secrets credential credentials apikeys authorization bearer cookie cookies jwt "
+    "userpass refreshtoken hubtoken"
 )
+_GLUED = (
+    "password",
+    "passwd",
+    "apikey",
+    "apitoken",
+    "authtoken",
+    "accesstoken",
+    "accesskey",
+    "secretkey",
+    "privatekey",
+)
+"""Where somebody wrote two words as one (``pgpassword``)."""
 _LAST = _words("pat auth oauth sas")
 """Secret as the last word of a name."""
 _WITH = {
@@ -82,6 +95,7 @@ _ABOUT = _words(
     "sock socket expiry expires ttl provider class fn func backend strategy threshold weight prob"
 )
 """As the last word of a name, it tells something about a secret and is none."""
+_NOTHING = _words("none null true false auto")
 _SPECIAL = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_0-9]{1,30}\]|</?\w+>")
 _PLAIN_WORDS = re.compile(r"(?=.{2,24}$)[A-Za-z]?[a-z]+(?:[_-][a-z]+)*")
 _JUST_TEXT = _words("value string str header plain text")
@@ -89,6 +103,7 @@ _HOOKS = _words("webhook webhooks url urls uri address endpoint id")
 _IN_QUERY = _words("sig signature key code sign")
 
 
+@lru_cache(maxsize=4096)
 def names_a_secret(name: str) -> bool:
     """Whether values of this name are secrets. Of a dotted name the last part counts, and what qualifies it.
 
@@ -101,7 +116,7 @@ def names_a_secret(name: str) -> bool:
         return True
     if last in _ABOUT:
         return last == "id" and words[-3:-1] == ["access", "key"]
-    if _ALWAYS.intersection(words) or last in _LAST:
+    if last in _LAST or any(word in _ALWAYS or word.endswith(_GLUED) for word in words):
         return True
     if last == "token":
         return before not in _TEXT_TOKENS
@@ -124,7 +139,7 @@ def _is_weak(name: str) -> bool:
 
 def _innocent(name: str, text: str) -> bool:
     """A value that is none though its name is a secret's: a flag in words, a special token, a column's name."""
-    if text.lower() in ("none", "null", "true", "false", "auto", HIDDEN) or text.startswith("env:"):
+    if text.lower() in _NOTHING or text == HIDDEN or text.startswith("env:"):
         return True
     if not _is_weak(name):
         return False
@@ -185,7 +200,9 @@ _HEADER = re.compile(
     r"\b((?:proxy-)?authorization|(?:set-)?cookie)(['\"]?\s*[:=]\s*)(?:['\"][^'\"\n]*['\"]?|[^'\"\n]+)", re.IGNORECASE
 )
 _SCHEME = re.compile(r"\b(Bearer)\s+(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"(?<![\w.\-])(-{0,2})([A-Za-z_][\w.\-]{0,80})(['\"]?(?:\s*[=:]\s*)|\s+(?!-))(?=\S)")
+_ASSIGNMENT = re.compile(r"(?<![\w.\-])(-{0,2})([A-Za-z_][\w.\-]{0,80})(['\"]?\s*(?:=>|[=:])\s*|\s+(?!-))(?=\S)")
+_ELEMENT = re.compile(r"<([A-Za-z][\w.-]{0,60})>([^<>]+)<(?=/)")
+_CURL = re.compile(r"(?<!\S)((?:-u|--user)[ =])[^\s:]+:\S+")
 _VALUE = re.compile(r"'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+")
 _WORTH_A_LOOK = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
 _COMMON_PAIRS = _words(
@@ -215,6 +232,7 @@ def _without_secrets(text: str, most: int, known: Sequence[str]) -> str:
         text = _ADDRESS.sub(lambda found: redact_url(found[0]) if _HOOK.search(found[0]) else found[0], text)
         text = _USER_WITH_SLASH.sub(f"{HIDDEN}@", _USER.sub(_without_user, text))
     text = _QUERY.sub(_without_query, text)
+    text = _CURL.sub(rf"\1{HIDDEN}", _ELEMENT.sub(_without_content, text))
     text = _SCHEME.sub(rf"\1 {HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", text))
     text = _KNOWN.sub(HIDDEN, text)
     text = _WORTH_A_LOOK.sub(lambda found: HIDDEN if is_random(found[0]) else found[0], _without_assigned(text))
@@ -225,6 +243,10 @@ def _without_user(found: re.Match[str]) -> str:
     """A user alone is no secret, but of http it is a token (``https://TOKEN@host``)."""
     only_a_name = ":" not in found[2] and found[1].lower() not in ("http", "https")
     return found[0] if only_a_name or found[2] == HIDDEN else f"{found[1]}://{HIDDEN}@"
+
+
+def _without_content(found: re.Match[str]) -> str:
+    return f"<{found[1]}>{HIDDEN}<" if names_a_secret(found[1]) else found[0]
 
 
 def _without_query(found: re.Match[str]) -> str:
@@ -238,16 +260,23 @@ def _without_assigned(text: str) -> str:
     parts, at = [], 0
     while found := _ASSIGNMENT.search(text, at):
         flag, name, sign = found.groups()
-        spaced = not sign.strip()
-        value = _VALUE.match(text, found.end())
-        if value is None or (spaced and not flag) or not names_a_secret(name) or _innocent(name, value[0].strip("'\"")):
+        sought = names_a_secret(name) and (flag or sign.strip())
+        value = _VALUE.match(text, found.end()) if sought else None
+        if value is None or _is_no_value(name, sign, value[0]):
             parts.append(text[at : found.end()])
             at = found.end()
             continue
-        doubtful = ":" in sign and _is_weak(name) and not any(map(str.isdigit, value[0]))
-        parts.append(text[at : found.end()] + (value[0] if doubtful else HIDDEN))
+        parts.append(text[at : found.end()] + HIDDEN)
         at = value.end()
     return "".join([*parts, text[at:]])
+
+
+def _is_no_value(name: str, sign: str, value: str) -> bool:
+    """Whether a text seems to assign and does not: the words after ``each token:``, the mark in ``end_token=</s>``."""
+    value = value.strip("'\"")
+    if ":" in sign:
+        return _innocent(name, value) or (_is_weak(name) and not any(map(str.isdigit, value)))
+    return bool(_SPECIAL.fullmatch(value)) or value.lower() in _NOTHING or value == HIDDEN
 
 
 def is_random(text: str) -> bool:
@@ -295,7 +324,9 @@ def redact_url(url: str) -> str:
 # --- by value --------------------------------------------------------------------------------------------------------
 
 _own: set[str] = set()
-_environment: tuple[dict[str, str], tuple[str, ...]] = ({}, ())
+_environment: tuple[float, tuple[str, ...]] = (-math.inf, ())
+LOOKED_S = 1.0
+"""How long the environment is not looked through again, in seconds."""
 
 
 def remember(secret: str) -> None:
@@ -306,10 +337,15 @@ def remember(secret: str) -> None:
 def own_secrets() -> tuple[str, ...]:
     """What this process's environment and its channels call secret, the longest first."""
     global _environment
-    now = dict(os.environ)
-    if now != _environment[0]:
-        _environment = (now, tuple({form for pair in now.items() for form in _of_variable(*pair)}))
+    if time.monotonic() >= _environment[0]:
+        found = tuple({form for pair in os.environ.items() for form in _of_variable(*pair)})
+        _environment = (time.monotonic() + LOOKED_S, found)
     return tuple(sorted({*_environment[1], *_own}, key=len, reverse=True))
+
+
+def _look_again() -> None:
+    global _environment
+    _environment = (-math.inf, ())
 
 
 def _of_variable(name: str, value: str) -> Iterator[str]:
@@ -394,13 +430,27 @@ def recordable(config: object) -> dict[str, JSON]:
     """
     if config is None:
         return {}
+    as_dict = next((name for name in ("to_dict", "model_dump") if callable(getattr(type(config), name, None))), "")
+    if as_dict and not _is_named(config):
+        config = _asked(config, as_dict)
     if not _is_named(config):
         raise ConfigError(
             "config must have names and values (a dict, a dataclass, a namespace, OmegaConf), got "
             f"{type(config).__name__}; give for example vars(args)"
         )
+    _look_again()
     kept = _Plain().value("", config)
     return kept if isinstance(kept, dict) else {"config": kept}
+
+
+def _asked(config: object, method: str) -> object:
+    """What ``config.to_dict()`` gives; transformers', ml_collections' and pydantic's have no other names."""
+    try:
+        return getattr(config, method)()
+    except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
+        raise ConfigError(
+            f"config cannot be read: {method}() of {type(config).__name__} raised {type(error).__name__}; give a dict"
+        ) from None
 
 
 def plain(body: Mapping[str, object]) -> dict[str, JSON]:
