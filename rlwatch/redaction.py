@@ -20,6 +20,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
@@ -36,6 +37,8 @@ MAX_TEXT = 2000
 """Characters of a text that are kept."""
 MOST_VALUES = 20_000
 DEEPEST = 40
+MOST_TAGS = 1000
+MOST_IN_ARRAY = 1000
 MOST_BITS = 1024
 """Of a whole number; a longer one is no setting, and json refuses to write it."""
 _SHORTEST = 4
@@ -192,7 +195,7 @@ _BEGINNINGS = (
 _KNOWN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_BEGINNINGS)})")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.DOTALL)
 _USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30})://([^\s/?#'\"<>]+)@(?=[^\s@])")
-_USER_WITH_SLASH = re.compile(r"(?<=://)[^\s/:@'\"]*:(?!\d+/)[^\s@'\"]+@(?=[\w.\-\[])")
+_USER_WITH_SLASH = re.compile(r"(?<=://)[^\s/:@'\"]{0,200}:(?!\d+/)[^\s@'\"]{1,200}@(?=[\w.\-\[])")
 _QUERY = re.compile(r"(?<=[?&;])([\w.%-]{1,80})=([^&\s#'\"<>]+)")
 _ADDRESS = re.compile(r"https?://[^\s'\"<>]+")
 _HOOK = re.compile(r"(?:^|[^A-Za-z0-9])(?:web)?hooks?(?![A-Za-z0-9])|//api\.telegram\.org/", re.IGNORECASE)
@@ -203,7 +206,7 @@ _SCHEME = re.compile(r"\b(Bearer)\s+(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,}", r
 _ASSIGNMENT = re.compile(r"(?<![\w.\-])(-{0,2})([A-Za-z_][\w.\-]{0,80})(['\"]?\s*(?:=>|[=:])\s*|\s+(?!-))(?=\S)")
 _ELEMENT = re.compile(r"<([A-Za-z][\w.-]{0,60})>([^<>]+)<(?=/)")
 _CURL = re.compile(r"(?<!\S)((?:-u|--user)[ =])[^\s:]+:\S+")
-_VALUE = re.compile(r"'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+")
+_VALUE = re.compile(r"\[redacted\]|'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+")
 _WORTH_A_LOOK = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
 _COMMON_PAIRS = _words(
     "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi "
@@ -338,14 +341,15 @@ def own_secrets() -> tuple[str, ...]:
     """What this process's environment and its channels call secret, the longest first."""
     global _environment
     if time.monotonic() >= _environment[0]:
-        found = tuple({form for pair in os.environ.items() for form in _of_variable(*pair)})
-        _environment = (time.monotonic() + LOOKED_S, found)
+        with suppress(KeyError, RuntimeError):  # another thread changes it at this moment
+            found = tuple({form for pair in os.environ.items() for form in _of_variable(*pair)})
+            _environment = (time.monotonic() + LOOKED_S, found)
     return tuple(sorted({*_environment[1], *_own}, key=len, reverse=True))
 
 
 def _look_again() -> None:
     global _environment
-    _environment = (-math.inf, ())
+    _environment = (-math.inf, _environment[1])
 
 
 def _of_variable(name: str, value: str) -> Iterator[str]:
@@ -504,8 +508,18 @@ class _Plain:
         scalar = _scalar(value)
         if scalar is not None:
             return self._any(name, scalar, secret=secret)
+        if callable(getattr(type(value), "tolist", None)):
+            return self._array(name, value, secret=secret)
         shown = bytes(value[: 2 * self._most]) if isinstance(value, bytes | bytearray) else value
         return self._text(name, repr(shown), secret=secret)
+
+    def _array(self, name: str, value: Any, *, secret: bool) -> JSON:
+        """Of numpy or torch: a small one as a list. Nobody waits for a device."""
+        if not getattr(value, "is_cpu", True):
+            return f"<{type(value).__name__} of shape {tuple(value.shape)} on {value.device}>"
+        if math.prod(value.shape) <= MOST_IN_ARRAY:
+            return self.value(name, value.tolist(), secret=secret)
+        return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
 
     def _number(self, name: str, value: int | float, *, secret: bool) -> JSON:
         """Numbers are no secrets, however they are called (``max_tokens``), unless they are somebody's password."""
@@ -557,9 +571,10 @@ class _Plain:
 
 
 def _is_named(value: object) -> bool:
-    """Whether it has names and values. Asks types, not objects, what they are: those may answer anything."""
-    return isinstance(value, Mapping | Namespace | SimpleNamespace) or (
-        is_dataclass(value) and not isinstance(value, type)
+    """Whether it has names and values. Asks its type: the object may answer anything, or raise."""
+    kind = type(value)
+    return issubclass(kind, Mapping | Namespace | SimpleNamespace) or (
+        is_dataclass(kind) and not issubclass(kind, type)
     )
 
 
@@ -589,7 +604,7 @@ def _items(value: object) -> Iterable[object] | None:
 
 
 def _scalar(value: object) -> int | float | None:
-    """Of a number of numpy; arrays and tensors keep their ``repr``, which is short."""
+    """Of a number of numpy."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         found = value.item()
@@ -614,13 +629,17 @@ def tags_of(tags: object) -> tuple[str, ...]:
     """
     if tags is None:
         return ()
-    if isinstance(tags, str):
-        tags = (tags,)
-    if not isinstance(tags, Iterable) or isinstance(tags, Mapping | bytes):
-        raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b'], got {type(tags).__name__}")
-    kept = []
-    for tag in islice(tags, 1000):
-        if not isinstance(tag, str | int | float):
-            raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b']; one is a {type(tag).__name__}")
-        kept.append(redacted(str(tag), most=MAX_TEXT // 4))
-    return tuple(kept)
+    kind = type(tags)
+    given: Any = (tags,) if issubclass(kind, str) else tags
+    if not issubclass(kind, Iterable) or issubclass(kind, Mapping | bytes):
+        raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b'], got {kind.__name__}")
+    try:
+        found = list(islice(given, MOST_TAGS))
+    except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
+        raise ConfigError(
+            f"tags must be a list of texts, as in tags=['math', '7b']; {kind.__name__} raised {type(error).__name__}"
+        ) from None
+    wrong = next((type(tag) for tag in found if not issubclass(type(tag), str | int | float)), None)
+    if wrong is not None:
+        raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b']; one is a {wrong.__name__}")
+    return tuple(redacted(str(tag), most=MAX_TEXT // 4) for tag in found)

@@ -26,7 +26,7 @@ class Dashboard:
         self._port = _free_port()
         self._log = directory / "dashboard.log"
         self._directory = directory
-        self._command = [sys.executable, "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
+        self._command = [sys.executable, "-P", "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
 
     @staticmethod
     def possible() -> bool:

@@ -29,6 +29,13 @@ def default_store_url() -> str:
     return os.environ.get("RLWATCH_STORE") or _of_file(Path(FILE_NAME)) or "./rlwatch-runs"
 
 
+def absolute_url(url: str | None) -> str:
+    """``url`` (None: :func:`default_store_url`) as a process in another directory must be told it."""
+    text = url or default_store_url()
+    match = _SCHEME.fullmatch(text)
+    return text if match else os.path.abspath(Path(text).expanduser())  # noqa: PTH100  (``..`` as the shell has it)
+
+
 def _of_file(file: Path) -> str:
     """What the file says of the store; a file that is wrong is complained of by whoever reads the rest of it.
 

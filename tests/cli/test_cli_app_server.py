@@ -100,7 +100,7 @@ def test_the_server_learns_the_store_and_answers_to_local_names_only() -> None:
     assert environment["RLWATCH_STORE"] == "/data/runs"
     assert environment["PATH"] == "/bin"
     assert environment["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "localhost 127.0.0.1 ::1 127.0.0.5"
-    assert app_server.server_environment("::1", None, given)["RLWATCH_STORE"] == "old"
+    assert app_server.server_environment("::1", None, given)["RLWATCH_STORE"] == str(Path("old").absolute())
     own = given | {"STREAMLIT_SERVER_ALLOWED_HOSTS": "box.lan"}
     assert app_server.server_environment("::1", None, own)["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "box.lan"
 

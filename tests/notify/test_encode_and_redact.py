@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch.notify.redact import HIDDEN, Redactor, redact_url
 
 from rlwatch.notify.console import one_line
 from rlwatch.notify.encode import encode, json_safe
 from rlwatch.records import Severity
+from rlwatch.redaction import HIDDEN, Redactor, redact_url
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

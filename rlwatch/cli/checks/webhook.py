@@ -26,7 +26,8 @@ def examine(*, ping: bool = False, store_root: Path | None = None) -> list[Check
         return [Check("configuration", Level.FAIL, str(error))]
     where = str(config.path) if config.path else "the defaults (no rlwatch.toml here)"
     checks = [Check("configuration", Level.OK, f"{where}, {len(config.rules)} alert rules")]
-    checks += [Check("configuration", Level.WARN, warning) for warning in config.warnings]
+    said = [*config.warnings, *([config.refused] if config.refused else [])]
+    checks += [Check("configuration", Level.WARN, warning) for warning in said]
     return checks + _channels(config, ping=ping)
 
 
