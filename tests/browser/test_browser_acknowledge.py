@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
