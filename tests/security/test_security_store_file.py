@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -369,16 +371,49 @@ class TestWhatAStoresFileMayTune:
 
 
 def test_a_link_laid_in_a_store_overwrites_nothing(tmp_path: Path):
-    """Whoever may write a team's store lays the lock of a run to come, or a watch's position, over somebody's file."""
+    """Whoever may write a team's store lays the files of a run to come, or a watch's position, over somebody's file."""
     victim, log = tmp_path / "precious", tmp_path / "train.log"
     victim.write_text("precious")
     log.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(5)))
     (tmp_path / "store" / "mine").mkdir(parents=True)
     (tmp_path / "store" / "mine" / "run.lock").symlink_to(victim)
+    for run in ("other", "log"):
+        (tmp_path / "store" / run).mkdir()
+        for name in ("run.journal-0", "run.journal-1", ".run.db.new"):
+            (tmp_path / "store" / run / name).symlink_to(victim)
     (tmp_path / "store" / ".watch").mkdir()
     (tmp_path / "store" / ".watch" / "log.new").symlink_to(victim)
-    told(["-c", TRAINER, str(tmp_path / "store"), "mine"], tmp_path)
+    for run in ("mine", "other"):
+        told(["-c", TRAINER, str(tmp_path / "store"), run], tmp_path)
     told(["-m", "rlwatch.cli", "watch", str(log), "--store", "store", "--run-id", "log", "--once"], tmp_path)
 
     assert victim.read_text() == "precious"
-    assert (tmp_path / "store" / "log" / "run.db").exists()
+
+
+class _Program:
+    """What runs if it is unpickled."""
+
+    def __init__(self, module: str, name: str, argument: str) -> None:
+        self.what = (module, name, argument)
+
+    def pickled(self) -> bytes:
+        """As a pickle of protocol 4 calls a function with a text."""
+        parts = [b"\x8c" + bytes((len(text.encode()),)) + text.encode() for text in self.what]
+        return b"\x80\x04" + parts[0] + parts[1] + b"\x93" + parts[2] + b"\x85R."
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("where", [("os", "system"), ("rlwatch.monitor.checkpoint", "os.system")])
+def test_a_forged_checkpoint_runs_nothing(
+    where: tuple[str, str], ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is not opened without the user's own seal, and with one it still calls nothing but what judges."""
+    from rlwatch.monitor import checkpoint
+    from rlwatch.monitor.engine import Monitor
+
+    monkeypatch.setattr(checkpoint, "_key", lambda: b"k" * 32)
+    body = zlib.compress(_Program(*where, f"touch {tmp_path / 'ran'}").pickled())
+    seal = hmac.digest(b"k" * 32 if ours else b"x" * 32, body, "sha256")
+
+    assert not checkpoint.opened(seal + body, Monitor(run_id="r", source=""))
+    assert not (tmp_path / "ran").exists()
