@@ -134,6 +134,12 @@ def _words_of(name: str) -> list[str]:
     return words
 
 
+def _qualified(owner: str, name: str) -> str:
+    """A lone ``key`` or ``token`` with whose it is, where that says more: wandb's is one, whatever it looks like."""
+    whole = f"{owner}.{name}"
+    return whole if len(_words_of(name)) == 1 and names_a_secret(name) and names_a_secret(whole) else name
+
+
 def _is_weak(name: str) -> bool:
     """A name that is often no secret's: ``key``, ``auth``, and whatever ends in ``token``."""
     words = _words_of(name)
@@ -500,7 +506,9 @@ class _Plain:
             return f"<{type(value).__name__}, nested too deeply>"
         self._within.append(id(value))
         try:
-            return self._mapping(value, secret=secret) if items is None else self._list(name, items, secret=secret)
+            return (
+                self._mapping(name, value, secret=secret) if items is None else self._list(name, items, secret=secret)
+            )
         finally:
             self._within.pop()
 
@@ -535,7 +543,7 @@ class _Plain:
             return _without_secrets(text, self._most, self._known)
         return redact_url(text) if "://" in text and "hook" in name.lower() else HIDDEN
 
-    def _mapping(self, value: object, *, secret: bool) -> dict[str, JSON]:
+    def _mapping(self, owner: str, value: object, *, secret: bool) -> dict[str, JSON]:
         kept: dict[str, JSON] = {}
         named = ""
         for key, get in _entries(value):
@@ -551,7 +559,7 @@ class _Plain:
             if name.lower() in ("name", "key") and isinstance(held, str):
                 named = held  # {"name": "HF_TOKEN", "value": ...}, as Kubernetes and Ray write it
             hides = secret or (name.lower() == "value" and names_a_secret(named))
-            kept[name] = self.value(name, held, secret=hides)
+            kept[name] = self.value(_qualified(owner, name), held, secret=hides)
         return kept
 
     def _list(self, name: str, items: Iterable[object], *, secret: bool) -> list[JSON]:

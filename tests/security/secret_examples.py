@@ -73,6 +73,8 @@ SECRETS: dict[str, tuple[dict[str, Any], str]] = {
     "cookie": hidden(letters(12), headers=f"Cookie: session={letters(12)}; path=/"),
     "azure": hidden(letters(30), connection_string=f"AccountName=runs;AccountKey={letters(30)}==;EndpointSuffix=x"),
     "wandb.key": hidden(HEX, wandb={"key": HEX}),
+    "wandb.key, a word": hidden("wordlike", logger={"wandb": {"key": "wordlike"}}),
+    "hf.token, a word": hidden("wordlike", hf={"token": "wordlike"}),
     "bot_token": hidden(WORD, telegram={"bot_token": WORD}),
     "smtp_pass": hidden(WORD, smtp_pass=WORD),
     # by shape
