@@ -18,7 +18,6 @@ import os
 import re
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -581,9 +580,13 @@ class _Plain:
 def _is_named(value: object) -> bool:
     """Whether it has names and values. Asks its type: the object may answer anything, or raise."""
     kind = type(value)
-    return issubclass(kind, Mapping | Namespace | SimpleNamespace) or (
-        is_dataclass(kind) and not issubclass(kind, type)
-    )
+    return issubclass(kind, (Mapping, *_namespaces())) or (is_dataclass(kind) and not issubclass(kind, type))
+
+
+def _namespaces() -> tuple[type, ...]:
+    """Nobody has argparse's who has not imported it, and that takes time a run's beginning should not."""
+    argparse = sys.modules.get("argparse")
+    return (SimpleNamespace,) if argparse is None else (SimpleNamespace, argparse.Namespace)
 
 
 def _entries(value: Any) -> Iterator[tuple[object, Callable[[], object]]]:
@@ -592,7 +595,7 @@ def _entries(value: Any) -> Iterator[tuple[object, Callable[[], object]]]:
         yield from ((key, partial(dict.__getitem__, value, key)) for key in dict.keys(value))
     elif isinstance(value, Mapping):
         yield from ((key, partial(_item, value, key)) for key in islice(iter(value), MOST_VALUES + 1))
-    elif isinstance(value, Namespace | SimpleNamespace):
+    elif isinstance(value, _namespaces()):
         held = object.__getattribute__(value, "__dict__")
         yield from ((key, partial(dict.__getitem__, held, key)) for key in list(held))
     else:
