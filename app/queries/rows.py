@@ -69,7 +69,7 @@ def silences(now: float) -> list[Silence]:
 def standing(found: Sequence[Alert], runs: Mapping[str, RunInfo], now: float) -> dict[str, str]:
     """Alert id -> why it is quiet though it fires. Where ``rlwatch.toml`` cannot be read, the usual rules apply."""
     try:
-        policy = load_config(store_root=getattr(store(), "root", None), env={}).policy
+        policy = load_config(store_root=getattr(store(), "root", None)).policy
     except ConfigError:
         policy = Policy()
     return people.standing(

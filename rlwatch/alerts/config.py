@@ -1,34 +1,52 @@
 """``rlwatch.toml``: rules, channels, where the store and the dashboard are.
 
-Looked for at the path given, else in the working directory, else in the store's root. Without a file the
-defaults apply, and nothing beyond the standard library is needed. The environment adds to either:
-``RLWATCH_WEBHOOK_URL`` (and ``RLWATCH_WEBHOOK_SECRET``, which signs) make the channel ``webhook``. The file
+The one at the path given, else the one ``RLWATCH_CONFIG`` names, else that of the working directory, else that of the
+store's root. Without a file the defaults apply, and nothing beyond the standard library is needed. The environment adds
+to either: ``RLWATCH_WEBHOOK_URL`` (and ``RLWATCH_WEBHOOK_SECRET``, which signs) make the channel ``webhook``. The file
 names secrets as ``"env:VARIABLE"``; they are read when the notifiers are built and kept nowhere else.
+
+Only the user's own file is obeyed (:mod:`rlwatch.trust`): it runs programs, reads the environment, names addresses and
+commands runs. One that came with the data tunes rules and no more: it cannot keep back what is critical, is never an
+error, and what it says beyond that is in ``Config.refused``.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlwatch.alerts.kinds import unknown_kinds
 from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.alerts.template import default_toml
 from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.notify.console import one_line
 from rlwatch.notify.registry import build_notifier
 from rlwatch.ports import Notifier
-from rlwatch.records import JSON
+from rlwatch.records import JSON, Severity
+from rlwatch.redaction import remember
+from rlwatch.trust import FILE_NAME, why_not_obeyed
+
+if TYPE_CHECKING:
+    from rlwatch.alerts.schema import Parsed
 
 __all__ = ["ChannelConfig", "Config", "build_notifiers", "default_toml", "load_config"]
 
-FILE_NAME = "rlwatch.toml"
+CONFIG_VARIABLE = "RLWATCH_CONFIG"
 URL_VARIABLE = "RLWATCH_WEBHOOK_URL"
 SECRET_VARIABLE = "RLWATCH_WEBHOOK_SECRET"  # noqa: S105  (the variable's name)
 REFERENCE = "env:"
+
+MOST_BYTES = 65_536
+MOST_RULES = 200
+"""Of a file that came with the data: every rule costs the trainer time."""
+ADDED = ("kinds", "channels")
+TAKEN = ("min_severity", "for_steps", "for_critical", "keep_firing_for", "labels", "repeat_minutes")
+"""What such a file may change of a default rule: add to these, and set those; ``for_critical`` only downwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +60,11 @@ class ChannelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What applies. ``warnings``: sentences about what is allowed but cannot be meant; ``actions``: as in the file."""
+    """What applies.
+
+    ``warnings``: sentences about what is allowed but cannot be meant; ``actions``: as in the file; ``refused``: what a
+    file that came with the data says and may not, in one sentence, else "".
+    """
 
     policy: Policy = field(default_factory=Policy)
     channels: tuple[ChannelConfig, ...] = (ChannelConfig("console", "console"),)
@@ -51,6 +73,7 @@ class Config:
     path: Path | None = None
     warnings: tuple[str, ...] = ()
     actions: tuple[Mapping[str, JSON], ...] = ()
+    refused: str = ""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -84,7 +107,7 @@ def load_config(
     path
         The file; None: look for it.
     store_root
-        The second place to look.
+        The last place to look, and where nothing but data lies.
     webhook_url
         Where the channel ``webhook`` goes, whatever the file and the environment say.
     env
@@ -93,14 +116,14 @@ def load_config(
     Raises
     ------
     ConfigError
-        If ``path`` is given and not there, or a file does not say what it could: all that is wrong with it
+        If a file that is named is not there, or the user's own does not say what it could: all that is wrong with it
         at once, each with its key.
     MissingExtraError
-        If there is a file and pydantic is not installed.
+        If there is such a file and pydantic is not installed.
     """
     env = os.environ if env is None else env
-    file = _find(path, store_root)
-    config = Config() if file is None else _read(file)
+    file, foreign = _find(path or env.get(CONFIG_VARIABLE) or None, store_root)
+    config = Config() if file is None else _tuned_by(file, foreign) if foreign else _read(file)
     url = webhook_url or env.get(URL_VARIABLE, "")
     return config.with_webhook(url, env.get(SECRET_VARIABLE, "")) if url else config
 
@@ -125,27 +148,28 @@ def build_notifiers(
     }
 
 
-def _find(path: str | os.PathLike[str] | None, store_root: str | os.PathLike[str] | None) -> Path | None:
-    if path is not None:
-        if not Path(path).is_file():
-            raise ConfigError(f"there is no configuration file {os.fspath(path)!r}; 'rlwatch rules init' writes one")
-        return Path(path)
-    places: Sequence[Path] = [Path(FILE_NAME), *([Path(store_root) / FILE_NAME] if store_root is not None else [])]
-    return next((place for place in places if place.is_file()), None)
+def own_file() -> Path | None:
+    """The file that is named, else the user's own in the working directory: what a process elsewhere must be told."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    here = Path(FILE_NAME)
+    if named:
+        return Path(named).absolute()
+    return here.absolute() if here.is_file() and not why_not_obeyed(here) else None
+
+
+def _find(named: str | os.PathLike[str] | None, store_root: str | os.PathLike[str] | None) -> tuple[Path | None, str]:
+    """The file that applies, and why it is not obeyed ("" if it is)."""
+    if named is not None:
+        if not Path(named).is_file():
+            raise ConfigError(f"there is no configuration file {os.fspath(named)!r}; 'rlwatch rules init' writes one")
+        return Path(named), ""
+    places = [Path(FILE_NAME), *([Path(store_root) / FILE_NAME] if store_root is not None else [])]
+    file = next((place for place in places if place.is_file()), None)
+    return file, why_not_obeyed(file, store_root) if file is not None else ""
 
 
 def _read(file: Path) -> Config:
-    try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or type(error).__name__}") from None
-    try:
-        from rlwatch.alerts.schema import parse
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "pydantic", "alerts", f"reading {file}") from None
-    parsed = parse(str(file), raw)
+    parsed = _parsed(file, _text(file))
     named = {rule.name: rule for rule in parsed.policy.rules}
     kept = [named.pop(rule.name, rule) for rule in default_rules()] if parsed.default_rules else []
     rules = (*kept, *named.values())
@@ -163,6 +187,101 @@ def _read(file: Path) -> Config:
     )
 
 
+def _text(file: Path, most: int = -1) -> str:
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(most)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or type(error).__name__}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+
+
+def _raw(file: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{file} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # also of numbers that are too long for an int
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+
+
+def _parsed(file: Path, text: str) -> Parsed:
+    raw = _raw(file, text)
+    try:
+        from rlwatch.alerts.schema import parse
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "pydantic", "alerts", f"reading {file}") from None
+    return parse(str(file), raw)
+
+
+def _tuned_by(file: Path, foreign: str) -> Config:
+    """The default rules as a file that came with the data tunes them."""
+    try:
+        text = _text(file, MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ConfigError(f"{file} is larger than {MOST_BYTES} bytes")
+        tables = [table for table in _table_list(_raw(file, text).get("rules")) if isinstance(table, dict)]
+        parsed = _parsed(file, text)
+    except ConfigError as error:
+        return Config(refused=one_line(f"{file} is not used: {error}")[:500])
+    usual = {rule.name: rule for rule in default_rules()}
+    refused = _beyond_rules(parsed, _raw(file, text))
+    rules = dict(usual)
+    for rule, given in zip(parsed.policy.rules[:MOST_RULES], tables, strict=False):
+        rules[rule.name], ignored = _tuned(usual.get(rule.name), rule, given.keys())
+        refused += [f"{key} of rule {rule.name}" for key in ignored]
+    if len(tables) > MOST_RULES:
+        refused.append(f"rules after the first {MOST_RULES}")
+    return Config(policy=Policy(tuple(rules.values())), path=file, refused=_refusal(file, foreign, refused))
+
+
+def _table_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
+    """What the file says besides rules."""
+    said = [f"[notify.{name}]" for name, _, _ in parsed.channels]
+    said += ["[[actions]]"] if parsed.actions else []
+    said += [f"[{name}]" for name in ("store", "dashboard", "grouping", "quiet_hours", "inhibit") if name in raw]
+    return said + ([] if parsed.default_rules else ["default_rules = false"])
+
+
+def _tuned(usual: Rule | None, rule: Rule, given: Iterable[str]) -> tuple[Rule, list[str]]:
+    """The rule that applies, and the keys that do not: nothing critical is told later or less than by default."""
+    keys = [key for key in given if key != "name"]
+    if usual is None:  # one more rule tells more
+        ignored = [key for key in keys if key == "severity" or key.startswith("escalate_")]
+        return replace(rule, severity=None, **_NEVER_ESCALATES), ignored
+    changed: dict[str, Any] = {key: getattr(rule, key) for key in keys if key in TAKEN}
+    for key in (key for key in keys if key in ADDED):
+        old = getattr(usual, key)
+        changed[key] = () if key == "kinds" and not old else tuple(dict.fromkeys((*old, *getattr(rule, key))))
+    waits = [usual.wait(Severity.CRITICAL), changed.get("for_steps", usual.for_steps)]
+    changed["for_critical"] = min([*waits, *([rule.for_critical] if rule.for_critical is not None else [])])
+    return replace(usual, **changed), [key for key in keys if key not in changed]
+
+
+_NEVER_ESCALATES: dict[str, Any] = {
+    "escalate_after_minutes": 0.0,
+    "escalate_after_steps": 0,
+    "escalate_to": (),
+    "escalate_severity": None,
+}
+
+
+def _refusal(file: Path, foreign: str, refused: list[str]) -> str:
+    if not refused:
+        return ""
+    return one_line(
+        f"{file} only tunes rules, because {foreign}; not obeyed: {', '.join(refused)[:300]}. If you trust whoever can "
+        f"write it, name it: --config {file}, {CONFIG_VARIABLE}={file} or config_file="
+    )
+
+
 def _resolved(config: Config, channel: ChannelConfig, env: Mapping[str, str]) -> dict[str, JSON]:
     options = dict(channel.options)
     for key, value in options.items():
@@ -175,4 +294,7 @@ def _resolved(config: Config, channel: ChannelConfig, env: Mapping[str, str]) ->
                     "which is not set"
                 )
             options[key] = env[variable]
+            remember(options[key])
+        elif key in ("url", "secret") and isinstance(value, str):
+            remember(value)
     return options

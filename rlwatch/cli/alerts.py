@@ -56,7 +56,7 @@ def _quiet(store: Store, found: Sequence[Alert], run_id: str | None, config: Pat
     from rlwatch.alerts.config import load_config
     from rlwatch.alerts.people import standing
 
-    policy = load_config(config, store_root=getattr(store, "root", None), env={}).policy
+    policy = load_config(config, store_root=getattr(store, "root", None)).policy
     runs = {run.run_id: run for run in store.runs()}
     return standing(
         found,

@@ -15,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import rlwatch
+from rlwatch.alerts.config import CONFIG_VARIABLE, own_file
 from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.store.url import absolute_url
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
@@ -79,7 +81,7 @@ def _socket(host: str) -> socket.socket:
 
 
 def server_command(script: Path, host: str, port: int) -> list[str]:
-    """The command line that serves ``script``."""
+    """The command line that serves ``script``. ``-P``: no Python file of the working directory is imported."""
     options = {
         "server.address": host.strip("[]"),
         "server.port": str(port),
@@ -89,28 +91,42 @@ def server_command(script: Path, host: str, port: int) -> list[str]:
         "client.showErrorDetails": "none",
     }
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [sys.executable, "-m", "streamlit", "run", str(script), *flags]
+    return [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags]
 
 
-def server_environment(host: str, store_url: str | None, outer: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of the server: the store it shows, and the host names it answers to.
+def server_environment(
+    host: str, store_url: str | None, outer: Mapping[str, str] | None = None, config: Path | None = None
+) -> dict[str, str]:
+    """The environment of the server: the store it shows, whose configuration, and the host names it answers to.
 
     Without the list of names a web page anywhere could reach the dashboard by DNS rebinding. It is a
     variable, not a flag, because older streamlit versions refuse flags they do not know.
     """
     environment = dict(os.environ if outer is None else outer)
-    if store_url:
-        environment["RLWATCH_STORE"] = store_url
+    environment["RLWATCH_STORE"] = absolute_url(store_url or environment.get("RLWATCH_STORE"))
+    if environment.get("PYTHONPATH"):  # the server runs in another directory
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(Path(place).absolute()) for place in environment["PYTHONPATH"].split(os.pathsep) if place
+        )
+    named = config.absolute() if config is not None else own_file()
+    if named is not None:
+        environment[CONFIG_VARIABLE] = str(named)
     names = dict.fromkeys((*LOCAL_NAMES, host.strip("[]")))
     environment.setdefault("STREAMLIT_SERVER_ALLOWED_HOSTS", " ".join(names))
     return environment
 
 
-def start(script: Path, host: str, port: int, store_url: str | None, *, quiet: bool = False) -> subprocess.Popen[str]:
-    """Start the server; with ``quiet`` its words are kept in the process's ``stdout``."""
+def start(
+    script: Path, host: str, port: int, store_url: str | None, *, quiet: bool = False, config: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start the server; with ``quiet`` its words are kept in the process's ``stdout``.
+
+    Not in the working directory, which may be a store: Streamlit obeys the ``.streamlit`` that lies there.
+    """
     return subprocess.Popen(
         server_command(script, host, port),
-        env=server_environment(host, store_url),
+        env=server_environment(host, store_url, config=config),
+        cwd=script.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if quiet else None,
         stderr=subprocess.STDOUT if quiet else None,

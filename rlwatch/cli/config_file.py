@@ -16,7 +16,7 @@ def rules_of(config: Path | None) -> Sequence[Rule]:
     """The rules of the file, the default rules where there is none. Raises ``ConfigError``."""
     from rlwatch.alerts.config import load_config
 
-    return load_config(config, env={}).rules
+    return load_config(config).rules
 
 
 def alerting_of(config: Path | None, store: Store) -> Alerting:

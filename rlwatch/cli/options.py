@@ -57,7 +57,7 @@ ConfigOption = Annotated[
         "--config",
         metavar="FILE",
         help="Alert rules and channels from this rlwatch.toml.",
-        show_default="./rlwatch.toml if there is one",
+        show_default="RLWATCH_CONFIG, else ./rlwatch.toml",
     ),
 ]
 

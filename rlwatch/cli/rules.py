@@ -110,9 +110,10 @@ def _check_file(file: Path | None) -> None:
     missing = named - set(config.channel_names)
     if missing:
         say(f"not configured, so nobody is told there: {', '.join(sorted(missing))}", style="dim")
-    for warning in config.warnings:
+    warnings = [*config.warnings, *([config.refused] if config.refused else [])]
+    for warning in warnings:
         say(f"warning: {warning}", style="yellow")
-    if config.warnings:
+    if warnings:
         raise typer.Exit(1)
 
 
@@ -133,7 +134,7 @@ def _try_on(
     from rlwatch.importers import read_log
     from rlwatch.run.alerting import actions_of
 
-    loaded = load_config(config, env={})
+    loaded = load_config(config)
     policy, actions = loaded.policy, actions_of(loaded)
     with reading(log):
         runs = read_log(log, run=run, format=read_as)

@@ -25,6 +25,7 @@ from rlwatch.diagnosis import Diagnosis, diagnose
 from rlwatch.metrics import BY_NAME, known, resolve
 from rlwatch.ports import Store
 from rlwatch.records import CULPRITS, JSON, Finding, RunInfo
+from rlwatch.redaction import recordable
 
 EPILOG = examples(
     "rlwatch show math-7b-s3",
@@ -65,7 +66,13 @@ def show(
         extra = {"metrics": every, "completions": texts, **(tokens or {})}
         print_json(
             row
-            | {"config": info.config, "tags": info.tags, "host": info.host, "pid": info.pid, "findings": found}
+            | {
+                "config": recordable(info.config),
+                "tags": info.tags,
+                "host": info.host,
+                "pid": info.pid,
+                "findings": found,
+            }
             | {"diagnosis": said.to_dict(), "forecast": newest_row(forecasts), "actions": actions}
             | {name: part for name, part in extra.items() if part is not None}
         )

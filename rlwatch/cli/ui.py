@@ -39,19 +39,19 @@ def ui(
     app_server.require_loopback(host)
     app_server.require_streamlit()
     if check:
-        raise typer.Exit(_check(host, store))
+        raise typer.Exit(_check(host, store, config))
     app_server.require_free_port(host, port)
     script = app_server.app_script()
     say(f"rlwatch dashboard: {app_server.address(host, port)}  (Ctrl-C stops it)", style="bold")
     with sigterm_as_ctrl_c(), opened(store) as outbox:
         alerting = alerting_of(config, outbox)
         with delivering(outbox, alerting), looking_after(outbox, alerting):
-            raise typer.Exit(_serve(script, host, port, store))
+            raise typer.Exit(_serve(script, host, port, store, config))
 
 
-def _serve(script: Path, host: str, port: int, store: str | None) -> int:
+def _serve(script: Path, host: str, port: int, store: str | None, config: Path | None) -> int:
     """Until the server ends by itself (then its exit code) or Ctrl-C ends both."""
-    server = app_server.start(script, host, port, store)
+    server = app_server.start(script, host, port, store, config=config)
     try:
         return server.wait()
     except KeyboardInterrupt:
@@ -60,9 +60,9 @@ def _serve(script: Path, host: str, port: int, store: str | None) -> int:
         app_server.stop(server)
 
 
-def _check(host: str, store: str | None) -> int:
+def _check(host: str, store: str | None, config: Path | None) -> int:
     port = app_server.free_port(host)
-    server = app_server.start(app_server.app_script(), host, port, store, quiet=True)
+    server = app_server.start(app_server.app_script(), host, port, store, quiet=True, config=config)
     try:
         problem = app_server.wait_healthy(server, app_server.address(host, port))
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -45,6 +46,6 @@ class Positions:
         file = self._directory / f"{run_id}.json"
         with contextlib.suppress(OSError):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new = file.with_suffix(".new")
-            new.write_text(json.dumps(position.to_dict()), "utf-8")
-            new.replace(file)
+            with tempfile.NamedTemporaryFile("w", dir=self._directory, suffix=".new", delete=False) as new:
+                new.write(json.dumps(position.to_dict()))
+            Path(new.name).replace(file)  # a name nobody could lay a link under

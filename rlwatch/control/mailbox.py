@@ -14,6 +14,7 @@ from rlwatch.clock import Clock
 from rlwatch.errors import ControlUnavailableError, StoreBusyError
 from rlwatch.ports import CommandStore
 from rlwatch.records import Command, CommandStatus
+from rlwatch.redaction import redacted
 
 POLL_S = 1.0
 DIED = "the process that claimed it ended before carrying it out; send it again if it is still wanted"
@@ -68,7 +69,7 @@ class PendingCommand:
     def _settle(self, status: CommandStatus, step: int | None, result: str) -> None:
         if not self.answered:
             self.answered = True
-            self._answer(Answer(self.command, status, step, result))
+            self._answer(Answer(self.command, status, step, redacted(str(result))))
 
 
 class Mailbox:

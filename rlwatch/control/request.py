@@ -11,6 +11,7 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.kinds import kind_of
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Command
+from rlwatch.redaction import redacted
 
 EXPIRES_S = 600.0
 
@@ -48,7 +49,7 @@ def request(
         args=kind_of(kind).read(args or {}),
         force=force,
         requested_by=by or whoami(),
-        why=why,
+        why=redacted(why),
         idempotency_key=idempotency_key or uuid.uuid4().hex,
         created_at=now,
         expires_at=now + expires_s,

@@ -13,6 +13,8 @@ from typing import Self
 
 HOST = "127.0.0.1"
 STOP_S = 10.0
+OWN_CHANNELS = ("RLWATCH_WEBHOOK_", "RLWATCH_CONFIG")
+"""Variables by which the user's own channels would be known."""
 
 
 class Dashboard:
@@ -26,7 +28,7 @@ class Dashboard:
         self._port = _free_port()
         self._log = directory / "dashboard.log"
         self._directory = directory
-        self._command = [sys.executable, "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
+        self._command = [sys.executable, "-P", "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
 
     @staticmethod
     def possible() -> bool:
@@ -39,7 +41,7 @@ class Dashboard:
         return f"http://{HOST}:{self._port}"
 
     def __enter__(self) -> Self:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RLWATCH_WEBHOOK_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN_CHANNELS)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,

@@ -89,7 +89,7 @@ class TrainerProcess:
 def command_line(store: str, config_file: Path, directory: Path, recipe: Recipe) -> list[str]:
     """What :mod:`rlwatch.demo.training` is started with."""
     settings = json.dumps(asdict(recipe))
-    return [sys.executable, "-m", "rlwatch.demo.training", store, str(config_file), str(directory), settings]
+    return [sys.executable, "-P", "-m", "rlwatch.demo.training", store, str(config_file), str(directory), settings]
 
 
 def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.notify.quiet import quiet_http_logs
-from rlwatch.notify.redact import Redactor
+from rlwatch.redaction import Redactor
 
 if TYPE_CHECKING:
     import httpx

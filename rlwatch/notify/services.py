@@ -17,11 +17,11 @@ from rlwatch.notify.chat import chat_text
 from rlwatch.notify.http import Courier, TransportError
 from rlwatch.notify.outlet import Outlet
 from rlwatch.notify.quiet import quiet_http_logs
-from rlwatch.notify.redact import Redactor
 from rlwatch.notify.replies import Reading, by_code, by_ok, by_status
 from rlwatch.notify.seam import raised_by
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
+from rlwatch.redaction import Redactor
 
 __all__ = ["SERVICES", "Service", "ServiceNotifier", "TransportError"]
 

@@ -22,10 +22,10 @@ from rlwatch.errors import ConfigError
 from rlwatch.notify.answers import judge
 from rlwatch.notify.encode import encode
 from rlwatch.notify.http import LOOPBACK, Courier, TransportError
-from rlwatch.notify.redact import Redactor, redact_url
 from rlwatch.notify.signing import sign, verify_signature
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
+from rlwatch.redaction import Redactor, redact_url
 
 __all__ = ["LOOPBACK", "WebhookNotifier", "verify_signature"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,12 +11,12 @@ from rlwatch.detectors.registry import REGISTRY
 from rlwatch.diagnosis import diagnose
 from rlwatch.metrics import known
 from rlwatch.ports import Series, Store
-from rlwatch.records import CULPRITS, RunInfo, SpikeBatch
+from rlwatch.records import CULPRITS, JSON, RunInfo, SpikeBatch
+from rlwatch.redaction import recordable
 from rlwatch.report.charting import attempt_starts, charts, wanted
 from rlwatch.report.facts import Facts
-from rlwatch.report.secrets import shown
 from rlwatch.report.timeline import timeline
-from rlwatch.report.words import moment, step, words
+from rlwatch.report.words import cell, cut, moment, step, words
 
 if TYPE_CHECKING:
     from rlwatch.importers.base import ImportedRun
@@ -27,6 +27,8 @@ MOST_CULPRITS = 40
 MOST_BATCHES = 8
 ALTERNATIVES = 3
 """Ways to feed a detector that are named."""
+LONGEST = 300
+"""Characters of a value of the configuration."""
 
 
 def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> Facts:
@@ -155,3 +157,27 @@ def _series(imported: ImportedRun, names: Sequence[str]) -> dict[str, Series]:
             np.array(seqs, dtype=np.int64),
         )
     return found
+
+
+def shown(config: Mapping[str, JSON]) -> dict[str, str]:
+    """The configuration with dotted names, once more without secrets: an older version may have recorded it.
+
+    >>> shown({"optim": {"lr": 1e-6}, "hub_token": "hf_x", "hook": "https://u:pw@h/hooks/x"})
+    {'hook': 'https://h/[redacted]', 'hub_token': '[redacted]', 'optim.lr': '1e-06'}
+    """
+    return {name: cut(text, LONGEST) for name, text in sorted(_flat(recordable(config), ""))}
+
+
+def _flat(table: Mapping[str, JSON], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, _value(value)
+
+
+def _value(value: JSON) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return cell(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,9 @@ from rlwatch.records import RunInfo
 if TYPE_CHECKING:
     from rlwatch.alerts.delivery import DeliveryThread
     from rlwatch.alerts.desk import Desk
+
+logger = logging.getLogger("rlwatch")
+_said: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,15 @@ def alerting_for(
         For a wrong setting, or a missing extra: alerting that was asked for must work.
     """
     config = load_config(config_file, store_root=getattr(store, "root", None), webhook_url=webhook_url)
+    _say_once(config.refused)
     policy = config.policy if rules is None else replace(config.policy, rules=tuple(rules))
     return Alerting(policy, build_notifiers(config, console=False), config.dashboard_url, actions_of(config))
+
+
+def _say_once(refused: str) -> None:
+    if refused and refused not in _said:
+        _said.add(refused)
+        logger.warning("%s", refused)
 
 
 def actions_of(config: Config) -> tuple[Action, ...]:

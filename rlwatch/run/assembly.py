@@ -16,6 +16,7 @@ from rlwatch.recorder.queue import BoundedQueue, Intake
 from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import RunState
+from rlwatch.redaction import redacted
 from rlwatch.run.alerting import Alerting
 from rlwatch.run.run import Engine, Run
 
@@ -120,7 +121,7 @@ class Assembly:
         def finish(state: RunState, reason: str) -> None:
             """On the writer thread. The run's lock goes whatever cannot be written any more."""
             try:
-                run_writer.finish(state, reason, self.clock.now())
+                run_writer.finish(state, redacted(reason), self.clock.now())
             finally:
                 run_writer.close()
 

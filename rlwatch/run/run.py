@@ -15,6 +15,7 @@ from rlwatch.recorder.intake import admit, step_index
 from rlwatch.recorder.queue import Intake, Queued
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
+from rlwatch.redaction import plain
 
 if TYPE_CHECKING:  # imported by the judge's thread, and where ranks are linked: a run begins without them
     from rlwatch.monitor.engine import Outcome
@@ -136,7 +137,7 @@ class Run:
 
     def event(self, kind: str, step: int | None = None, **body: Any) -> None:
         """Record something that happened: ``reference_reset``, ``note``..."""
-        self.offer(Event(kind, step, body, time.time()))
+        self.offer(Event(kind, step, plain(body), time.time()))
 
     def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
         """Commands for this run since the last call; call it where they can be carried out safely.

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Any
 
 from rlwatch.alerts.rules import Rule
 from rlwatch.ports import Detector, Store
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import RunInfo
+from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of
 from rlwatch.run.alerting import alerting_for
 from rlwatch.run.assembly import Assembly
-from rlwatch.run.config import recordable
 from rlwatch.run.identity import choose_run_id, remember_run_id
 from rlwatch.run.lifecycle import watch_over
 from rlwatch.run.run import Run
@@ -33,9 +32,9 @@ def init(
     run_id: str | None = None,
     resume: str = "auto",
     store: str | os.PathLike[str] | Store | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: object = None,
     source: str = "",
-    tags: Sequence[str] = (),
+    tags: Sequence[str] | str | None = (),
     output_dir: str | os.PathLike[str] | None = None,
     config_file: str | os.PathLike[str] | None = None,
     webhook_url: str | None = None,
@@ -51,7 +50,8 @@ def init(
     Parameters
     ----------
     project, name, tags, config
-        What people will know the run by; secrets in ``config`` are blacked out.
+        What people will know the run by. ``config``: a dict, a namespace, a dataclass, OmegaConf; secrets in any of
+        them are blacked out (:mod:`rlwatch.redaction`).
     run_id, resume, output_dir
         Which run this is: ``run_id``, else ``RLWATCH_RUN_ID``, else the one remembered in
         ``output_dir/rlwatch.json``, else a new one. ``resume="never"`` always makes a new one, ``"must"``
@@ -84,14 +84,14 @@ def init(
     """
     rank = _from_environment("RANK", 0) if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
-    asked = RunInfo(run_id=run_id or "", project=project, name=name or "", source=source)
+    asked = RunInfo(run_id=run_id or "", project=project or "default", name=name or "", source=source)
     if rank != 0:
         return Run(asked, Counters(), rank=rank, world_size=world_size)
     place = opened(store)
     alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place)
     assembly = Assembly(place, alerting, detectors, queue_size, world_size)
     chosen = choose_run_id(run_id, output_dir, project, resume)
-    info = _of_this_process(replace(asked, run_id=chosen), config=config or {}, tags=tags)
+    info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=tags)
     with ExitStack() as undo:  # what cannot be begun is let go: it may be tried again
         writer = undo.enter_context(closing(place.open_run(info)))
         if output_dir is not None:
@@ -102,12 +102,18 @@ def init(
     return run
 
 
-def _of_this_process(info: RunInfo, *, config: Mapping[str, Any], tags: Sequence[str]) -> RunInfo:
+def _short(text: object) -> str:
+    return redacted(str(text), most=MAX_TEXT // 4)
+
+
+def _of_this_process(info: RunInfo, *, config: object, tags: object) -> RunInfo:
     return replace(
         info,
+        project=_short(info.project),
+        name=_short(info.name),
         created_at=time.time(),
         config=recordable(config),
-        tags=tuple(tags),
+        tags=tags_of(tags),
         host=socket.gethostname(),
         pid=os.getpid(),
     )

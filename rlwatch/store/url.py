@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from rlwatch.clock import Clock
 from rlwatch.errors import StoreURLError
 from rlwatch.ports import Store
+from rlwatch.trust import FILE_NAME, why_not_obeyed
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?(.*)", re.DOTALL)
 _FORMS = "a directory, sqlite:///absolute/path or memory://name"
@@ -25,17 +26,30 @@ _FORMS = "a directory, sqlite:///absolute/path or memory://name"
 
 def default_store_url() -> str:
     """``RLWATCH_STORE`` if set and not empty, else ``[store] url`` of ``./rlwatch.toml``, else ``./rlwatch-runs``."""
-    return os.environ.get("RLWATCH_STORE") or _of_file(Path("rlwatch.toml")) or "./rlwatch-runs"
+    return os.environ.get("RLWATCH_STORE") or _of_file(Path(FILE_NAME)) or "./rlwatch-runs"
+
+
+def absolute_url(url: str | None) -> str:
+    """``url`` (None: :func:`default_store_url`) as a process in another directory must be told it."""
+    text = url or default_store_url()
+    match = _SCHEME.fullmatch(text)
+    return text if match else os.path.abspath(Path(text).expanduser())  # noqa: PTH100  (``..`` as the shell has it)
 
 
 def _of_file(file: Path) -> str:
-    """What the file says of the store; a file that is wrong is complained of by whoever reads the rest of it."""
+    """What the file says of the store; a file that is wrong is complained of by whoever reads the rest of it.
+
+    One that is not the user's own may say that the store is here, and not send the runs elsewhere.
+    """
     try:
         store = tomllib.loads(file.read_text(encoding="utf-8")).get("store")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):
         return ""
     url = store.get("url") if isinstance(store, dict) else None
-    return url if isinstance(url, str) else ""
+    if not isinstance(url, str):
+        return ""
+    led_away = "://" in url or os.path.realpath(Path(url).expanduser()) != os.path.realpath(file.parent)
+    return "" if led_away and why_not_obeyed(file) else url
 
 
 def open_store(

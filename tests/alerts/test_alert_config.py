@@ -105,13 +105,16 @@ def test_the_path_given_wins_over_the_working_directory_and_that_over_the_store(
     """One file applies, never a mixture."""
     one = 'default_rules = false\n[[rules]]\nname = "{}"\n'
     written(one.format("store"), "runs/rlwatch.toml")
-    found = [load_config(store_root="runs").rules[0].name]
+    from_store = [rule.name for rule in load_config(store_root="runs").rules]
     written(one.format("here"))
-    found.append(load_config(store_root="runs").rules[0].name)
+    found = [load_config(store_root="runs").rules[0].name]
     written(one.format("given"), "elsewhere/my.toml")
     found.append(load_config("elsewhere/my.toml", store_root="runs").rules[0].name)
 
-    assert found == ["store", "here", "given"]
+    found.append(load_config(store_root="runs", env={"RLWATCH_CONFIG": "elsewhere/my.toml"}).rules[0].name)
+
+    assert found == ["here", "given", "given"]
+    assert "store" in from_store
 
 
 def test_a_path_given_must_exist():

@@ -179,11 +179,13 @@ def test_what_keeps_alerts_quiet_is_shown(store_dir):
     assert "kind kl_drift for" in page.expander[0].text[0].value
 
 
-def test_a_configuration_that_cannot_be_read_does_not_hide_the_alerts(store_dir):
-    """The usual rules say what is quiet."""
+def test_a_configuration_that_cannot_be_read_does_not_hide_the_alerts(store_dir, monkeypatch):
+    """The usual rules say what is quiet; of a file in the store, and of one that is named."""
     write_run(store_dir)
     put_alerts(store_dir, [alert()])
     (store_dir / "rlwatch.toml").write_text("rulez = 1")
-    page = alerts_page()
-    assert no_traceback(page)
-    assert rows(page)[0][1] == "firing"
+    for named in ("", str(store_dir / "rlwatch.toml")):
+        monkeypatch.setenv("RLWATCH_CONFIG", named)
+        page = alerts_page()
+        assert no_traceback(page)
+        assert rows(page)[0][1] == "firing"

@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -54,16 +53,17 @@ def listed(store_url):
     return row["state"], row["quiet"]
 
 
-def test_an_alert_of_a_live_run_is_taken_on_in_the_browser(train, app, page, store_url):
+def test_an_alert_of_a_live_run_is_taken_on_in_the_browser(train, app, page, store_url, tmp_path, monkeypatch):
     """The row says who, so does the command line; a watcher who reminded before does not any more, nor escalates; the
     end is told.
     """
-    Path(store_url).mkdir(exist_ok=True)
-    (Path(store_url) / "rlwatch.toml").write_text(RULES)
+    file = tmp_path / "rlwatch.toml"
+    file.write_text(RULES)
+    monkeypatch.setenv("RLWATCH_CONFIG", str(file))
     trainer, store = train("live_loop.py", steps=3), open_store(store_url)
     failing = trainer.log.parent / "fail"
     clock = ManualClock(time.time())
-    watcher = Watchman(store, load_config(store_root=Path(store_url), env={}).policy, clock=clock)
+    watcher = Watchman(store, load_config(file, env={}).policy, clock=clock)
 
     def delivered(count):
         done = [message.status is OutboxStatus.SENT for message in store.outbox()]

@@ -78,9 +78,9 @@ def test_a_missing_streamlit_is_answered_with_what_to_install(monkeypatch: pytes
 def test_the_server_watches_no_files_and_reports_nothing_home() -> None:
     """Nor shows it tracebacks to whoever looks."""
     command = app_server.server_command(Path("main.py"), "127.0.0.1", 8501)
-    flags = dict(zip(command[5::2], command[6::2], strict=True))
+    flags = dict(zip(command[6::2], command[7::2], strict=True))
 
-    assert command[:5] == [sys.executable, "-m", "streamlit", "run", "main.py"]
+    assert command[:6] == [sys.executable, "-P", "-m", "streamlit", "run", "main.py"]
     assert flags == {
         "--server.address": "127.0.0.1",
         "--server.port": "8501",
@@ -100,7 +100,7 @@ def test_the_server_learns_the_store_and_answers_to_local_names_only() -> None:
     assert environment["RLWATCH_STORE"] == "/data/runs"
     assert environment["PATH"] == "/bin"
     assert environment["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "localhost 127.0.0.1 ::1 127.0.0.5"
-    assert app_server.server_environment("::1", None, given)["RLWATCH_STORE"] == "old"
+    assert app_server.server_environment("::1", None, given)["RLWATCH_STORE"] == str(Path("old").absolute())
     own = given | {"STREAMLIT_SERVER_ALLOWED_HOSTS": "box.lan"}
     assert app_server.server_environment("::1", None, own)["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "box.lan"
 

@@ -19,7 +19,7 @@ def test_it_is_the_ordinary_command_on_a_loopback_port(tmp_path):
     """What a user would type, with the store given."""
     dashboard = Dashboard("sqlite:///runs", tmp_path)
 
-    assert dashboard._command[1:6] == ["-m", "rlwatch.cli", "ui", "--store", "sqlite:///runs"]
+    assert dashboard._command[1:7] == ["-P", "-m", "rlwatch.cli", "ui", "--store", "sqlite:///runs"]
     assert dashboard.url == f"http://127.0.0.1:{dashboard._command[-1]}"
 
 
@@ -27,7 +27,9 @@ def test_the_webhook_of_the_user_does_not_reach_it(tmp_path, monkeypatch):
     """Else it would deliver the demo's alarms to a real channel. It runs where no rlwatch.toml lies, too."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "https://real.example/hook")
     monkeypatch.setenv("RLWATCH_WEBHOOK_SECRET", "real")
-    program = "import os; print(os.getcwd(), sorted(n for n in os.environ if n.startswith('RLWATCH_WEBHOOK')))"
+    monkeypatch.setenv("RLWATCH_CONFIG", "/home/me/rlwatch.toml")
+    ours = "('RLWATCH_WEBHOOK', 'RLWATCH_CONFIG')"
+    program = f"import os; print(os.getcwd(), sorted(n for n in os.environ if n.startswith({ours})))"
 
     with stand_in(tmp_path, program) as dashboard:
         dashboard.wait()

@@ -19,7 +19,7 @@ def test_the_command_line_starts_this_python_and_holds_no_secret(tmp_path):
     """``ps`` shows command lines to everybody."""
     line = command_line("sqlite:///x", tmp_path / "rlwatch.toml", tmp_path, Recipe(seed=5))
 
-    assert line[:3] == [sys.executable, "-m", "rlwatch.demo.training"]
+    assert line[:4] == [sys.executable, "-P", "-m", "rlwatch.demo.training"]
     assert '"seed": 5' in line[-1]
     assert not any(word in part for part in line for word in (SECRET, URL))
 

@@ -339,7 +339,7 @@ def test_a_run_is_named_by_openrlhfs_arguments_without_its_secrets(tmp_path):
 
     assert (known["project"], known["name"], known["source"]) == ("mine", "seed3", "openrlhf")
     assert (known["rank"], known["resume"], known["output_dir"]) == (0, "never", str(tmp_path / "ckpt"))
-    assert known["config"]["logger"]["wandb"]["key"] == "<redacted>"
+    assert known["config"]["logger"]["wandb"]["key"] == "[redacted]"
     assert known["config"]["actor"]["adam"]["lr"] == 1e-6
     assert "secret" not in repr(known)
 

@@ -166,7 +166,7 @@ def test_the_run_is_named_as_wandb_knows_it_without_secrets(tee):
 
     assert (info.project, info.name, info.tags) == ("math", "seed3", ("mine",))
     assert info.run_id == f"math-{theirs.id}"
-    assert info.config == {"lr": 1e-6, "wandb_api_key": "<redacted>", "hub": {"token": "<redacted>"}, "beta": 0.1}
+    assert info.config == {"lr": 1e-6, "wandb_api_key": "[redacted]", "hub": {"token": "[redacted]"}, "beta": 0.1}
 
 
 def test_each_wandb_run_is_a_run_and_ends_with_it(tee, store):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlwatch.notify.console import one_line
 from rlwatch.notify.encode import encode, json_safe
-from rlwatch.notify.redact import HIDDEN, Redactor, redact_url
 from rlwatch.records import Severity
+from rlwatch.redaction import HIDDEN, Redactor, redact_url
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

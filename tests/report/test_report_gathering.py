@@ -13,8 +13,7 @@ from rlwatch.records import CULPRITS, Event, Finding, RunInfo, RunState, Severit
 from rlwatch.report import facts_of_report, facts_of_run, html, markdown
 from rlwatch.report.charting import wanted
 from rlwatch.report.curves import BUCKETS, curve
-from rlwatch.report.gather import missing
-from rlwatch.report.secrets import shown
+from rlwatch.report.gather import missing, shown
 from rlwatch.scanner import replay
 from rlwatch.store.url import open_store
 
@@ -86,7 +85,7 @@ def test_configurations_are_flat_and_redacted():
 
     assert shown(config) == {
         "a.b": "[1, x]",
-        "db": "postgresql://h/[redacted]",
+        "db": "postgresql://[redacted]@h/d",
         "pad_token": "<pad>",
         "url": "http://h/v1",
     }

@@ -216,7 +216,7 @@ def test_secrets_in_the_configuration_are_blacked_out(store):
         pass
 
     kept = open_store(store).run(run.info.run_id).config
-    assert kept["hub_token"] == kept["nested"]["api_key"] == "<redacted>"
+    assert kept["hub_token"] == kept["nested"]["api_key"] == "[redacted]"
     assert kept["nested"]["max_tokens"] == 512
     assert kept["pad_token"] == "<pad>"
     assert kept["layers"] == [1, 2]

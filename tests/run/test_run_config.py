@@ -1,14 +1,14 @@
 """What of a configuration is kept: plain values, and no secret, however it is nested or written."""
 
 from argparse import Namespace
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.run.config import MAX_TEXT, REDACTED, recordable
+from rlwatch.redaction import HIDDEN as REDACTED
+from rlwatch.redaction import MAX_TEXT, recordable
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,12 @@ def test_namespaces_are_kept_as_dictionaries(kind):
 def test_secrets_within_the_text_of_an_object_are_blacked_out():
     """wandb keeps a namespace as its text; other objects are kept as theirs."""
 
-    @dataclass
     class Login:
-        user: str
-        password: str
+        def __init__(self, *words):
+            self.words = words
+
+        def __repr__(self):
+            return "Login(user={!r}, password={!r})".format(*self.words)
 
     kept = recordable({"a": "Namespace(wandb=namespace(key='s3cret', org=None))", "b": Login("ann", "s3cret")})
 

@@ -26,7 +26,8 @@ def examine(*, ping: bool = False, store_root: Path | None = None) -> list[Check
         return [Check("configuration", Level.FAIL, str(error))]
     where = str(config.path) if config.path else "the defaults (no rlwatch.toml here)"
     checks = [Check("configuration", Level.OK, f"{where}, {len(config.rules)} alert rules")]
-    checks += [Check("configuration", Level.WARN, warning) for warning in config.warnings]
+    said = [*config.warnings, *([config.refused] if config.refused else [])]
+    checks += [Check("configuration", Level.WARN, warning) for warning in said]
     return checks + _channels(config, ping=ping)
 
 
@@ -46,7 +47,7 @@ def _channels(config: Config, *, ping: bool) -> list[Check]:
 
 def _described(channel: ChannelConfig) -> Check:
     from rlwatch.alerts.config import SECRET_VARIABLE
-    from rlwatch.notify.redact import redact_url
+    from rlwatch.redaction import redact_url
 
     if channel.kind != "webhook":
         return Check(channel.name, Level.OK, f"{channel.kind}; rlwatch alerts test --channel {channel.name} tries it")
@@ -69,8 +70,8 @@ def _ping(channel: ChannelConfig) -> Check:
     import httpx
 
     from rlwatch.notify.quiet import quiet_http_logs
-    from rlwatch.notify.redact import Redactor
     from rlwatch.notify.webhook import LOOPBACK
+    from rlwatch.redaction import Redactor
 
     url, name = _value(channel, "url"), f"{channel.name} ping"
     local = urlsplit(url).hostname in LOOPBACK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlwatch.integrations.openrlhf.settings import Settings
-from rlwatch.run.config import recordable
+from rlwatch.redaction import recordable
 
 
 def init_arguments(args: Any, settings: Settings) -> dict[str, Any]:

@@ -99,13 +99,15 @@ def uri(path: Path, options: str) -> str:
 
 
 def _connect(path: Path, mode: str, timeout_s: float, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    return sqlite3.connect(
+    db = sqlite3.connect(
         uri(path, f"mode={mode}"),
         uri=True,
         timeout=timeout_s,
         isolation_level=None,
         check_same_thread=check_same_thread,
     )
+    db.execute("PRAGMA trusted_schema = OFF")  # as below
+    return db
 
 
 def _snapshot(path: Path, options: str) -> sqlite3.Connection:

@@ -63,7 +63,8 @@ class _Segment:
         self.removed = False
         self.sets: dict[tuple[str, ...], tuple[int, struct.Struct]] = {}
         self.numbers = itertools.count()
-        self.fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC, 0o600)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
+        self.fd = os.open(path, flags, 0o600)
         if _fallocate is not None:
             _fallocate(self.fd, _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(SEGMENT_BYTES))  # a reserve: it may fail
         self.put(MAGIC + nonce)

@@ -28,7 +28,7 @@ class RunLock:
     def __init__(self, path: Path, *, optional: bool = False, amending: bool = False) -> None:
         self._amending = amending
         with writing_to(path):
-            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         belongs_here(self)
         with contextlib.ExitStack() as undo:
             undo.callback(self.release)

@@ -1,0 +1,656 @@
+"""What may be kept and shown of other people's values: plain JSON without secrets. The only place that decides it.
+
+A secret is known by three things. By its **name**, however it is spelt and nested (``hub_token``, ``accessToken``,
+``--api-key X`` in a command line, ``password='x'`` in an object's text). By its **shape**, wherever it stands: known
+beginnings (``hf_``, ``ghp_``, ``AKIA`` ...), what an address holds besides its host, private keys, random letters. And
+by its **value**: what this process's environment calls a secret, and the addresses and secrets of its own channels.
+
+The table of beginnings follows what the services document and what gitleaks and detect-secrets look for. Neither is
+used here: this runs in a trainer, which needs no more than numpy, and both look for keys in source code, where a
+``max_tokens`` is rare and a commit's hash suspicious. Text of models, prompts and completions, is data and is not
+touched.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import lru_cache, partial
+from itertools import islice, pairwise
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from rlwatch.errors import ConfigError
+from rlwatch.records import JSON
+
+HIDDEN = "[redacted]"
+MAX_TEXT = 2000
+"""Characters of a text that are kept."""
+MOST_VALUES = 20_000
+DEEPEST = 40
+MOST_TAGS = 1000
+MOST_IN_ARRAY = 1000
+MOST_BITS = 1024
+"""Of a whole number; a longer one is no setting, and json refuses to write it."""
+_SHORTEST = 4
+"""Shorter fragments of an address are words everybody uses, not secrets."""
+
+
+# --- by name ---------------------------------------------------------------------------------------------------------
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_ALWAYS = _words(
+    "passphrase passcode secret secrets credential credentials apikeys authorization bearer cookie cookies jwt "
+    "userpass refreshtoken hubtoken"
+)
+_GLUED = (
+    "password",
+    "passwd",
+    "apikey",
+    "apitoken",
+    "authtoken",
+    "accesstoken",
+    "accesskey",
+    "secretkey",
+    "privatekey",
+)
+"""Where somebody wrote two words as one (``pgpassword``)."""
+_LAST = _words("pat auth oauth sas")
+"""Secret as the last word of a name."""
+_WITH = {
+    "key": _words(
+        "api access secret private auth ssh signing encryption hmac master session shared service account storage "
+        "subscription app consumer deploy license wandb hf huggingface openai anthropic azure aws gcp google "
+        "gemini deepseek dashscope serper serpapi tavily jina cohere mistral together groq fireworks openrouter "
+        "swanlab comet clearml neptune mlflow e2b daytona modal github gitlab gpg admin client"
+    ),
+    "pwd": _words("db user root admin smtp mysql redis postgres pg mongo ftp proxy mail"),
+    "pass": _words("db user root admin smtp mysql redis postgres pg mongo ftp proxy mail http imap login"),
+    "keys": _words("api access secret private auth ssh"),
+    "tokens": _words("api access auth hf hub bearer refresh session secret private personal github gitlab"),
+}
+"""Secret as the last word, after one of these."""
+_TEXT_TOKENS = _words(
+    "pad bos eos unk mask sep cls image img video audio vision speech think thinking start end stop begin "
+    "special additional extra max min num per first last next new prev step reward response prompt placeholder "
+    "delimiter tool system assistant answer answers eot eom eod sot boi eoi by logprob action obs observation "
+    "target source draft split decoder encoder forced suppress separator newline padding cutoff fim prefix "
+    "suffix middle latent good bad space"
+)
+"""What comes before ``token`` where it is one of a vocabulary."""
+_ABOUT = _words(
+    "path paths file filename dir directory env var variable name names type mode method enabled scheme url "
+    "uri host port column columns field format id ids level count length len limit size budget ratio mean sum "
+    "sock socket expiry expires ttl provider class fn func backend strategy threshold weight prob"
+)
+"""As the last word of a name, it tells something about a secret and is none."""
+_NOTHING = _words("none null true false auto")
+_SPECIAL = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_0-9]{1,30}\]|</?\w+>")
+_PLAIN_WORDS = re.compile(r"(?=.{2,24}$)[A-Za-z]?[a-z]+(?:[_-][a-z]+)*")
+_JUST_TEXT = _words("value string str header plain text")
+_HOOKS = _words("webhook webhooks url urls uri address endpoint id")
+_IN_QUERY = _words("sig signature key code sign")
+
+
+@lru_cache(maxsize=4096)
+def names_a_secret(name: str) -> bool:
+    """Whether values of this name are secrets. Of a dotted name the last part counts, and what qualifies it.
+
+    >>> [names_a_secret(name) for name in ("hub_token", "accessToken", "x-api-key", "eos_token_id", "input_key")]
+    [True, True, True, False, False]
+    """
+    words = _words_of(name)
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if "webhook" in words and last in _HOOKS:
+        return True
+    if last in _ABOUT:
+        return last == "id" and words[-3:-1] == ["access", "key"]
+    if last in _LAST or any(word in _ALWAYS or word.endswith(_GLUED) for word in words):
+        return True
+    if last == "token":
+        return before not in _TEXT_TOKENS
+    return (last == "key" and not before) or before in _WITH.get(last, ())
+
+
+def _words_of(name: str) -> list[str]:
+    """Its words in small letters, without what only says that it is a text."""
+    words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
+    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _JUST_TEXT):
+        words.pop()
+    return words
+
+
+def _qualified(owner: str, name: str) -> str:
+    """A lone ``key`` or ``token`` with whose it is, where that says more: wandb's is one, whatever it looks like."""
+    whole = f"{owner}.{name}"
+    return whole if len(_words_of(name)) == 1 and names_a_secret(name) and names_a_secret(whole) else name
+
+
+def _is_weak(name: str) -> bool:
+    """A name that is often no secret's: ``key``, ``auth``, and whatever ends in ``token``."""
+    words = _words_of(name)
+    return words[-1] == "token" or words in (["key"], ["auth"])
+
+
+def _innocent(name: str, text: str) -> bool:
+    """A value that is none though its name is a secret's: a flag in words, a special token, a column's name."""
+    if text.lower() in _NOTHING or text == HIDDEN or text.startswith("env:"):
+        return True
+    if not _is_weak(name):
+        return False
+    lone = len(_words_of(name)) == 1
+    return bool(_SPECIAL.fullmatch(text) or not text.strip() or (lone and _PLAIN_WORDS.fullmatch(text)))
+
+
+# --- by shape --------------------------------------------------------------------------------------------------------
+
+_BEGINNINGS = (
+    r"hf_[A-Za-z0-9]{20,}",  # Hugging Face
+    r"api_org_[A-Za-z0-9]{20,}",
+    r"gh[pousr]_[A-Za-z0-9]{20,}",  # GitHub
+    r"github_pat_\w{20,}",
+    r"gl(?:pat|dt|ptt|rt|ft|soat|cbt|imt|agent)-[\w-]{16,}",  # GitLab
+    r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic, DeepSeek, OpenRouter, DashScope
+    r"(?:xox[a-z]|xapp)-[\w.-]{10,}",  # Slack
+    r"(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]{16}",  # AWS
+    r"AIza[\w-]{30,}",  # Google
+    r"ya29\.[\w-]{20,}",
+    r"GOCSPX-[\w-]{20,}",
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?",  # JSON web token
+    r"npm_[A-Za-z0-9]{30,}",
+    r"pypi-[\w-]{30,}",
+    r"(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
+    r"whsec_[A-Za-z0-9+/=]{16,}",
+    r"SG\.[\w-]{16,}\.[\w-]{16,}",  # SendGrid
+    r"do[opr]_v1_[0-9a-f]{32,}",  # DigitalOcean
+    r"r8_[A-Za-z0-9]{30,}",  # Replicate
+    r"gsk_[A-Za-z0-9]{20,}",  # Groq
+    r"nvapi-[\w-]{20,}",  # NVIDIA
+    r"xai-[A-Za-z0-9]{20,}",
+    r"pplx-[A-Za-z0-9]{20,}",  # Perplexity
+    r"tgp_v1_[\w-]{20,}",  # Together
+    r"wandb_v\d_\w{20,}",
+    r"dckr_pat_[\w-]{16,}",
+    r"dapi[0-9a-f]{32}(?:-\d)?",  # Databricks
+    r"hv[sbr]\.[\w-]{20,}",  # Vault
+    r"LTAI[A-Za-z0-9]{12,}",  # Alibaba
+    r"AKID[A-Za-z0-9]{28,}",  # Tencent
+    r"lin_api_[A-Za-z0-9]{20,}",
+    r"shp(?:at|ca|pa|ss)_[0-9a-f]{32}",  # Shopify
+    r"key-[0-9a-f]{32}",  # Mailgun
+    r"[0-9a-f]{32}-us\d{1,2}",  # Mailchimp
+    r"\d{8,10}:AA[\w-]{32,}",  # Telegram
+    r"[MNO][A-Za-z\d_-]{23,27}\.[\w-]{6}\.[\w-]{27,}",  # Discord
+    r"AGE-SECRET-KEY-1[A-Z0-9]{40,}",
+    r"tskey-[a-z]+-[\w-]{16,}",  # Tailscale
+)
+_KNOWN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_BEGINNINGS)})")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.DOTALL)
+_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30})://([^\s/?#'\"<>]+)@(?=[^\s@])")
+_USER_WITH_SLASH = re.compile(r"(?<=://)[^\s/:@'\"]{0,200}:(?!\d+/)[^\s@'\"]{1,200}@(?=[\w.\-\[])")
+_QUERY = re.compile(r"(?<=[?&;])([\w.%-]{1,80})=([^&\s#'\"<>]+)")
+_ADDRESS = re.compile(r"https?://[^\s'\"<>]+")
+_HOOK = re.compile(r"(?:^|[^A-Za-z0-9])(?:web)?hooks?(?![A-Za-z0-9])|//api\.telegram\.org/", re.IGNORECASE)
+_HEADER = re.compile(
+    r"\b((?:proxy-)?authorization|(?:set-)?cookie)(['\"]?\s*[:=]\s*)(?:['\"][^'\"\n]*['\"]?|[^'\"\n]+)", re.IGNORECASE
+)
+_SCHEME = re.compile(r"\b(Bearer)\s+(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"(?<![\w.\-])(-{0,2})([A-Za-z_][\w.\-]{0,80})(['\"]?\s*(?:=>|[=:])\s*|\s+(?!-))(?=\S)")
+_ELEMENT = re.compile(r"<([A-Za-z][\w.-]{0,60})>([^<>]+)<(?=/)")
+_CURL = re.compile(r"(?<!\S)((?:-u|--user)[ =])[^\s:]+:\S+")
+_VALUE = re.compile(r"\[redacted\]|'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+")
+_WORTH_A_LOOK = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
+_COMMON_PAIRS = _words(
+    "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi "
+    "ri ro ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot il tr ly nc "
+    "et ut ss so rs un lo wa ge ie wh ee wi em ad ol rt po we na ul ni ts mo ow pa im mi ai sh ir su id os iv "
+    "ia am fi ci vi pl ig tu ev ld ry mp fe bl ab gh ty op sa ay ex"
+)
+_HASH = re.compile(r"(?:[0-9a-f]{32,128}|[0-9A-F]{32,128}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+
+
+def redacted(text: str, *, most: int = 5 * MAX_TEXT) -> str:
+    """``text`` without secrets, cut at ``most`` characters.
+
+    >>> redacted("GET https://ann:s3cret@h/x?sig=ab12&n=1 failed, HF_TOKEN=abc --lr 1e-6")
+    'GET https://[redacted]@h/x?sig=[redacted]&n=1 failed, HF_TOKEN=[redacted] --lr 1e-6'
+    """
+    return _without_secrets(text, most, own_secrets())
+
+
+def _without_secrets(text: str, most: int, known: Sequence[str]) -> str:
+    text = text[: most + MAX_TEXT // 4]  # a secret that the cut goes through is still recognised
+    for secret in known:
+        text = text.replace(secret, HIDDEN)
+    text = _PRIVATE_KEY.sub(HIDDEN, text)
+    if "://" in text:
+        text = _ADDRESS.sub(lambda found: redact_url(found[0]) if _HOOK.search(found[0]) else found[0], text)
+        text = _USER_WITH_SLASH.sub(f"{HIDDEN}@", _USER.sub(_without_user, text))
+    text = _QUERY.sub(_without_query, text)
+    text = _CURL.sub(rf"\1{HIDDEN}", _ELEMENT.sub(_without_content, text))
+    text = _SCHEME.sub(rf"\1 {HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", text))
+    text = _KNOWN.sub(HIDDEN, text)
+    text = _WORTH_A_LOOK.sub(lambda found: HIDDEN if is_random(found[0]) else found[0], _without_assigned(text))
+    return text[:most]
+
+
+def _without_user(found: re.Match[str]) -> str:
+    """A user alone is no secret, but of http it is a token (``https://TOKEN@host``)."""
+    only_a_name = ":" not in found[2] and found[1].lower() not in ("http", "https")
+    return found[0] if only_a_name or found[2] == HIDDEN else f"{found[1]}://{HIDDEN}@"
+
+
+def _without_content(found: re.Match[str]) -> str:
+    return f"<{found[1]}>{HIDDEN}<" if names_a_secret(found[1]) else found[0]
+
+
+def _without_query(found: re.Match[str]) -> str:
+    last = found[1].lower().rsplit("-", 1)[-1]
+    secret = last in _IN_QUERY or last == "credential" or names_a_secret(found[1])
+    return f"{found[1]}={HIDDEN}" if secret else found[0]
+
+
+def _without_assigned(text: str) -> str:
+    """Without what it assigns to names of secrets: ``KEY=x``, ``key: 'x'``, ``--key x``. Values may assign again."""
+    parts, at = [], 0
+    while found := _ASSIGNMENT.search(text, at):
+        flag, name, sign = found.groups()
+        sought = names_a_secret(name) and (flag or sign.strip())
+        value = _VALUE.match(text, found.end()) if sought else None
+        if value is None or _is_no_value(name, sign, value[0]):
+            parts.append(text[at : found.end()])
+            at = found.end()
+            continue
+        parts.append(text[at : found.end()] + HIDDEN)
+        at = value.end()
+    return "".join([*parts, text[at:]])
+
+
+def _is_no_value(name: str, sign: str, value: str) -> bool:
+    """Whether a text seems to assign and does not: the words after ``each token:``, the mark in ``end_token=</s>``."""
+    value = value.strip("'\"")
+    if ":" in sign:
+        return _innocent(name, value) or (_is_weak(name) and not any(map(str.isdigit, value)))
+    return bool(_SPECIAL.fullmatch(value)) or value.lower() in _NOTHING or value == HIDDEN
+
+
+def is_random(text: str) -> bool:
+    """Whether the letters of ``text`` look drawn, as those of a key are; hashes and names do not.
+
+    Of 20 or more letters and digits of three kinds, neighbours change their kind in 0.6 of all places where drawn, in
+    0.3 of names; and of neighbouring letters 0.2 are pairs common in English where drawn, 0.6 in names.
+
+    >>> is_random("f8Kq2ZtV1rX7bLw9Dq-Qm3Ns"), is_random("Qwen2ForCausalLMWithValueHead-lr1e6-bs512")
+    (True, False)
+    """
+    pieces = re.findall(r"[A-Za-z0-9]+", text)
+    letters = "".join(pieces)
+    if len(letters) < 20 or len({_kind(letter) for letter in letters}) < 3 or _HASH.fullmatch(text):
+        return False
+    if max(map(len, pieces)) < 12:
+        return False  # a name of many parts
+    pairs = [pair for piece in pieces for pair in pairwise(piece)]
+    changes = sum(_kind(one) != _kind(other) for one, other in pairs) / len(pairs)
+    spoken = [(one + other).lower() in _COMMON_PAIRS for one, other in pairs if (one + other).isalpha()]
+    return changes >= 0.36 and sum(spoken) <= 0.42 * len(spoken)
+
+
+def _kind(letter: str) -> str:
+    return "0" if letter.isdigit() else "a" if letter.islower() else "A"
+
+
+def redact_url(url: str) -> str:
+    """Scheme and host only: the path of a webhook's address is its password (Slack, Discord, Teams).
+
+    >>> redact_url("https://user:pw@hooks.example.com:8443/services/T0/B1/abc?key=1")
+    'https://hooks.example.com:8443/[redacted]'
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return HIDDEN
+    if not host:
+        return HIDDEN
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}{f':{port}' if port else ''}/{HIDDEN}"
+
+
+# --- by value --------------------------------------------------------------------------------------------------------
+
+_own: set[str] = set()
+_environment: tuple[float, tuple[str, ...]] = (-math.inf, ())
+LOOKED_S = 1.0
+"""How long the environment is not looked through again, in seconds."""
+
+
+def remember(secret: str) -> None:
+    """Recognise ``secret``, an address or a key that this process uses, wherever it stands from now on."""
+    _own.update(_telling(secret))
+
+
+def own_secrets() -> tuple[str, ...]:
+    """What this process's environment and its channels call secret, the longest first."""
+    global _environment
+    if time.monotonic() >= _environment[0]:
+        with suppress(KeyError, RuntimeError):  # another thread changes it at this moment
+            found = tuple({form for pair in os.environ.items() for form in _of_variable(*pair)})
+            _environment = (time.monotonic() + LOOKED_S, found)
+    return tuple(sorted({*_environment[1], *_own}, key=len, reverse=True))
+
+
+def _look_again() -> None:
+    global _environment
+    _environment = (-math.inf, _environment[1])
+
+
+def _of_variable(name: str, value: str) -> Iterator[str]:
+    if names_a_secret(name) and not value.startswith(("/", "~", ".")) and not _innocent(name, value):
+        yield from _telling(value)
+    elif "://" in value and "@" in value:  # a proxy's, say
+        try:
+            yield from _telling(urlsplit(value).password or "")
+        except ValueError:
+            return
+
+
+def _telling(secret: str) -> Iterator[str]:
+    """The secret, and of an address the parts that are; what is short or a plain word tells nothing."""
+    forms = {secret, unquote(secret)}
+    if "://" in secret:
+        forms |= {part for part in _parts(secret) if len(part) >= 12 or any(map(str.isdigit, part))}
+    for form in forms:
+        plain_word = form.isalpha() and (form.islower() or form.istitle()) and len(form) < 16
+        if len(form) >= 8 and not plain_word and form != "://":
+            yield form
+
+
+class Redactor:
+    """Blacks out the given secrets, and every secret part of the given addresses, in text.
+
+    >>> Redactor(urls=["https://h/T0K3N"], secrets=["hush!"]).text("no hush! at /T0K3N, https://h/T0K3N")
+    'no [redacted] at /[redacted], https://h/[redacted]'
+    """
+
+    def __init__(self, *, urls: Iterable[str] = (), secrets: Iterable[str] = ()) -> None:
+        whole = [url for url in urls if url]
+        found = {secret for secret in secrets if secret}
+        for url in whole:
+            found |= {part for part in _parts(url) if len(part) >= _SHORTEST}
+        self._replacements = [(url, redact_url(url)) for url in whole]
+        self._replacements += [(part, HIDDEN) for part in sorted(found, key=len, reverse=True)]
+
+    def text(self, text: str) -> str:
+        """``text`` without them."""
+        for secret, shown in self._replacements:
+            text = text.replace(secret, shown)
+        return text
+
+    def error(self, error: BaseException) -> str:
+        """An exception as type and message, without them."""
+        words = str(error).strip()
+        return self.text(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+
+    def __repr__(self) -> str:
+        return f"Redactor({len(self._replacements)} secrets)"
+
+
+def _parts(url: str) -> set[str]:
+    try:
+        split = urlsplit(url)
+    except ValueError:
+        return {url}
+    pieces = [split.username or "", split.password or "", split.path.strip("/"), split.query, split.fragment]
+    pieces += split.path.split("/")
+    pieces += [value for pair in split.query.split("&") for value in pair.split("=")[1:]]
+    return {form for piece in pieces if piece for form in (piece, unquote(piece))}
+
+
+# --- values of any kind ----------------------------------------------------------------------------------------------
+
+
+def recordable(config: object) -> dict[str, JSON]:
+    """A training configuration as it may be kept: plain JSON without secrets.
+
+    Mappings, namespaces, dataclasses and OmegaConf's containers at any depth; None is an empty one. Whatever is no
+    JSON becomes its ``repr``, cut at 2000 characters. What contains itself, is nested 40 deep, or comes after 20,000
+    values is named and left out. An object that raises when it is looked at is recorded as that.
+
+    Raises
+    ------
+    ConfigError
+        If it is nothing that has names and values.
+
+    >>> recordable({"lr": 1e-6, "hub_token": "hf_x"})
+    {'lr': 1e-06, 'hub_token': '[redacted]'}
+    """
+    if config is None:
+        return {}
+    as_dict = next((name for name in ("to_dict", "model_dump") if callable(getattr(type(config), name, None))), "")
+    if as_dict and not _is_named(config):
+        config = _asked(config, as_dict)
+    if not _is_named(config):
+        raise ConfigError(
+            "config must have names and values (a dict, a dataclass, a namespace, OmegaConf), got "
+            f"{type(config).__name__}; give for example vars(args)"
+        )
+    _look_again()
+    kept = _Plain().value("", config)
+    return kept if isinstance(kept, dict) else {"config": kept}
+
+
+def _asked(config: object, method: str) -> object:
+    """What ``config.to_dict()`` gives; transformers', ml_collections' and pydantic's have no other names."""
+    try:
+        return getattr(config, method)()
+    except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
+        raise ConfigError(
+            f"config cannot be read: {method}() of {type(config).__name__} raised {type(error).__name__}; give a dict"
+        ) from None
+
+
+def plain(body: Mapping[str, object]) -> dict[str, JSON]:
+    """What somebody says of an event, as it may be kept: as :func:`recordable`, but texts are not cut so short."""
+    kept = _Plain(most=5 * MAX_TEXT).value("", body)
+    return kept if isinstance(kept, dict) else {}
+
+
+class _Plain:
+    """One walk through somebody's values. Nothing they do when looked at gets out, but for ``BaseException``."""
+
+    def __init__(self, most: int = MAX_TEXT) -> None:
+        self._most = most
+        self._left = MOST_VALUES
+        self._within: list[int] = []
+        self._known = own_secrets()
+
+    def value(self, name: str, value: object, *, secret: bool = False) -> JSON:
+        """``value`` of this ``name``; ``secret``: it is within one."""
+        self._left -= 1
+        secret = secret or names_a_secret(name)
+        try:
+            return self._any(name, value, secret=secret)
+        except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
+            return f"<{type(value).__name__}, which cannot be read: {type(error).__name__}>"
+
+    def _any(self, name: str, value: object, *, secret: bool) -> JSON:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int | float):
+            return self._number(name, value, secret=secret)
+        if isinstance(value, str):
+            return self._text(name, str.__str__(value), secret=secret)
+        if isinstance(value, Enum):
+            return self.value(name, value.value, secret=secret)
+        named = _is_named(value)
+        items = None if named else _items(value)
+        if not named and items is None:
+            return self._other(name, value, secret=secret)
+        if id(value) in self._within:
+            return f"<{type(value).__name__} that contains itself>"
+        if len(self._within) >= DEEPEST:
+            return f"<{type(value).__name__}, nested too deeply>"
+        self._within.append(id(value))
+        try:
+            return (
+                self._mapping(name, value, secret=secret) if items is None else self._list(name, items, secret=secret)
+            )
+        finally:
+            self._within.pop()
+
+    def _other(self, name: str, value: object, *, secret: bool) -> JSON:
+        scalar = _scalar(value)
+        if scalar is not None:
+            return self._any(name, scalar, secret=secret)
+        if callable(getattr(type(value), "tolist", None)):
+            return self._array(name, value, secret=secret)
+        shown = bytes(value[: 2 * self._most]) if isinstance(value, bytes | bytearray) else value
+        return self._text(name, repr(shown), secret=secret)
+
+    def _array(self, name: str, value: Any, *, secret: bool) -> JSON:
+        """Of numpy or torch: a small one as a list. Nobody waits for a device."""
+        if not getattr(value, "is_cpu", True):
+            return f"<{type(value).__name__} of shape {tuple(value.shape)} on {value.device}>"
+        if math.prod(value.shape) <= MOST_IN_ARRAY:
+            return self.value(name, value.tolist(), secret=secret)
+        return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
+
+    def _number(self, name: str, value: int | float, *, secret: bool) -> JSON:
+        """Numbers are no secrets, however they are called (``max_tokens``), unless they are somebody's password."""
+        if secret and "pass" in name.lower() and isinstance(value, int):
+            return HIDDEN
+        if isinstance(value, int) and int.bit_length(value) > MOST_BITS:
+            return f"<a whole number of {int.bit_length(value)} bits>"
+        return float.__float__(value) if isinstance(value, float) else int.__int__(value)
+
+    def _text(self, name: str, text: str, *, secret: bool) -> str:
+        text = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+        if not secret or _innocent(name, text):
+            return _without_secrets(text, self._most, self._known)
+        return redact_url(text) if "://" in text and "hook" in name.lower() else HIDDEN
+
+    def _mapping(self, owner: str, value: object, *, secret: bool) -> dict[str, JSON]:
+        kept: dict[str, JSON] = {}
+        named = ""
+        for key, get in _entries(value):
+            if self._left <= 0:
+                kept["..."] = f"<more than {MOST_VALUES} values>"
+                break
+            name = self._text("", _name(key), secret=False)
+            try:
+                held = get()
+            except Exception as error:  # noqa: BLE001  (seam: as above; OmegaConf's ??? raises)
+                kept[name] = f"<cannot be read: {type(error).__name__}>"
+                continue
+            if name.lower() in ("name", "key") and isinstance(held, str):
+                named = held  # {"name": "HF_TOKEN", "value": ...}, as Kubernetes and Ray write it
+            hides = secret or (name.lower() == "value" and names_a_secret(named))
+            kept[name] = self.value(_qualified(owner, name), held, secret=hides)
+        return kept
+
+    def _list(self, name: str, items: Iterable[object], *, secret: bool) -> list[JSON]:
+        kept: list[JSON] = []
+        before = ""
+        for item in items:
+            if self._left <= 0:
+                kept.append(f"<more than {MOST_VALUES} values>")
+                break
+            # an option and its value, or a name and its value
+            flag = before.startswith("-") and isinstance(item, str) and not item.startswith("-")
+            pair = len(kept) == 1 and before and not _is_weak(before)
+            owner = before.lstrip("-") if (flag or pair) and names_a_secret(before) else ""
+            kept.append(self.value(owner or name, item, secret=secret))
+            before = item if isinstance(item, str) and len(item) <= 100 and "=" not in item else ""
+        return kept
+
+
+def _is_named(value: object) -> bool:
+    """Whether it has names and values. Asks its type: the object may answer anything, or raise."""
+    kind = type(value)
+    return issubclass(kind, (Mapping, *_namespaces())) or (is_dataclass(kind) and not issubclass(kind, type))
+
+
+def _namespaces() -> tuple[type, ...]:
+    """Nobody has argparse's who has not imported it, and that takes time a run's beginning should not."""
+    argparse = sys.modules.get("argparse")
+    return (SimpleNamespace,) if argparse is None else (SimpleNamespace, argparse.Namespace)
+
+
+def _entries(value: Any) -> Iterator[tuple[object, Callable[[], object]]]:
+    """Names, and how to get their values: each may raise for itself (OmegaConf's ``???``)."""
+    if isinstance(value, dict):
+        yield from ((key, partial(dict.__getitem__, value, key)) for key in dict.keys(value))
+    elif isinstance(value, Mapping):
+        yield from ((key, partial(_item, value, key)) for key in islice(iter(value), MOST_VALUES + 1))
+    elif isinstance(value, _namespaces()):
+        held = object.__getattribute__(value, "__dict__")
+        yield from ((key, partial(dict.__getitem__, held, key)) for key in list(held))
+    else:
+        yield from ((one.name, partial(getattr, value, one.name)) for one in fields(value))
+
+
+def _item(mapping: Mapping[Any, object], key: object) -> object:
+    return mapping[key]
+
+
+def _items(value: object) -> Iterable[object] | None:
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, Sequence) and not isinstance(value, memoryview | range | bytes | bytearray):
+        return islice(iter(value), MOST_VALUES + 1)
+    return None
+
+
+def _scalar(value: object) -> int | float | None:
+    """Of a number of numpy."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        found = value.item()
+        return found if isinstance(found, int | float) else None
+    return None
+
+
+def _name(key: object) -> str:
+    try:
+        return str.__str__(key) if isinstance(key, str) else str(key)
+    except Exception:  # noqa: BLE001  (seam: as above)
+        return f"<{type(key).__name__}>"
+
+
+def tags_of(tags: object) -> tuple[str, ...]:
+    """Tags as they may be kept: of None none, of one text that one.
+
+    Raises
+    ------
+    ConfigError
+        If they are no list of texts.
+    """
+    if tags is None:
+        return ()
+    kind = type(tags)
+    given: Any = (tags,) if issubclass(kind, str) else tags
+    if not issubclass(kind, Iterable) or issubclass(kind, Mapping | bytes):
+        raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b'], got {kind.__name__}")
+    try:
+        found = list(islice(given, MOST_TAGS))
+    except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
+        raise ConfigError(
+            f"tags must be a list of texts, as in tags=['math', '7b']; {kind.__name__} raised {type(error).__name__}"
+        ) from None
+    wrong = next((type(tag) for tag in found if not issubclass(type(tag), str | int | float)), None)
+    if wrong is not None:
+        raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b']; one is a {wrong.__name__}")
+    return tuple(redacted(str(tag), most=MAX_TEXT // 4) for tag in found)

@@ -1,0 +1,54 @@
+"""Whose configuration a file is: the user's own, which is obeyed, or something that came with the data.
+
+A file that was named (``--config``, ``RLWATCH_CONFIG``, in code) is the user's. One that was only found is theirs if
+they made it, as git and ssh judge: it belongs to them, and not everybody may write it. What lies beside runs is data,
+whoever it belongs to: a store that was unpacked belongs to whoever unpacked it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+FILE_NAME = "rlwatch.toml"
+
+
+def why_not_obeyed(file: Path, store_root: str | os.PathLike[str] | None = None) -> str:
+    """Why a file that was found, not named, is data and no configuration; "" if it is the user's own.
+
+    Links are followed, and their own place and owner count as well as the file's.
+    """
+    try:
+        found = [(file.absolute(), file.lstat()), (Path(os.path.realpath(file)), file.stat())]
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    if any(_lies_beside_runs(place.parent, store_root) for place, _ in found):
+        return "it lies in a store, where it is data"
+    foreign = next((info.st_uid for _, info in found if info.st_uid not in _our_ids()), None)
+    if foreign is not None:
+        return f"it belongs to another user (uid {foreign})"
+    return "everybody may write it" if found[-1][1].st_mode & stat.S_IWOTH else ""
+
+
+def _our_ids() -> set[int]:
+    """We; root, who may do anything anyway; and who called ``sudo``."""
+    caller = os.environ.get("SUDO_UID", "")
+    return {0, os.geteuid(), *([int(caller)] if os.geteuid() == 0 and caller.isdecimal() else [])}
+
+
+def _lies_beside_runs(directory: Path, store_root: str | os.PathLike[str] | None) -> bool:
+    """In a store or below, in a run's directory, or in some other store."""
+    if store_root is not None and any(_same(place, store_root) for place in (directory, *directory.parents)):
+        return True
+    try:
+        return (directory / "run.db").exists() or any(directory.glob("*/run.db"))
+    except OSError:
+        return True
+
+
+def _same(one: Path, other: str | os.PathLike[str]) -> bool:
+    try:
+        return one.samefile(other)  # also through links, bind mounts and letter case
+    except OSError:
+        return False
