@@ -17,12 +17,14 @@ import pickle
 import secrets
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import rlwatch
+from rlwatch.ports import Checkpoint
 
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Monitor
@@ -49,24 +51,30 @@ def made_by(monitor: Monitor) -> str:
     return hashlib.sha256((_program() + settings).encode()).hexdigest()
 
 
-def sealed(monitor: Monitor) -> bytes:
-    """What ``monitor`` knows. Raises what pickling raises."""
+def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> Checkpoint:
+    """What ``monitor`` knows after the item ``seq``; ``by`` is its :func:`made_by`. Raises what pickling raises."""
     to = io.BytesIO()
     _Pickler(to, monitor).dump(monitor.memory())
-    body = zlib.compress(to.getvalue(), 1)
-    return hmac.digest(_key() or b"", body, "sha256") + body
+    bare = Checkpoint(seq, attempt, step, by, zlib.compress(to.getvalue(), 1))
+    return replace(bare, body=_seal(_key() or b"", bare) + bare.body)
 
 
-def opened(body: bytes, monitor: Monitor) -> bool:
+def opened(kept: Checkpoint, monitor: Monitor) -> bool:
     """Give ``monitor``, which is fresh, what the checkpoint knows; whether it could be read."""
-    key = _key()
-    if key is None or not hmac.compare_digest(hmac.digest(key, body[_SEAL:], "sha256"), body[:_SEAL]):
+    key, bare = _key(), replace(kept, body=kept.body[_SEAL:])
+    if key is None or not hmac.compare_digest(_seal(key, bare), kept.body[:_SEAL]):
         return False
     try:
-        monitor.remember(_Unpickler(io.BytesIO(zlib.decompress(body[_SEAL:])), monitor).load())
+        monitor.remember(_Unpickler(io.BytesIO(zlib.decompress(bare.body)), monitor).load())
     except Exception:  # noqa: BLE001  (whatever is wrong with it, the rows say the same)
         return False
     return True
+
+
+def _seal(key: bytes, bare: Checkpoint) -> bytes:
+    """Over all of it: one of another run, or said to be of another step, is no shortcut to anything."""
+    where = f"{bare.made_by}/{bare.attempt}/{bare.seq}/{bare.step}/".encode()
+    return hmac.digest(key, where + bare.body, "sha256")
 
 
 class _Pickler(pickle.Pickler):

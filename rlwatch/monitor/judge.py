@@ -36,7 +36,7 @@ def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> Histor
         if by:
             bounds = store.branch_bounds(run_id, attempt, before_step)
             kept = store.checkpoint(run_id, by, lambda _, of, step: step < bounds.get(of, -1))
-            if kept is not None and checkpoint.opened(kept.body, monitor()):
+            if kept is not None and checkpoint.opened(kept, monitor()):
                 after = kept.seq
         yield from store.branch(run_id, attempt, before_step, after_seq=after)
 
@@ -130,7 +130,7 @@ class Judging:
             if by
             else None
         )
-        if kept is not None and checkpoint.opened(kept.body, self._monitor):
+        if kept is not None and checkpoint.opened(kept, self._monitor):
             self.seq, self._highest = kept.seq, kept.step
         self._kept_seq = self.seq
 
@@ -190,10 +190,10 @@ class Judging:
         if not self._by:
             return None
         try:
-            body = checkpoint.sealed(self._monitor)
+            kept = checkpoint.sealed(self._monitor, self._by, seq=self.seq, attempt=self._attempt, step=self._highest)
         except Exception as error:  # noqa: BLE001  (a shortcut that is not to be had: a resume relives instead)
             self._by = ""
             logger.debug("what the judge knows cannot be kept: %s: %s", type(error).__name__, error)
             return None
         self._cost_s = time.monotonic() - now
-        return Checkpoint(self.seq, self._attempt, self._highest, self._by, body)
+        return kept

@@ -4,6 +4,7 @@ import pickle
 import threading
 import time
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +35,10 @@ def own_key(tmp_path, monkeypatch):
     checkpoint._key.cache_clear()
 
 
+def sealed(monitor):
+    return checkpoint.sealed(monitor, "us", seq=3, attempt=1, step=2)
+
+
 def sick(steps, *, seq=0, attempt=1, from_step=0, onset=20):
     """A run whose gradient is NaN from ``onset`` on."""
     return [
@@ -58,7 +63,7 @@ def test_a_monitor_from_a_checkpoint_goes_on_as_the_one_it_was_made_of(items, da
         first.observe(item)
         whole.observe(item)
 
-    assert checkpoint.opened(checkpoint.sealed(first), fresh)
+    assert checkpoint.opened(sealed(first), fresh)
     rest = total([fresh.observe(item) for item in items[cut:]]) + fresh.close()
     assert repr(rest) == repr(total([whole.observe(item) for item in items[cut:]]) + whole.close())
     assert (fresh.firing, fresh.active, fresh.diagnosis()) == (whole.firing, whole.active, whole.diagnosis())
@@ -72,20 +77,25 @@ class Evil:
 def test_only_our_own_seal_opens_a_checkpoint_and_only_what_judges_is_looked_up(tmp_path, monkeypatch):
     """Store directories travel: a stranger's checkpoint is as good as none."""
     monitor = Monitor(run_id="run", rules=RULES)
-    body = checkpoint.sealed(monitor)
-    assert checkpoint.opened(body, Monitor(run_id="run", rules=RULES))
-    assert not checkpoint.opened(body[:-1] + bytes([body[-1] ^ 1]), Monitor(run_id="run", rules=RULES))
-    assert not checkpoint.opened(b"", Monitor(run_id="run", rules=RULES))
+    kept = sealed(monitor)
+    assert checkpoint.opened(kept, Monitor(run_id="run", rules=RULES))
+    changed = [
+        replace(kept, body=kept.body[:-1] + bytes([kept.body[-1] ^ 1])),
+        replace(kept, body=b""),
+        replace(kept, step=7),
+        replace(kept, seq=7),
+        replace(kept, made_by="another"),
+    ]
+    assert not any(checkpoint.opened(each, Monitor(run_id="run", rules=RULES)) for each in changed)
 
     evil = zlib.compress(pickle.dumps(Evil()))
-    import hmac
-
-    signed = hmac.digest(checkpoint._key(), evil, "sha256") + evil
+    bare = replace(kept, body=evil)
+    signed = replace(kept, body=checkpoint._seal(checkpoint._key(), bare) + evil)
     assert not checkpoint.opened(signed, Monitor(run_id="run", rules=RULES))
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-elses"))
     checkpoint._key.cache_clear()
-    assert not checkpoint.opened(body, Monitor(run_id="run", rules=RULES))
+    assert not checkpoint.opened(kept, Monitor(run_id="run", rules=RULES))
 
 
 def test_a_key_that_others_can_read_is_no_key(tmp_path):

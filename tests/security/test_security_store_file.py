@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -410,10 +410,12 @@ def test_a_forged_checkpoint_runs_nothing(
     """It is not opened without the user's own seal, and with one it still calls nothing but what judges."""
     from rlwatch.monitor import checkpoint
     from rlwatch.monitor.engine import Monitor
+    from rlwatch.ports import Checkpoint
 
     monkeypatch.setattr(checkpoint, "_key", lambda: b"k" * 32)
     body = zlib.compress(_Program(*where, f"touch {tmp_path / 'ran'}").pickled())
-    seal = hmac.digest(b"k" * 32 if ours else b"x" * 32, body, "sha256")
+    bare = Checkpoint(1, 1, 0, "us", body)
+    forged = replace(bare, body=checkpoint._seal(b"k" * 32 if ours else b"x" * 32, bare) + body)
 
-    assert not checkpoint.opened(seal + body, Monitor(run_id="r", source=""))
+    assert not checkpoint.opened(forged, Monitor(run_id="r", source=""))
     assert not (tmp_path / "ran").exists()
