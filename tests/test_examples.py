@@ -31,7 +31,7 @@ def test_example_runs_and_records(name, tmp_path):
     """As its first lines say."""
     command = [sys.executable, str(EXAMPLES / name), "--store", str(tmp_path / "runs"), *ARGUMENTS[name]]
 
-    out = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    out = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
 
     assert out.returncode == 0, out.stderr[-2000:]
     (run,) = open_store(str(tmp_path / "runs")).runs()
@@ -45,7 +45,7 @@ def test_the_own_loop_is_reset_by_another_process_while_it_runs(tmp_path):
     """KL to the reference is 0 at the step after the one the answer names."""
     command = [sys.executable, str(EXAMPLES / "own_loop.py"), "--store", str(tmp_path), *ARGUMENTS["own_loop.py"]]
 
-    out = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path)
+    out = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
     store = open_store(str(tmp_path))
     (run,) = store.runs()
     (event,) = [event for event in store.events(run.run_id) if event.kind == "reference_reset"]
@@ -62,7 +62,7 @@ def test_what_the_mirrored_training_collapsed_of_is_told_to_wandb(tmp_path):
     """The example promises an alert."""
     command = [sys.executable, str(EXAMPLES / "tee_wandb.py"), "--store", str(tmp_path), *ARGUMENTS["tee_wandb.py"]]
 
-    subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path)
+    subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
     store = open_store(str(tmp_path))
     (run,) = store.runs()
 
