@@ -45,7 +45,7 @@ compiled-verl: $(VENV_VERL)/.openrlhf
 
 # Three workers on two cores: many tests wait for a browser, a server or another process.
 unit: $(VENV)/.dev browser
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Which instructions torch computes with decides how sums are rounded: the rooms that compute, also under each set that
 # this machine has besides the one torch takes by itself, and with two threads.

@@ -28,6 +28,24 @@ def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collecto
     return [one for one in collectors if not (in_tests and isinstance(one, DoctestModule))]
 
 
+LONGEST = (
+    "tests/browser/",
+    "tests/test_examples.py",
+    "tests/ranks/",
+    "tests/integrations/",
+    "tests/localising/",
+    "tests/demo/",
+)
+"""Where tests wait for other processes or train: begun first, so that no worker is left alone with them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the order of their names otherwise."""
+    items.sort(
+        key=lambda item: next((n for n, room in enumerate(LONGEST) if item.nodeid.startswith(room)), len(LONGEST))
+    )
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: every training of TRL looked through all of it for garbage."""
     gc.freeze()
