@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test environments check lint types compiled compiled-dev compiled-verl unit verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
+.PHONY: demo test environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 # while the other goes on.
 test:
 	$(MAKE) -j3 environments check compiled browser
-	$(MAKE) unit verl
+	$(MAKE) unit verl numerical
 	$(MAKE) -j2 openrlhf wheel
 
 environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
@@ -45,7 +45,15 @@ compiled-verl: $(VENV_VERL)/.openrlhf
 
 # Three workers on two cores: many tests wait for a browser, a server or another process.
 unit: $(VENV)/.dev browser
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Which instructions torch computes with decides how sums are rounded: the rooms that compute, also under each set that
+# this machine has besides the one torch takes by itself, and with two threads.
+NUMERICAL ?= tests/gradloc tests/tensors
+numerical: $(VENV)/.dev
+	@others=$$($(BIN)/python -c 'import torch; known = ["default", "avx2", "avx512"]; own = torch.backends.cpu.get_cpu_capability().lower(); \
+	  print(*(known[:known.index(own)] if own in known else ["default"]), sep="\n")') && echo "$$others" \
+	| xargs -r -P 2 -I@ env ATEN_CPU_CAPABILITY=@ OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -p no:cacheprovider $(NUMERICAL) $(ARGS)
 
 # The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
 verl: $(VENV_VERL)/.dev

@@ -7,13 +7,43 @@ and more of them.
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
+from pathlib import Path
 
+import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 # No deadline: a machine that is busy with something else is no fault of the code.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("fixed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """No test has examples in its docstrings: looking for them also runs what tests start as programs."""
+    collectors = yield
+    in_tests = file_path.is_relative_to(Path(__file__).parent / "tests")
+    return [one for one in collectors if not (in_tests and isinstance(one, DoctestModule))]
+
+
+LONGEST = (
+    "tests/browser/",
+    "tests/test_examples.py",
+    "tests/ranks/",
+    "tests/integrations/",
+    "tests/localising/",
+    "tests/demo/",
+)
+"""Where tests wait for other processes or train: begun first, so that no worker is left alone with them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the order of their names otherwise."""
+    items.sort(
+        key=lambda item: next((n for n, room in enumerate(LONGEST) if item.nodeid.startswith(room)), len(LONGEST))
+    )
 
 
 def pytest_collection_finish() -> None:

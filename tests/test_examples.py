@@ -25,28 +25,39 @@ def test_every_example_is_run_here():
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(ARGUMENTS)
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Runs the example of a name, once: the process that has ended, and its store."""
+    known = {}
+
+    def play(name):
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            command = [sys.executable, str(EXAMPLES / name), "--store", str(folder / "runs"), *ARGUMENTS[name]]
+            out = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=folder)
+            known[name] = out, open_store(str(folder / "runs"))
+        return known[name]
+
+    return play
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
-def test_example_runs_and_records(name, tmp_path):
+def test_example_runs_and_records(name, played):
     """As its first lines say."""
-    command = [sys.executable, str(EXAMPLES / name), "--store", str(tmp_path / "runs"), *ARGUMENTS[name]]
-
-    out = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    out, store = played(name)
 
     assert out.returncode == 0, out.stderr[-2000:]
-    (run,) = open_store(str(tmp_path / "runs")).runs()
+    (run,) = store.runs()
     assert run.run_id in out.stdout
     assert run.last_step is not None
     assert run.last_step >= int(ARGUMENTS[name][1]) - 1
 
 
 @pytest.mark.torch
-def test_the_own_loop_is_reset_by_another_process_while_it_runs(tmp_path):
+def test_the_own_loop_is_reset_by_another_process_while_it_runs(played):
     """KL to the reference is 0 at the step after the one the answer names."""
-    command = [sys.executable, str(EXAMPLES / "own_loop.py"), "--store", str(tmp_path), *ARGUMENTS["own_loop.py"]]
-
-    out = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path)
-    store = open_store(str(tmp_path))
+    out, store = played("own_loop.py")
     (run,) = store.runs()
     (event,) = [event for event in store.events(run.run_id) if event.kind == "reference_reset"]
     series = store.series(run.run_id, ["policy/kl_ref_k3"])["policy/kl_ref_k3"]
@@ -58,12 +69,9 @@ def test_the_own_loop_is_reset_by_another_process_while_it_runs(tmp_path):
 
 
 @pytest.mark.torch
-def test_what_the_mirrored_training_collapsed_of_is_told_to_wandb(tmp_path):
+def test_what_the_mirrored_training_collapsed_of_is_told_to_wandb(played):
     """The example promises an alert."""
-    command = [sys.executable, str(EXAMPLES / "tee_wandb.py"), "--store", str(tmp_path), *ARGUMENTS["tee_wandb.py"]]
-
-    subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path)
-    store = open_store(str(tmp_path))
+    _, store = played("tee_wandb.py")
     (run,) = store.runs()
 
     assert (run.project, run.name) == ("examples", "collapse")

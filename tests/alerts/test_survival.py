@@ -43,7 +43,7 @@ Deliverer(store, {"webhook": WebhookNotifier(sys.argv[2], secret="s3cret")}).run
 
 def run_to_its_death(script: str, *args: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 9, done.stderr
 

@@ -16,6 +16,8 @@ from rlwatch.store.url import open_store
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PATIENCE_MS = 120_000
+"""How long a page is waited for: far longer than it takes on a busy machine, since nothing is asserted of its speed."""
 HARMLESS = ("Failed to load resource: the server responded with a status of 404",)
 """Streamlit probes for a base path on deep links; two 404s belong to it."""
 
@@ -109,7 +111,7 @@ def browser():
     """Headless Chromium."""
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=PATIENCE_MS)
 
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -123,7 +125,7 @@ def page(browser, request):
     """A fresh page that fails its test on any script error; its last picture is kept in ``screenshots/``."""
     context = browser.new_context(viewport={"width": 1500, "height": 1000})
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(PATIENCE_MS)
     errors = []
     page.on("pageerror", lambda error: errors.append(f"error: {error}"))
     page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
@@ -134,3 +136,11 @@ def page(browser, request):
     page.screenshot(path=pictures / f"{request.node.name}.png", full_page=True)
     context.close()
     assert [error for error in errors if not error.startswith(HARMLESS)] == []
+
+
+@pytest.fixture
+def messages(page):
+    """The sizes of what the app has sent to ``page`` so far, in bytes; scripts and styles are not among them."""
+    sizes = []
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda sent: sizes.append(len(sent))))
+    return sizes

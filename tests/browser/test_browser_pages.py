@@ -33,7 +33,7 @@ def test_an_empty_page_fills_by_itself(app, page, store_url):
     page.goto(app)
     expect(page.get_by_text("No runs yet")).to_be_visible()
     write(store_url)
-    expect(page.get_by_role("link", name="seed3")).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("link", name="seed3")).to_be_visible()
 
 
 def test_hostile_text_is_shown_and_does_nothing(app, page, store_url):
@@ -146,13 +146,12 @@ def test_a_run_that_ends_is_seen_to_end(app, page, store_url):
     expect(page.get_by_role("button", name="Reset reference…")).to_be_disabled()
 
 
-def test_a_long_run_is_drawn_in_time(app, page, store_url):
-    """20 000 steps: every chart there within the time a person waits, on a busy machine."""
+def test_a_long_run_is_drawn_from_as_little_as_a_short_one(app, page, store_url, messages):
+    """20 000 steps: what crosses to the browser and is drawn there is what the width of a chart can show."""
     write(store_url, steps=range(1, 20_001))
-    began = time.monotonic()
     page.goto(f"{app}/run?run=r")
-    expect(page.locator("canvas").first).to_be_visible()
-    assert time.monotonic() - began < 15.0
+    expect(page.locator("canvas").nth(1)).to_be_visible()
+    assert max(messages) < 50_000
 
 
 def test_an_alert_is_acknowledged_by_a_click(app, page, store_url):

@@ -1,7 +1,6 @@
 """What only a browser can tell of the tokens page: clicks, hovering, text that stays text, a view that keeps still."""
 
 import re
-import time
 
 import pytest
 from playwright.sync_api import expect
@@ -55,13 +54,13 @@ def check_text_is_text(page):
     assert not set(shown) & set("\u202e\x00\x1b\u200b")
 
 
-def test_a_huge_response_is_drawn_in_time_and_keeps_still_while_the_run_goes_on(app, page, store_url):
+def test_a_huge_response_is_drawn_in_part_and_keeps_still_while_the_run_goes_on(app, page, store_url, messages):
     """16 384 tokens; new steps arrive, and neither the place nor the choice is lost."""
     write_spikes(store_url, [Spiked(20, length=16384, blamed=8)])
-    began = time.monotonic()
     page.goto(f"{app}/tokens?run=run-1")
     expect(page.locator(".token.chosen")).to_be_visible()
-    assert time.monotonic() - began < 15.0
+    assert page.locator(".token").count() < 2_500
+    assert max(messages) < 1_500_000
     page.locator(".rlwatch-response .text").evaluate("text => text.scrollTop = 40")
 
     write_spikes(store_url, [Spiked(38, attempt=2)], steps=40)

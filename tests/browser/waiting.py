@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-WAIT_S = 120.0
+WAIT_S = 600.0
 
 
 def until(true: Callable[[], object], what: str, wait_s: float = WAIT_S) -> object:

@@ -79,7 +79,7 @@ def test_a_busy_store_is_no_failure(store: Store, inbox: Inbox, monkeypatch: pyt
 def test_a_command_that_goes_on_delivers_in_the_background(store: Store, inbox: Inbox) -> None:
     """And lets go at its end."""
     with delivering(store, alerting_of(None, store)):
-        assert inbox.arrived.wait(30)
+        assert inbox.arrived.wait(600)
 
     assert {message.status for message in store.outbox()} == {OutboxStatus.SENT}
 

@@ -220,7 +220,7 @@ def test_the_dashboard_answers_to_local_names_only_and_dies_with_its_command(tmp
         assert _websocket_status(port, f"localhost:{port}") == 101
         assert _websocket_status(port, "evil.example") in {400, 403}
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=600)
     finally:
         process.kill()
 

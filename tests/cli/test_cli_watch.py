@@ -245,7 +245,7 @@ def test_a_signal_ends_the_watch_tidily(end: signal.Signals, tmp_path: Path) -> 
             break
 
     process.send_signal(end)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=600)
 
     assert (process.returncode, errors) == (0, "")
     assert open_store(tmp_path / "runs").run(log_id(log)).state is RunState.FINISHED

@@ -158,7 +158,7 @@ def test_a_watch_that_was_killed_goes_on_where_it_was(when: str, log: Path, stor
     ]
     for left, change in zip((6, 4, 7, 2), changes, strict=True):
         command = [sys.executable, "-c", KILLED, str(log), store.url, str(left), when]
-        killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
         assert killed.returncode in (-signal.SIGKILL, 3), killed.stderr
         if killed.returncode == -signal.SIGKILL and change is changes[1]:
             watch_log.follow(Log(log), store.url, None, _stop, ManualClock())

@@ -30,7 +30,7 @@ def test_the_environment_names_run_webhook_and_secret(tmp_path, monkeypatch):
         "import os; print(*(os.environ[n] for n in ('RLWATCH_RUN_ID','RLWATCH_WEBHOOK_URL','RLWATCH_WEBHOOK_SECRET')))"
     )
     with trainer(tmp_path, monkeypatch, program) as child:
-        assert child.wait(30) == 0
+        assert child.wait(600) == 0
 
     assert child.last_words().split() == ["demo-1", URL, SECRET]
 
@@ -41,7 +41,7 @@ def test_ranks_of_a_surrounding_job_do_not_reach_it(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     program = "import os; print(sorted(n for n in ('RANK','WORLD_SIZE','MASTER_ADDR') if n in os.environ))"
     with trainer(tmp_path, monkeypatch, program) as child:
-        assert child.wait(30) == 0
+        assert child.wait(600) == 0
 
     assert child.last_words().strip() == "[]"
 
@@ -56,7 +56,7 @@ def test_its_own_configuration_file_is_empty(tmp_path, monkeypatch):
 def test_what_it_said_before_it_died_is_kept(tmp_path, monkeypatch):
     """Both streams; the exit code tells of the death."""
     with trainer(tmp_path, monkeypatch, "import sys; print('hello'); sys.exit('cannot go on')") as child:
-        assert child.wait(30) == 1
+        assert child.wait(600) == 1
 
     assert "hello" in child.last_words()
     assert "cannot go on" in child.last_words()
@@ -65,7 +65,7 @@ def test_what_it_said_before_it_died_is_kept(tmp_path, monkeypatch):
 def test_only_the_end_of_a_long_log_is_shown(tmp_path, monkeypatch):
     """A screenful."""
     with trainer(tmp_path, monkeypatch, "print('x' * 100_000 + 'end')") as child:
-        child.wait(30)
+        child.wait(600)
 
     assert len(child.last_words()) == process.LAST_WORDS
     assert child.last_words().endswith("end\n")

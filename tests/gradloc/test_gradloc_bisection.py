@@ -296,7 +296,7 @@ class Threads:
     def __init__(self, size):
         self.size = size
         self.values = [None] * size
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=600)
 
     def run(self, work):
         """``work(world)`` on each rank; their results."""

@@ -23,7 +23,7 @@ def test_a_log_and_a_state_of_the_installed_transformers(tmp_path, buffered):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     command = [sys.executable, *([] if buffered else ["-u"]), str(SCRIPT), str(tmp_path / "trainer_state.json")]
     with (tmp_path / "train.log").open("wb") as out:
-        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment, check=True, timeout=300)
+        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment, check=True, timeout=600)
     [run] = read_log(tmp_path / "train.log")
     [state] = read_log(tmp_path / "trainer_state.json")
     trained = [record for record in run.records if "loss" in record.metrics]

@@ -37,7 +37,7 @@ def found(directory):
         for rank in (0, 1)
     ]
     for process in started:
-        _, errors = process.communicate(timeout=240)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors[-3000:]
     return [torch.load(directory / f"found-{rank}.pt", weights_only=False) for rank in (0, 1)]
 

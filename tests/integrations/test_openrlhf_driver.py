@@ -324,7 +324,7 @@ def test_statistics_that_lag_are_left_out_and_counted(watched, monkeypatch):
 
     _, driver, _ = watched()
     go = threading.Event()
-    monkeypatch.setattr(driver._recording, "_record", lambda step, measured: go.wait(30))
+    monkeypatch.setattr(driver._recording, "_record", lambda step, measured: go.wait(600))
     for step in range(4):
         driver._recording.submit(step, driver.step)
     go.set()

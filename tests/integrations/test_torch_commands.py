@@ -382,7 +382,7 @@ def test_another_process_resets_the_reference_and_then_stops_the_loop(tmp_path):
         reset = request(store, "loop", "reset-reference", why="KL saturated", by="ann@lab")
         wait_for(store, reset, loop)
         stop = request(store, "loop", "stop", args={"save": "no"})
-        loop.wait(timeout=120)
+        loop.wait(timeout=600)
 
     commands = {command.command_id: command for command in store.commands("loop")}
     done = commands[reset.command_id]

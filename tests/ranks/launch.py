@@ -1,7 +1,9 @@
-"""Starts one process for each rank of a scenario: ``python launch.py MODULE:FUNCTION RANKS FOLDER ...``.
+"""Starts one process for each rank of the scenarios it is told: what is heavy is imported once for all of them.
 
-Several scenarios run one after the other. What is heavy is imported once, before the ranks are forked. Each calls ``FUNCTION(rank, ranks, folder)`` within a
-gloo process group, and leaves what it returns as JSON in ``FOLDER/rank<i>.json``.
+A line of standard input is a piece of JSON: ``{"scenarios": [[MODULE:FUNCTION, RANKS, FOLDER], ...], "said": FILE,
+"environment": {...}}``. They are played one after the other, in a process and a session of their own, whose number is
+answered at once, and its status when it has ended. Each rank calls ``FUNCTION(rank, ranks, folder)`` within a gloo
+process group, and leaves what it returns as JSON in ``FOLDER/rank<i>.json``; what is said goes to ``FILE``.
 """
 
 import json
@@ -64,6 +66,34 @@ def play(where, ranks, folder):
         os.waitpid(pid, 0)
 
 
+def perform(scenarios, said, environment):
+    """Fork the process that plays; returns its id."""
+    for where, _, _ in scenarios:
+        import_module(where.partition(":")[0])
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        with Path(said).open("wb") as out, Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        os.environ.update(environment)
+        for where, ranks, folder in scenarios:
+            play(where, ranks, Path(folder))
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
 if __name__ == "__main__":
-    for scenario, ranks, folder in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3], strict=True):
-        play(scenario, int(ranks), Path(folder))
+    for line in sys.stdin:
+        pid = perform(**json.loads(line))
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+        sys.stdout.write(f"{os.waitpid(pid, 0)[1]}\n")
+        sys.stdout.flush()

@@ -24,7 +24,9 @@ PLANTED = {"step": 3, "row": 7, "position": 1}
 """On the last rank."""
 FAILS_AT = 3
 WAIT_S = 2.0
-"""Of the ranks' own group here."""
+"""Of the ranks' own group here, where one does not come."""
+NEVER_S = 3600.0
+"""Elsewhere: a scenario that waits for so long is killed."""
 
 
 def batch(step):
@@ -182,7 +184,7 @@ def unlinked(rank, ranks, folder, wrap):
 def loops(rank, ranks, folder):
     """Under DDP and FSDP2: unwatched, localised, and with a rank that fails, is missing, or was never linked."""
     join_group(rank, ranks, folder)
-    of_ranks.TIMEOUT_S = 20.0
+    of_ranks.TIMEOUT_S = NEVER_S
     found = {}
     for wrap in (replicated, sharded):
         kind = wrap.__name__
@@ -203,7 +205,7 @@ def loops(rank, ranks, folder):
 def dying(rank, ranks, folder):
     """Each rank trains by itself; the last one is killed."""
     join_group(rank, ranks, folder)
-    of_ranks.TIMEOUT_S = 20.0
+    of_ranks.TIMEOUT_S = NEVER_S
 
     def before(step, watcher):
         if step == FAILS_AT and watcher is not None:

@@ -6,12 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from functools import cache
 from pathlib import Path
 
 import rlwatch
 
 HERE = Path(__file__).parent
-LIMIT_S = 120
+LIMIT_S = 600
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -23,27 +25,42 @@ def free_port():
 
 
 def several(scenario, ranks, folder):
-    """What each rank returned (None for one that died), rank 0 first. Everything is killed after two minutes."""
+    """What each rank returned (None for one that died), rank 0 first. Everything is killed after ten minutes."""
     (returned,) = each_of((scenario, ranks, folder))
     return returned
+
+
+@cache
+def _launcher():
+    """One for all tests of this process, since it takes seconds to import what trains; it ends with its input."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "launch.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
 
 
 def each_of(*scenarios):
     """The same of scenarios, ranks and folders, one after the other in one go."""
     for _, _, folder in scenarios:
         folder.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "launch.py"), *(str(word) for scenario in scenarios for word in scenario)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={**os.environ, **ENVIRONMENT, "MASTER_PORT": str(free_port())},
-    )  # fmt: skip
-    try:
-        said, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        raise AssertionError(f"the ranks did not end within {LIMIT_S} s:\n{said[-4000:]}") from None
-    return [_returned(ranks, folder, said) for _, ranks, folder in scenarios]
+    said = scenarios[0][2] / "all.txt"
+    wanted = {
+        "scenarios": [[scenario, ranks, str(folder)] for scenario, ranks, folder in scenarios],
+        "said": str(said),
+        "environment": {**os.environ, **ENVIRONMENT, "MASTER_PORT": str(free_port())},
+    }
+    launcher = _launcher()
+    print(json.dumps(wanted), file=launcher.stdin, flush=True)
+    started = launcher.stdout.readline()
+    assert started, "what starts the ranks has ended: see its error above"
+    end = threading.Timer(LIMIT_S, lambda: os.killpg(int(started), signal.SIGKILL))
+    end.start()
+    launcher.stdout.readline()
+    in_time = end.is_alive()
+    end.cancel()
+    words = said.read_text()
+    assert in_time, f"the ranks did not end within {LIMIT_S} s:\n{words[-4000:]}"
+    return [_returned(ranks, folder, words) for _, ranks, folder in scenarios]
 
 
 def _returned(ranks, folder, said):

@@ -293,7 +293,7 @@ def test_a_forked_child_of_either_rank_is_inert_and_the_link_lives(tmp_path):
         assert first.flush(20.0)
         other.finish(), first.finish()
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
 
     assert done.returncode == 0, done.stderr
     assert recorded(tmp_path) == {1: {"sum": 11.0, "rlwatch/ranks": 2.0}}
@@ -313,7 +313,7 @@ def test_what_a_rank_measured_is_sent_when_its_process_exits(tmp_path):
         join(other, place)
         other.send(Parcel(1, 10))
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
 
     assert done.returncode == 0, done.stderr
     assert first.finish(deadline_s=20.0)

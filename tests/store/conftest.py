@@ -62,7 +62,7 @@ def run_child(child: Child) -> Callable[..., str]:
 
     def run(code: str, *args: object) -> str:
         process = child(code, *args)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         return out.strip()
 

@@ -126,7 +126,7 @@ def test_two_processes_never_take_the_same_command_or_message(tmp_path: Path, ch
         taker.stdin.flush()
     taken = []
     for taker in takers:
-        out, err = taker.communicate(timeout=60)
+        out, err = taker.communicate(timeout=600)
         assert taker.returncode == 0, err
         taken += out.split()
 
@@ -148,7 +148,7 @@ open_store(sys.argv[1], control_timeout_s=30.0).submit(Command("c" + number, "ru
         process.stdin.write(f"{number}\n")
         process.stdin.flush()
     for process in processes:
-        assert process.wait(timeout=60) == 0, process.stderr.read()
+        assert process.wait(timeout=600) == 0, process.stderr.read()
 
     assert {each.command_id for each in open_store(tmp_path).commands("run")} == {"c0", "c1", "c2", "c3"}
 

@@ -222,7 +222,7 @@ def test_log_ratios_are_clamped_for_weights_and_rules_but_not_for_kl():
     )
 
     assert got["kl"] == -50
-    assert got["chi2_token"] == got["chi2_seq"] == pytest.approx(math.exp(40))
+    assert (got["chi2_token"], got["chi2_seq"]) == pytest.approx((math.exp(40), math.exp(40)))
     assert got["rollout_is_max"] == pytest.approx(math.exp(20))
     assert got["rollout_is_raw_max"] == pytest.approx(math.exp(50))
     assert got["rollout_rs_token_k2_max"] == pytest.approx(200)

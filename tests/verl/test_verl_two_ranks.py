@@ -15,7 +15,7 @@ def ranks(policy):
     """What each rank found, and whether it trained as without."""
     command = [sys.executable, str(SCRIPT)]
     started = [subprocess.Popen([*command, str(rank), str(policy)], stderr=subprocess.PIPE) for rank in range(2)]
-    errors = [process.communicate(timeout=300)[1].decode()[-3000:] for process in started]
+    errors = [process.communicate(timeout=600)[1].decode()[-3000:] for process in started]
     written = [policy / f"rank{rank}.json" for rank in range(2)]
     assert all(path.exists() for path in written), "\n".join(errors)
     return [json.loads(path.read_text()) for path in written]
