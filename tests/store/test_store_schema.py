@@ -36,7 +36,7 @@ def test_a_file_of_the_first_version_is_read_and_brought_up_to_date_by_its_write
         assert "colour" in _columns(path)
         assert [record.step for record in store.records("run")] == [1, 2, 3]
 
-    with pytest.raises(StoreVersionError, match=r"format 5.*only up to 4.*pip install -U rlwatch-monitor"):
+    with pytest.raises(StoreVersionError, match=r"format 5.*only up to 4.*install a newer rlwatch"):
         store.run("run")
     assert "format 5" in store.unreadable()["run"]
 

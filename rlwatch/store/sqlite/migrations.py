@@ -71,5 +71,5 @@ def refuse_newer(version: int, newest: int, where: str) -> None:
     if version > newest:
         raise StoreVersionError(
             f"{where} has format {version}, but this rlwatch knows only up to {newest}: "
-            "run: pip install -U rlwatch-monitor"
+            "install a newer rlwatch"
         )
