@@ -57,16 +57,16 @@ def parsed(text: str) -> JSON:
     >>> parsed("[" * 200_000)
     Traceback (most recent call last):
         ...
-    ValueError: JSON that is nested too deeply
+    ValueError: a JSON line that is nested too deeply
     """
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError("a JSON line that is nested too deeply") from None
     except json.JSONDecodeError:
-        raise ValueError("half-written JSON") from None
+        raise ValueError("a half-written JSON line") from None
     except ValueError:
-        raise ValueError("JSON with an integer of thousands of digits") from None
+        raise ValueError("a JSON line with an integer of thousands of digits") from None
 
 
 def open_regular(path: Path) -> IO[bytes]:

@@ -92,7 +92,9 @@ class TableParser(LineParser):
     def _number(self, text: str, name: str, line: int) -> float | None:
         value = number(text) if text else None
         if value is None:
-            self.skips.add("an empty cell (read as not measured)" if not text else f"{shown(name)} is not a number", line)
+            self.skips.add(
+                "an empty cell (read as not measured)" if not text else f"{shown(name)} is not a number", line
+            )
         return value
 
 

@@ -33,7 +33,7 @@ class JsonLinesParser(LineParser):
         try:
             entry = parsed(segment.text)
         except ValueError as error:
-            self.skips.add(f"a line of {error}", segment.line)
+            self.skips.add(str(error), segment.line)
             return
         yield from self._row(entry, segment.line)
 

@@ -12,7 +12,6 @@ from rlwatch.importers.bounds import LONGEST_LINE
 from rlwatch.importers.lines import Segment, Segments, blocks
 from rlwatch.records import JSON
 
-
 LONGEST_REASON = 200
 
 

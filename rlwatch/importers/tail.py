@@ -128,6 +128,7 @@ class LogTail:
         self._run = run
         self._scanned = 0
         self._unscanned = False
+        self._interrupted = False  # behind, but not for rows left over
         self._packed: object = None
         self._problem = "the file is empty"
         self._assembly = RunAssembly(str(self.path), position.base if position else 0)
@@ -199,9 +200,11 @@ class LogTail:
         At most ``most`` of them, and none of two files; then ``behind`` says that there may be more already.
         """
         self._recognise(final=False)
+        if self._interrupted:
+            self.behind = self._interrupted = False
         records = self._taken(self._follower.poll() if self._follower else (), most)
         if not self.behind and (self._unscanned if self._follower is None else self._follower.more):
-            self._rows, self.behind = iter(()), True
+            self._rows, self.behind, self._interrupted = iter(()), True, True
         return records
 
     def close(self) -> list[StepRecord]:

@@ -102,8 +102,8 @@ def _load(path: Path) -> dict[str, JSON]:
             "else use the trainer_state.json of the checkpoint before"
         )
         raise ImportFormatError(str(path), problem, error.lineno) from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise ImportFormatError(str(path), f"cannot be read: {error}") from None
+    except ValueError:
+        raise ImportFormatError(str(path), "cannot be read: it holds an integer of thousands of digits") from None
     except RecursionError:
         raise ImportFormatError(str(path), "is nested too deeply to be a trainer_state.json") from None
     if not isinstance(state, dict):
