@@ -17,7 +17,7 @@ from rlwatch.importers.tensorboard_events import event_files
 DISCOVER_S = 10.0
 """Seconds between two searches for new logs."""
 RETRY_S = 60.0
-"""Seconds after which a log that could not be read is tried again, and of silence before it is said why none is read."""
+"""Seconds after which a log that could not be read is tried again, and of silence after which it is said why not."""
 RETRY_FACTOR = 20.0
 """Of the time that the last try took: what fails slowly must not keep the watch from the other logs."""
 REST_S = 6 * 3600.0

@@ -78,4 +78,4 @@ def open_regular(path: Path) -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{path}: is not a regular file")
-    return open(descriptor, "rb", buffering=0)
+    return os.fdopen(descriptor, "rb", buffering=0)

@@ -49,7 +49,7 @@ Refused = Callable[[Path, OSError], None]
 
 
 def logs_below(
-    directory: Path, patterns: Sequence[str] = PATTERNS, refused: Refused = lambda directory, error: None
+    directory: Path, patterns: Sequence[str] = PATTERNS, refused: Refused = lambda _directory, _error: None
 ) -> Iterator[Path]:
     """The logs in ``directory`` and below it, each once, directories in order of their names.
 

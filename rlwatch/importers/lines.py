@@ -105,7 +105,7 @@ class Segments:
     than 8 Mi characters is left out; ``too_long`` is told its number.
     """
 
-    def __init__(self, too_long: Callable[[int], None] = lambda line: None) -> None:
+    def __init__(self, too_long: Callable[[int], None] = lambda _line: None) -> None:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._head = b""
         self._outer, self._inner = _Splitter(too_long), _Splitter(too_long)

@@ -28,6 +28,7 @@ from rlwatch.importers.registry import (
     sniff,
 )
 from rlwatch.importers.source import source_of
+from rlwatch.importers.unsupported import named_text
 from rlwatch.records import StepRecord
 
 
@@ -270,9 +271,11 @@ class LogTail:
                     refuse_binary(window, self.path)
                 whole = len(window) == WINDOW
                 seen = window if whole or final else window[: _last_line_end(window)]
-                importer, self._problem = recognise(seen, self.path, beginning=self._scanned == 0)
+                importer, tried = recognise(seen, self.path, beginning=self._scanned == 0)
                 if importer is not None:
                     self._follow(importer)
+                elif self._scanned == 0:
+                    self._problem = named_text(seen) or f"no known format ({tried})"
                 if importer is not None or not whole:
                     return
                 self._scanned += WINDOW // 2
