@@ -55,6 +55,8 @@ class Fleet:
         Makes the watch of a log, given its path and what to call it.
     tell
         Told in one line what happens to a log: it appears as a run, is gone, or cannot be read (``problem``).
+    once
+        Logs are read to their ends and no further: what is there is all there will be.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Fleet:
         tell: Callable[[str, bool], None],
         *,
         clock: Clock | None = None,
+        once: bool = False,
     ) -> None:
         self.members: dict[Path, Member] = {}
         self.recorded: dict[str, None] = {}
@@ -74,7 +77,10 @@ class Fleet:
         self._directory, self._patterns = directory, patterns
         self._begin, self._tell = begin, tell
         self._clock = clock or SystemClock()
+        self._once = once
         self._discover_at = 0.0
+        self._begun = 0
+        self._crowded = False
 
     @property
     def runs(self) -> list[Member]:
@@ -86,18 +92,18 @@ class Fleet:
         if self._clock.monotonic() >= self._discover_at:
             self._search()
             self._discover_at = self._clock.monotonic() + DISCOVER_S
-        behind = False
+        behind = self._crowded = False
         for member in list(self.members.values()):
             with unbroken():
                 behind = self._guarded(member, self._look_at) or behind
         with unbroken():
-            self._keep_bounds()
-        return behind
+            self._keep_bounds(MOST_LIVE)
+        return behind or self._crowded
 
-    def end(self, reason: str, *, whole: bool = False) -> None:
+    def end(self, reason: str) -> None:
         """End all runs."""
         for member in self.members.values():
-            self._guarded(member, lambda one: self._rest(one, reason, whole=whole))
+            self._guarded(member, lambda one: self._rest(one, reason))
 
     def _search(self) -> None:
         try:
@@ -173,6 +179,9 @@ class Fleet:
         mark = _mark(member.path)
         if member.retry_at is None and mark == member.mark:
             return None
+        if not self._has_room():
+            self._crowded = True
+            return None
         first = member.mark is None and member.retry_at is None
         member.retry_at = None
         member.watch = self._begin(member.path, member.name)
@@ -180,16 +189,25 @@ class Fleet:
         member.grew_at, member.patience = (now - REST_S, 0.0) if old else (now, REST_S)
         return member.watch
 
-    def _rest(self, member: Member, reason: str, *, whole: bool = False) -> bool:
+    def _has_room(self) -> bool:
+        """Whether one more run may be begun: in one look a directory must not have all its runs open at once."""
+        self._begun += 1
+        if self._begun <= MOST_LIVE // 4:
+            return True
+        self._keep_bounds(MOST_LIVE * 3 // 4)
+        self._begun = 0
+        return len(self.runs) < MOST_LIVE  # else those that are behind are read first
+
+    def _rest(self, member: Member, reason: str) -> bool:
         watch, member.watch = member.watch, None
         if watch is not None:
             member.mark = _mark(member.path)
-            watch.end(reason, whole=whole)
+            watch.end(reason, whole=self._once)
             if watch.recording is not None:
                 self.recorded[watch.run_id] = None
-            elif whole:
+            elif self._once:
                 self._say_why_not(member, watch, also_empty=True)
-            if whole and watch.recording is not None and (left_out := watch.left_out):
+            if self._once and watch.recording is not None and (left_out := watch.left_out):
                 self._tell(f"{member.name}: left out: {left_out}", False)
         return False
 
@@ -198,13 +216,13 @@ class Fleet:
         if also_empty or watch.tail.read[1]:
             self._complain(member, watch.why_nothing)
 
-    def _keep_bounds(self) -> None:
+    def _keep_bounds(self, live: int) -> None:
         """Let go of the files of logs that have been silent longest, and of the runs of the very longest."""
         waiting = sorted((m for m in self.members.values() if m.watch), key=lambda m: m.grew_at, reverse=True)
         for member in waiting[MOST_OPEN:]:
             if member.watch is not None:
                 member.watch.tail.release()
-        for member in [m for m in waiting if m.watch and m.watch.recording and not m.watch.behind][MOST_LIVE:]:
+        for member in [m for m in waiting if m.watch and m.watch.recording and not m.watch.behind][live:]:
             self._guarded(member, lambda one: self._rest(one, "silent while many others wrote"))
 
 

@@ -34,10 +34,10 @@ def look_once(log: Log, patterns: Sequence[str], store_url: str | None, config: 
     """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
-        fleet = _fleet(log, patterns, store, alerting)
+        fleet = _fleet(log, patterns, store, alerting, once=True)
         while fleet.look():
             pass
-        fleet.end("the log was read to its end", whole=True)
+        fleet.end("the log was read to its end")
         if not fleet.recorded:
             raise ImportFormatError(str(log.path), _nothing(fleet, patterns))
         delivered = deliver_once(store, alerting)
@@ -97,7 +97,15 @@ def summary(fleet: Fleet) -> str:
     return f"{len(fleet.members)} logs: {told or 'none yet'}" + (f"; last heard: {newest.name}" if newest else "")
 
 
-def _fleet(log: Log, patterns: Sequence[str], store: Store, alerting: Alerting, clock: Clock | None = None) -> Fleet:
+def _fleet(
+    log: Log,
+    patterns: Sequence[str],
+    store: Store,
+    alerting: Alerting,
+    clock: Clock | None = None,
+    *,
+    once: bool = False,
+) -> Fleet:
     def begin(path: Path, name: str) -> LogWatch:
         return watch_of(
             replace(log, path=path, name=log.name or name),
@@ -107,7 +115,7 @@ def _fleet(log: Log, patterns: Sequence[str], store: Store, alerting: Alerting, 
             prefix=f"{one_line(name, 200)}  ",
         )
 
-    return Fleet(log.path, patterns, begin, _tell, clock=clock)
+    return Fleet(log.path, patterns, begin, _tell, clock=clock, once=once)
 
 
 def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:

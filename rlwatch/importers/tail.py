@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Protocol
+from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
@@ -253,33 +253,37 @@ class LogTail:
         with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
             if stream.read(2) == GZIP:
                 self._unpack(os.fstat(stream.fileno()))
+            else:
+                self._look_through(stream, final=final)
+
+    def _look_through(self, stream: IO[bytes], *, final: bool) -> None:
+        """Ask of what was not looked at yet."""
+        if stream.seek(0, os.SEEK_END) < self._scanned:  # it was begun anew
+            self._scanned = 0
+        until = self._scanned + A_LOOK
+        self._unscanned = False
+        stream.seek(self._scanned)
+        while window := stream.read(WINDOW):
+            self._unscanned = self._scanned > until and not final
+            if self._unscanned:
                 return
-            if stream.seek(0, os.SEEK_END) < self._scanned:  # it was begun anew
-                self._scanned = 0
-            until = self._scanned + A_LOOK
-            self._unscanned = False
+            if self._scanned == 0:
+                binary = binary_format(window, self.path)
+                if binary is not None:
+                    self._follow(binary)
+                    return
+                refuse_binary(window, self.path)
+            whole = len(window) == WINDOW
+            seen = window if whole or final else window[: _last_line_end(window)]
+            importer, tried = recognise(seen, self.path, beginning=self._scanned == 0)
+            if importer is not None:
+                self._follow(importer)
+            elif self._scanned == 0:
+                self._problem = named_text(seen) or f"no known format ({tried})"
+            if importer is not None or not whole:
+                return
+            self._scanned += WINDOW // 2
             stream.seek(self._scanned)
-            while window := stream.read(WINDOW):
-                self._unscanned = self._scanned > until and not final
-                if self._unscanned:
-                    return
-                if self._scanned == 0:
-                    binary = binary_format(window, self.path)
-                    if binary is not None:
-                        self._follow(binary)
-                        return
-                    refuse_binary(window, self.path)
-                whole = len(window) == WINDOW
-                seen = window if whole or final else window[: _last_line_end(window)]
-                importer, tried = recognise(seen, self.path, beginning=self._scanned == 0)
-                if importer is not None:
-                    self._follow(importer)
-                elif self._scanned == 0:
-                    self._problem = named_text(seen) or f"no known format ({tried})"
-                if importer is not None or not whole:
-                    return
-                self._scanned += WINDOW // 2
-                stream.seek(self._scanned)
 
     def _unpack(self, stat: os.stat_result) -> None:
         """Recognise a packed log: from its beginning, whenever it has changed."""

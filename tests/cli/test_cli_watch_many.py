@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -338,7 +339,7 @@ def test_why_a_file_is_not_followed_is_told_when_it_has_been_silent(
     logs: Path, clock: ManualClock, capsys: Any
 ) -> None:
     """Not while its trainer may still be loading; an empty one may become anything."""
-    write = [lambda: (logs / "notes.log").write_text("remember the milk\n"), lambda: (logs / "empty.log").touch()]
+    write = [lambda: (logs / "notes.log").write_text("remember the milk\n"), (logs / "empty.log").touch]
     _follow(logs, clock, *write)
     assert capsys.readouterr().err == ""
     _follow(logs, clock, *[lambda: clock.advance(fleets.RETRY_S)] * 3)
@@ -358,7 +359,7 @@ def test_a_directory_that_cannot_be_searched_is_told(
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    refuse = lambda: monkeypatch.setattr("rlwatch.importers.directories.os.scandir", scandir)  # noqa: E731
+    refuse = partial(monkeypatch.setattr, "rlwatch.importers.directories.os.scandir", scandir)
     store = _follow(logs, clock, refuse, _nothing, lambda: _append(logs / "b" / "train.log", _rows(7, 9)), _nothing)
     (line,) = capsys.readouterr().err.splitlines()
 
