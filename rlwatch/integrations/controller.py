@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rlwatch.control.mailbox import PendingCommand
+from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.hold import Hold, Pause, Resume, time_is_up
 from rlwatch.integrations.ranks import OneRank, Ranks
@@ -21,6 +21,7 @@ RESET = "reset-reference"
 KL = "policy/kl_ref_k3"
 """To the reference, nats per token; what a reset makes 0."""
 ENDS_A_PAUSE = ("resume", "stop")
+Told = Callable[[Mapping[str, float]], None]
 Work = Callable[[Command], Mapping[str, JSON] | None]
 
 
@@ -57,6 +58,9 @@ class Controller:
         The other ranks: all carry a command out, or none.
     latest
         The metrics measured last, by canonical name; ``policy/kl_ref_k3`` is told of a reset.
+    measured
+        For a trainer whose step is measured after its boundary: given a step, calls back with its metrics once they are
+        known, or with none. A reset is recorded then.
     hold
         Who waits while training is paused.
     """
@@ -69,8 +73,10 @@ class Controller:
         latest: Callable[[], Mapping[str, float]] = dict,
         *,
         hold: Hold | None = None,
+        measured: Callable[[int, Told], None] | None = None,
     ) -> None:
         self._seam = seam
+        self._measured = measured
         self._ranks = ranks or OneRank()
         self._latest = latest
         self._hold = hold or Hold()
@@ -132,21 +138,29 @@ class Controller:
 
     def _carry_out(self, command: Command, step: int, pending: PendingCommand | None) -> None:
         """Check on every rank, then act on every rank; rank 0 records and answers."""
-        before = dict(self._latest())
-        result = self._result(command, self._handlers.get(command.kind))
+        before = {} if self._measured else dict(self._latest())
+        result = self._result(command, self._handlers.get(command.kind), pending)
         if result.report is not None:
             self._record(command, step, result.report, before)
         if pending is None:
             return
-        if result.report is None:
-            pending.reject(result.refusal or FAILED, step=step)
-        else:
+        if result.report is not None:
             pending.done(_words(command, result.report, before), step=step)
+        elif result.refusal == LATE:
+            pending.expire(step=step)
+        elif FAILED in (result.refusal or FAILED):
+            pending.fail(result.refusal or FAILED, step=step)
+        else:
+            pending.reject(result.refusal or FAILED, step=step)
 
-    def _result(self, command: Command, handler: CommandHandler | None) -> Result:
+    def _result(
+        self, command: Command, handler: CommandHandler | None, pending: PendingCommand | None = None
+    ) -> Result:
+        """What became of it. Whether it is too late to begin is asked when all ranks are ready, and rank 0 says."""
         if handler is None:
             return Result(refusal=self._unknown(command.kind))
         refusal = self._ranks.agree(self._tried(command, handler.check).refusal)
+        refusal = refusal or self._ranks.agree(LATE if pending is not None and pending.expired else None)
         if refusal is not None:
             return Result(refusal=refusal)
         result = self._tried(command, handler)
@@ -170,7 +184,14 @@ class Controller:
             return
         who = {"by": command.requested_by, "why": command.why, "id": command.command_id}
         if command.kind == RESET:
-            run.event("reference_reset", step, **{**report, **who, "kl_before": before.get(KL)})
+
+            def record(measured: Mapping[str, float]) -> None:
+                run.event("reference_reset", step, **{**report, **who, "kl_before": measured.get(KL)})
+
+            if self._measured is None:
+                record(before)
+            else:
+                self._measured(step, record)
         else:
             run.event("command", step, command=command.kind, args=dict(command.args), report=dict(report), **who)
 
