@@ -47,6 +47,8 @@ class PendingCommand:
     _answer: Callable[[Answer], None] = field(repr=False)
     _late: Callable[[], bool] = field(default=lambda: False, repr=False)
     answered: bool = False
+    begun: bool = False
+    """Whether the loop went at it: what ends it from then on is a failure, and no refusal."""
 
     @property
     def kind(self) -> str:

@@ -17,6 +17,7 @@ from rlwatch.records import JSON, Command
 FAILED = "it failed inside the trainer; see the training log"
 UNSHARED = "it could not be passed to all ranks: one of them does not answer"
 STOPPED = "training was interrupted before it could be carried out"
+BROKEN_OFF = "training was interrupted while it was being carried out"
 RESET = "reset-reference"
 KL = "policy/kl_ref_k3"
 """To the reference, nats per token; what a reset makes 0."""
@@ -27,10 +28,11 @@ Work = Callable[[Command], Mapping[str, JSON] | None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a command on this rank: a report, or the reason for a refusal."""
+    """What became of a command on this rank: a report, or the reason for a refusal; ``begun``: all ranks went at it."""
 
     report: Mapping[str, JSON] | None = None
     refusal: str | None = None
+    begun: bool = False
 
 
 @runtime_checkable
@@ -148,7 +150,7 @@ class Controller:
             pending.done(_words(command, result.report, before), step=step)
         elif result.refusal == LATE:
             pending.expire(step=step)
-        elif FAILED in (result.refusal or FAILED):
+        elif result.begun and FAILED in (result.refusal or FAILED):
             pending.fail(result.refusal or FAILED, step=step)
         else:
             pending.reject(result.refusal or FAILED, step=step)
@@ -163,9 +165,11 @@ class Controller:
         refusal = refusal or self._ranks.agree(LATE if pending is not None and pending.expired else None)
         if refusal is not None:
             return Result(refusal=refusal)
+        if pending is not None:
+            pending.begun = True
         result = self._tried(command, handler)
         refusal = self._ranks.agree(result.refusal)
-        return result if refusal is None else Result(refusal=refusal)
+        return result if refusal is None else Result(refusal=refusal, begun=True)
 
     def _tried(self, command: Command, work: Work) -> Result:
         """What ``work`` made of the command. Its own failures end at the seam."""
@@ -205,7 +209,10 @@ def _result_of(work: Work, command: Command) -> Result:
 
 def _reject_the_unanswered(waiting: Sequence[PendingCommand], reason: str, step: int) -> None:
     for waiter in waiting:
-        waiter.reject(reason, step=step)
+        if waiter.begun:
+            waiter.fail(BROKEN_OFF, step=step)
+        else:
+            waiter.reject(reason, step=step)
 
 
 def _words(command: Command, report: Mapping[str, JSON], before: Mapping[str, float]) -> str:
