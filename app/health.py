@@ -47,7 +47,7 @@ VERMILLION, AMBER, BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#8A8A8A"
 LOOKS: dict[Word, Look] = {
     Word.DANGER: Look("■", VERMILLION),
     Word.CRASHED: Look("✕", GREY),
-    Word.DEAD: Look("✕", GREY),
+    Word.DEAD: Look("⊘", GREY),
     Word.WATCH: Look("▲", AMBER),
     Word.STALE: Look("◌", GREY),
     Word.PAUSED: Look("‖", BLUE),
@@ -141,8 +141,7 @@ def silence_words(seconds: float, step_s: float | None) -> str:
 
 def dead_words(since: float, now: float) -> str:
     """``no sign of its process for 3 min: it was killed, or its machine is gone``."""
-    lasted = f" for {fmt.duration(now - since)}" if since else ""
-    return f"no sign of its process{lasted}: it was killed, or its machine is gone"
+    return f"no sign of its process for {fmt.duration(now - since)}: it was killed, or its machine is gone"
 
 
 def crash_words(run: RunInfo) -> str:

@@ -221,8 +221,8 @@ def warn_if_not_live(run: RunInfo, now: float) -> None:
     if run.state is not RunState.RUNNING:
         what = f"the run has {run.state.value}"
     elif (since := dead_since(run, now)) is not None:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)) if since else "ever"
-        what = f"the trainer is dead since {when} ({age(now - since) if since else 'no sign of it'})"
+        what = f"the trainer is dead since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
+        what += f" ({age(now - since)} without a sign of it)"
     else:
         return
     errors().print(

@@ -19,7 +19,7 @@ from rlwatch.records import JSON, RunInfo, RunState
 EPILOG = examples(
     "rlwatch runs",
     "rlwatch runs --project math-rl --limit 10",
-    "rlwatch runs --format json | jq -r '.runs[] | select(.status == \"stale\") | .run_id'",
+    "rlwatch runs --format json | jq -r '.runs[] | select(.status == \"dead\") | .run_id'",
 )
 
 KEY_METRICS = {

@@ -111,10 +111,13 @@ def reports(run: RunInfo, now: float) -> bool:
 
 
 def dead_since(run: RunInfo, now: float) -> float | None:
-    """When the process of a run that never ended gave its last sign of life, if it is dead; None else."""
-    if run.state is not RunState.RUNNING or reports(run, now):
+    """When the process of a run that never ended gave its last sign of life, if it is dead; None else.
+
+    Of one that never gave a heartbeat nobody can tell.
+    """
+    if run.heartbeat_at is None or not isfinite(run.heartbeat_at):
         return None
-    return last_sign(run) or 0.0
+    return None if run.state is not RunState.RUNNING or reports(run, now) else last_sign(run)
 
 
 def _gone(run: RunInfo) -> bool:

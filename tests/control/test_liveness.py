@@ -186,13 +186,14 @@ def test_how_a_stored_run_stands(tmp_path, state):
 
 def test_signs_of_life_that_are_no_numbers_are_none():
     """A clock that failed: NaN and infinities say nothing of the run."""
-    for broken in (math.nan, math.inf, -math.inf):
+    for broken in (None, math.nan, math.inf, -math.inf):
         run = replace(RUN, heartbeat_at=broken, last_ts=NOW - 1000, created_at=NOW - 2000)
         assert last_sign(run) == NOW - 1000
         assert not reports(run, NOW)
-        assert dead_since(run, NOW) == NOW - 1000
         assert reports(replace(run, last_ts=NOW - 5), NOW)
-    assert dead_since(replace(RUN, heartbeat_at=None, last_ts=math.nan, created_at=math.nan), NOW) == 0.0
+        assert dead_since(run, NOW) is None  # it never gave a heartbeat
+        broken_step = replace(RUN, heartbeat_at=NOW - 500, last_ts=broken, created_at=math.nan)
+        assert dead_since(broken_step, NOW) == NOW - 500
 
 
 @pytest.mark.parametrize(

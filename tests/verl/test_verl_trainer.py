@@ -500,3 +500,46 @@ def test_a_second_driver_of_the_same_run_is_refused(make):
     with pytest.raises(RLWatchError):
         second.init()
     assert isinstance(driver_of(first).run, rlwatch.Run)
+
+
+def recorded(driver, step):
+    driver.run.flush()
+    store = open_store(driver._trainer.config.trainer.rlwatch["store"])
+    return {r.step: r.metrics for r in store.records(driver.run.info.run_id) if "policy/kl_ref_k3" in r.metrics}[step]
+
+
+def test_a_reset_is_told_with_the_kl_of_its_own_step(make, monkeypatch):
+    """Which verl measures after the boundary; the step before is not it."""
+    trainer = make()
+    driver = started(trainer)
+    monkeypatch.setattr(driver, "_fetch", lambda meta, step: None)
+    for step in (1, 2, 3):
+        trainer.step_to(step)
+        if step == 3:
+            assert send(driver, "reset-reference").status.value == "done"
+        driver.measure(None)
+    driver.settle(30.0)
+    (reset,) = events(driver, "reference_reset")
+
+    assert reset.step == 3
+    assert reset.body["kl_before"] == recorded(driver, 3)["policy/kl_ref_k3"] > 0
+    assert reset.body["kl_before"] != recorded(driver, 2)["policy/kl_ref_k3"]
+
+
+@pytest.mark.parametrize("level", ["full", "scalars"])
+def test_a_reset_whose_step_is_never_measured_is_told_without_a_kl(make, level):
+    """Training ends at it, or nothing is measured at all: not measured is not zero."""
+    trainer = make()
+    with open_dict(trainer.config):
+        trainer.config.trainer.rlwatch.level = level
+    driver = started(trainer)
+    trainer.step_to(1)
+    send(driver, "reset-reference")
+    if level == "scalars":
+        driver.measure(None)
+    else:
+        driver.settle(30.0)
+    driver.statistics.close()
+    (reset,) = events(driver, "reference_reset")
+
+    assert reset.body["kl_before"] is None
