@@ -18,10 +18,6 @@ ACTING_S = 1800.0
 """Longest it waits for them to say that they did (a checkpoint may take its time), in seconds."""
 
 
-BEFORE = 2
-"""Ballots before anybody acts: whether all can, and whether it is still time to."""
-
-
 class Chair:
     """The training thread of rank 0 over a :class:`~rlwatch.link.hub.Hub`."""
 
@@ -60,7 +56,7 @@ class Chair:
         absent = [rank for rank in range(1, self._hub.world_size) if rank not in linked]
         if absent:
             return f"rank {absent[0]} is not connected, and all ranks must act together"
-        end = time.monotonic() + (self._patience_s if self._ballot <= BEFORE else self._acting_s)
+        end = time.monotonic() + (self._patience_s if self._ballot == 1 else self._acting_s)
         votes = [self._vote(peer, end) for peer in linked.values()]
         return next((vote for vote in votes if vote is not None), None)
 

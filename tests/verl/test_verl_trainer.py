@@ -3,6 +3,7 @@
 import errno
 import logging
 import types
+from concurrent.futures import wait
 from contextlib import nullcontext
 
 import pytest
@@ -518,6 +519,7 @@ def test_a_reset_is_told_with_the_kl_of_its_own_step(make, monkeypatch):
         if step == 3:
             assert send(driver, "reset-reference").status.value == "done"
         driver.measure(None)
+        wait(driver.statistics._waiting)  # a step whose turn does not come goes without
     driver.settle(30.0)
     (reset,) = events(driver, "reference_reset")
 
