@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rlwatch.clock import Clock
 from rlwatch.control.kinds import KINDS
 from rlwatch.control.policy import COLLAPSE_KINDS
-from rlwatch.control.request import request, whoami
+from rlwatch.control.request import cancel, request, whoami
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Alert, AlertState, Command, CommandStatus, RunInfo, RunState, Severity
 
@@ -18,8 +18,6 @@ from .asks import ASKS, RESET
 
 TYPEABLE = 40
 """Characters of a name that a person may be asked to type."""
-
-OPEN = frozenset({CommandStatus.QUEUED, CommandStatus.CLAIMED})
 
 NEEDS_REFERENCE = frozenset({RESET, "set-kl-coef"})
 
@@ -46,10 +44,17 @@ def new_key() -> str:
 
 
 def checks(
-    kind: str, run: RunInfo, alerts: Sequence[Alert], *, stale: bool, has_reference: bool | None, paused: bool = False
+    kind: str,
+    run: RunInfo,
+    alerts: Sequence[Alert],
+    *,
+    stale: bool,
+    has_reference: bool | None,
+    paused: bool = False,
+    dead: bool = False,
 ) -> list[Check]:
     """What a command needs, and whether it is so as far as the store can tell."""
-    found = [_alive(run, stale=stale and not paused)]
+    found = [_alive(run, stale=stale and not paused, dead=dead and not paused)]
     if kind in NEEDS_REFERENCE:
         found.append(Check(has_reference, _reference_words(has_reference)))
     if kind in REFUSED:
@@ -68,9 +73,11 @@ def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
     return sorted((a for a in critical if a.kind in COLLAPSE_KINDS), key=lambda alert: alert.onset_step)
 
 
-def _alive(run: RunInfo, *, stale: bool) -> Check:
+def _alive(run: RunInfo, *, stale: bool, dead: bool) -> Check:
     if run.state is not RunState.RUNNING:
         return Check(False, f"the run has {run.state.value}: nobody will claim the command")
+    if dead:
+        return Check(False, "the trainer is dead: the command expires unless somebody starts it again")
     if stale:
         return Check(None, "no step for a while: the command expires unless the run goes on")
     return Check(True, "the run is live")
@@ -129,6 +136,11 @@ def send(
     )
 
 
+def take_back(store: CommandStore, run_id: str, command_id: str) -> Command:
+    """Cancel a command that was not begun; returns it as it then stands. Raises as :func:`send` does."""
+    return cancel(store, run_id, command_id)
+
+
 def reset_due(alerts: Sequence[Alert]) -> bool:
     """Whether a reset is what the run asks for: KL has saturated or held-out scores stalled, and nothing collapses."""
     due = ("kl_saturation", "reset_due")
@@ -143,12 +155,12 @@ def missed(command: Command, now: float) -> bool:
 
 def waiting(commands: Sequence[Command], now: float) -> bool:
     """Whether a command is still on its way."""
-    return any(command.status in OPEN and not missed(command, now) for command in commands)
+    return any(command.status.open and not missed(command, now) for command in commands)
 
 
 def outcome(command: Command, now: float) -> str:
     """What became of it: ``done at step 4 816``."""
-    if command.status is CommandStatus.EXPIRED or missed(command, now):
+    if missed(command, now) or (command.status is CommandStatus.EXPIRED and command.claimed_at is None):
         return "expired: nobody claimed it"
     at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
     return f"{command.status.value}{at}"

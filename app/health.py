@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlwatch.control.liveness import Pace, silent_for
+from rlwatch.control.liveness import Pace, dead_since, silent_for
 from rlwatch.control.pauses import Pause
 from rlwatch.records import Alert, AlertState, RunInfo, RunState, Severity
 
@@ -26,6 +26,7 @@ class Word(StrEnum):
 
     DANGER = "danger"
     CRASHED = "crashed"
+    DEAD = "dead"
     WATCH = "watch"
     STALE = "stale"
     PAUSED = "paused"
@@ -46,6 +47,7 @@ VERMILLION, AMBER, BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#8A8A8A"
 LOOKS: dict[Word, Look] = {
     Word.DANGER: Look("■", VERMILLION),
     Word.CRASHED: Look("✕", GREY),
+    Word.DEAD: Look("⊘", GREY),
     Word.WATCH: Look("▲", AMBER),
     Word.STALE: Look("◌", GREY),
     Word.PAUSED: Look("‖", BLUE),
@@ -89,7 +91,8 @@ def judge(
 ) -> Health:
     """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its pace.
 
-    What the writer said last wins (crashed, finished); then a pause, then silence; then the worst firing alert.
+    What the writer said last wins (crashed, finished); then a pause, then that its process is gone, then silence; then
+    the worst firing alert.
     """
     worst = firing(alerts)
     if run.state is RunState.CRASHED:
@@ -98,6 +101,8 @@ def judge(
         return Health(Word.FINISHED, run.state_reason)
     if pause is not None:
         return Health(Word.PAUSED, pauses.words(pause, now) + _before(worst), pause.step)
+    if (since := dead_since(run, now)) is not None:
+        return Health(Word.DEAD, dead_words(since, now) + _before(worst), run.last_step, _recent(run, now))
     pace = pace or Pace()
     silence = silent_for(run, pace, now)
     if silence is not None:
@@ -132,6 +137,11 @@ def silence_words(seconds: float, step_s: float | None) -> str:
     """``no step for 41 min (usually 38 s)``."""
     usual = "" if step_s is None else f" (usually {fmt.duration(step_s)})"
     return f"no step for {fmt.duration(seconds)}{usual}"
+
+
+def dead_words(since: float, now: float) -> str:
+    """``no sign of its process for 3 min: it was killed, or its machine is gone``."""
+    return f"no sign of its process for {fmt.duration(now - since)}: it was killed, or its machine is gone"
 
 
 def crash_words(run: RunInfo) -> str:

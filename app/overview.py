@@ -25,7 +25,7 @@ COLUMNS = (
 )
 
 
-OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.STALE})
+OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.DEAD, Word.STALE})
 """Words of runs that go on no more: drawn fainter once nobody needs to look."""
 
 

@@ -25,7 +25,7 @@ def ending(run: RunInfo, health: Health, now: float, pace: Pace) -> str:
     """How the story ends where the run does not go on: the crash, the pause, or the silence; else empty."""
     if health.word is Word.CRASHED:
         return f"crashed at step {fmt.step(run.last_step)}: {crash_words(run)}"
-    if health.word is Word.PAUSED:
+    if health.word in (Word.PAUSED, Word.DEAD):
         return health.why
     if health.word is Word.STALE:
         return silence_words(silent_for(run, pace, now) or 0.0, pace.step_s)

@@ -301,7 +301,16 @@ class CommandStore(Protocol):
     def settle(
         self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
     ) -> Command:
-        """``claimed`` -> ``done`` or ``rejected``. Settling twice keeps the first answer."""
+        """``claimed`` or ``cancelling`` -> an answer: ``done``, ``rejected``, ``failed``, ``expired`` or ``cancelled``.
+
+        Settling twice keeps the first answer.
+        """
+
+    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
+        """``queued`` -> ``cancelled``; ``claimed`` -> ``cancelling``, which whoever claimed it answers.
+
+        Decided in one transaction against :meth:`claim` and :meth:`settle`. What was answered before stays so.
+        """
 
 
 Composer = Callable[[Ledger], Sequence[OutboxMessage]]

@@ -41,13 +41,25 @@ class RunState(StrEnum):
 
 
 class CommandStatus(StrEnum):
-    """Life of a command: queued -> claimed -> done | rejected; or expired before it was claimed."""
+    """Life of a command: queued -> claimed -> done | rejected | failed; or expired or cancelled before it was begun.
+
+    Claimed: the trainer's process has it and waits for a safe boundary. Cancelling: it has it, and is asked to let it
+    go unless it has begun. Failed: it was begun, and nobody knows how far it came.
+    """
 
     QUEUED = "queued"
     CLAIMED = "claimed"
+    CANCELLING = "cancelling"
     DONE = "done"
     REJECTED = "rejected"
+    FAILED = "failed"
     EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is still to come."""
+        return self in (CommandStatus.QUEUED, CommandStatus.CLAIMED, CommandStatus.CANCELLING)
 
 
 class AlertState(StrEnum):

@@ -205,11 +205,13 @@ def replay(
 
 def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
     """What ``attempt``, starting at ``before_step``, continues, of a log that holds several attempts."""
+    first: dict[int, int] = {}
+    for record in takewhile(lambda r: r.attempt < attempt, records):
+        first[record.attempt] = min(record.step, first.get(record.attempt, record.step))
     bounds: dict[int, int] = {}
-    for number in sorted({r.attempt for r in records if r.attempt < attempt}, reverse=True):
+    for number in sorted(first, reverse=True):
         bounds[number] = before_step
-        first = min(r.step for r in records if r.attempt == number)
-        before_step = min(before_step, first)
+        before_step = min(before_step, first[number])
     earlier = takewhile(lambda r: r.attempt < attempt, records)
     return (r for r in earlier if r.step < bounds[r.attempt])
 

@@ -95,11 +95,13 @@ def _quoted(run: RunInfo) -> str:
 
 def _checks(run: RunInfo, kind: str) -> list[control.Check]:
     alerts, vitals, now = queries.alerts(run.run_id), queries.vitals(run), time.time()
-    stale = judge(run, alerts, now, vitals.pace).word is Word.STALE
+    word = judge(run, alerts, now, vitals.pace).word
     names = queries.canonical_names(queries.metric_names(run), run.source)
     has_reference = True if any(name.startswith("policy/kl_ref") for name in names) else None
     paused = pauses.pause_of(run, queries.commands(run.run_id), now) is not None
-    found = control.checks(kind, run, alerts, stale=stale, has_reference=has_reference, paused=paused)
+    found = control.checks(
+        kind, run, alerts, stale=word is Word.STALE, has_reference=has_reference, paused=paused, dead=word is Word.DEAD
+    )
     return [*found, *_now(run, kind, names)]
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from rlwatch.errors import RLWatchError
 from rlwatch.records import LOCALISED, Command, CommandStatus, Event, Finding
 
 from .. import control, evidence, queries, shell, table
@@ -22,8 +23,14 @@ STATUS_LOOK = {
     CommandStatus.CLAIMED: ("◐", BLUE),
     CommandStatus.DONE: ("✓", BLUE),
     CommandStatus.REJECTED: ("✕", VERMILLION),
+    CommandStatus.CANCELLING: ("◐", GREY),
+    CommandStatus.FAILED: ("✕", VERMILLION),
     CommandStatus.EXPIRED: ("✕", GREY),
+    CommandStatus.CANCELLED: ("✕", GREY),
 }
+
+CANCELLABLE = frozenset({CommandStatus.QUEUED, CommandStatus.CLAIMED})
+MOST_BUTTONS = 5
 
 MOST = 100
 """Rows a table shows; the older ones are counted."""
@@ -146,10 +153,33 @@ def commands(run_id: str) -> None:
         if asked:
             st.html(el("div", "Commands", cls="rl-family"))
             table.show("commands", COMMAND_COLUMNS, [command_row(c, now) for c in reversed(asked)])
+            _cancelling([c for c in asked if c.status in CANCELLABLE and not control.missed(c, now)])
         if st.session_state.get("was-waiting", waiting) != waiting:
             st.session_state["was-waiting"] = waiting
             st.rerun()  # the page decides anew how often to look
         st.session_state["was-waiting"] = waiting
+
+
+def _cancelling(open_ones: Sequence[Command]) -> None:
+    """A button for each command that nobody has begun."""
+    for command in open_ones[-MOST_BUTTONS:]:
+        st.button(
+            f"Cancel {fmt.words(command.kind)}",
+            key=f"cancel-{command.command_id}",
+            on_click=_cancel,
+            args=(command.run_id, command.command_id),
+            help="Takes it back unless the trainer has begun it",
+        )
+
+
+def _cancel(run_id: str, command_id: str) -> None:
+    try:
+        command = control.take_back(queries.store(), run_id, command_id)
+    except RLWatchError as error:
+        st.toast(f"Not cancelled: {fmt.shorten(str(error), 200)}", icon=":material/error:")
+        return
+    words = {CommandStatus.CANCELLED: "Cancelled", CommandStatus.CANCELLING: "Asked the trainer to let it go"}
+    st.toast(words.get(command.status, f"Too late: {command.status.value}"), icon=":material/undo:")
 
 
 def command_row(command: Command, now: float) -> table.Row:

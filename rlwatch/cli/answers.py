@@ -10,7 +10,6 @@ from rlwatch.errors import StoreBusyError
 from rlwatch.ports import CommandStore
 from rlwatch.records import Command, CommandStatus
 
-OPEN = frozenset({CommandStatus.QUEUED, CommandStatus.CLAIMED})
 POLL_S = 0.5
 
 
@@ -22,10 +21,10 @@ def wait_until_settled(
     One that nobody claimed in its time counts as expired, though its row is marked only by the next claim.
     """
     deadline = clock.monotonic() + wait_s
-    while command.status in OPEN and clock.monotonic() < deadline:
+    while command.status.open and clock.monotonic() < deadline:
         sleep(min(POLL_S, max(0.0, deadline - clock.monotonic())))
         command = _again(store, command)
-        if command.status is CommandStatus.QUEUED and clock.now() >= command.expires_at:
+        if command.status is CommandStatus.QUEUED and 0 < command.expires_at <= clock.now():
             return replace(command, status=CommandStatus.EXPIRED, result="no trainer claimed it in time")
     return command
 

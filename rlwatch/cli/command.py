@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from rlwatch.cli.answers import wait_until_settled
-from rlwatch.cli.console import print_json, say
+from rlwatch.cli.console import errors, print_json, say
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.stores import opened
-from rlwatch.cli.wording import STATUS_STYLES, step
+from rlwatch.cli.wording import STATUS_STYLES, age, step
 from rlwatch.clock import SystemClock
-from rlwatch.records import JSON, Command, CommandStatus
+from rlwatch.errors import ConfigError
+from rlwatch.ports import Store
+from rlwatch.records import JSON, Command, CommandStatus, RunInfo, RunState
 
 EPILOG = examples(
     "rlwatch command math-7b-s3 reset-reference --why 'KL saturated since 4 000'",
@@ -26,7 +28,21 @@ EPILOG = examples(
     "rlwatch command math-7b-s3 pause --minutes 30",
     "rlwatch command math-7b-s3 resume",
     "rlwatch command math-7b-s3 stop --no-save",
+    "rlwatch command math-7b-s3 --cancel 4f2a09c1",
 )
+
+ANSWERS = {
+    CommandStatus.DONE: 0,
+    CommandStatus.REJECTED: 1,
+    CommandStatus.FAILED: 3,
+    CommandStatus.EXPIRED: 4,
+    CommandStatus.CANCELLED: 6,
+}
+"""Exit code of each answer. 2: the request itself is wrong, as everywhere."""
+UNANSWERED = 5
+"""Exit code: no answer came within ``--wait``; the command still stands."""
+CANCEL_S = 5.0
+"""Seconds that a cancellation waits for the trainer that holds the command; it looks once a second."""
 
 
 class Kind(StrEnum):
@@ -106,8 +122,18 @@ SaveOption = Annotated[
 
 def command(
     run: Annotated[str, typer.Argument(help="The run: its id, name or unambiguous prefix.")],
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to do at the next safe boundary; see above.")],
+    kind: Annotated[
+        Kind | None, typer.Argument(metavar="KIND", help="What to do at the next safe boundary; see above.")
+    ] = None,
     *,
+    cancel: Annotated[
+        str | None,
+        typer.Option(
+            "--cancel",
+            metavar="ID",
+            help="Instead of KIND: take back the command of this id (or the beginning of it), unless it was begun.",
+        ),
+    ] = None,
     optimizer: OptimizerOption = None,
     scale: ScaleOption = None,
     until: UntilOption = None,
@@ -119,7 +145,7 @@ def command(
         bool, typer.Option("--force", help="Overrule a veto that may be overruled (a collapse is firing).")
     ] = False,
     expires: Annotated[
-        float, typer.Option("--expires", min=1, metavar="SECONDS", help="Not claimed by then, it expires.")
+        float, typer.Option("--expires", min=1, metavar="SECONDS", help="Not begun by then, it expires.")
     ] = 600,
     wait: Annotated[
         float, typer.Option("--wait", min=0, metavar="SECONDS", help="Wait so long for the answer; 0: do not wait.")
@@ -127,7 +153,11 @@ def command(
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Ask the live run to do something. Exit code 0: queued or done, 1: rejected or expired.
+    """Ask the live run to do something, or take back what was asked.
+
+    Exit code 0: done (without --wait: queued), 1: rejected, 2: the request is wrong, 3: it failed inside the trainer,
+    4: it expired, 5: no answer within --wait (it still stands), 6: somebody cancelled it. With --cancel 0: cancelled,
+    1: too late, it was answered before, 5: the trainer that holds it has not said yet.
 
     reset-reference: the policy becomes its own reference; KL starts again from 0.
 
@@ -141,23 +171,63 @@ def command(
 
     stop: training ends in good order.
     """
-    from rlwatch.control.liveness import reports
     from rlwatch.control.request import request
 
     clock = SystemClock()
+    if (kind is None) == (cancel is None):
+        raise ConfigError("give either KIND, what the run shall do, or --cancel ID")
     saved = None if save is None else ("yes" if save else "no")
     args = _given(optimizer=optimizer, scale=scale, until=until, value=value, minutes=minutes, save=saved)
     with opened(store) as target:
         info = find_run(target, run)
-        sent = request(target, info.run_id, kind.value, args=args, why=why, force=force, expires_s=expires)
-        alive = reports(info, clock.now())
-        settled = wait_until_settled(target, sent, clock, time.sleep, wait)
+        if kind is None:
+            sent = _cancelled(target, info.run_id, str(cancel), why)
+        else:
+            sent = request(target, info.run_id, kind.value, args=args, why=why, force=force, expires_s=expires)
+        warn_if_not_live(info, clock.now())
+        settled = wait_until_settled(target, sent, clock, time.sleep, max(wait, CANCEL_S) if kind is None else wait)
     if output is Format.JSON:
         print_json(settled)
     else:
-        _report(settled, alive=alive)
-    if settled.status in {CommandStatus.REJECTED, CommandStatus.EXPIRED}:
-        raise typer.Exit(1)
+        _report(settled)
+    raise typer.Exit(_code(settled, waited=kind is None or wait > 0, wanted=kind is not None))
+
+
+def _cancelled(store: Store, run_id: str, beginning: str, why: str) -> Command:
+    from rlwatch.control.request import cancel
+
+    rows = store.commands(run_id)
+    found = [row for row in rows if beginning and row.command_id.startswith(beginning)]
+    if len(found) != 1:
+        there = ", ".join(f"{row.command_id} ({row.kind})" for row in (found or rows) if row.status.open) or "none"
+        which = "several commands" if found else "no command"
+        raise ConfigError(f"{which} of run {run_id!r} begin with {beginning!r}; still open: {there}")
+    return cancel(store, run_id, found[0].command_id, why=why)
+
+
+def _code(command: Command, *, waited: bool, wanted: bool) -> int:
+    """The exit code; ``wanted``: the command is what was asked for, and not that it be cancelled."""
+    if command.status.open:
+        return UNANSWERED if waited else 0
+    if not wanted:
+        return int(command.status is not CommandStatus.CANCELLED)
+    return ANSWERS[command.status]
+
+
+def warn_if_not_live(run: RunInfo, now: float) -> None:
+    """Say on stderr that nobody is there to obey, and since when."""
+    from rlwatch.control.liveness import dead_since
+
+    if run.state is not RunState.RUNNING:
+        what = f"the run has {run.state.value}"
+    elif (since := dead_since(run, now)) is not None:
+        what = f"the trainer is dead since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
+        what += f" ({age(now - since)} without a sign of it)"
+    else:
+        return
+    errors().print(
+        f"{what}: a command waits until a trainer resumes the run, or expires", style="yellow", soft_wrap=True
+    )
 
 
 def _given(**options: JSON) -> dict[str, JSON]:
@@ -169,10 +239,8 @@ def _given(**options: JSON) -> dict[str, JSON]:
     }
 
 
-def _report(command: Command, *, alive: bool) -> None:
+def _report(command: Command) -> None:
     at = f" at step {step(command.finished_step)}" if command.finished_step is not None else ""
     result = f": {command.result}" if command.result else ""
     style = STATUS_STYLES.get(command.status, "")
     say(f"{command.kind} {command.status}{at}{result}  ({command.command_id})", style=style)
-    if command.status is CommandStatus.QUEUED and not alive:
-        say("the run is not live: the command waits until a trainer resumes it, or expires", style="yellow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from rlwatch.importers.tensorboard_events import event_files
 DISCOVER_S = 10.0
 """Seconds between two searches for new logs."""
 RETRY_S = 60.0
-"""Seconds after which a log that could not be read is tried again."""
+"""Seconds after which a log that could not be read is tried again, and of silence after which it is said why not."""
+RETRY_FACTOR = 20.0
+"""Of the time that the last try took: what fails slowly must not keep the watch from the other logs."""
 REST_S = 6 * 3600.0
 """Seconds of silence after which a log is taken to be finished until it grows."""
 OLD_S = 3600.0
@@ -39,6 +42,8 @@ class Member:
     mark: object = None
     retry_at: float | None = None
     problem: str = ""
+    spent: float = 0.0
+    """Seconds that were spent on it since it was last begun."""
 
 
 class Fleet:
@@ -50,6 +55,8 @@ class Fleet:
         Makes the watch of a log, given its path and what to call it.
     tell
         Told in one line what happens to a log: it appears as a run, is gone, or cannot be read (``problem``).
+    once
+        Logs are read to their ends and no further: what is there is all there will be.
     """
 
     def __init__(
@@ -60,14 +67,20 @@ class Fleet:
         tell: Callable[[str, bool], None],
         *,
         clock: Clock | None = None,
+        once: bool = False,
     ) -> None:
         self.members: dict[Path, Member] = {}
         self.recorded: dict[str, None] = {}
         """Ids of the runs that were ever recorded."""
+        self._closed: dict[Path, str] = {}
+        """Directories that cannot be searched, and why."""
         self._directory, self._patterns = directory, patterns
         self._begin, self._tell = begin, tell
         self._clock = clock or SystemClock()
+        self._once = once
         self._discover_at = 0.0
+        self._begun = 0
+        self._crowded = False
 
     @property
     def runs(self) -> list[Member]:
@@ -77,23 +90,35 @@ class Fleet:
     def look(self) -> bool:
         """One lot of every log; whether some have more to be read at once."""
         if self._clock.monotonic() >= self._discover_at:
-            self._discover()
+            self._search()
             self._discover_at = self._clock.monotonic() + DISCOVER_S
-        behind = False
+        behind = self._crowded = False
         for member in list(self.members.values()):
             with unbroken():
                 behind = self._guarded(member, self._look_at) or behind
         with unbroken():
-            self._keep_bounds()
-        return behind
+            self._keep_bounds(MOST_LIVE)
+        return behind or self._crowded
 
-    def end(self, reason: str, *, whole: bool = False) -> None:
+    def end(self, reason: str) -> None:
         """End all runs."""
         for member in self.members.values():
-            self._guarded(member, lambda one: self._rest(one, reason, whole=whole))
+            self._guarded(member, lambda one: self._rest(one, reason))
+
+    def _search(self) -> None:
+        try:
+            self._discover()
+        except Exception as error:  # noqa: BLE001  (the logs that are known must be read on)
+            self._unsearched(self._directory, error)
+
+    def _unsearched(self, directory: Path, error: Exception) -> None:
+        problem = told(error)
+        if self._closed.get(directory) != problem:
+            self._closed[directory] = problem
+            self._tell(f"{directory}: cannot be searched for logs: {problem}", True)
 
     def _discover(self) -> None:
-        there = dict.fromkeys(logs_below(self._directory, self._patterns))
+        there = dict.fromkeys(logs_below(self._directory, self._patterns, self._unsearched))
         for path in there:
             if path not in self.members:
                 self.members[path] = Member(path, str(path.relative_to(self._directory)) or path.name)
@@ -104,25 +129,30 @@ class Fleet:
             self._guarded(member, lambda one: self._rest(one, "the log is gone"))
 
     def _guarded(self, member: Member, do: Callable[[Member], bool]) -> bool:
-        """What one log does wrong is told once, and concerns no other."""
+        """What one log does wrong, also what nobody foresaw, is told once, and concerns no other."""
+        began = self._clock.monotonic()
         try:
             return do(member)
-        except (RLWatchError, OSError) as error:
-            problem = " ".join(str(error).split())
-            if problem != member.problem:
-                self._tell(f"{member.name}: {problem}", True)
-            member.problem = problem
+        except Exception as error:  # noqa: BLE001
+            self._complain(member, told(error))
             watch, member.watch = member.watch, None
-            member.retry_at, member.mark = self._clock.monotonic() + RETRY_S, None
+            now = self._clock.monotonic()
+            spent, member.spent = member.spent + now - began, 0.0
+            member.retry_at, member.mark = now + max(RETRY_S, RETRY_FACTOR * spent), None
             if watch is not None:
                 self._abandon(watch)
             return False
+        finally:
+            member.spent += self._clock.monotonic() - began
+
+    def _complain(self, member: Member, problem: str) -> None:
+        if problem != member.problem:
+            self._tell(f"{member.name}: {problem}", True)
+        member.problem = problem
 
     def _abandon(self, watch: LogWatch) -> None:
-        try:
+        with suppress(Exception):  # the run stays as its writer left it; the problem was told
             watch.abandon("its log could not be read any more")
-        except (RLWatchError, OSError):
-            return  # the run stays as its writer left it; the problem was told
 
     def _look_at(self, member: Member) -> bool:
         watch = member.watch or self._woken(member)
@@ -135,6 +165,8 @@ class Fleet:
         if began and watch.recording is not None:
             self.recorded[watch.run_id] = None
             self._tell(f"{member.name}: run {watch.run_id} ({watch.tail.format})", False)
+        if watch.recording is None and not watch.behind and self._clock.now() - _modified(member.path) > RETRY_S:
+            self._say_why_not(member, watch)
         if not watch.behind and self._clock.monotonic() - member.grew_at >= member.patience:
             self._rest(member, "nothing came for hours")
         return watch.behind
@@ -147,6 +179,9 @@ class Fleet:
         mark = _mark(member.path)
         if member.retry_at is None and mark == member.mark:
             return None
+        if not self._has_room():
+            self._crowded = True
+            return None
         first = member.mark is None and member.retry_at is None
         member.retry_at = None
         member.watch = self._begin(member.path, member.name)
@@ -154,23 +189,49 @@ class Fleet:
         member.grew_at, member.patience = (now - REST_S, 0.0) if old else (now, REST_S)
         return member.watch
 
-    def _rest(self, member: Member, reason: str, *, whole: bool = False) -> bool:
+    def _has_room(self) -> bool:
+        """Whether one more run may be begun: in one look a directory must not have all its runs open at once."""
+        self._begun += 1
+        if self._begun <= MOST_LIVE // 4:
+            return True
+        self._keep_bounds(MOST_LIVE * 3 // 4)
+        self._begun = 0
+        return len(self.runs) < MOST_LIVE  # else those that are behind are read first
+
+    def _rest(self, member: Member, reason: str) -> bool:
         watch, member.watch = member.watch, None
         if watch is not None:
             member.mark = _mark(member.path)
-            watch.end(reason, whole=whole)
+            watch.end(reason, whole=self._once)
             if watch.recording is not None:
                 self.recorded[watch.run_id] = None
+            elif self._once:
+                self._say_why_not(member, watch, also_empty=True)
+            if self._once and watch.recording is not None and (left_out := watch.left_out):
+                self._tell(f"{member.name}: left out: {left_out}", False)
         return False
 
-    def _keep_bounds(self) -> None:
+    def _say_why_not(self, member: Member, watch: LogWatch, *, also_empty: bool = False) -> None:
+        """Why nothing of the log was recorded."""
+        if also_empty or watch.tail.read[1]:
+            self._complain(member, watch.why_nothing)
+
+    def _keep_bounds(self, live: int) -> None:
         """Let go of the files of logs that have been silent longest, and of the runs of the very longest."""
         waiting = sorted((m for m in self.members.values() if m.watch), key=lambda m: m.grew_at, reverse=True)
         for member in waiting[MOST_OPEN:]:
             if member.watch is not None:
                 member.watch.tail.release()
-        for member in [m for m in waiting if m.watch and m.watch.recording and not m.watch.behind][MOST_LIVE:]:
+        for member in [m for m in waiting if m.watch and m.watch.recording and not m.watch.behind][live:]:
             self._guarded(member, lambda one: self._rest(one, "silent while many others wrote"))
+
+
+def told(error: Exception) -> str:
+    """An error in one line; one that nobody foresaw with its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, RLWatchError | OSError):
+        return text
+    return f"unexpected {type(error).__name__}{f': {text}' if text else ''}"
 
 
 def _mark(path: Path) -> object:

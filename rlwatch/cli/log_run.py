@@ -52,5 +52,5 @@ def log_id(path: Path, run: str = "") -> str:
     >>> log_id(Path("/runs/a/train.log")) == log_id(Path("/runs/b/train.log"))
     False
     """
-    trace = hashlib.sha256(f"{path.absolute()}\0{run}".encode()).hexdigest()[:8]
+    trace = hashlib.sha256(f"{path.absolute()}\0{run}".encode(errors="surrogateescape")).hexdigest()[:8]
     return plain_id(f"{run or path.stem}-{trace}")

@@ -62,6 +62,21 @@ class LogWatch:
         """Whether there is more to be read at once."""
         return self.tail.behind
 
+    @property
+    def left_out(self) -> str:
+        """What of the log could not be used, and how often; empty if all could."""
+        return "; ".join(f"{skipped.count:,} x {skipped.reason}" for skipped in self.tail.skipped)
+
+    @property
+    def why_nothing(self) -> str:
+        """Why no row of the log could be recorded so far."""
+        if self.tail.problem:
+            return self.tail.problem
+        left_out = self.left_out
+        return (
+            f"holds no metrics of any step, read as {self.tail.format}{f'; left out: {left_out}' if left_out else ''}"
+        )
+
     def look(self) -> int:
         """Take the next records; how many there were."""
         records = self.tail.poll(MOST)

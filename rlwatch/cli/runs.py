@@ -11,7 +11,7 @@ import typer
 from rlwatch.cli.console import Cell, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.cli.stores import opened
-from rlwatch.cli.wording import STATUS_STYLES, age, last_sign, number, one_line, status, step
+from rlwatch.cli.wording import STATUS_STYLES, age, number, one_line, status, step
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Store
 from rlwatch.records import JSON, RunInfo, RunState
@@ -19,7 +19,7 @@ from rlwatch.records import JSON, RunInfo, RunState
 EPILOG = examples(
     "rlwatch runs",
     "rlwatch runs --project math-rl --limit 10",
-    "rlwatch runs --format json | jq -r '.runs[] | select(.status == \"stale\") | .run_id'",
+    "rlwatch runs --format json | jq -r '.runs[] | select(.status == \"dead\") | .run_id'",
 )
 
 KEY_METRICS = {
@@ -61,7 +61,7 @@ def runs(
 def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
     """One run as a row: who it is, how it is, and its last canonical values."""
     last = {name: value for name, (_, value) in store.last_values(run.run_id).items()}
-    from rlwatch.control.liveness import sign_of
+    from rlwatch.control.liveness import last_sign, sign_of
 
     seen = last_sign(run)
     return {

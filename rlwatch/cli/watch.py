@@ -15,7 +15,7 @@ import typer
 from rlwatch.cli.ending import sigterm_as_ctrl_c
 from rlwatch.cli.log_run import Log
 from rlwatch.cli.options import ConfigOption, ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples
-from rlwatch.errors import ConfigError, RunNotFoundError
+from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
 
 EPILOG = examples(
     "rlwatch watch train.log",
@@ -83,7 +83,11 @@ def watch(
         elif address := wandb_run(source_):
             _watch_wandb(replace(log, path=Path(address)), into, config, once=once, poll_s=poll)
         elif "://" in source_ or path.is_dir():
+            if path.is_dir():
+                _some_run_in(path, once=once)
             _watch_store(source_, None, config, once=once, poll_s=poll)
+        elif path.exists():
+            _not_a_log(path)
         else:
             _watch_store(store, source_, config, once=once, poll_s=poll)
 
@@ -105,6 +109,26 @@ def _logs_in(directory: Path, patterns: list[str] | None) -> Sequence[str]:
     if any(directory.glob("*/run.db")) or _is_run(directory):
         return ()
     return PATTERNS if next(logs_below(directory), None) else ()
+
+
+def _some_run_in(directory: Path, *, once: bool) -> None:
+    """Say so if the directory holds neither a log nor a run of a store; raise it where nothing is waited for."""
+    from rlwatch.cli.console import errors
+    from rlwatch.cli.wording import clean
+    from rlwatch.importers.directories import PATTERNS
+
+    if any(directory.glob("*/run.db")):
+        return
+    problem = f"holds nothing to watch: no run of a store, and no log called {', '.join(PATTERNS)} or as --logs says"
+    if once:
+        raise ImportFormatError(str(directory), problem)
+    errors().print(clean(f"{directory} {problem}; waiting for runs"), style="yellow", soft_wrap=True)
+
+
+def _not_a_log(path: Path) -> None:
+    from rlwatch.importers.registry import readable
+
+    readable(path)
 
 
 def _is_run(directory: Path) -> bool:

@@ -21,7 +21,7 @@ from rlwatch.cli.progress import backlog
 from rlwatch.cli.recording import Recording
 from rlwatch.cli.stores import opened
 from rlwatch.cli.watch_position import Positions
-from rlwatch.cli.wording import one_line
+from rlwatch.cli.wording import clean, one_line
 from rlwatch.clock import Clock
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import ImportedRun, Tail, read_log
@@ -41,6 +41,8 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
             pass
         if watch.tail.problem and not watch.records:
             raise ImportFormatError(str(log.path), watch.tail.problem)
+        if watch.left_out:
+            say(f"left out: {watch.left_out}", style="dim")
         watch.end("the log was read to its end", whole=True)
         delivered = deliver_once(store, alerting)
         print_forecast(store.forecasts(watch.run_id))
@@ -100,7 +102,7 @@ def tell_problem(watch: LogWatch, told: str) -> str:
     """Say on stderr why nothing can be read at the moment, unless that is what was ``told`` last; what it is."""
     problem = watch.tail.problem
     if problem and problem != told:
-        errors().print(f"waiting: {one_line(problem, 300)}", style="yellow", soft_wrap=True)
+        errors().print(f"waiting: {clean(one_line(problem, 300))}", style="yellow", soft_wrap=True)
     return problem
 
 

@@ -17,11 +17,14 @@ from rlwatch.cli.log_run import Log
 from rlwatch.cli.log_watch import LogWatch
 from rlwatch.cli.stores import opened
 from rlwatch.cli.watch_log import ever_critical, watch_of
-from rlwatch.cli.wording import clean
+from rlwatch.cli.wording import clean, one_line
 from rlwatch.clock import Clock
 from rlwatch.errors import ImportFormatError
 from rlwatch.ports import Store
 from rlwatch.run.alerting import Alerting
+
+LONGEST_LINE = 600
+"""Characters of what is told of a log."""
 
 
 def look_once(log: Log, patterns: Sequence[str], store_url: str | None, config: Path | None) -> int:
@@ -31,12 +34,12 @@ def look_once(log: Log, patterns: Sequence[str], store_url: str | None, config: 
     """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
-        fleet = _fleet(log, patterns, store, alerting)
+        fleet = _fleet(log, patterns, store, alerting, once=True)
         while fleet.look():
             pass
-        fleet.end("the log was read to its end", whole=True)
+        fleet.end("the log was read to its end")
         if not fleet.recorded:
-            raise ImportFormatError(str(log.path), f"none of its {len(fleet.members)} logs could be read")
+            raise ImportFormatError(str(log.path), _nothing(fleet, patterns))
         delivered = deliver_once(store, alerting)
         code = int(any(ever_critical(store, run_id) for run_id in fleet.recorded))
     say(f"{len(fleet.recorded)} runs of {len(fleet.members)} logs{f'; alerts {delivered}' if delivered else ''}")
@@ -79,7 +82,7 @@ def status_line(fleet: Fleet) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     with errors().status("looking") as status:
-        yield lambda: status.update(clean(summary(fleet)))
+        yield lambda: status.update(clean(one_line(summary(fleet), 300)))
 
 
 def summary(fleet: Fleet) -> str:
@@ -94,16 +97,35 @@ def summary(fleet: Fleet) -> str:
     return f"{len(fleet.members)} logs: {told or 'none yet'}" + (f"; last heard: {newest.name}" if newest else "")
 
 
-def _fleet(log: Log, patterns: Sequence[str], store: Store, alerting: Alerting, clock: Clock | None = None) -> Fleet:
+def _fleet(
+    log: Log,
+    patterns: Sequence[str],
+    store: Store,
+    alerting: Alerting,
+    clock: Clock | None = None,
+    *,
+    once: bool = False,
+) -> Fleet:
     def begin(path: Path, name: str) -> LogWatch:
         return watch_of(
-            replace(log, path=path, name=log.name or name), store, alerting, clock=clock, prefix=f"{name}  "
+            replace(log, path=path, name=log.name or name),
+            store,
+            alerting,
+            clock=clock,
+            prefix=f"{one_line(name, 200)}  ",
         )
 
-    return Fleet(log.path, patterns, begin, _tell, clock=clock)
+    return Fleet(log.path, patterns, begin, _tell, clock=clock, once=once)
+
+
+def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:
+    if not fleet.members:
+        return f"no file in it or below is called {', '.join(patterns)}; say what its logs are called with --logs"
+    return f"none of its {len(fleet.members)} logs could be read; the reason of each is above"
 
 
 def _tell(line: str, problem: bool) -> None:
+    line = one_line(line, LONGEST_LINE)  # names of files may hold line ends
     if problem:
         errors().print(clean(line), style="yellow", soft_wrap=True)
     else:

@@ -35,7 +35,7 @@ class Positions:
             return None, 0
         data: object = None
         if self._directory is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
                 data = json.loads((self._directory / f"{run_id}.json").read_text("utf-8"))
         return Position.from_dict(data), last[-1].seq if last else 0
 

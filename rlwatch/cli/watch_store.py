@@ -7,13 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlwatch.cli.config_file import alerting_of
-from rlwatch.cli.console import say
+from rlwatch.cli.console import errors, say
 from rlwatch.cli.delivery import deliver_once, delivering
 from rlwatch.cli.looking_after import looking_after, watchman
 from rlwatch.cli.lookup import find_run
 from rlwatch.cli.news import tell_alert, tell_finding
 from rlwatch.cli.stores import opened
-from rlwatch.errors import StoreError
+from rlwatch.cli.wording import clean, one_line
+from rlwatch.errors import RunNotFoundError, StoreError
 from rlwatch.ports import Store
 from rlwatch.records import Alert, AlertState, Finding, RunInfo, Severity
 
@@ -63,6 +64,7 @@ def look_once(url: str | None, run: str | None, config: Path | None) -> int:
     """Tell everything, deliver what is due, and answer 1 if a critical alert is firing."""
     with opened(url) as store:
         run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
+        _require_a_run(store)
         watch = StoreWatch(store, run_id)
         watchman(store, alerting, run_id).look()
         _tell(watch)
@@ -86,6 +88,14 @@ def follow(url: str | None, run: str | None, config: Path | None, pause: Callabl
                     _tell(watch)
             except KeyboardInterrupt:
                 say("stopped", style="dim")
+
+
+def _require_a_run(store: Store) -> None:
+    """Say which runs cannot be read. Raises ``RunNotFoundError`` if none can: a check must not pass on nothing."""
+    for name, reason in store.unreadable().items():
+        errors().print(clean(one_line(f"{name}: cannot be read: {reason}", 300)), style="yellow", soft_wrap=True)
+    if not store.runs():
+        raise RunNotFoundError(f"{store.url} holds no run that can be read")
 
 
 def _tell(watch: StoreWatch) -> None:

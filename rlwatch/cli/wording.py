@@ -22,6 +22,7 @@ SEVERITY_STYLES: Mapping[Severity, str] = {
 STATUS_STYLES: Mapping[str, str] = {
     "running": "green",
     "stale": "yellow",
+    "dead": "bold red",
     "paused": "yellow",
     "finished": "dim",
     "crashed": "bold red",
@@ -33,6 +34,9 @@ STATUS_STYLES: Mapping[str, str] = {
     CommandStatus.DONE.value: "green",
     CommandStatus.REJECTED.value: "bold red",
     CommandStatus.EXPIRED.value: "red",
+    CommandStatus.FAILED.value: "bold red",
+    CommandStatus.CANCELLING.value: "yellow",
+    CommandStatus.CANCELLED.value: "dim",
     OutboxStatus.SENT.value: "green",
     OutboxStatus.DEAD.value: "bold red",
 }
@@ -94,18 +98,17 @@ def age(seconds: float | None) -> str:
     return f"{int(seconds / 86_400)} days"
 
 
-def last_sign(run: RunInfo) -> float | None:
-    """When the writer last gave a sign of life (Unix seconds); None if it never did."""
-    signs = [sign for sign in (run.heartbeat_at, run.last_ts, run.created_at) if sign]
-    return max(signs, default=None)
-
-
 def status(run: RunInfo, sign: Sign | None = None) -> str:
-    """``running``, ``paused``, ``stale``, ``finished`` or ``crashed``: the writer's word, doubted after a silence."""
+    """``running``, ``paused``, ``stale`` (no step), ``dead`` (no sign of its process), ``finished`` or ``crashed``.
+
+    The writer's word, doubted after a silence.
+    """
     if run.state is not RunState.RUNNING or sign is None:
         return run.state.value
     if sign.pause is not None:
         return "paused"
+    if sign.dead_since is not None:
+        return "dead"
     return "running" if sign.silent_s is None else "stale"
 
 

@@ -93,9 +93,10 @@ class Past:
 
     @classmethod
     def of(cls, action: Action, commands: Sequence[Command]) -> Past:
-        """Of the run's ``commands``: those that expired or were refused count for nothing but the cool-down."""
+        """Of the run's ``commands``: those that were never begun count for nothing but the cool-down."""
         ours = [command for command in commands if command.requested_by == action.by]
-        spent = [c for c in ours if c.status not in (CommandStatus.EXPIRED, CommandStatus.REJECTED)]
+        unspent = (CommandStatus.EXPIRED, CommandStatus.REJECTED, CommandStatus.CANCELLED)
+        spent = [c for c in ours if c.status not in unspent]
         steps = [step for command in ours if (step := asked_at(command)) is not None]
         return cls(len(spent), max(steps, default=None))
 

@@ -6,6 +6,8 @@ than half as long again as the longest pause among its newest steps: checkpoints
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ LONGEST_FACTOR = 1.5
 """Of the longest time between two of its newest rows."""
 FLOOR_S = 120.0
 """Quick steps, slow flushes and snapshots on network file systems (one a minute) are no silence."""
+BEATS_S = 15.0
+"""Three heartbeats: without them a process of this machine that is not there any more is dead."""
 UNKNOWN_S = 600.0
 """While the pace of the attempt is not known: models load slowly."""
 TAIL = 64
@@ -54,13 +58,15 @@ class Pace:
 class Sign:
     """How a run stands: its pace, the pause it is in, and for how long it has been silent (seconds; None: it is not).
 
-    ``reports``: its process gives signs of life, steps or not.
+    ``reports``: its process gives signs of life, steps or not. ``dead_since``: when it gave the last one (Unix
+    seconds), if it should and does not; None else.
     """
 
     pace: Pace
     pause: Pause | None = None
     silent_s: float | None = None
     reports: bool = False
+    dead_since: float | None = None
 
 
 def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
@@ -90,10 +96,41 @@ def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
     return quiet if quiet > pace.patience_s else None
 
 
+def last_sign(run: RunInfo) -> float | None:
+    """When the writer last gave a sign of life (Unix seconds); None if it never did."""
+    signs = [sign for sign in (run.heartbeat_at, run.last_ts, run.created_at) if sign and isfinite(sign)]
+    return max(signs, default=None)
+
+
 def reports(run: RunInfo, now: float) -> bool:
-    """Whether the run's process gave a sign of life within the last two minutes."""
-    signs = [sign for sign in (run.heartbeat_at, run.last_ts, run.created_at) if sign]
-    return run.state is RunState.RUNNING and now - max(signs, default=0.0) <= FLOOR_S
+    """Whether the run's process gives signs of life: one within two minutes, unless it is known to have gone since."""
+    silent = now - (last_sign(run) or 0.0)
+    if run.state is not RunState.RUNNING or silent > FLOOR_S:
+        return False
+    return silent <= BEATS_S or not _gone(run)
+
+
+def dead_since(run: RunInfo, now: float) -> float | None:
+    """When the process of a run that never ended gave its last sign of life, if it is dead; None else.
+
+    Of one that never gave a heartbeat nobody can tell.
+    """
+    if run.heartbeat_at is None or not isfinite(run.heartbeat_at):
+        return None
+    return None if run.state is not RunState.RUNNING or reports(run, now) else last_sign(run)
+
+
+def _gone(run: RunInfo) -> bool:
+    """Whether the run's process was one of this machine and is not there any more."""
+    if not run.pid or run.pid < 0 or run.host != socket.gethostname():
+        return False
+    try:
+        os.kill(run.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's
+        return False
+    return False
 
 
 def sign_of(store: Store, run: RunInfo, now: float) -> Sign:
@@ -107,4 +144,4 @@ def sign_of(store: Store, run: RunInfo, now: float) -> Sign:
     if silence is not None:
         with suppress(ControlUnavailableError):  # a store without commands has no pauses
             pause = pause_of(run, store.commands(run.run_id), now)
-    return Sign(pace, pause, None if pause else silence, alive)
+    return Sign(pace, pause, None if pause else silence, alive, None if pause else dead_since(run, now))

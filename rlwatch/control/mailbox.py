@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from threading import Lock
 
 from rlwatch.clock import Clock
 from rlwatch.errors import ControlUnavailableError, StoreBusyError
@@ -17,7 +20,8 @@ from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
 
 POLL_S = 1.0
-DIED = "the process that claimed it ended before carrying it out; send it again if it is still wanted"
+DIED = "the process that claimed it ended before it answered; look at the run before sending it again"
+LATE = "its time was over before it could be begun; nothing was done"
 ENDED = "the run ended before it could be carried out"
 SEVERAL_RANKS = (
     "this run has {world_size} ranks and a command must act on all of them at the same step; its training loop "
@@ -41,7 +45,10 @@ class PendingCommand:
 
     command: Command
     _answer: Callable[[Answer], None] = field(repr=False)
+    _late: Callable[[], bool] = field(default=lambda: False, repr=False)
     answered: bool = False
+    begun: bool = False
+    """Whether the loop went at it: what ends it from then on is a failure, and no refusal."""
 
     @property
     def kind(self) -> str:
@@ -58,6 +65,11 @@ class PendingCommand:
         """Whether the person overrules vetoes."""
         return self.command.force
 
+    @property
+    def expired(self) -> bool:
+        """Whether it is too late to begin it: then :meth:`expire` is the only answer."""
+        return self._late()
+
     def done(self, result: str = "", *, step: int | None = None) -> None:
         """It was carried out at ``step``; ``result`` says what changed."""
         self._settle(CommandStatus.DONE, step, result)
@@ -66,10 +78,26 @@ class PendingCommand:
         """It will not be carried out, because of ``reason``."""
         self._settle(CommandStatus.REJECTED, step, reason)
 
+    def fail(self, reason: str, *, step: int | None = None) -> None:
+        """It was begun, and ended because of ``reason``."""
+        self._settle(CommandStatus.FAILED, step, reason)
+
+    def expire(self, *, step: int | None = None) -> None:
+        """It was not begun in its time."""
+        self._settle(CommandStatus.EXPIRED, step, LATE)
+
     def _settle(self, status: CommandStatus, step: int | None, result: str) -> None:
         if not self.answered:
             self.answered = True
             self._answer(Answer(self.command, status, step, redacted(str(result))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A claimed command; ``until``: when it must have been begun, by the monotonic clock of this process."""
+
+    command: Command
+    until: float
 
 
 class Mailbox:
@@ -77,7 +105,8 @@ class Mailbox:
 
     Nothing is claimed before the training loop asked for commands once, so a loop that never does leaves
     commands queued, to expire visibly. With ``world_size > 1`` a command is rejected with the reason, unless
-    the loop says that it passes them on to all ranks.
+    the loop says that it passes them on to all ranks. What was claimed waits here until the loop takes it or its time
+    is over, or somebody cancels it: a lock, held only to look, decides which comes first.
     """
 
     def __init__(self, store: CommandStore, run_id: str, clock: Clock, *, world_size: int = 1) -> None:
@@ -85,7 +114,8 @@ class Mailbox:
         self._run_id = run_id
         self._clock = clock
         self._world_size = world_size
-        self._inbox: deque[Command] = deque()
+        self._inbox: list[_Held] = []
+        self._inbox_lock = Lock()
         self._answers: deque[Answer] = deque()
         self._unsettled: list[Answer] = []
         self._listening = False
@@ -97,14 +127,20 @@ class Mailbox:
     def take(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
         """Commands claimed since the last call; called on the training thread, never waits.
 
-        ``for_all_ranks``: the caller passes them on to the other ranks.
+        Each is begun now or answered. One that is too late is not given. ``for_all_ranks``: the caller passes them on
+        to the other ranks.
         """
         self._reaches_all = for_all_ranks or self._world_size == 1
         self._listening = True
-        taken = []
-        while self._inbox:
-            taken.append(PendingCommand(self._inbox.popleft(), self._answers.append))
-        return taken
+        if not self._inbox:
+            return []
+        with self._inbox_lock:
+            held, self._inbox = self._inbox, []
+        pending = [PendingCommand(each.command, self._answers.append, partial(self._is_late, each)) for each in held]
+        for waiter in pending:
+            if waiter.expired:
+                waiter.expire()
+        return [waiter for waiter in pending if not waiter.answered]
 
     def write(self, batch: object) -> None:
         """Records do not concern the mailbox."""
@@ -114,6 +150,7 @@ class Mailbox:
         if not self._available:
             return
         try:
+            self._let_go(self._is_late, lambda held: Answer(held.command, CommandStatus.EXPIRED, None, LATE))
             self._settle_answers()
             self._poll()
         except StoreBusyError:
@@ -123,8 +160,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Reject what was claimed and never taken, and settle what is left."""
-        while self._inbox:
-            self._answers.append(Answer(self._inbox.popleft(), CommandStatus.REJECTED, None, ENDED))
+        self._let_go(lambda _held: True, lambda held: Answer(held.command, CommandStatus.REJECTED, None, ENDED))
         self._poll_due = float("inf")
         self.tick()
 
@@ -135,6 +171,8 @@ class Mailbox:
         self._poll_due = now + POLL_S
         if not self._swept:
             self._sweep()
+        if self._inbox:
+            self._cancel()
         if self._listening:
             for command in self._store.claim(self._run_id, self._clock.now()):
                 self._receive(command)
@@ -144,12 +182,35 @@ class Mailbox:
             reason = SEVERAL_RANKS.format(world_size=self._world_size)
             self._answers.append(Answer(command, CommandStatus.REJECTED, None, reason))
         else:
-            self._inbox.append(replace(command))
+            left = command.expires_at - self._clock.now() if command.expires_at > 0 else inf
+            with self._inbox_lock:
+                self._inbox.append(_Held(replace(command), self._clock.monotonic() + left))
+
+    def _is_late(self, held: _Held) -> bool:
+        return self._clock.monotonic() >= held.until
+
+    def _cancel(self) -> None:
+        """Let go of what somebody wants back and the loop has not taken; what it has taken, it answers."""
+        wanted = {each.command_id: each for each in self._store.commands(self._run_id, CommandStatus.CANCELLING)}
+        self._let_go(
+            lambda held: held.command.command_id in wanted,
+            lambda held: Answer(held.command, CommandStatus.CANCELLED, None, wanted[held.command.command_id].result),
+        )
+        self._settle_answers()
+
+    def _let_go(self, which: Callable[[_Held], bool], answer: Callable[[_Held], Answer]) -> None:
+        if not self._inbox:
+            return
+        with self._inbox_lock:
+            gone = [held for held in self._inbox if which(held)]
+            self._inbox = [held for held in self._inbox if held not in gone]
+        self._answers.extend(answer(held) for held in gone)
 
     def _sweep(self) -> None:
-        """Commands an earlier process claimed and never answered are answered now."""
-        for command in self._store.commands(self._run_id, CommandStatus.CLAIMED):
-            self._answers.append(Answer(command, CommandStatus.REJECTED, None, DIED))
+        """Commands an earlier process claimed and never answered are answered now: nobody knows how far it came."""
+        for status in (CommandStatus.CLAIMED, CommandStatus.CANCELLING):
+            for command in self._store.commands(self._run_id, status):
+                self._answers.append(Answer(command, CommandStatus.FAILED, None, DIED))
         self._swept = True
 
     def _settle_answers(self) -> None:

@@ -31,7 +31,7 @@ def request(
 ) -> Command:
     """Queue a command for the live run and return it as stored.
 
-    A command that no trainer claims within ``expires_s`` seconds expires: a restarted trainer must not
+    A command that no trainer begins within ``expires_s`` seconds expires: a restarted trainer must not
     obey last night's click. The same ``idempotency_key`` twice gives the same command.
 
     Raises
@@ -55,6 +55,26 @@ def request(
         expires_at=now + expires_s,
     )
     return store.submit(command)
+
+
+def cancel(
+    store: CommandStore,
+    run_id: str,
+    command_id: str,
+    *,
+    why: str = "",
+    by: str | None = None,
+    clock: Clock | None = None,
+) -> Command:
+    """Take a command back, unless it was begun; returns it as it then stands.
+
+    ``cancelled``: nobody will carry it out. ``cancelling``: a trainer holds it, and lets it go at once unless it is
+    carrying it out; ask for it again. Anything else: it was answered before.
+
+    Raises ``StoreError`` if the run has no such command, ``ControlUnavailableError`` as :func:`request` does.
+    """
+    result = f"cancelled by {by or whoami()}{f': {why}' if why else ''}"
+    return store.cancel(run_id, command_id, (clock or SystemClock()).now(), result=result)
 
 
 def whoami() -> str:

@@ -10,7 +10,7 @@ from rlwatch.control.request import request
 from rlwatch.demo.facts import KL, Facts
 from rlwatch.errors import StoreBusyError
 from rlwatch.ports import CommandStore
-from rlwatch.records import Command, CommandStatus, Severity
+from rlwatch.records import Command, Severity
 
 NAME = "demo person"
 RESET = "reset-reference"
@@ -24,7 +24,6 @@ RISEN = 1.5
 FIRST = 5
 ENOUGH = 2
 """Kinds of collapse alarmed at the same time before the person does something rash."""
-OPEN = (CommandStatus.QUEUED, CommandStatus.CLAIMED)
 
 
 class Person:
@@ -36,7 +35,7 @@ class Person:
 
     def act(self, facts: Facts) -> Command | None:
         """Send a command if this is the moment; returns it."""
-        if any(command.status in OPEN for command in facts.commands):
+        if any(command.status.open for command in facts.commands):
             return None
         why = reason_to_reset(facts) if not facts.commands else reason_to_panic(facts)
         if why is None:

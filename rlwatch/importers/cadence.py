@@ -38,6 +38,8 @@ class StepClock(Generic[T]):
         self.counted = False
         """Whether any row had to be numbered because no bar told its step."""
         self._waiting: list[_Waiting[T]] = []
+        self._trainings = 0
+        """How many of them are training steps."""
         self._total: int | None = None
         self._guessed: int | None = None
         self._n = 0
@@ -49,8 +51,9 @@ class StepClock(Generic[T]):
         if not trains and not self._waiting:
             return [(row, self.last if self._total is None or self._batches else max(self.last, self._n))]
         self._waiting.append(_Waiting(row, trains, beside))
-        barless = not self._bars_seen and (self._trainings() > 1 or self.counted)
-        return self._count() if barless or self._trainings() > MOST_WAITING else []
+        self._trainings += trains
+        barless = not self._bars_seen and (self._trainings > 1 or self.counted)
+        return self._count() if barless or len(self._waiting) > MOST_WAITING else []
 
     def bar(self, n: int, total: int, *, directly: bool) -> list[tuple[T, int]]:
         """Take a bar; ``directly`` says that nothing but line ends lies between it and the last row."""
@@ -80,12 +83,9 @@ class StepClock(Generic[T]):
         """Whether a bar is the trainer's: the one that is redrawn after its rows, and counts at least as far."""
         if total == self._total:
             return True
-        if not self._waiting or n < max(1, self._trainings()):
+        if not self._waiting or n < max(1, self._trainings):
             return False
         return directly or total == self._waiting[0].beside[1] or (self._total is None and total == self._guessed)
-
-    def _trainings(self) -> int:
-        return sum(waiting.trains for waiting in self._waiting)
 
     def _beside(self) -> int:
         """Where the bar stood beside the only row that waits; 0 if there was none, or if it did not count this row.
@@ -107,10 +107,10 @@ class StepClock(Generic[T]):
 
     def _settle(self, n: int) -> list[tuple[T, int]]:
         """Spread the waiting rows over the steps up to ``n``, where the bar stands."""
-        return self._assign(self._spread(self._trainings(), self._beside() or n))
+        return self._assign(self._spread(self._trainings, self._beside() or n))
 
     def _count(self) -> list[tuple[T, int]]:
-        trainings = self._trainings()
+        trainings = self._trainings
         self.counted = self.counted or trainings > 0
         pace = self.pace or 1
         return self._assign([self.last + pace * i for i in range(1, trainings + 1)])
@@ -118,7 +118,7 @@ class StepClock(Generic[T]):
     def _assign(self, steps: list[int]) -> list[tuple[T, int]]:
         following = iter(steps)
         done = [(w.row, self._advance(next(following)) if w.trains else self.last) for w in self._waiting]
-        self._waiting = []
+        self._waiting, self._trainings = [], 0
         return done
 
     def _advance(self, step: int) -> int:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import LineImporter
+from rlwatch.importers.bounds import shown
 from rlwatch.importers.lines import Segment
 from rlwatch.importers.reading import LineParser, Row
 from rlwatch.importers.values import STEP_FIELDS, number, step_of
@@ -65,6 +66,9 @@ class TableParser(LineParser):
         lower = [name.lower() for name in self._columns]
         self._run = next((lower.index(name) for name in _RUN_COLUMNS if name in lower), -1)
         self._step = next((lower.index(name) for name in _STEP_COLUMNS if name in lower), -1)
+        twice = len(self._columns) - len(set(self._columns))
+        for _ in range(min(1, twice)):
+            self.skips.add(f"{twice} columns that are called as another is (the last one counts)", 1)
         self.recognised = self._step >= 0 and self._accepts(lower)
 
     @abstractmethod
@@ -88,7 +92,9 @@ class TableParser(LineParser):
     def _number(self, text: str, name: str, line: int) -> float | None:
         value = number(text) if text else None
         if value is None:
-            self.skips.add("an empty cell (read as not measured)" if not text else f"{name!r} is not a number", line)
+            self.skips.add(
+                "an empty cell (read as not measured)" if not text else f"{shown(name)} is not a number", line
+            )
         return value
 
 

@@ -18,6 +18,10 @@ _PAIR = re.compile(
 )
 
 
+MOST_BROKEN = 50
+"""Dicts without an end in one line, each of which may be looked through to the end of the line."""
+
+
 @dataclass(frozen=True, slots=True)
 class DictRow:
     """A printed dict: its items as text (strings without quotes), its place, and whether it was cut off."""
@@ -33,10 +37,12 @@ def dict_rows(text: str) -> list[DictRow]:
     rows: list[DictRow] = []
     lost = _LOST_BRACE.match(text)
     at = lost.end() if lost else _next_start(text, 0)
-    while at is not None:
+    broken = 0
+    while at is not None and broken < MOST_BROKEN:
         row = _read(text, at)
         if row.items:
             rows.append(row)
+        broken += row.cut
         at = _next_start(text, max(row.end, at))
     return rows
 

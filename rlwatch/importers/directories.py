@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -45,17 +45,27 @@ def run_in(directory: Path) -> Path:
     raise ImportFormatError(str(directory), f"is a directory, not a log; {hint}")
 
 
-def logs_below(directory: Path, patterns: Sequence[str] = PATTERNS) -> Iterator[Path]:
+Refused = Callable[[Path, OSError], None]
+
+
+def logs_below(
+    directory: Path, patterns: Sequence[str] = PATTERNS, refused: Refused = lambda _directory, _error: None
+) -> Iterator[Path]:
     """The logs in ``directory`` and below it, each once, directories in order of their names.
 
     A directory with event files is one log, and one with a ``.wandb`` file is nothing but that run. Hidden
-    directories, checkpoints, links and stores of rlwatch are left out, and so is what may not be read.
+    directories, checkpoints, links, what is neither file nor directory, and stores of rlwatch are left out. So are
+    directories that cannot be read, of which ``refused`` is told.
     """
-    yield from _below(directory, tuple(patterns), DEEPEST)
+    yield from _below(directory, tuple(patterns), DEEPEST, refused)
 
 
-def _below(directory: Path, patterns: tuple[str, ...], depth: int) -> Iterator[Path]:
-    names, directories = _listed(directory)
+def _below(directory: Path, patterns: tuple[str, ...], depth: int, refused: Refused) -> Iterator[Path]:
+    try:
+        names, directories = _listed(directory)
+    except OSError as error:
+        refused(directory, error)
+        return
     if any((directory / name / "run.db").is_file() for name in directories):
         return
     wandb = [name for name in names if fnmatch(name, _WANDB)]
@@ -67,22 +77,19 @@ def _below(directory: Path, patterns: tuple[str, ...], depth: int) -> Iterator[P
     yield from (directory / name for name in names if "tfevents" not in name and _wanted(name, patterns))
     for name in directories:
         if depth > 0 and not name.startswith((".", _CHECKPOINT)):
-            yield from _below(directory / name, patterns, depth - 1)
+            yield from _below(directory / name, patterns, depth - 1, refused)
 
 
 def _listed(directory: Path) -> tuple[list[str], list[str]]:
-    """Names of the files and of the directories in ``directory``, sorted; none if it cannot be read or is gone."""
+    """Names of the files and of the directories in ``directory``, sorted."""
     files: list[str] = []
     directories: list[str] = []
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    directories.append(entry.name)
-                elif entry.is_file(follow_symlinks=False):
-                    files.append(entry.name)
-    except OSError:
-        return [], []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.name)
+            elif entry.is_file(follow_symlinks=False):
+                files.append(entry.name)
     return sorted(files), sorted(directories)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import Importer, LineImporter, StreamImporter
+from rlwatch.importers.bounds import A_LOOK, open_regular
 from rlwatch.importers.lines import BLOCK
 from rlwatch.importers.position import MARK, Position, fits, is_at, kept_copy, mark_of
 from rlwatch.importers.reading import Reading, Row
@@ -24,6 +26,8 @@ class Follower(Protocol):
     reading: Reading
     problem: str
     """Why the file cannot be read at the moment; empty if it can."""
+    more: bool
+    """Whether the last poll ended before the file did: others must have their turn."""
 
     def poll(self) -> Iterable[Row]:
         """New rows; none if the file has not changed or is gone for a moment."""
@@ -64,8 +68,10 @@ class StreamFollower:
     ) -> None:
         self._path, self._importer, self._begun = path, importer, begun
         self.problem = ""
+        self.more = False
         self._text = isinstance(importer, LineImporter)
         self._file: IO[bytes] | None = None
+        self._left = A_LOOK
         self._at = path
         self._fresh()
         if position is not None:
@@ -73,9 +79,10 @@ class StreamFollower:
 
     def poll(self) -> Iterator[Row]:
         """Rows completed since the last poll."""
+        self.more, self._left = False, A_LOOK
         with contextlib.suppress(FileNotFoundError):  # between the two halves of a rotation
             yield from self._appended()
-            while (there := self._next()) is not None:
+            while not self.more and (there := self._next()) is not None:
                 yield from self._rest()
                 self._move(there)
                 yield from self._appended()
@@ -132,6 +139,7 @@ class StreamFollower:
         """What is there now. NUL bytes at the end of text are places that somebody has yet to write to."""
         while block := file.read(BLOCK):
             skipped = 0
+            self._left -= len(block)
             if self._text and block.endswith(_HOLE):
                 before = file.tell()
                 if _only_nul(file):
@@ -143,6 +151,9 @@ class StreamFollower:
             if not block:
                 return
             yield block
+            if self._left <= 0:
+                self.more = True
+                return
 
     def _opened(self) -> IO[bytes] | None:
         """The file, open, if it holds what was read of it; its copy if that does; None if it was written anew."""
@@ -150,13 +161,13 @@ class StreamFollower:
         if self._file is not None and fits(self._file, self._offset, mark):
             return self._file
         self.release()  # a network file system shows its newest state only when a file is opened
-        file = self._at.open("rb", buffering=0)
+        file = open_regular(self._at)
         if not fits(file, self._offset, mark):
             file.close()
             copy = kept_copy(self._path, self._offset, mark)
             if copy is None:
                 return None
-            self._at, file = copy, copy.open("rb", buffering=0)
+            self._at, file = copy, open_regular(copy)
         self._file = file
         return file
 
@@ -208,6 +219,7 @@ class WholeFollower:
         self._path, self._importer = path, importer
         self.reading = importer.reading(str(path))
         self.problem = ""
+        self.more = False
         self._known: list[Row] = []
         self._mark: tuple[int, int, int] | None = None
 
@@ -221,12 +233,13 @@ class WholeFollower:
         if mark == self._mark:
             return []
         reading = self._importer.reading(str(self._path))
+        self._mark = mark  # what cannot be read is not read again before it changes
         try:
             rows = list(reading.rows(self._path))
         except ImportFormatError as error:
             self.problem = str(error)
             return []
-        self._mark, self.problem, self.reading = mark, "", reading
+        self.problem, self.reading = "", reading
         same = 0
         while same < min(len(rows), len(self._known)) and _equal(rows[same], self._known[same]):
             same += 1
@@ -247,14 +260,30 @@ class WholeFollower:
 
 def _only_nul(file: IO[bytes]) -> bool:
     """Whether nothing but NUL bytes follows in ``file``; stays where it is read next if something else does."""
-    while True:
-        start = file.tell()
-        block = file.read(BLOCK)
-        if block.strip(b"\x00"):
+    left = A_LOOK
+    while left > 0:
+        start = _data_from(file)
+        block = b"" if start is None else file.read(BLOCK)
+        if start is not None and block.strip(b"\x00"):
             file.seek(start)
             return False
         if not block:
             return True
+        left -= len(block)
+    return False
+
+
+def _data_from(file: IO[bytes]) -> int | None:
+    """Where the next bytes are that somebody wrote, which is gone to; None if only a hole is left."""
+    start = file.tell()
+    try:
+        return os.lseek(file.fileno(), start, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+    except AttributeError:  # a system that tells nothing of holes
+        pass
+    return start
 
 
 def _equal(a: Row, b: Row) -> bool:

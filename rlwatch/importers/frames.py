@@ -11,9 +11,10 @@ import struct
 import zlib
 from typing import Protocol
 
+from rlwatch.importers.bounds import LONGEST_RECORD
+
 CHECKED = 1 << 16
 """Data of a TFRecord beyond this many bytes are pictures and the like, whose checksum nobody needs."""
-LONGEST = 1 << 30
 WANDB = b":W&B"
 _BLOCK = 32768
 _HEAD = struct.Struct("<IHB")
@@ -58,32 +59,44 @@ def masked_crc32c(data: bytes | bytearray) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+TOO_LONG = f"a record of more than {LONGEST_RECORD:,} bytes"
+
+
 class TfRecords:
-    """TFRecords. After a damaged one nothing more can be found, since nothing says where the next begins."""
+    """TFRecords. After a damaged one nothing more can be found, since nothing says where the next begins.
+
+    One that is too long is passed over without being held.
+    """
 
     def __init__(self) -> None:
         self.damage = ""
         self._lost = False
         self._buffer = bytearray()
+        self._pass = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """The records that ``data`` completes."""
         if self._lost:
             return []
-        self._buffer += data
+        passed = min(self._pass, len(data))
+        self._pass -= passed
+        self._buffer += memoryview(data)[passed:]
         found: list[bytes] = []
         at = 0
-        while not self.damage and len(self._buffer) - at >= 12:
+        while not self._lost and len(self._buffer) - at >= 12:
             length, check = struct.unpack_from("<QI", self._buffer, at)
             end = at + 12 + length + 4
-            if length > LONGEST or masked_crc32c(self._buffer[at : at + 8]) != check:
-                self.damage = "a record whose length is damaged; nothing after it can be read"
+            if masked_crc32c(self._buffer[at : at + 8]) != check:
+                self._lose("a record whose length is damaged; nothing after it can be read")
+            elif length > LONGEST_RECORD:
+                self.damage = TOO_LONG
+                self._pass = max(0, end - len(self._buffer))
+                at = min(end, len(self._buffer))
             elif end > len(self._buffer):
                 break
             else:
                 self._take(bytes(self._buffer[at + 12 : end - 4]), bytes(self._buffer[end - 4 : end]), found)
                 at = end
-        self._lost = bool(self.damage)
         del self._buffer[: len(self._buffer) if self._lost else at]
         return found
 
@@ -91,7 +104,10 @@ class TfRecords:
         if len(body) > CHECKED or masked_crc32c(body) == int.from_bytes(check, "little"):
             found.append(body)
         else:
-            self.damage = "a record whose checksum is wrong; nothing after it was read"
+            self._lose("a record whose checksum is wrong; nothing after it was read")
+
+    def _lose(self, why: str) -> None:
+        self.damage, self._lost = why, True
 
 
 class LevelDbLog:
@@ -101,7 +117,7 @@ class LevelDbLog:
         self.damage = ""
         self._buffer = bytearray()
         self._before = 0
-        self._parts: bytes | None = None
+        self._parts: bytearray | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
         """The records that ``data`` completes."""
@@ -141,10 +157,12 @@ class LevelDbLog:
             self.damage, self._parts = "a damaged block; what it held is lost", None
             return at + self._left(at)
         if kind in (_FULL, _FIRST):
-            self._parts = b""
+            self._parts = bytearray()
         if self._parts is not None:
             self._parts += body
-            if kind in (_FULL, _LAST):
-                found.append(self._parts)
+            if len(self._parts) > LONGEST_RECORD:
+                self.damage, self._parts = TOO_LONG, None
+            elif kind in (_FULL, _LAST):
+                found.append(bytes(self._parts))
                 self._parts = None
         return end

@@ -7,13 +7,13 @@ as such; a null there is TRL's mean of nothing but NaN, so it reads as NaN too. 
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import LineImporter
+from rlwatch.importers.bounds import parsed
 from rlwatch.importers.lines import Segment
 from rlwatch.importers.reading import LineParser, Row
 from rlwatch.importers.values import STEP_FIELDS, metrics_of, step_of
@@ -31,9 +31,9 @@ class JsonLinesParser(LineParser):
             self.skips.add("a line that is not a JSON object", segment.line)
             return
         try:
-            entry = json.loads(segment.text)
-        except ValueError:
-            self.skips.add("a half-written JSON line", segment.line)
+            entry = parsed(segment.text)
+        except ValueError as error:
+            self.skips.add(str(error), segment.line)
             return
         yield from self._row(entry, segment.line)
 

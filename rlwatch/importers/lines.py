@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from rlwatch.errors import ImportFormatError
+from rlwatch.importers.bounds import LONGEST_LINE, MOST_UNPACKED, UNPACKED_FREELY, open_regular, parsed
 
 BLOCK = 1 << 20
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
-_RAY = re.compile(r"^\s*\((?:[^()]*\s)?pid=\d+(?:,[^()]*)?\)\s?")
+_RAY = re.compile(r"^\s*\((?:[^()]{0,200}\s)?pid=\d+(?:,[^()]{0,200})?\)\s?")
 _WRAPPED = re.compile(r'^[\[,]?\s*\{"(?:stream_name|log)":')
 
 
@@ -49,40 +49,66 @@ def without_prefix(text: str) -> str:
 
 
 class _Splitter:
-    """Text in, (line, text) between line ends out; keeps the unfinished end."""
+    """Text in, (line, text) between line ends out; keeps the unfinished end, in the pieces it came in.
 
-    def __init__(self) -> None:
-        self._rest = ""
+    Of a line that is too long nothing is kept; ``too_long`` is told its number.
+    """
+
+    def __init__(self, too_long: Callable[[int], None]) -> None:
+        self._too_long = too_long
+        self._kept: list[str] = []
+        self._length = 0
 
     def feed(self, text: str, line: int) -> tuple[list[tuple[int, str]], int]:
-        """What ``text``, beginning at ``line``, completes; and the number of line feeds in it."""
-        *whole, last = (self._rest + text).split("\n")
-        *pieces, self._rest = last.split("\r")
+        """What ``text``, beginning at ``line``, completes, but for empty lines; and the number of line feeds in it."""
+        *whole, last = text.split("\n")
+        *pieces, rest = last.split("\r")
         found: list[tuple[int, str]] = []
         for number, physical in enumerate(whole, line):
-            if "\r" in physical:
-                found += [(number, piece) for piece in physical.split("\r")]
-            else:
-                found.append((number, physical))
-        found += [(line + len(whole), piece) for piece in pieces]
+            if physical or self._length:
+                for piece in physical.split("\r"):
+                    found += self._ended(piece, number)
+        for piece in pieces:
+            found += self._ended(piece, line + len(whole))
+        self._keep(rest)
         return found, len(whole)
 
     def finish(self, line: int) -> list[tuple[int, str]]:
-        rest, self._rest = self._rest, ""
-        return [(line, rest)]
+        return self._ended("", line)
+
+    def _keep(self, text: str) -> None:
+        self._length += len(text)
+        if self._length > LONGEST_LINE:
+            self._kept.clear()
+        elif text:
+            self._kept.append(text)
+
+    def _ended(self, piece: str, line: int) -> list[tuple[int, str]]:
+        """What was kept and ``piece``: a whole line, unless it is empty or too long."""
+        if self._length:
+            self._keep(piece)
+            length, piece = self._length, "".join(self._kept)
+            self._kept, self._length = [], 0
+        else:
+            length = len(piece)
+        if length > LONGEST_LINE:
+            self._too_long(line)
+            return []
+        return [(line, piece)] if piece else []
 
 
 class Segments:
     """Cuts a stream of bytes into segments; the result does not depend on how the stream was chunked.
 
     UTF-8 and UTF-16 with a byte order mark; bytes that are neither become U+FFFD. Lines of Kaggle
-    (``{"stream_name":...,"data":...}``) and Docker (``{"log":...,"stream":...}``) logs are unwrapped.
+    (``{"stream_name":...,"data":...}``) and Docker (``{"log":...,"stream":...}``) logs are unwrapped. A line of more
+    than 8 Mi characters is left out; ``too_long`` is told its number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, too_long: Callable[[int], None] = lambda _line: None) -> None:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._head = b""
-        self._outer, self._inner = _Splitter(), _Splitter()
+        self._outer, self._inner = _Splitter(too_long), _Splitter(too_long)
         self._line = 1
 
     def feed(self, data: bytes) -> list[Segment]:
@@ -131,7 +157,7 @@ def _unwrap(text: str) -> str | None:
     if not _WRAPPED.match(text):
         return None
     try:
-        entry = json.loads(text.strip().strip("[],"))
+        entry = parsed(text.strip().strip("[],"))
     except ValueError:
         return None
     if not isinstance(entry, dict):
@@ -142,23 +168,26 @@ def _unwrap(text: str) -> str | None:
 
 def is_packed(path: Path) -> bool:
     """Whether the file is gzipped, by its first bytes."""
-    with path.open("rb") as stream:
-        return stream.read(2) == _GZIP
-
-
-def open_log(path: Path) -> IO[bytes]:
-    """Open for reading bytes; gzip is recognised by its first bytes, whatever the name says."""
-    raw = path.open("rb")
-    magic = raw.read(2)
-    raw.seek(0)
-    return cast("IO[bytes]", gzip.GzipFile(fileobj=raw, mode="rb")) if magic == _GZIP else raw
+    with open_regular(path) as stream:
+        return stream.read(2) == GZIP
 
 
 def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
-    """The bytes of a log, unpacked, ``size`` at a time. Raises ``ImportFormatError`` if it cannot be read."""
+    """The bytes of a log, unpacked, ``size`` at a time. Raises ``ImportFormatError`` if it cannot be read.
+
+    Gzip is recognised by its first bytes, whatever the name says.
+    """
     try:
-        with open_log(path) as stream:
+        with open_regular(path) as raw:
+            packed = raw.read(2) == GZIP
+            raw.seek(0)
+            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=raw, mode="rb")) if packed else raw
+            given = 0
             while block := stream.read(size):
+                given += len(block)
+                if packed and given > max(UNPACKED_FREELY, MOST_UNPACKED * raw.tell()):
+                    problem = f"unpacks to more than {MOST_UNPACKED} times its size, as no log does; if it is one, "
+                    raise ImportFormatError(str(path), problem + "unpack it and give that")
                 yield block
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"the gzip file is damaged or still being written ({error}); unpack what is there with `zcat` first"

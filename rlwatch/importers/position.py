@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from rlwatch.importers.bounds import open_regular
 from rlwatch.records import JSON
 
 MARK = 256
@@ -60,7 +61,7 @@ def fits(file: IO[bytes], offset: int, mark: str) -> bool:
 def is_at(path: Path, offset: int, mark: str) -> bool:
     """The same of the file at ``path``; False if it cannot be read."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             return fits(file, offset, mark)
     except OSError:
         return False

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_BAR = re.compile(r"(?<!\d)\d{1,3}%\|[^|]*\| *(?P<n>\d+)/(?P<total>\d+) \[[^\]{]*\]?")
+_BAR = re.compile(r"(?<!\d)\d{1,3}%\|[^|]*\| *(?P<n>\d{1,15})/(?P<total>\d{1,15}) \[[^\]{]*\]?")
 
 
 @dataclass(frozen=True, slots=True)

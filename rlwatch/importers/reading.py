@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlwatch.importers.bounds import LONGEST_LINE
 from rlwatch.importers.lines import Segment, Segments, blocks
 from rlwatch.records import JSON
+
+LONGEST_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Skips:
 
     def add(self, reason: str, line: int) -> None:
         """Count one thing at ``line``; beyond 40 different reasons they are counted together."""
+        reason = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"
         if reason not in self._counts and len(self._counts) >= self.KINDS:
             reason = "other things that could not be used"
         self._counts[reason] = self._counts.get(reason, 0) + 1
@@ -138,7 +142,7 @@ class LineIntake:
 
     def __init__(self, parser: LineParser) -> None:
         self._parser = parser
-        self._segments = Segments()
+        self._segments = Segments(self._too_long)
 
     def feed(self, data: bytes) -> Iterator[Row]:
         """Rows of the lines that ``data`` completes."""
@@ -154,3 +158,6 @@ class LineIntake:
     def cut(self) -> Iterator[Row]:
         """What the parser held back."""
         yield from self._parser.finish()
+
+    def _too_long(self, line: int) -> None:
+        self._parser.skips.add(f"a line of more than {LONGEST_LINE:,} characters", line)

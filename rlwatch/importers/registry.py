@@ -9,6 +9,7 @@ from pathlib import Path
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
 from rlwatch.importers.base import ImportedRun, Importer, Verdict
+from rlwatch.importers.bounds import MOST_RUNS, shown
 from rlwatch.importers.csv_table import LongTable, WideTable
 from rlwatch.importers.directories import run_in
 from rlwatch.importers.jsonl import FlatJsonLines, VerlJsonLines
@@ -168,9 +169,15 @@ def read_log(
     for row in reading.rows(log):
         name = row.run or unnamed
         if name not in found:
-            found[name] = RunAssembly()
+            if run not in (None, name) and len(found) > _LISTED:
+                continue  # asked for another: of these the first few names are enough
+            if run is None and len(found) >= MOST_RUNS:
+                names = ", ".join(shown(other) for other in list(found)[:3])
+                problem = f"holds more than {MOST_RUNS:,} runs ({names}, ...), which are not read together; name one "
+                raise ImportFormatError(str(log), problem + "(--run), or split the file", row.line or None)
+            found[name] = RunAssembly(str(log))
         if run in (None, name):
-            found[name].add(row)
+            found[name].add(row, reading.skips)
     _check_found(found, importer, reading, run)
     wanted = {name: assembly for name, assembly in found.items() if run in (None, name)}
     _check_known(wanted, importer, reading)
@@ -196,14 +203,14 @@ def _check_found(found: Mapping[str, RunAssembly], importer: Importer, reading: 
         problem = f"holds no metrics of any step, read as {importer.name} ({importer.expects})"
         raise ImportFormatError(reading.path, problem + (f"; left out: {seen}" if seen else ""))
     if run is not None and run not in found:
-        names = ", ".join(repr(name) for name in list(found)[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
+        names = ", ".join(shown(name) for name in list(found)[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
         raise ImportFormatError(reading.path, f"has no run {run!r}; it has: {names}")
 
 
 def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: Reading) -> None:
     names = list(dict.fromkeys(name for assembly in runs.values() for name in assembly.names))
     if not known(names, source_of(names, importer.source)):
-        few = ", ".join(repr(name) for name in names[:5]) or "none"
+        few = ", ".join(shown(name) for name in names[:5]) or "none"
         problem = (
             f"none of its {len(names)} metrics is known to rlwatch (found {few}); rename them to what they are, for "
             "example policy/entropy, policy/kl_ref, reward/mean, optim/grad_norm, or loss, kl, reward as TRL does"

@@ -6,15 +6,16 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Protocol
+from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
 from rlwatch.importers.base import Importer, StreamImporter
+from rlwatch.importers.bounds import A_LOOK, open_regular, shown
 from rlwatch.importers.follow import DirectoryFollower, Follower, StreamFollower, WholeFollower
-from rlwatch.importers.lines import is_packed, open_log
+from rlwatch.importers.lines import GZIP, is_packed
 from rlwatch.importers.position import Position
-from rlwatch.importers.reading import Row, Skipped
+from rlwatch.importers.reading import Row, Skipped, Skips
 from rlwatch.importers.registry import (
     TENSORBOARD,
     WINDOW,
@@ -24,8 +25,10 @@ from rlwatch.importers.registry import (
     recognise,
     refuse_binary,
     run_name,
+    sniff,
 )
 from rlwatch.importers.source import source_of
+from rlwatch.importers.unsupported import named_text
 from rlwatch.records import StepRecord
 
 
@@ -49,6 +52,11 @@ class Tail(Protocol):
     @property
     def problem(self) -> str:
         """Why nothing can be read at the moment; else empty."""
+        ...
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What could not be used, and how often."""
         ...
 
     @property
@@ -120,8 +128,11 @@ class LogTail:
         self._wanted = run
         self._run = run
         self._scanned = 0
+        self._unscanned = False
+        self._interrupted = False  # behind, but not for rows left over
+        self._packed: object = None
         self._problem = "the file is empty"
-        self._assembly = RunAssembly(position.base if position else 0)
+        self._assembly = RunAssembly(str(self.path), position.base if position else 0)
         self._base = self._assembly.seq
         self._position, self._last_seq = position, last_seq
         self._follower: Follower | None = None
@@ -147,6 +158,10 @@ class LogTail:
     def skipped(self) -> tuple[Skipped, ...]:
         """What could not be used since the log was last begun."""
         return self._follower.reading.skips.listed() if self._follower else ()
+
+    @property
+    def _skips(self) -> Skips:
+        return self._follower.reading.skips if self._follower else Skips()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -186,15 +201,23 @@ class LogTail:
         At most ``most`` of them, and none of two files; then ``behind`` says that there may be more already.
         """
         self._recognise(final=False)
-        return self._taken(self._follower.poll() if self._follower else (), most)
+        if self._interrupted:
+            self.behind = self._interrupted = False
+        records = self._taken(self._follower.poll() if self._follower else (), most)
+        if not self.behind and (self._unscanned if self._follower is None else self._follower.more):
+            self._rows, self.behind, self._interrupted = iter(()), True, True
+        return records
 
     def close(self) -> list[StepRecord]:
         """The records still held back for output that will not come. Lets go of the file."""
         records = self._drained(())
         self._recognise(final=True)
-        if self._follower is not None:
-            records += self._drained(self._follower.poll()) + self._drained(self._follower.close())
-        return records
+        if self._follower is None:
+            return records
+        records += self._drained(self._follower.poll())
+        while self._follower.more:
+            records += self._drained(self._follower.poll())
+        return records + self._drained(self._follower.close())
 
     def release(self) -> None:
         """Let go of the file for now: the next poll goes on where this one was."""
@@ -222,28 +245,56 @@ class LogTail:
     def _recognise(self, *, final: bool) -> None:
         """Ask the importers of each piece of the log once: a long preamble is not read again at every poll.
 
-        Of a line still being written they are asked only when it is ``final``.
+        Of a line still being written they are asked only when it is ``final``. Unless it is, no more is read than
+        other logs can wait for.
         """
         if self._follower is not None:
             return
-        with contextlib.suppress(FileNotFoundError, EOFError), open_log(self.path) as stream:
-            stream.seek(self._scanned)
-            while window := stream.read(WINDOW):
-                if self._scanned == 0:
-                    binary = binary_format(window, self.path)
-                    if binary is not None:
-                        self._follow(binary)
-                        return
-                    refuse_binary(window, self.path)
-                whole = len(window) == WINDOW
-                seen = window if whole or final else window[: _last_line_end(window)]
-                importer, self._problem = recognise(seen, self.path, beginning=self._scanned == 0)
-                if importer is not None:
-                    self._follow(importer)
-                if importer is not None or not whole:
+        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
+            if stream.read(2) == GZIP:
+                self._unpack(os.fstat(stream.fileno()))
+            else:
+                self._look_through(stream, final=final)
+
+    def _look_through(self, stream: IO[bytes], *, final: bool) -> None:
+        """Ask of what was not looked at yet."""
+        if stream.seek(0, os.SEEK_END) < self._scanned:  # it was begun anew
+            self._scanned = 0
+        until = self._scanned + A_LOOK
+        self._unscanned = False
+        stream.seek(self._scanned)
+        while window := stream.read(WINDOW):
+            self._unscanned = self._scanned > until and not final
+            if self._unscanned:
+                return
+            if self._scanned == 0:
+                binary = binary_format(window, self.path)
+                if binary is not None:
+                    self._follow(binary)
                     return
-                self._scanned += WINDOW // 2
-                stream.seek(self._scanned)
+                refuse_binary(window, self.path)
+            whole = len(window) == WINDOW
+            seen = window if whole or final else window[: _last_line_end(window)]
+            importer, tried = recognise(seen, self.path, beginning=self._scanned == 0)
+            if importer is not None:
+                self._follow(importer)
+            elif self._scanned == 0:
+                self._problem = named_text(seen) or f"no known format ({tried})"
+            if importer is not None or not whole:
+                return
+            self._scanned += WINDOW // 2
+            stream.seek(self._scanned)
+
+    def _unpack(self, stat: os.stat_result) -> None:
+        """Recognise a packed log: from its beginning, whenever it has changed."""
+        mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if mark == self._packed:
+            return
+        self._packed = mark
+        try:
+            self._follow(sniff(self.path))
+        except ImportFormatError as error:
+            self._problem = error.problem
 
     def _drained(self, rows: Iterable[Row]) -> list[StepRecord]:
         """Records of what was left over and of all ``rows``."""
@@ -265,7 +316,7 @@ class LogTail:
                 break
             if self._mine(row):
                 self._begins = False
-                records.append(self._assembly.record(row))
+                records.append(self._assembly.record(row, self._skips))
                 if most is not None and len(records) >= most:
                     self._rows, self.behind = left, True
                     break
@@ -276,7 +327,7 @@ class LogTail:
             return True
         if self._wanted is None:
             if self._run is not None and row.run != self._run:
-                problem = f"holds several runs ({self._run!r}, {row.run!r}...); say which one to follow"
+                problem = f"holds several runs ({shown(self._run)}, {shown(row.run)}...); say which one to follow"
                 raise ImportFormatError(str(self.path), problem, row.line or None)
             self._run = self.name = row.run
         return row.run == self._wanted or self._wanted is None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.importers.base import StreamImporter, Verdict
+from rlwatch.importers.bounds import LARGEST_STEP, MOST_NAMES, shown
 from rlwatch.importers.frames import TfRecords
 from rlwatch.importers.protowire import fields, floating, message, signed, text
 from rlwatch.importers.reading import Reading, Row, StreamReading
@@ -46,6 +47,8 @@ class EventIntake:
         self._count = 0
         self._plugins: dict[str, str] = {}
         self._open: Row | None = None
+        self._metrics: dict[str, float] = {}
+        """Those of the open row."""
         self._alarmed = -1
 
     def feed(self, data: bytes) -> Iterator[Row]:
@@ -74,14 +77,14 @@ class EventIntake:
         return self.finish()
 
     def _scalar(self, step: int, ts: float, name: str, value: float) -> Iterator[Row]:
-        if step < 0:
-            self._reading.skips.add("a step below 0", self._count)
+        if step < 0 or step >= LARGEST_STEP:
+            self._reading.skips.add("a step below 0" if step < 0 else "a step of 2**53 or more", self._count)
             return
-        row = self._open
-        if row is None or row.step != step or name in row.metrics:
+        if self._open is None or self._open.step != step or name in self._metrics:
             yield from self.finish()
-            row = Row(step, {}, self._count, ts=ts)
-        self._open = Row(step, {**row.metrics, name: value}, row.line, ts=row.ts)
+            self._metrics = {}
+            self._open = Row(step, self._metrics, self._count, ts=ts)
+        self._metrics[name] = value
         if not math.isfinite(value) and step != self._alarmed:
             self._alarmed = step
             yield from self.finish()
@@ -112,9 +115,9 @@ class EventIntake:
                 number = _tensor(message(value))
             elif at == 9:
                 kind = _plugin(message(value))
-        kind = self._plugins.setdefault(tag, kind)
+        kind = self._plugins.setdefault(tag, kind) if len(self._plugins) < MOST_NAMES else self._plugins.get(tag, kind)
         if number is None or kind not in ("", SCALARS):
-            self._reading.skips.add(f"{tag!r} is not a scalar", self._count)
+            self._reading.skips.add(f"{shown(tag)} is not a scalar", self._count)
             return None
         return tag, number
 
@@ -135,11 +138,14 @@ def _tensor(tensor: bytes) -> float | None:
         elif at == 4 and (packed := _TENSORS.get(kind)):
             content = message(value)
             size = struct.calcsize(packed)
-            found += [float(one) for (one,) in struct.iter_unpack(packed, content[: len(content) // size * size])]
+            enough = content[: min(len(content) // size, 2) * size]
+            found += [float(one) for (one,) in struct.iter_unpack(packed, enough)]
         elif at in (5, 6):  # float_val, double_val: packed or not
             content, size = message(value), 4 if at == 5 else 8
-            found += [floating(content[start : start + size]) for start in range(0, len(content), size)]
-    return found[0] if len(found) == 1 else None
+            found += [floating(content[start : start + size]) for start in range(0, len(content), size)[:2]]
+        if len(found) > 1:
+            return None
+    return found[0] if found else None
 
 
 class EventReading(StreamReading):

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import Verdict
+from rlwatch.importers.bounds import LARGEST_DOCUMENT
 from rlwatch.importers.jsonl import SUMMARY
 from rlwatch.importers.lines import blocks
 from rlwatch.importers.reading import Reading, Row
@@ -86,7 +87,12 @@ class TrainerState:
 
 
 def _load(path: Path) -> dict[str, JSON]:
-    text = b"".join(blocks(path)).decode("utf-8-sig", "replace")
+    found = bytearray()
+    for block in blocks(path):
+        found += block
+        if len(found) > LARGEST_DOCUMENT:
+            raise ImportFormatError(str(path), f"is larger than the {LARGEST_DOCUMENT:,} bytes that are read of such")
+    text = found.decode("utf-8-sig", "replace")
     try:
         state = json.loads(text)
     except json.JSONDecodeError as error:
@@ -96,6 +102,8 @@ def _load(path: Path) -> dict[str, JSON]:
             "else use the trainer_state.json of the checkpoint before"
         )
         raise ImportFormatError(str(path), problem, error.lineno) from None
+    except ValueError:
+        raise ImportFormatError(str(path), "cannot be read: it holds an integer of thousands of digits") from None
     except RecursionError:
         raise ImportFormatError(str(path), "is nested too deeply to be a trainer_state.json") from None
     if not isinstance(state, dict):

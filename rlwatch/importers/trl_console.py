@@ -25,7 +25,7 @@ from rlwatch.metrics import known
 _STEP_FIELDS = ("global_step/max_steps", "global_step", "step")
 _MARKS = frozenset({"loss", "grad_norm", "learning_rate", "lr", "epoch", "eval_loss", SUMMARY, *_STEP_FIELDS})
 _SETTINGS = frozenset({"optim/lr", "policy/kl_coef", "policy/vocab_size"})
-_PACE = re.compile(r"logging_steps['\"]?\s*[:=]\s*(\d+)(?![\d.])")
+_PACE = re.compile(r"logging_steps['\"]?\s*[:=]\s*(\d{1,15})(?![\d.])")
 _OPENRLHF = re.compile(r"Global step \d+:")
 _EVAL = "eval_"
 

@@ -22,12 +22,12 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
 )
 _NOTEBOOK = re.compile(rb'\s*\{\s*"(?:cells|metadata|nbformat)"')
 _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (re.compile(rb"<table[^>]*class=\\?[\"']dataframe|<th>Step</th>"), "a table of a notebook (HTML)"),
+    (re.compile(rb"<table[^>]{0,200}class=\\?[\"']dataframe|<th>Step</th>"), "a table of a notebook (HTML)"),
     (re.compile(rb"^\s*<(?:!doctype|html)", re.IGNORECASE), "a web page (HTML)"),
-    (re.compile(rb"iteration +\d+/ *\d+ \|"), "Megatron's console output"),
+    (re.compile(rb"iteration {1,20}\d{1,15}/ {0,20}\d{1,15} \|"), "Megatron's console output"),
     (re.compile(rb"^\|? ?Step \|", re.MULTILINE), "a Markdown table"),
-    (re.compile(rb"=== \[.*\] - METRICS STEP \d+ ==="), "torchforge's console output"),
-    (re.compile(rb"Step \d+ +\|.*\| +Loss"), "prime-rl's console output"),
+    (re.compile(rb"=== \[.{0,200}\] - METRICS STEP \d+ ==="), "torchforge's console output"),
+    (re.compile(rb"Step \d{1,15} {1,20}\|.{0,200}\| {1,20}Loss"), "prime-rl's console output"),
 )
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from rlwatch.importers.bounds import LARGEST_STEP, shown
 from rlwatch.importers.reading import Skips
 
 STEP_FIELDS = (
@@ -64,7 +65,7 @@ def metrics_of(items: Mapping[str, object], skips: Skips, line: int) -> dict[str
     for name, raw in items.items():
         value = value_of(raw)
         if value is None:
-            skips.add(f"{name!r} is not a number", line)
+            skips.add(f"{shown(name)} is not a number", line)
         else:
             metrics[name] = value
     return metrics
@@ -78,7 +79,9 @@ def step_of(value: object) -> int:
     text = value.split("/", 1)[0] if isinstance(value, str) else value
     read = value_of(text) if text is not None else None
     if read is None or not math.isfinite(read) or read != int(read):
-        raise ValueError(f"the step must be an integer, got {value!r}")
+        raise ValueError(f"the step must be an integer, got {shown(value)}")
     if read < 0:
-        raise ValueError(f"the step must be >= 0, got {value!r}")
+        raise ValueError(f"the step must be >= 0, got {shown(value)}")
+    if read >= LARGEST_STEP:
+        raise ValueError(f"the step must be below 2**53, got {shown(value)}")
     return int(read)

@@ -13,19 +13,25 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rlwatch.importers.base import LineImporter
+from rlwatch.importers.bounds import LONGEST_NAME, shown
 from rlwatch.importers.lines import Segment, without_prefix
 from rlwatch.importers.progress import bars
 from rlwatch.importers.reading import LineParser, Row
 from rlwatch.importers.values import NUMBER, step_of
 
-_STEP = re.compile(r"(?<![\w/@.-])step:(\S+) -(?= |$)")
+_STEP = re.compile(r"(?<![\w/@.-])step:(\S{1,40}) -(?= |$)")
 _PAIR = re.compile(rf"(.+?):(?:[A-Za-z_][\w.]*\(\s*)?({NUMBER})\s*(?:,[^()]*)?\)?(?=$|[\s(\[])")
 _BETWEEN = " - "
+_WITHIN = 2 * LONGEST_NAME
+"""Characters within which a pair must end: the search for its end looks at each colon."""
 
 
 def _pair(piece: str) -> tuple[str, float] | None:
     """``name:value`` as a pair; None if the value is no number. Output glued behind the number is dropped."""
-    match = _PAIR.match(piece.strip())
+    piece = piece.strip()
+    match = _PAIR.match(piece[:_WITHIN])
+    if match and match.end() == _WITHIN < len(piece):
+        return None
     return (match.group(1), float(match.group(2))) if match else None
 
 
@@ -74,7 +80,7 @@ class VerlConsoleParser(LineParser):
             if pair is not None:
                 metrics[pair[0]] = pair[1]
             elif piece and index < len(pieces) - 1:
-                self.skips.add(f"{piece.partition(':')[0].strip()!r} is not a number", line)
+                self.skips.add(f"{shown(piece.partition(':')[0].strip())} is not a number", line)
         self._tail, self._line = pieces[-1], line
         if metrics and self._step is not None:
             self.recognised = True
@@ -95,7 +101,7 @@ class VerlConsoleParser(LineParser):
 
     def _close(self) -> None:
         if self._step is not None and self._tail and _pair(self._tail) is None:
-            self.skips.add(f"{self._tail.partition(':')[0].strip()!r} is cut off or not a number", self._line)
+            self.skips.add(f"{shown(self._tail.partition(':')[0].strip())} is cut off or not a number", self._line)
         self._step, self._tail = None, ""
 
 

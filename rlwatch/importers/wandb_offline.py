@@ -7,12 +7,12 @@ NaN and the infinities as such. "Lines" are numbers of rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.importers.base import StreamImporter, Verdict
+from rlwatch.importers.bounds import LONGEST_NAME, parsed
 from rlwatch.importers.frames import WANDB, LevelDbLog
 from rlwatch.importers.protowire import fields, floating, message, signed, text, zigzag
 from rlwatch.importers.reading import Reading, Row, StreamReading
@@ -74,12 +74,20 @@ def _history(record: bytes) -> Mapping[str, object]:
         elif number == 2:
             own = next((signed(step) for at, step in fields(message(value)) if at == 1), 0)
             items.setdefault(OWN, own)
-    media = tuple(name.removesuffix("_type") for name in items if name.endswith("._type"))
+    media = {name.removesuffix("._type") for name in items if name.endswith("._type")}
     return {
         name: value
         for name, value in items.items()
-        if value is not _NO_NUMBER and not (media and name.startswith(media))
+        if value is not _NO_NUMBER and not (media and any(part in media for part in _parents(name)))
     }
+
+
+def _parents(name: str) -> Iterator[str]:
+    """What ``name`` may be a part of: of ``a.b.c`` ``a`` and ``a.b``."""
+    at = name.find(".", 0, LONGEST_NAME)
+    while at >= 0:
+        yield name[:at]
+        at = name.find(".", at + 1, LONGEST_NAME)
 
 
 def _item(item: bytes) -> tuple[str, object]:
@@ -102,7 +110,7 @@ def _item(item: bytes) -> tuple[str, object]:
 
 def _json(text: str) -> object:
     try:
-        value = json.loads(text)
+        value = parsed(text)
     except ValueError:
         return _NO_NUMBER
     return _NO_NUMBER if isinstance(value, dict | list | bool) else value

@@ -15,7 +15,7 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly
 from rlwatch.importers.position import Position
-from rlwatch.importers.reading import Skips
+from rlwatch.importers.reading import Skipped, Skips
 from rlwatch.importers.source import source_of
 from rlwatch.importers.values import step_of
 from rlwatch.importers.wandb_steps import OWN, WandbSteps
@@ -60,7 +60,7 @@ class WandbTail:
         self._clock = clock or SystemClock()
         self._skips = Skips()
         self._steps = WandbSteps(self._skips)
-        self._assembly = RunAssembly()
+        self._assembly = RunAssembly(run)
         self._next = self._count = 0
         self._ask_at = 0.0
         self._rows: Iterator[Mapping[str, object]] | None = None
@@ -70,6 +70,11 @@ class WandbTail:
     def source(self) -> str:
         """The trainer, as far as the metrics tell."""
         return source_of(self._assembly.names)
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What could not be used."""
+        return self._skips.listed()
 
     @property
     def position(self) -> Position | None:
@@ -120,7 +125,7 @@ class WandbTail:
         if items.get(OWN) is not None:
             self._next = max(self._next, step_of(items[OWN]) + 1)
         row = self._steps.row({name: value for name, value in items.items() if _scalar(value)}, self._count)
-        return [] if row is None else [self._assembly.record(row)]
+        return [] if row is None else [self._assembly.record(row, self._skips)]
 
 
 def _scalar(value: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from rlwatch.importers.bounds import shown
 from rlwatch.importers.reading import Row, Skips
 from rlwatch.importers.values import step_of, value_of
 
@@ -16,6 +17,7 @@ TRAINERS = ("train/global_step", "trainer/global_step", "training/global_step")
 HUGGING_FACE = TRAINERS[0]
 PLAIN = "global_step"
 OWN = "_step"
+MOST_AXES = 50
 
 
 class WandbSteps:
@@ -32,7 +34,7 @@ class WandbSteps:
 
     def define(self, axis: str) -> None:
         """Learn of an axis that the user declared."""
-        if axis not in (*self._axes, OWN, PLAIN, ""):
+        if axis not in (*self._axes, OWN, PLAIN, "") and len(self._axes) < MOST_AXES:
             self._axes.append(axis)
 
     def row(self, items: Mapping[str, object], number: int) -> Row | None:
@@ -53,7 +55,7 @@ class WandbSteps:
             return None
         value = value_of(raw)
         if value is None:
-            self._skips.add(f"{name!r} is not a number", number)
+            self._skips.add(f"{shown(name)} is not a number", number)
         return value
 
     def _step(self, items: Mapping[str, object], number: int) -> int | None:

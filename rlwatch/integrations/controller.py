@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rlwatch.control.mailbox import PendingCommand
+from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.hold import Hold, Pause, Resume, time_is_up
 from rlwatch.integrations.ranks import OneRank, Ranks
@@ -17,19 +17,22 @@ from rlwatch.records import JSON, Command
 FAILED = "it failed inside the trainer; see the training log"
 UNSHARED = "it could not be passed to all ranks: one of them does not answer"
 STOPPED = "training was interrupted before it could be carried out"
+BROKEN_OFF = "training was interrupted while it was being carried out"
 RESET = "reset-reference"
 KL = "policy/kl_ref_k3"
 """To the reference, nats per token; what a reset makes 0."""
 ENDS_A_PAUSE = ("resume", "stop")
+Told = Callable[[Mapping[str, float]], None]
 Work = Callable[[Command], Mapping[str, JSON] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a command on this rank: a report, or the reason for a refusal."""
+    """What became of a command on this rank: a report, or the reason for a refusal; ``begun``: all ranks went at it."""
 
     report: Mapping[str, JSON] | None = None
     refusal: str | None = None
+    begun: bool = False
 
 
 @runtime_checkable
@@ -57,6 +60,9 @@ class Controller:
         The other ranks: all carry a command out, or none.
     latest
         The metrics measured last, by canonical name; ``policy/kl_ref_k3`` is told of a reset.
+    measured
+        For a trainer whose step is measured after its boundary: given a step, calls back with its metrics once they are
+        known, or with none. A reset is recorded then.
     hold
         Who waits while training is paused.
     """
@@ -69,8 +75,10 @@ class Controller:
         latest: Callable[[], Mapping[str, float]] = dict,
         *,
         hold: Hold | None = None,
+        measured: Callable[[int, Told], None] | None = None,
     ) -> None:
         self._seam = seam
+        self._measured = measured
         self._ranks = ranks or OneRank()
         self._latest = latest
         self._hold = hold or Hold()
@@ -132,26 +140,36 @@ class Controller:
 
     def _carry_out(self, command: Command, step: int, pending: PendingCommand | None) -> None:
         """Check on every rank, then act on every rank; rank 0 records and answers."""
-        before = dict(self._latest())
-        result = self._result(command, self._handlers.get(command.kind))
+        before = {} if self._measured else dict(self._latest())
+        result = self._result(command, self._handlers.get(command.kind), pending)
         if result.report is not None:
             self._record(command, step, result.report, before)
         if pending is None:
             return
-        if result.report is None:
-            pending.reject(result.refusal or FAILED, step=step)
-        else:
+        if result.report is not None:
             pending.done(_words(command, result.report, before), step=step)
+        elif result.refusal == LATE:
+            pending.expire(step=step)
+        elif result.begun and FAILED in (result.refusal or FAILED):
+            pending.fail(result.refusal or FAILED, step=step)
+        else:
+            pending.reject(result.refusal or FAILED, step=step)
 
-    def _result(self, command: Command, handler: CommandHandler | None) -> Result:
+    def _result(
+        self, command: Command, handler: CommandHandler | None, pending: PendingCommand | None = None
+    ) -> Result:
+        """What became of it. Whether it is too late to begin is asked when all ranks are ready, and rank 0 says."""
         if handler is None:
             return Result(refusal=self._unknown(command.kind))
         refusal = self._ranks.agree(self._tried(command, handler.check).refusal)
+        refusal = refusal or self._ranks.agree(LATE if pending is not None and pending.expired else None)
         if refusal is not None:
             return Result(refusal=refusal)
+        if pending is not None:
+            pending.begun = True
         result = self._tried(command, handler)
         refusal = self._ranks.agree(result.refusal)
-        return result if refusal is None else Result(refusal=refusal)
+        return result if refusal is None else Result(refusal=refusal, begun=True)
 
     def _tried(self, command: Command, work: Work) -> Result:
         """What ``work`` made of the command. Its own failures end at the seam."""
@@ -170,7 +188,14 @@ class Controller:
             return
         who = {"by": command.requested_by, "why": command.why, "id": command.command_id}
         if command.kind == RESET:
-            run.event("reference_reset", step, **{**report, **who, "kl_before": before.get(KL)})
+
+            def record(measured: Mapping[str, float]) -> None:
+                run.event("reference_reset", step, **{**report, **who, "kl_before": measured.get(KL)})
+
+            if self._measured is None:
+                record(before)
+            else:
+                self._measured(step, record)
         else:
             run.event("command", step, command=command.kind, args=dict(command.args), report=dict(report), **who)
 
@@ -184,7 +209,10 @@ def _result_of(work: Work, command: Command) -> Result:
 
 def _reject_the_unanswered(waiting: Sequence[PendingCommand], reason: str, step: int) -> None:
     for waiter in waiting:
-        waiter.reject(reason, step=step)
+        if waiter.begun:
+            waiter.fail(BROKEN_OFF, step=step)
+        else:
+            waiter.reject(reason, step=step)
 
 
 def _words(command: Command, report: Mapping[str, JSON], before: Mapping[str, float]) -> str:

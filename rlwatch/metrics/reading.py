@@ -12,6 +12,8 @@ from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in TABLE}
+LONGEST_NAME = 500
+"""Characters of a name that is read at all."""
 LAYER_PREFIX = "grad_layer/"
 """Per-layer gradient norms are ``grad_layer/<layer>``."""
 
@@ -80,6 +82,8 @@ def resolve(name: str, source: str = "") -> Reading | None:
     >>> resolve("kl", "trl/rloo").closeness
     2
     """
+    if len(name) > LONGEST_NAME:
+        return None
     slashed = name.replace(".", "/")
     if slashed in BY_NAME:
         return Reading(BY_NAME[slashed], None)

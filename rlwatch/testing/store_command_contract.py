@@ -159,3 +159,73 @@ class CommandContract(StoreHooks):
         writer.close()
         assert command_run.run_id == "run"
         assert len(self.reopen(store).commands("run")) == 1
+
+    def test_every_answer_is_kept(self, store: Store) -> None:
+        """Failed, expired in the hands of the trainer, or cancelled there."""
+        fill(store)
+        answers = (CommandStatus.FAILED, CommandStatus.EXPIRED, CommandStatus.CANCELLED)
+        for answer in answers:
+            store.submit(command(answer.value))
+        store.claim("run", 1.0)
+        for answer in answers:
+            store.settle("run", answer.value, answer, 2.0, step=None, result="why")
+
+        assert [each.status for each in self.reopen(store).commands("run")] == list(answers)
+
+    def test_a_queued_command_is_cancelled_at_once(self, store: Store) -> None:
+        """And never handed out."""
+        fill(store)
+        store.submit(command())
+        cancelled = store.cancel("run", "c1", 3.0, result="by ann")
+
+        assert (cancelled.status, cancelled.finished_at, cancelled.result) == (CommandStatus.CANCELLED, 3.0, "by ann")
+        assert self.reopen(store).claim("run", 4.0) == []
+        assert store.commands("run") == [cancelled]
+
+    def test_a_claimed_command_is_let_go_by_whoever_claimed_it(self, store: Store) -> None:
+        """Only they know whether it was begun; then its answer stays what it was."""
+        fill(store)
+        for command_id in ("c1", "c2"):
+            store.submit(command(command_id))
+        store.claim("run", 1.0)
+        asked = [store.cancel("run", command_id, 2.0, result="by ann") for command_id in ("c1", "c2")]
+        let_go = store.settle("run", "c1", CommandStatus.CANCELLED, 3.0, step=None, result="by ann")
+        begun = store.settle("run", "c2", CommandStatus.DONE, 3.0, step=7, result="reset")
+
+        assert [(each.status, each.finished_at, each.result) for each in asked] == [
+            (CommandStatus.CANCELLING, None, "by ann")
+        ] * 2
+        assert (let_go.status, begun.status) == (CommandStatus.CANCELLED, CommandStatus.DONE)
+        assert store.cancel("run", "c2", 4.0, result="too late") == begun
+
+    def test_what_was_answered_is_not_cancelled(self, store: Store) -> None:
+        """Expired, say; what is unknown is an error."""
+        fill(store)
+        store.submit(command(expires_at=1.0))
+        store.claim("run", 2.0)
+
+        assert store.cancel("run", "c1", 3.0, result="by ann").status is CommandStatus.EXPIRED
+        with pytest.raises(StoreError, match="c9"):
+            store.cancel("run", "c9", 3.0, result="by ann")
+        with pytest.raises(RunNotFoundError, match="absent"):
+            store.cancel("absent", "c1", 3.0, result="by ann")
+
+    def test_a_command_is_claimed_or_cancelled_never_both(self, store: Store) -> None:
+        """Whichever comes first, from many threads."""
+        fill(store)
+        names = [store.submit(command(f"c{number}")).command_id for number in range(20)]
+
+        def cancel(command_id: str) -> str:
+            return command_id if store.cancel("run", command_id, 1.0, result="").finished_at is not None else ""
+
+        with ThreadPoolExecutor(6) as pool:
+            cancels = pool.map(cancel, names)
+            claims = pool.map(lambda _: store.claim("run", 1.0), range(10))
+            cancelled = {name for name in cancels if name}
+            claimed = {each.command_id for part in claims for each in part}
+
+        assert cancelled | claimed == set(names)
+        assert not cancelled & claimed
+        after = {each.command_id: each.status for each in store.commands("run")}
+        assert all(after[name] is CommandStatus.CANCELLED for name in cancelled)
+        assert all(after[name] in (CommandStatus.CLAIMED, CommandStatus.CANCELLING) for name in claimed)

@@ -147,3 +147,39 @@ def test_a_saturated_kl_makes_the_reset_stand_out_and_nothing_else(store_dir):
     write_run(store_dir)
     put_alerts(store_dir, [alert(kind="kl_saturation")])
     assert no_traceback(chosen(run_page(), "lower-lr"))
+
+
+def test_what_was_not_begun_is_taken_back_by_its_button(store_dir, store):
+    """In the hands of a trainer: that is asked to let it go; queued: at once; what was answered has no button."""
+    write_run(store_dir)
+    for kind in ("pause", "save-checkpoint"):
+        control.send(store, "run-1", kind, {}, why="", by="ann", force=False, key=kind)
+    done, held = store.claim("run-1", time.time())
+    store.settle("run-1", done.command_id, CommandStatus.DONE, time.time(), step=30, result="paused")
+    queued = control.send(store, "run-1", "resume", {}, why="", by="ann", force=False, key="resume")
+    page = run_page()
+    buttons = [button.key for button in page.button if str(button.key).startswith("cancel-")]
+    assert buttons == [f"cancel-{held.command_id}", f"cancel-{queued.command_id}"]
+    for key in buttons:
+        page.button(key=key).click().run()
+        assert no_traceback(page)
+
+    assert [row.status for row in store.commands("run-1")] == [
+        CommandStatus.DONE,
+        CommandStatus.CANCELLING,
+        CommandStatus.CANCELLED,
+    ]
+    assert [cells(row)[1] for row in tables(page)["commands"]["rows"]][:2] == ["cancelled", "cancelling"]
+    assert not [button for button in page.button if str(button.key).startswith("cancel-")]
+
+
+def test_a_dead_trainer_is_told_before_anything_is_asked_of_it(store_dir, store):
+    """On its page, and in the dialog."""
+    write_run(store_dir, age_s=400.0)
+    writer = store.open_run(store.run("run-1"))
+    writer.heartbeat(time.time() - 300)
+    writer.close()
+    page = chosen(run_page(), "pause")
+
+    assert "no sign of its process for" in html(page)
+    assert "the trainer is dead: the command expires unless somebody starts it again" in html(page)

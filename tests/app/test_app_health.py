@@ -112,3 +112,14 @@ def test_every_word_has_a_shape_of_its_own():
     """Colour is never the only sign."""
     assert set(LOOKS) == set(Word)
     assert len({look.shape for look in LOOKS.values()}) == len(Word)
+
+
+def test_a_run_whose_process_is_gone_is_dead_and_not_silent():
+    """Whatever its pace; somebody should look, unless that was long ago."""
+    dead = judge(replace(LIVE, last_ts=NOW - 130, heartbeat_at=NOW - 130), [alert()], NOW, Pace(100.0))
+    old = judge(replace(LIVE, created_at=NOW - 1e6, last_ts=NOW - 9e5, heartbeat_at=NOW - 9e5), [], NOW, Pace(1.0))
+
+    assert (dead.word, dead.needs_you) == (Word.DEAD, True)
+    assert dead.why.startswith("no sign of its process for 2")
+    assert "before that entropy collapse" in dead.why
+    assert (old.word, old.needs_you) == (Word.DEAD, False)

@@ -1,13 +1,15 @@
 """A person pauses real training in the browser, lowers its rate, lets it go on and stops it."""
 
 import re
+import time
 
 import pytest
 from playwright.sync_api import TimeoutError as NotInTime
 from playwright.sync_api import expect
 from waiting import until
 
-from rlwatch.records import CommandStatus, RunState
+from rlwatch.control.request import request
+from rlwatch.records import CommandStatus, RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.torch]
@@ -66,3 +68,17 @@ def test_live_training_is_paused_lowered_resumed_and_stopped(train, app, page, s
     assert [(c.kind, c.status) for c in store.commands(trainer.run_id)] == [
         (kind, CommandStatus.DONE) for kind in ("pause", "lower-lr", "resume", "stop")
     ]
+
+
+def test_a_command_nobody_has_begun_is_taken_back_in_the_browser(app, page, store_url):
+    """By its button, which then is gone."""
+    store = open_store(store_url)
+    writer = store.open_run(RunInfo("waiting", created_at=time.time()))
+    writer.write([StepRecord(1, {"loss": 0.5}, time.time(), seq=1)])
+    writer.heartbeat(time.time())
+    request(store, "waiting", "save-checkpoint")
+    page.goto(f"{app}/run?run=waiting")
+    page.get_by_role("button", name="Cancel save checkpoint").click()
+    until(lambda: store.commands("waiting")[0].status is CommandStatus.CANCELLED, "it is taken back")
+    expect(page.get_by_role("button", name="Cancel save checkpoint")).to_have_count(0)
+    writer.close()

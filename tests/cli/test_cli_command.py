@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import Invoke, record_run, strict
 
-from rlwatch.cli.command import Kind
+from rlwatch.cli import command as module
+from rlwatch.cli.command import ANSWERS, UNANSWERED, Kind
 from rlwatch.control.kinds import KINDS
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
@@ -116,7 +120,16 @@ def trainer(runs: Path) -> Iterator[dict[str, CommandStatus]]:
     thread.join()
 
 
-@pytest.mark.parametrize(("status", "code"), [(CommandStatus.DONE, 0), (CommandStatus.REJECTED, 1)])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (CommandStatus.DONE, 0),
+        (CommandStatus.REJECTED, 1),
+        (CommandStatus.FAILED, 3),
+        (CommandStatus.EXPIRED, 4),
+        (CommandStatus.CANCELLED, 6),
+    ],
+)
 def test_the_answer_is_waited_for_and_gives_the_exit_code(
     status: CommandStatus, code: int, trainer: dict[str, CommandStatus], runs: Path, invoke: Invoke
 ) -> None:
@@ -129,12 +142,106 @@ def test_the_answer_is_waited_for_and_gives_the_exit_code(
     assert f"reset-reference {status} at step 816: KL 0.31 -> 0.00" in result.stdout
 
 
-def test_a_command_nobody_claims_expires_with_exit_code_1(runs: Path, invoke: Invoke) -> None:
+def test_a_command_nobody_claims_expires_with_exit_code_4(runs: Path, invoke: Invoke) -> None:
     """No trainer is there."""
     result = invoke("command", "seed1", "reset-reference", "--expires", "1", "--wait", "30", "--store", runs)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert "expired: no trainer claimed it in time" in result.stdout
+
+
+def test_an_answer_that_does_not_come_is_no_success(runs: Path, invoke: Invoke) -> None:
+    """Exit code 5; the command still stands."""
+    result = invoke("command", "seed1", "reset-reference", "--wait", "0.2", "--store", runs)
+
+    assert result.exit_code == 5
+    assert open_store(runs).commands("alpha-1")[0].status is CommandStatus.QUEUED
+
+
+def test_the_exit_codes_are_told(invoke: Invoke) -> None:
+    """By --help and by the docs."""
+    told = " ".join(invoke("command", "--help").stdout.replace("│", " ").split())
+    docs = (Path(__file__).parents[2] / "docs" / "control.md").read_text()
+
+    for code in (*ANSWERS.values(), UNANSWERED):
+        assert re.search(rf"\b{code}: ", told)
+        assert f"| {code} |" in docs
+
+
+def test_a_command_is_taken_back_by_the_beginning_of_its_id(runs: Path, invoke: Invoke) -> None:
+    """And never carried out; who did it is kept."""
+    invoke("command", "seed1", "reset-reference", "--store", runs)
+    (queued,) = open_store(runs).commands("alpha-1")
+
+    result = invoke("command", "seed1", "--cancel", queued.command_id[:8], "--why", "a mistake", "--store", runs)
+    again = invoke("command", "seed1", "--cancel", queued.command_id, "--store", runs)
+
+    (cancelled,) = open_store(runs).commands("alpha-1")
+    assert (result.exit_code, again.exit_code) == (0, 0)
+    assert cancelled.status is CommandStatus.CANCELLED
+    assert cancelled.result.startswith("cancelled by ")
+    assert cancelled.result.endswith(": a mistake")
+    assert open_store(runs).claim("alpha-1", 0.0) == []
+
+
+def test_what_a_trainer_holds_is_cancelled_by_it(runs: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have begun: only it knows. Without its word the exit code is 5, with that of one that was done 1."""
+    monkeypatch.setattr(module, "CANCEL_S", 0.2)
+    invoke("command", "seed1", "reset-reference", "--store", runs)
+    store = open_store(runs)
+    (claimed,) = store.claim("alpha-1", 0.0)
+
+    asked = invoke("command", "seed1", "--cancel", claimed.command_id, "--store", runs)
+    assert store.commands("alpha-1")[0].status is CommandStatus.CANCELLING
+    store.settle("alpha-1", claimed.command_id, CommandStatus.DONE, 1.0, step=816, result="KL 0.31 -> 0.00")
+    late = invoke("command", "seed1", "--cancel", claimed.command_id, "--store", runs)
+
+    assert (asked.exit_code, late.exit_code) == (5, 1)
+    assert "reset-reference cancelling" in asked.stdout
+    assert "reset-reference done at step 816" in late.stdout
+
+
+@pytest.mark.parametrize("words", [("--cancel", "nosuch"), ("--cancel", ""), (), ("stop", "--cancel", "x")])
+def test_what_cannot_be_cancelled_is_refused_with_what_can(words: tuple[str, ...], runs: Path, invoke: Invoke) -> None:
+    """Exit code 2, and the open commands."""
+    invoke("command", "seed1", "pause", "--store", runs)
+    result = invoke("command", "seed1", *words, "--store", runs)
+
+    assert result.exit_code == 2
+    assert ("still open: " in result.stderr and "(pause)" in result.stderr) or "either KIND" in result.stderr
+    assert [each.status for each in open_store(runs).commands("alpha-1")] == [CommandStatus.QUEUED]
+
+
+def test_a_trainer_that_was_killed_is_said_to_be_dead(tmp_path: Path, invoke: Invoke) -> None:
+    """By the list, by the run's page, and to whoever asks something of it. A real process, killed."""
+    code = (
+        "import os, socket, sys, time\n"
+        "from rlwatch.records import RunInfo, StepRecord\n"
+        "from rlwatch.store.url import open_store\n"
+        "past = time.time() - 30\n"
+        "run = RunInfo('r', created_at=past, host=socket.gethostname(), pid=os.getpid())\n"
+        "writer = open_store(sys.argv[1]).open_run(run)\n"
+        "writer.write([StepRecord(1, {'kl': float('nan')}, past, seq=1)])\n"
+        "writer.heartbeat(past)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)"
+    )
+    root = tmp_path / "runs"
+    with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            lived = strict(invoke("runs", "--store", root, "--format", "json").stdout)["runs"][0]["status"]
+        finally:
+            process.kill()
+    listed = strict(invoke("runs", "--store", root, "--format", "json").stdout)["runs"][0]["status"]
+    shown = invoke("show", "r", "--store", root).stdout
+    asked = invoke("command", "r", "reset-reference", "--store", root)
+
+    assert (lived, listed) == ("running", "dead")
+    assert shown.splitlines()[0] == "r  dead"
+    assert asked.exit_code == 0
+    assert "the trainer is dead since " in asked.stderr
 
 
 def test_a_run_that_is_over_is_pointed_out(tmp_path: Path, invoke: Invoke) -> None:
@@ -144,7 +251,7 @@ def test_a_run_that_is_over_is_pointed_out(tmp_path: Path, invoke: Invoke) -> No
     result = invoke("command", "alpha-1", "reset-reference", "--store", tmp_path / "runs")
 
     assert result.exit_code == 0
-    assert "not live" in result.stdout
+    assert "the run has finished: a command waits until a trainer resumes the run, or expires" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_runs_lists_every_run_with_its_state_and_last_values(runs_dir: Path, inv
     assert lines["alpha-1"].split()[:5] == ["finished", "math", "seed1", "alpha-1", "5"]
     assert "crashed" in lines["beta-2"]
     assert "NaN" in lines["beta-2"]
-    assert "stale" in lines["gamma-3"]
+    assert "dead" in lines["gamma-3"]
     assert "1.25" in lines["alpha-1"]
 
 
@@ -66,7 +66,7 @@ def test_runs_as_json_is_strict_and_alone_on_stdout(runs_dir: Path, invoke: Invo
     assert set(rows) == {"alpha-1", "beta-2", "gamma-3"}
     assert rows["beta-2"]["last_values"]["optim/grad_norm"] == "NaN"
     assert rows["beta-2"]["status"] == "crashed"
-    assert rows["gamma-3"]["status"] == "stale"
+    assert rows["gamma-3"]["status"] == "dead"
     assert rows["gamma-3"]["state"] == "running"
     assert rows["alpha-1"]["last_step"] == 5
 

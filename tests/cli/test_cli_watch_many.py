@@ -6,6 +6,8 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +181,7 @@ def test_once_answers_for_all_of_them(logs: Path, invoke: Invoke) -> None:
 
     assert (healthy.exit_code, broken.exit_code, nothing.exit_code, named.exit_code) == (0, 1, 2, 2)
     assert "2 runs of 2 logs" in healthy.stdout
-    assert "none of its 0 logs" in nothing.stderr
+    assert "no file in it or below is called *.nothing" in nothing.stderr
     assert "each its own run" in named.stderr
 
 
@@ -261,3 +263,151 @@ def test_fifty_growing_logs_cost_little(tmp_path: Path) -> None:
     fleet.end("done")
 
     assert short < 50 * 50_000 / 10 < long
+
+
+def test_a_log_made_to_hurt_ends_no_other(logs: Path, invoke: Invoke) -> None:
+    """What of it can be read is; what was left out is named and counted."""
+    good = '{"step": 1, "loss": 0.5, "kl": 0.1}\n'
+    (logs / "deep.jsonl").write_text(good + '{"step": 2, "loss": ' + "[" * 200_000 + "\n" + good.replace("1,", "3,", 1))
+    (logs / "many.csv").write_text("run_id,step,metric,value\n" + "".join(f"r{i},1,loss,1\n" for i in range(3000)))
+    (logs / "notes.log").write_text("remember the milk\n")
+    (logs / "line\nend\x1b[31m.log").write_text("remember the milk\n")
+    os.mkfifo(logs / "pipe.log")
+    (logs / "round").symlink_to(logs)
+    found = invoke("watch", logs, "--once", "--store", logs.parent / "runs")
+    told = found.stderr.splitlines()
+
+    assert found.exit_code == 0
+    assert "3 runs of 6 logs" in found.stdout
+    assert "deep.jsonl: left out: 1 x a JSON line that is nested too deeply" in found.stdout
+    assert [line.split(": ")[0] for line in told] == [
+        "many.csv",
+        "line end\N{REPLACEMENT CHARACTER}[31m.log",
+        "notes.log",
+    ]
+    assert "holds several runs" in told[0]
+    assert "no known format" in told[1]
+
+
+def test_what_nobody_foresaw_in_one_log_ends_no_other(
+    logs: Path, clock: ManualClock, capsys: Any, monkeypatch: Any
+) -> None:
+    """Told once by its type; tried again."""
+    real, failing = LogWatch.look, [True]
+
+    def look(self: LogWatch) -> int:
+        if failing[0] and self.log.path.name == "a.log":
+            raise RecursionError("maximum recursion depth exceeded")
+        return real(self)
+
+    monkeypatch.setattr(LogWatch, "look", look)
+    store = _follow(
+        logs,
+        clock,
+        *[lambda: clock.advance(fleets.RETRY_S)] * 2,
+        lambda: _append(logs / "b" / "train.log", _rows(7, 9)),
+        lambda: (failing.clear(), failing.append(False), clock.advance(fleets.RETRY_S)),
+        _nothing,
+    )
+
+    assert capsys.readouterr().err.splitlines() == [
+        "a.log: unexpected RecursionError: maximum recursion depth exceeded"
+    ]
+    assert store.run(log_id(logs / "b" / "train.log")).last_step == 9
+    assert store.run(log_id(logs / "a.log")).last_step == 8
+
+
+def test_a_log_that_fails_slowly_is_tried_again_late(logs: Path, clock: ManualClock, monkeypatch: Any) -> None:
+    """It must not keep the watch from the others."""
+    real, tries = LogWatch.look, []
+
+    def look(self: LogWatch) -> int:
+        if self.log.path.name == "a.log":
+            tries.append(clock.monotonic())
+            clock.advance(10.0)
+            raise ValueError("slow")
+        return real(self)
+
+    monkeypatch.setattr(LogWatch, "look", look)
+    _follow(logs, clock, *[lambda: clock.advance(fleets.RETRY_S)] * 12)
+
+    assert len(tries) > 2
+    assert all(b - a >= fleets.RETRY_FACTOR * 10.0 for a, b in pairwise(tries))
+
+
+def test_why_a_file_is_not_followed_is_told_when_it_has_been_silent(
+    logs: Path, clock: ManualClock, capsys: Any
+) -> None:
+    """Not while its trainer may still be loading; an empty one may become anything."""
+    write = [lambda: (logs / "notes.log").write_text("remember the milk\n"), (logs / "empty.log").touch]
+    _follow(logs, clock, *write)
+    assert capsys.readouterr().err == ""
+    _follow(logs, clock, *[lambda: clock.advance(fleets.RETRY_S)] * 3)
+    (line,) = capsys.readouterr().err.splitlines()
+
+    assert line.startswith("notes.log: no known format")
+
+
+def test_a_directory_that_cannot_be_searched_is_told(
+    logs: Path, clock: ManualClock, capsys: Any, monkeypatch: Any
+) -> None:
+    """Once, with the reason; the logs that were found before are followed."""
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    refuse = partial(monkeypatch.setattr, "rlwatch.importers.directories.os.scandir", scandir)
+    store = _follow(logs, clock, refuse, _nothing, lambda: _append(logs / "b" / "train.log", _rows(7, 9)), _nothing)
+    (line,) = capsys.readouterr().err.splitlines()
+
+    assert "cannot be searched for logs" in line
+    assert "Permission denied" in line
+    assert store.run(log_id(logs / "b" / "train.log")).last_step == 9
+
+
+@pytest.mark.parametrize("what", ["empty", "unknown", "other names", "store without runs", "damaged run", "pipe"])
+def test_once_never_passes_on_nothing(tmp_path: Path, invoke: Invoke, what: str) -> None:
+    """Exit code 2 and why, so that a check in CI fails."""
+    there, runs, url = tmp_path / "there", tmp_path / "runs", ""
+    there.mkdir()
+    if what == "unknown":
+        (there / "a.log").write_text("remember the milk\n")
+        (there / "b.out").write_text("")
+    elif what == "other names":
+        (there / "metrics.txt").write_text('{"step": 1, "loss": 0.5}\n')
+    elif what == "store without runs":
+        url = f"sqlite://{runs}"
+    elif what == "damaged run":
+        (there / "run1").mkdir()
+        (there / "run1" / "run.db").write_bytes(b"no database" * 1000)
+    elif what == "pipe":
+        os.mkfifo(there / "pipe")
+    found = invoke("watch", url or (there / "pipe" if what == "pipe" else there), "--once", "--store", runs)
+    why = {
+        "empty": "holds nothing to watch",
+        "unknown": "none of its 2 logs could be read",
+        "other names": "no log called *.log",
+        "store without runs": "holds no run that can be read",
+        "damaged run": "run1: cannot be read",
+        "pipe": "is not a regular file",
+    }
+
+    assert found.exit_code == 2
+    assert why[what] in found.stderr
+    if what == "unknown":
+        assert "a.log: no known format" in found.stderr
+        assert "b.out: the file is empty" in found.stderr
+
+
+def test_a_directory_with_nothing_yet_is_said_to_be_waited_for(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """As a store: nobody learns otherwise that logs which come later are not followed."""
+    from rlwatch.cli import watch_store
+    from rlwatch.cli.watch import watch
+
+    monkeypatch.setattr(watch_store, "follow", lambda *_: None)
+    watch(str(tmp_path))
+
+    assert "holds nothing to watch" in capsys.readouterr().err

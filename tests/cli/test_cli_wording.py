@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.cli.wording import THIN, age, clean, last_sign, number, one_line, status, step
-from rlwatch.control.liveness import Pace, Sign
+from rlwatch.cli.wording import THIN, age, clean, number, one_line, status, step
+from rlwatch.control.liveness import Pace, Sign, last_sign
 from rlwatch.control.pauses import Pause
 from rlwatch.records import RunInfo, RunState
 

@@ -1,6 +1,10 @@
 """Whether a run goes on: its pace, its silences and its pauses, from what it wrote."""
 
 import math
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from statistics import median
 
@@ -8,7 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.control.liveness import FLOOR_S, TAIL, UNKNOWN_S, Pace, Sign, pace_of, reports, sign_of, silent_for
+from rlwatch.control.liveness import (
+    FLOOR_S,
+    TAIL,
+    UNKNOWN_S,
+    Pace,
+    Sign,
+    dead_since,
+    last_sign,
+    pace_of,
+    reports,
+    sign_of,
+    silent_for,
+)
 from rlwatch.control.pauses import ALIVE_S, Pause, pause_of
 from rlwatch.records import Command, CommandStatus, RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
@@ -164,5 +180,46 @@ def test_how_a_stored_run_stands(tmp_path, state):
 
     assert told.pace == Pace(10.0, 10.0, TAIL + 10, 1)
     silent = None if state else 5000 - 10.0 * (TAIL + 10)
-    assert told == Sign(told.pace, None, silent, reports=False)
+    assert told == Sign(told.pace, None, silent, reports=False, dead_since=None if state else NOW - 500)
     writer.close()
+
+
+def test_signs_of_life_that_are_no_numbers_are_none():
+    """A clock that failed: NaN and infinities say nothing of the run."""
+    for broken in (None, math.nan, math.inf, -math.inf):
+        run = replace(RUN, heartbeat_at=broken, last_ts=NOW - 1000, created_at=NOW - 2000)
+        assert last_sign(run) == NOW - 1000
+        assert not reports(run, NOW)
+        assert reports(replace(run, last_ts=NOW - 5), NOW)
+        assert dead_since(run, NOW) is None  # it never gave a heartbeat
+        broken_step = replace(RUN, heartbeat_at=NOW - 500, last_ts=broken, created_at=math.nan)
+        assert dead_since(broken_step, NOW) == NOW - 500
+
+
+@pytest.mark.parametrize(
+    ("silent", "host", "pid", "dead"),
+    [
+        (10, "here", "gone", False),
+        (20, "here", "gone", True),
+        (20, "here", "mine", False),
+        (20, "elsewhere", "gone", False),
+        (20, "here", None, False),
+        (119, "here", "mine", False),
+        (121, "here", "mine", True),
+        (121, "elsewhere", None, True),
+    ],
+)
+def test_a_process_of_this_machine_that_is_gone_is_dead_after_three_heartbeats(silent, host, pid, dead):
+    """Any other after two minutes: it may be busy with something long."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    run = RunInfo(
+        "r",
+        created_at=NOW - 9000,
+        heartbeat_at=NOW - silent,
+        host=socket.gethostname() if host == "here" else "another-machine",
+        pid={"gone": ended.pid, "mine": os.getpid(), None: None}[pid],
+    )
+
+    assert dead_since(run, NOW) == (NOW - silent if dead else None)
+    assert dead_since(replace(run, state=RunState.FINISHED), NOW) is None

@@ -1,13 +1,15 @@
 """The mailbox between the store and the training loop."""
 
+import threading
+
 import pytest
 
 from rlwatch.clock import ManualClock
-from rlwatch.control.mailbox import Mailbox
+from rlwatch.control.mailbox import LATE, Mailbox
 from rlwatch.control.policy import Health, veto_reset_reference
-from rlwatch.control.request import request
+from rlwatch.control.request import cancel, request
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
-from rlwatch.records import Alert, AlertState, CommandStatus, Finding, RunInfo, Severity
+from rlwatch.records import Alert, AlertState, Command, CommandStatus, Finding, RunInfo, Severity
 from rlwatch.store.url import open_store
 
 
@@ -133,7 +135,7 @@ def test_what_a_dead_process_had_claimed_is_answered(store, clock):
     reborn.tick()
 
     ((state, _, reason),) = status(store)
-    assert state is CommandStatus.REJECTED
+    assert state is CommandStatus.FAILED
     assert "ended before" in reason
 
 
@@ -248,3 +250,97 @@ def test_a_finding_that_flickers_does_not_open_the_door():
 def test_a_reset_is_not_refused_for_less(kind, severity):
     """A saturated KL is the very reason for a reset."""
     assert veto_reset_reference(Health((finding(kind, severity),))) is None
+
+
+def test_what_waits_for_a_boundary_is_cancelled(store, clock):
+    """The loop never sees it, and the row says who took it back."""
+    mailbox = listening(store, clock)
+    sent = ask(store, clock)
+    mailbox.tick()
+    assert cancel(store, "r", sent.command_id, by="ada@lab", why="a mistake").status is CommandStatus.CANCELLING
+    clock.advance(1.0)
+    mailbox.tick()
+
+    assert mailbox.take() == []
+    assert status(store) == [(CommandStatus.CANCELLED, None, "cancelled by ada@lab: a mistake")]
+
+
+def test_what_was_begun_is_not_cancelled(store, clock):
+    """Its own answer is the answer."""
+    mailbox = listening(store, clock)
+    sent = ask(store, clock)
+    mailbox.tick()
+    (command,) = mailbox.take()
+    cancel(store, "r", sent.command_id)
+    clock.advance(1.0)
+    mailbox.tick()
+    assert status(store)[0][0] is CommandStatus.CANCELLING
+    command.done("KL 0.31 -> 0", step=4)
+    mailbox.tick()
+
+    assert status(store) == [(CommandStatus.DONE, 4, "KL 0.31 -> 0")]
+
+
+def test_a_command_is_taken_or_cancelled_never_both(store, clock):
+    """The training thread takes while the writer thread lets go."""
+    taken = []
+    for _ in range(200):
+        mailbox = Mailbox(store, "r", clock)
+        mailbox.take()
+        sent = ask(store, clock)
+        mailbox.tick()
+        cancel(store, "r", sent.command_id)
+        clock.advance(1.0)
+        loop = threading.Thread(target=lambda box=mailbox: taken.extend(box.take()))
+        loop.start()
+        mailbox.tick()
+        loop.join()
+        for command in taken:
+            command.done("ok", step=1)
+        mailbox.tick()
+    ends = {c.command_id: c.status for c in store.commands("r")}
+
+    for command in taken:
+        assert ends.pop(command.command.command_id) is CommandStatus.DONE
+    assert set(ends.values()) <= {CommandStatus.CANCELLED}
+
+
+def test_what_waits_for_a_boundary_beyond_its_time_expires(store, clock):
+    """Whether a boundary comes or not: it is never begun late, whatever the wall clock does."""
+    mailbox = listening(store, clock)
+    ask(store, clock, expires_s=60.0)
+    mailbox.tick()
+    ask(store, clock, expires_s=90.0)
+    clock.advance(1.0)
+    mailbox.tick()
+    clock.advance(60.0)
+    mailbox.tick()
+    assert [state for state, *_ in status(store)] == [CommandStatus.EXPIRED, CommandStatus.CLAIMED]
+    clock.advance(60.0)
+
+    assert mailbox.take() == []
+    mailbox.tick()
+    assert status(store) == [(CommandStatus.EXPIRED, None, LATE)] * 2
+
+
+def test_a_command_without_a_time_limit_waits_for_ever(store, clock):
+    """0 means never."""
+    mailbox = listening(store, clock)
+    store.submit(Command("c", "r", "stop", created_at=clock.now()))
+    mailbox.tick()
+    clock.advance(1e6)
+    mailbox.tick()
+
+    assert [command.expired for command in mailbox.take()] == [False]
+
+
+def test_a_cancelled_command_of_a_dead_process_is_answered(store, clock):
+    """Nobody knows whether it was begun."""
+    sent = ask(store, clock)
+    store.claim("r", clock.now())
+    cancel(store, "r", sent.command_id)
+    reborn = Mailbox(store, "r", clock)
+    reborn.tick()
+    reborn.tick()
+
+    assert status(store)[0][0] is CommandStatus.FAILED

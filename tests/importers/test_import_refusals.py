@@ -156,7 +156,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     def denied(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.open", denied)
+    monkeypatch.setattr("os.open", denied)
 
     assert refusal(tmp_path / "a.log") == "cannot be read: Permission denied"
 

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import pytest
 
 from rlwatch.clock import ManualClock
-from rlwatch.control.mailbox import PendingCommand
+from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.controller import FAILED, STOPPED, UNSHARED, Controller
+from rlwatch.integrations.controller import BROKEN_OFF, FAILED, STOPPED, UNSHARED, Controller
 from rlwatch.integrations.handlers.hold import GRACE_S, Hold
 from rlwatch.integrations.seam import Seam
 from rlwatch.recorder.counters import Counters
@@ -153,12 +153,12 @@ def test_a_refusal_is_the_answer_and_nothing_happens():
 @pytest.mark.parametrize(
     ("error", "reason"), [(RuntimeError("boom"), FAILED), (RLWatchError("half the tensors are missing"), None)]
 )
-def test_what_fails_inside_the_trainer_is_rejected_and_training_goes_on(error, reason):
+def test_what_fails_inside_the_trainer_is_answered_and_training_goes_on(error, reason):
     """Our own failures are counted; a refusal that comes late keeps its words."""
     run = FakeRun(command(), command("jump"))
     controller(run, Handler(error=error), Handler("jump")).obey(2)
 
-    assert [r[1] for r in run.results] == ["rejected", "done"]
+    assert [r[1] for r in run.results] == ["failed" if reason else "rejected", "done"]
     assert run.results[0][3] == (reason or str(error))
     assert run.counters["errors"] == (1 if reason else 0)
 
@@ -169,7 +169,7 @@ def test_a_handler_that_fails_again_and_again_is_left_alone():
     controller(run, handler, Handler("jump")).obey(1)
 
     assert len(handler.calls) == 3
-    assert [r[1] for r in run.results] == ["rejected"] * 5 + ["done"]
+    assert [r[1] for r in run.results] == ["failed"] * 3 + ["rejected"] * 2 + ["done"]
 
 
 def test_an_interrupt_leaves_no_command_unanswered():
@@ -178,7 +178,7 @@ def test_an_interrupt_leaves_no_command_unanswered():
     with pytest.raises(KeyboardInterrupt):
         controller(run, Handler(error=KeyboardInterrupt()), Handler("jump")).obey(1)
 
-    assert [r[1:] for r in run.results] == [("rejected", 1, STOPPED)] * 2
+    assert [r[1:] for r in run.results] == [("failed", 1, BROKEN_OFF), ("rejected", 1, STOPPED)]
 
 
 def test_all_ranks_act_or_none():
@@ -364,3 +364,59 @@ def test_the_second_answer_does_not_count():
     run = FakeRun(command())
     controller(run, Handler()).obey(1)
     assert [a.status for a in run.answers] == [CommandStatus.DONE]
+
+
+def test_a_command_whose_time_runs_out_while_others_are_asked_is_not_begun():
+    """An earlier command takes long, or a rank lets the vote wait."""
+    late = [False, False, True]
+    run = FakeRun(command(), command("jump"))
+    run.commands = lambda **_: (
+        [PendingCommand(each, run.answers.append, lambda: late.pop(0)) for each in (run.queue.pop(0), run.queue.pop(0))]
+        if run.queue
+        else []
+    )
+    wave, jump = Handler(), Handler("jump")
+    late[:] = [False, True]
+    controller(run, wave, jump).obey(1)
+
+    assert [(r[0], r[1]) for r in run.results] == [("wave", "done"), ("jump", "expired")]
+    assert (len(wave.calls), jump.calls) == (1, [])
+
+
+def test_all_ranks_are_told_that_it_is_too_late():
+    """Rank 0 says so when all are ready: none may act alone."""
+    run, said = FakeRun(), []
+
+    class Slow(Several):
+        def agree(self, refusal):
+            said.append(refusal)
+            return refusal
+
+    waiter = PendingCommand(command(), run.answers.append, lambda: len(said) > 0)
+    run.commands = lambda **_: [waiter] if not waiter.answered else []
+    handler = Handler()
+    controller(run, handler, ranks=Slow()).obey(1)
+
+    assert said == [None, LATE]
+    assert (handler.calls, [r[1] for r in run.results]) == ([], ["expired"])
+
+
+def test_what_is_broken_off_has_failed():
+    """Ctrl-C in the middle: nobody knows how far it came."""
+    run = FakeRun(command())
+    with pytest.raises(KeyboardInterrupt):
+        controller(run, Handler(error=KeyboardInterrupt())).obey(1)
+
+    assert run.results == [("wave", "failed", 1, BROKEN_OFF)]
+
+
+def test_a_reset_may_be_recorded_once_its_step_is_measured():
+    """Where that comes after the boundary: with the KL of its own step, or with none."""
+    later = {}
+    run = FakeRun(command("reset-reference"))
+    reset = Handler("reset-reference", report={"summary": "reference = policy"})
+    Controller(Seam(run), [reset], latest=lambda: {"policy/kl_ref_k3": 9.0}, measured=later.__setitem__).obey(3)
+    assert (run.events, [r[3] for r in run.results]) == ([], ["reference = policy"])
+    later[3]({"policy/kl_ref_k3": 0.25})
+
+    assert [(event.step, event.body["kl_before"]) for event in run.events] == [(3, 0.25)]

@@ -274,7 +274,7 @@ def test_a_handler_that_fails_answers_and_the_loop_goes_on():
 
     _, run = told("save-checkpoint", save=save)
 
-    assert answer(run)[:2] == ("rejected", 2)
+    assert answer(run)[:2] == ("failed", 2)
     assert list(run.steps) == [1, 2, 3, 4]
     assert run.counters["errors"] == 1
 

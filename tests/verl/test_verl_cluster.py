@@ -153,13 +153,14 @@ def test_kl_starts_again_from_zero_after_the_reset(run):
 
 
 def test_every_command_was_carried_out_at_its_step(run):
-    """And answered."""
-    info, _, store = run
+    """And answered; of the reset it is told which KL its own step had."""
+    info, steps, store = run
 
     assert {c.kind: c.status for c in store.commands(info.run_id)} == dict.fromkeys(
         ["reset-reference", "save-checkpoint", "lower-lr", "set-kl-coef", "stop"], CommandStatus.DONE
     )
     (reset,) = events(run, "reference_reset")
+    assert reset.body["kl_before"] == steps[RESET]["policy/kl_ref_k3"]
     assert (reset.step, reset.body["exact"], reset.body["ranks"], reset.body["cleared"]) == (RESET, True, 2, 26)
     assert [event.step for event in events(run, "command")] == [LOWER, LOWER, LAST, LAST]
 

@@ -3,7 +3,9 @@
 import errno
 import logging
 import types
+from concurrent.futures import wait
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import tiny_verl as tiny
@@ -19,6 +21,7 @@ from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.handlers.reference_files import read_facts
 from rlwatch.integrations.verl import plugin, workers
 from rlwatch.integrations.verl import trainer as hooks
+from rlwatch.integrations.verl.batch import StepBatch
 from rlwatch.records import Command, RunState
 from rlwatch.store.url import open_store
 
@@ -405,7 +408,7 @@ def test_how_many_checkpoints_verl_keeps(make):
     assert driver._checkpoints.kept() == 1
 
 
-def test_a_failing_save_rejects_the_command_and_training_goes_on(make, monkeypatch):
+def test_a_failing_save_is_answered_and_training_goes_on(make, monkeypatch):
     """A full disk."""
     trainer = make()
     driver = started(trainer)
@@ -415,7 +418,7 @@ def test_a_failing_save_rejects_the_command_and_training_goes_on(make, monkeypat
         raise OSError("no space left on device")
 
     monkeypatch.setattr(trainer, "_save_checkpoint", fail)
-    assert send(driver, "save-checkpoint").status == "rejected"
+    assert send(driver, "save-checkpoint").status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -500,3 +503,45 @@ def test_a_second_driver_of_the_same_run_is_refused(make):
     with pytest.raises(RLWatchError):
         second.init()
     assert isinstance(driver_of(first).run, rlwatch.Run)
+
+
+def test_a_reset_is_told_with_the_kl_of_its_own_step(make, monkeypatch):
+    """Which verl measures after the boundary; that of the step before is not it."""
+    trainer = make()
+    driver = started(trainer)
+    keys = [f"prompt_{row}_0" for row in range(tiny.ROWS)]
+    monkeypatch.setattr(
+        driver, "_fetch", lambda _, step: partial(StepBatch.of, keys, [{}] * len(keys), tiny.batch_of(step), step)
+    )
+    for step in (1, 2, 3):
+        trainer.step_to(step)
+        if step == 3:
+            assert send(driver, "reset-reference").status == "done"
+        driver.measure(None)
+        wait(driver.statistics._waiting)  # a step whose turn does not come goes without
+    driver.settle(30.0)
+    (reset,) = events(driver, "reference_reset")
+    store = open_store(trainer.config.trainer.rlwatch["store"])
+    kl = {record.step: record.metrics["policy/kl_ref_k3"] for record in store.records(driver.run.info.run_id)}
+
+    assert (reset.step, reset.body["kl_before"]) == (3, kl[3])
+    assert kl[3] not in (0.0, kl[2])
+
+
+@pytest.mark.parametrize("level", ["full", "scalars"])
+def test_a_reset_whose_step_is_never_measured_is_told_without_a_kl(make, level):
+    """Training ends at it, or nothing is measured at all: not measured is not zero."""
+    trainer = make()
+    with open_dict(trainer.config):
+        trainer.config.trainer.rlwatch.level = level
+    driver = started(trainer)
+    trainer.step_to(1)
+    send(driver, "reset-reference")
+    if level == "scalars":
+        driver.measure(None)
+    else:
+        driver.settle(30.0)
+    driver.statistics.close()
+    (reset,) = events(driver, "reference_reset")
+
+    assert reset.body["kl_before"] is None

@@ -110,7 +110,10 @@ def test_severities_are_ordered_by_rank():
     ("states", "texts"),
     [
         (RunState, ["running", "finished", "crashed"]),
-        (CommandStatus, ["queued", "claimed", "done", "rejected", "expired"]),
+        (
+            CommandStatus,
+            ["queued", "claimed", "cancelling", "done", "rejected", "failed", "expired", "cancelled"],
+        ),
         (AlertState, ["pending", "firing", "resolved"]),
         (OutboxStatus, ["pending", "sent", "dead"]),
         (Severity, ["info", "warning", "critical"]),

@@ -76,12 +76,15 @@ class Driver:
     def measure(self, meta: Any) -> None:
         """Read the step's batch ``meta`` (a ``KVBatchMeta``) before verl drops it; compute on another thread."""
         if not self._settings.level.includes(Level.TOKENS):
+            self.statistics.pass_over()
             return
         step, answers = int(self._trainer.global_steps), None
         if self._workers is not None:  # asked even if there is no room: what they keep of this step must go
             answers = self.seam.attempt("workers", self._workers.ask, "collect", step)
         if self.statistics.room():
             self.statistics.submit(step, self.seam.attempt("batch", self._fetch, meta, step), answers)
+        else:
+            self.statistics.pass_over()
 
     def settle(self, deadline_s: float) -> None:
         """Training has ended: wait for the statistics of the last steps."""
@@ -107,7 +110,7 @@ class Driver:
         set_kl = SetKLCoef(coefficient.read, coefficient.write, self.seam)
         self._kept = KeptSettings(set_kl, self.seam, lambda: True)
         commands = [*handlers(trainer, workers, self._checkpoints, self.seam), set_kl]
-        self._controller = Controller(self.seam, commands, latest=lambda: self.statistics.latest)
+        self._controller = Controller(self.seam, commands, measured=self.statistics.when_measured)
 
     def _attached(self, replies: Sequence[Reply]) -> None:
         obstacle = next((str(reply["obstacle"]) for reply in replies if reply["obstacle"]), None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Lock
 from typing import TYPE_CHECKING
 
+from rlwatch.integrations.controller import Told
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising.recording import decoded
 from rlwatch.integrations.seam import Seam
@@ -34,20 +36,39 @@ Read = Callable[[], StepBatch]
 
 
 class Statistics:
-    """Computes and records, in the order of steps. ``latest`` are the metrics of the step recorded last."""
+    """Computes and records, in the order of steps."""
 
     def __init__(self, seam: Seam, settings: Settings) -> None:
         self.reading = Reading()
         self.numbers: dict[str, float] = {}
         self.decode: Decode | None = None
         self.texts: Texts | None = None
-        self.latest: Mapping[str, float] = {}
         self._seam = seam
         self._full = settings.level.includes(Level.FULL)
         self._errors: dict[int, int] = {}
         self._refused = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-verl")
         self._waiting: list[Future[None]] = []
+        self._awaited: list[tuple[int, Told]] = []
+        self._lock = Lock()
+
+    def when_measured(self, step: int, told: Told) -> None:
+        """Have ``told`` given the metrics of ``step``, whose statistics come later; none if they never do."""
+        with self._lock:
+            self._awaited.append((step, told))
+
+    def pass_over(self) -> None:
+        """There will be no statistics of the step that ended."""
+        if self._awaited:
+            self._thread.submit(self._tell, None, {})
+
+    def _tell(self, step: int | None, metrics: Mapping[str, float]) -> None:
+        """Tell who waits for ``step``, and for earlier ones, of which nothing will come; all, if it is None."""
+        with self._lock:
+            due = [each for each in self._awaited if step is None or each[0] <= step]
+            self._awaited = [each for each in self._awaited if each not in due]
+        for awaited, told in due:
+            self._seam.attempt("metrics of a step", told, metrics if awaited == step else {})
 
     def room(self) -> bool:
         """Whether one more step may be submitted."""
@@ -66,16 +87,18 @@ class Statistics:
         """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
         self._thread.shutdown(wait=False)
         wait(self._waiting, deadline_s)
+        self._tell(None, {})
         if self.texts is not None:
             self.texts.close()
 
     def _guarded(self, step: int, read: Read | None, answers: Answers | None) -> None:
-        self._seam.attempt("statistics", self._record, step, read, answers)
+        metrics = self._seam.attempt("statistics", self._record, step, read, answers)
+        self._tell(step, metrics or {})
 
-    def _record(self, step: int, read: Read | None, answers: Answers | None) -> None:
+    def _record(self, step: int, read: Read | None, answers: Answers | None) -> Mapping[str, float]:
         run = self._seam.run
         if run is None:
-            return
+            return {}
         replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
         self._count_errors(replies)
         tally, batch = StepTally(), None if read is None else self._seam.attempt("batch", read)
@@ -86,12 +109,12 @@ class Statistics:
             tally.add_number(name, value)
         parcels = {int(reply["rank"]): reply["parcel"] for reply in replies if "parcel" in reply}
         whole = together(step, tally, parcels, self.decode)
-        self.latest = whole.metrics
         run.log(whole.metrics, step=step)
         for found in whole.spikes:
             run.log_spikes(found)
         self._seam.attempt("localised spikes", _write_localised, replies, step, run)
         self._seam.attempt("localised spikes", self._count_refused, replies, run)
+        return whole.metrics
 
     def _add_batch(self, tally: StepTally, batch: StepBatch) -> None:
         tokens = batch.token_batch(self.reading)

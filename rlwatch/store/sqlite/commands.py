@@ -12,7 +12,7 @@ from rlwatch.store.sqlite.migrations import transaction
 
 _READ = """SELECT command_id, kind, args, force, status, requested_by, why, idempotency_key, created_at, expires_at,
            claimed_at, finished_at, finished_step, result FROM command """
-_ANSWERS = (CommandStatus.DONE, CommandStatus.REJECTED)
+_ANSWERS = tuple(status for status in CommandStatus if not status.open)
 
 
 def submit(db: sqlite3.Connection, command: Command) -> Command:
@@ -79,20 +79,37 @@ def settle(
 ) -> Command:
     """Answer a claimed command; an answer already given stays."""
     if status not in _ANSWERS:
-        raise StoreError(f"a command is settled as done or rejected, not as {status.value!r}")
+        answers = ", ".join(answer.value for answer in _ANSWERS)
+        raise StoreError(f"a command is settled as one of {answers}, not as {status.value!r}")
     with transaction(db):
         db.execute(
             "UPDATE command SET status = ?, finished_at = ?, finished_step = ?, result = ? "
-            "WHERE command_id = ? AND status = 'claimed'",
+            "WHERE command_id = ? AND status IN ('claimed', 'cancelling')",
             (status.value, now, step, plain(result), command_id),
         )
-        row = db.execute(_READ + "WHERE command_id = ?", (command_id,)).fetchone()
-    if row is None:
-        raise StoreError(f"run {run_id!r} has no command {command_id!r}")
-    command = _command(run_id, row)
+        command = _known(db, run_id, command_id)
     if command.status is CommandStatus.QUEUED:
         raise StoreError(f"command {command_id!r} is still queued: claim it before settling it")
     return command
+
+
+def cancel(db: sqlite3.Connection, run_id: str, command_id: str, *, now: float, result: str) -> Command:
+    """Cancel what nobody has claimed; ask whoever has claimed it to let it go."""
+    with transaction(db):
+        db.execute(
+            "UPDATE command SET finished_at = CASE status WHEN 'queued' THEN ? END, result = ?, "
+            "status = CASE status WHEN 'queued' THEN 'cancelled' ELSE 'cancelling' END "
+            "WHERE command_id = ? AND status IN ('queued', 'claimed')",
+            (now, plain(result), command_id),
+        )
+        return _known(db, run_id, command_id)
+
+
+def _known(db: sqlite3.Connection, run_id: str, command_id: str) -> Command:
+    row = db.execute(_READ + "WHERE command_id = ?", (command_id,)).fetchone()
+    if row is None:
+        raise StoreError(f"run {run_id!r} has no command {command_id!r}")
+    return _command(run_id, row)
 
 
 def _command(run_id: str, row: tuple[Any, ...]) -> Command:

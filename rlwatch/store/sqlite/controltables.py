@@ -68,6 +68,11 @@ class ControlTables(ABC):
         with self._made_control(run_id) as db:
             return command_rows.settle(db, run_id, command_id, status=status, now=now, step=step, result=result)
 
+    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
+        """Cancel what nobody has claimed; ask whoever has to let it go."""
+        with self._made_control(run_id) as db:
+            return command_rows.cancel(db, run_id, command_id, now=now, result=result)
+
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
         """Insert or update alerts, insert new messages; one transaction per run."""
         runs = [alert.run_id for alert in alerts] + [message.run_id for message in messages]

@@ -32,5 +32,9 @@ class NoCommands:
         """Not here."""
         self._refuse()
 
+    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
+        """Not here."""
+        self._refuse()
+
     def _refuse(self) -> NoReturn:
         raise ControlUnavailableError(f"commands are not available {self._no_commands_because}")
