@@ -13,7 +13,7 @@ import pytest
 from rlwatch import errors, ports, records
 from rlwatch.clock import ManualClock, SystemClock
 from rlwatch.errors import ConfigError, ImportFormatError, MissingExtraError, RLWatchError, StoreError, StoreURLError
-from rlwatch.ports import Delivery, Series
+from rlwatch.ports import Checkpoint, Delivery, Progress, Series
 from rlwatch.records import (
     Acknowledgement,
     Alert,
@@ -51,6 +51,8 @@ RECORDS = [
     Silence("s", "ann@lab", "maintenance", 0.0, 3600.0),
     Ledger(),
     ForecastRecord(1, {"forecast/p50": 0.5}),
+    Checkpoint(7, 1, 3, "by", b"body"),
+    Progress((1, 2), 7),
     Delivery(True),
 ]
 
