@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import index
+from typing import Any
 
 from rlwatch.clock import Clock
 from rlwatch.errors import ControlUnavailableError, StoreBusyError
 from rlwatch.ports import CommandStore
 from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
+from rlwatch.seam import Contained, shown
 
 POLL_S = 1.0
+LONGEST = 10_000
+"""Characters of an answer that are kept."""
 DIED = "the process that claimed it ended before carrying it out; send it again if it is still wanted"
 ENDED = "the run ended before it could be carried out"
 SEVERAL_RANKS = (
@@ -69,7 +74,20 @@ class PendingCommand:
     def _settle(self, status: CommandStatus, step: int | None, result: str) -> None:
         if not self.answered:
             self.answered = True
-            self._answer(Answer(self.command, status, step, redacted(str(result))))
+            self._answer(Answer(self.command, status, _step(step), _text(result)))
+
+
+def _step(step: Any) -> int | None:
+    """A loop's own step; None for what counts nothing."""
+    with Contained(lambda _error: None):
+        return index(step) if -(2**63) <= index(step) < 2**63 else None
+    return None
+
+
+def _text(result: Any) -> str:
+    """A loop's own words, as a store can keep them."""
+    words = result if type(result) is str else shown(result)
+    return redacted(words[:LONGEST].encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 class Mailbox:

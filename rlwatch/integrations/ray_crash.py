@@ -8,8 +8,8 @@ from rlwatch.integrations.cause import cause_of, reason_of
 from rlwatch.records import RunState
 
 if TYPE_CHECKING:
-    from rlwatch.integrations.seam import Seam
     from rlwatch.run import Run
+    from rlwatch.seam import Seam
 
 DEADLINE_S = 10.0
 """Longest an exception is held up on its way out, in seconds."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
 from rlwatch.integrations.openrlhf.settings import Settings
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.integrations.whole import encoded
+from rlwatch.seam import Seam
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.mergeable import Total
 

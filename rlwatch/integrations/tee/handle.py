@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import rlwatch
-from rlwatch.integrations.seam import Contained, Seam
 from rlwatch.integrations.tee.patches import Patches
 from rlwatch.records import RunState
 from rlwatch.run import Run
 from rlwatch.run.identity import RUN_ID_VARIABLE
+from rlwatch.seam import Contained, Seam
 
 IDENTITY = ("run_id", "output_dir")
 """Arguments that name one run."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.cause import cause_of, reason_of
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch.gaps import Gaps
 from rlwatch.integrations.torch.steps import Steps
 from rlwatch.records import RunState
+from rlwatch.seam import Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

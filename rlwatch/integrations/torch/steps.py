@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
+from rlwatch.seam import Seam
 from rlwatch.tensors.mergeable import Mean
 
 IN_FLIGHT = 8

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 import rlwatch
 from rlwatch.integrations.distributed import begin_together
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.transformers.describe import init_arguments
 from rlwatch.records import RunState
+from rlwatch.seam import Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from rlwatch.clipping import Clipped, ClipRule, LayerClip
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, lacking, sharding_engine
 from rlwatch.integrations.transformers.resume import ResumedFrom
+from rlwatch.seam import Seam, guarded
 
 logger = logging.getLogger("rlwatch")
 FILE = "rlwatch_layer_clip.pt"

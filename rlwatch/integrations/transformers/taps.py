@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.seam import Seam
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total

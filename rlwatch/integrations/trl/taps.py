@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.taps import TrainerTaps, loss_stats
 from rlwatch.integrations.trl.generation import Generations, Scored
@@ -19,6 +18,7 @@ from rlwatch.integrations.trl.inputs import correction_stats, sequence_stats, to
 from rlwatch.integrations.trl.localising import Localising
 from rlwatch.integrations.trl.passes import Passes
 from rlwatch.integrations.trl.sampled import Sampled
+from rlwatch.seam import Seam
 from rlwatch.tensors.observe import observe
 
 

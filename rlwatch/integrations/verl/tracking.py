@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import rlwatch
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.verl.heartbeat import IN_PLACE
 from rlwatch.integrations.verl.settings import NAME, Settings, plain, wanted
 from rlwatch.integrations.verl.versions import verl_version
 from rlwatch.records import RunState
+from rlwatch.seam import Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
