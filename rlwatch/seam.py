@@ -138,7 +138,7 @@ class Seam:
             try:
                 theirs = by_a_signal(error)
                 if not theirs:
-                    self._failed(tap, error)
+                    self.failed(tap, error)
             except (RecursionError, MemoryError):  # no room even to tell
                 theirs = False
             if theirs:
@@ -150,7 +150,7 @@ class Seam:
         try:
             return self.attempt(tap, work, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001  (the seam of a thread)
-            self._failed(tap, error)
+            self.failed(tap, error)
             return None
 
     def hook(self, tap: str, work: Callable[..., object]) -> Callable[..., None]:
@@ -170,7 +170,8 @@ class Seam:
         """Failures of all taps so far: what a process without a run tells the one that has it."""
         return sum(self._failures.copy().values())
 
-    def _failed(self, tap: str, error: BaseException) -> None:
+    def failed(self, tap: str, error: BaseException) -> None:
+        """Count a failure of ``tap``, and say so the first time and when that switches it off."""
         failures = self._failures[tap] = self._failures.get(tap, 0) + 1
         self._count("errors")
         if failures == 1:

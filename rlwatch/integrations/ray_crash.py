@@ -20,7 +20,7 @@ def record_crash(run: Run, seam: Seam, error: BaseException, step: int | None) -
 
     What a worker raised reaches the driver wrapped by Ray: the error is the one inside, the traceback is of both.
     """
-    inside = getattr(error, "cause", None)
+    inside = seam.attempt("cause of an error", getattr, error, "cause", None)
     cause = inside if isinstance(inside, BaseException) else error
     body = {**cause_of(error), "error": reason_of(cause), "type": type(cause).__name__}
     seam.attempt("exception", run.event, "exception", step, **body)

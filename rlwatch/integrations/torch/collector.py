@@ -25,11 +25,14 @@ from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.response_stats import observe_responses
 from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.transfer import freed
 
 KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollout_logp")
 """Fields of a batch whose values a statistic may keep."""
 TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
+NAMED = {"loss/raw": "loss", "optim/lr": "lr", "optim/grad_norm": "grad_norm"}
+"""Canonical name -> what ``step`` calls it."""
 Refused = Mapping[str, str]
 """Input that was left out -> why."""
 
@@ -107,7 +110,9 @@ class Collector:
     def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
         """Seal the step."""
         self._begin()
-        refused = self.steps.add_all({**self._standing(), **_named(inputs), **scalars})
+        loss = self.steps.seam.attempt("loss", _broken, inputs["loss"])
+        named = {name: inputs[ours] for name, ours in NAMED.items()}
+        refused = self.steps.add_all({**self._standing(), "nonfinite/loss": loss, **_given(named), **scalars})
         number = self.steps.last + 1
         if step is not None:
             try:
@@ -145,12 +150,12 @@ def _copied(batch: TokenBatch) -> TokenBatch:
     return replace(batch, **mine)
 
 
-def _named(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``step`` was passed, by canonical names."""
-    loss = inputs["loss"]
-    named = {"loss/raw": loss, "nonfinite/loss": None, "optim/lr": inputs["lr"], "optim/grad_norm": inputs["grad_norm"]}
-    if isinstance(loss, Tensor):
-        named["nonfinite/loss"] = nonfinite(loss.detach())
-    elif isinstance(loss, int | float):
-        named["nonfinite/loss"] = float(not math.isfinite(loss))
+def _given(named: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _broken(loss: Any) -> float | Tensor | None:
+    """Whether it is NaN or infinite, as a number; None where there is none."""
+    if isinstance(loss, Tensor):
+        return None if freed(loss) else nonfinite(loss.detach())
+    return float(not math.isfinite(loss)) if isinstance(loss, int | float) else None

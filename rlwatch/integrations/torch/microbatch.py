@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.seam import by_a_signal, described
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
 from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.tokens import TokenBatch
@@ -27,6 +28,11 @@ OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta")
 """The same for every micro-batch."""
 WHOLE = ("ids", *ROUTES)
 """Integers: indices, not measurements."""
+
+
+def why(misfit: Exception) -> str:
+    """Our own words; of anything else the type, too."""
+    return str(misfit) if type(misfit) in (ValueError, MisfitError) else described(misfit)
 
 
 class MisfitError(ValueError):
@@ -71,8 +77,10 @@ class Reader:
         """None where ``read`` says that the input does not fit."""
         try:
             return read(*args)
-        except (ValueError, TypeError, RuntimeError) as misfit:
-            self.refused[name] = str(misfit)
+        except Exception as misfit:
+            if by_a_signal(misfit):
+                raise
+            self.refused[name] = why(misfit)
             return None
 
     def _from_logits(self, given: dict[str, Any]) -> None:

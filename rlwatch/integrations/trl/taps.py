@@ -81,8 +81,12 @@ class Taps(TrainerTaps):
 
     @override
     def complete(self, total: Tensor | float | None) -> None:
-        if self._localising is not None and self.trainer.model.training:
-            self._seam.attempt("localisation", self._localising.check, total)
+        if self._localising is not None:
+            self._seam.attempt("localisation", self._complete, self._localising, total)
+
+    def _complete(self, localising: Localising, total: Tensor | float | None) -> None:
+        if self.trainer.model.training:
+            localising.check(total)
 
     def delivered(self, metrics: Mapping[str, float]) -> None:
         """The metrics of a step have arrived."""
