@@ -158,4 +158,6 @@ def _broken(loss: Any) -> float | Tensor | None:
     """Whether it is NaN or infinite, as a number; None where there is none."""
     if isinstance(loss, Tensor):
         return None if freed(loss) else nonfinite(loss.detach())
-    return float(not math.isfinite(loss)) if isinstance(loss, int | float) else None
+    if isinstance(loss, int):
+        return 0.0  # also one that is too large for a float
+    return float(not math.isfinite(loss)) if isinstance(loss, float) else None
