@@ -16,7 +16,7 @@ from rlwatch.recorder.queue import Intake, Queued
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import plain
-from rlwatch.seam import described, harmless
+from rlwatch.seam import described, harmless, shown
 
 if TYPE_CHECKING:  # imported by the judge's thread, and where ranks are linked: a run begins without them
     from rlwatch.monitor.engine import Outcome
@@ -215,11 +215,14 @@ class Run:
             self._link.forked()
             self._link = None
 
+    @harmless("bad_calls")
     def listen(self, listener: Callable[[Outcome], None]) -> None:
         """Tell ``listener`` of every finding published and alert that changed, on the writer thread.
 
         It must be quick: everything judged waits behind it. What it raises is counted and warned of once.
         """
+        if not callable(listener):
+            raise TypeError(f"a listener is called with what was found; got {shown(listener)}")
         self._listeners.append(listener)
 
     def announce(self, outcome: Outcome) -> None:
