@@ -580,8 +580,8 @@ def test_a_hostile_input_of_a_watcher_costs_itself_only(tmp_path, call):
     watcher.finish()
 
     assert run.finish(deadline_s=60.0)
-    stored = open_store(tmp_path).series(run.info.run_id, ["policy/logp", "loss/raw"])
-    assert set(steps) <= set(stored["policy/logp"].steps.tolist()) & set(stored["loss/raw"].steps.tolist())
+    stored = open_store(tmp_path).series(run.info.run_id, ["policy/logp_mean", "loss/raw"])
+    assert set(steps) <= set(stored["policy/logp_mean"].steps.tolist()) & set(stored["loss/raw"].steps.tolist())
 
 
 ROW = {f"bad{i}": value for i, value in enumerate([*HATEFUL, DotDict(), cycle(), *ODD_TENSORS, freed()])}
@@ -741,7 +741,7 @@ INJECTED = {
     "a step left out": ("rlwatch.clipping.skip.SkipOnSpike.decide", bare),
     # threads of ours
     "storing": ("rlwatch.recorder.store_sink.StoreSink.write", missing),
-    "judging": ("rlwatch.monitor.engine.Monitor.observe", mute),
+    "judging": ("rlwatch.monitor.engine.Monitor.observe", bare),
     "layers": ("rlwatch.layers.DerivedLayers.add", runtime),
     "the mailbox": ("rlwatch.control.mailbox.Mailbox.tick", bare),
     "announcing": ("rlwatch.run.own_log.OwnLog.__call__", missing),
@@ -811,11 +811,17 @@ def test_a_failure_of_ours_leaves_training_bit_for_bit_as_it_is(tmp_path, monkey
     watcher.finish()
 
     assert same(left, unwatched)
-    assert watcher.run.counters.snapshot() or place.endswith(tuple(NEVER_COUNTED))
+    assert watcher.run.counters.snapshot() or said_in_the_localisation(tmp_path, watcher) or place.endswith(UNSURE)
 
 
-NEVER_COUNTED = ("OwnLog.__call__", "text_report", "attribute", "verify")
-"""Not reached in a run without findings; or it is said in the localisation, or in a report of 30 seconds later."""
+UNSURE = ("OwnLog.__call__", "text_report")
+"""Not reached in a run without findings; or counted once the thread of the text has come so far."""
+
+
+def said_in_the_localisation(store, watcher):
+    """A model may refuse what is asked of it: the report of the step says so."""
+    events = [event.body for event in open_store(store).events(watcher.run.info.run_id)]
+    return any(word in str(body) for body in events for word in ("boom", "out of memory"))
 
 
 def test_a_gradient_hook_that_fails_once_is_not_blamed_on_the_wrong_tokens(tmp_path, monkeypatch):
@@ -1031,7 +1037,7 @@ def until(true: Callable[[], object]) -> None:
 def test_delivery_goes_on_whatever_a_round_raises(tmp_path, monkeypatch, error):
     """Counted, told to the run, and tried again; it ends when it is asked to."""
     failures = []
-    thread = DeliveryThread(open_store(tmp_path), {"c": ConsoleNotifier("c")}, poll_s=0.001, failed=failures.append)
+    thread = DeliveryThread(open_store(tmp_path), {"c": ConsoleNotifier()}, poll_s=0.001, failed=failures.append)
     monkeypatch.setattr(thread._deliverer, "run_once", lambda **_: explode(error))
     thread.start()
     until(lambda: thread.failures >= 3)

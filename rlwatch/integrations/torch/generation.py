@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.torch.microbatch import why
+from rlwatch.integrations.torch.microbatch import measured, why
 from rlwatch.seam import by_a_signal
 from rlwatch.tensors.responses import ResponseBatch
 from rlwatch.tensors.tasks import TaskNames
@@ -65,10 +65,10 @@ class GenerationReader:
         fitting: dict[str, Any] = {}
         first: tuple[str, int] | None = None
         for name, value in given.items():
-            if name == "groups" and isinstance(value, Integral):
-                fitting[name] = value
-                continue
             try:
+                if name == "groups" and isinstance(value, Integral):
+                    fitting[name] = value
+                    continue
                 fitting[name] = column = _column(name, value)
                 first = first or (name, len(column))
                 if len(column) != first[1]:
@@ -89,8 +89,7 @@ def _column(name: str, value: Any) -> Any:
         return value.copy()
     if not isinstance(value, Tensor) or value.is_nested:
         return value
-    if hasattr(value, "full_tensor"):
-        raise ValueError("it is a DTensor: pass what this rank holds of it (to_local), or all of it (full_tensor)")
+    value = measured(value)
     wanted = "(B, T)" if name in WIDE else "(B,)"
     if name not in WIDE and value.dim() == 2 and value.shape[1] == 1:
         value = value.squeeze(1)

@@ -71,7 +71,7 @@ class Steps:
         """A mean, so that with several ranks it is the mean over them; it stands for what was measured by that name."""
         if hasattr(value, "full_tensor"):
             raise TypeError(name)
-        if freed(value):
+        if freed(value) or value.is_meta:
             raise ValueError(name)
         number = value.reshape(())
         self.tally.stats[name] = Mean.of(number, torch.ones_like(number, dtype=torch.bool))
