@@ -31,8 +31,6 @@ KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollou
 """Fields of a batch whose values a statistic may keep."""
 TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
-NAMED = {"loss/raw": "loss", "optim/lr": "lr", "optim/grad_norm": "grad_norm"}
-"""Canonical name -> what ``step`` calls it."""
 Refused = Mapping[str, str]
 """Input that was left out -> why."""
 
@@ -110,9 +108,8 @@ class Collector:
     def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
         """Seal the step."""
         self._begin()
-        loss = self.steps.seam.attempt("loss", _broken, inputs["loss"])
-        named = {name: inputs[ours] for name, ours in NAMED.items()}
-        refused = self.steps.add_all({**self._standing(), "nonfinite/loss": loss, **_given(named), **scalars})
+        broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
+        refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
         number = self.steps.last + 1
         if step is not None:
             try:
@@ -150,7 +147,10 @@ def _copied(batch: TokenBatch) -> TokenBatch:
     return replace(batch, **mine)
 
 
-def _given(named: Mapping[str, Any]) -> dict[str, Any]:
+def _named(inputs: Mapping[str, Any], broken: float | Tensor | None) -> dict[str, Any]:
+    """What ``step`` was passed, by canonical names, and whether the loss was ``broken``."""
+    loss = {"loss/raw": inputs["loss"], "nonfinite/loss": broken}
+    named = {**loss, "optim/lr": inputs["lr"], "optim/grad_norm": inputs["grad_norm"]}
     return {name: value for name, value in named.items() if value is not None}
 
 

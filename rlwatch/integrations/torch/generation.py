@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.torch.microbatch import measured, why
+from rlwatch.integrations.torch.microbatch import measured, there, why
 from rlwatch.seam import by_a_signal
 from rlwatch.tensors.responses import ResponseBatch
 from rlwatch.tensors.tasks import TaskNames
@@ -89,7 +89,7 @@ def _column(name: str, value: Any) -> Any:
         return value.copy()
     if not isinstance(value, Tensor) or value.is_nested:
         return value
-    value = measured(value)
+    value = there(measured(value))
     wanted = "(B, T)" if name in WIDE else "(B,)"
     if name not in WIDE and value.dim() == 2 and value.shape[1] == 1:
         value = value.squeeze(1)

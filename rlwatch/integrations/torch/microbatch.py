@@ -96,7 +96,7 @@ class Reader:
     def _logp(self, given: dict[str, Any]) -> Padded:
         if "logp" not in given:
             raise MisfitError("neither logp= nor logits= with ids= was given")
-        logp = Padded.of(measured(given["logp"]), longest=_longest(given))
+        logp = Padded.of(there(measured(given["logp"])), longest=_longest(given))
         if logp.values.dim() != 2:
             raise MisfitError(f"it has shape {_shape(logp.values)} where (B, T) is needed{_packed(logp.values)}")
         if not logp.values.is_floating_point():
@@ -110,8 +110,8 @@ class Reader:
                 raise MisfitError("it was not given: which of the tokens are not padding?")
             return logp.valid
         mask = _beside(Padded.of(measured(given["mask"]), longest=logp.values.shape[1]), logp)
-        there = [part.bool() for part in (mask.values, mask.valid, logp.valid) if part is not None]
-        return torch.stack(there).all(0) if len(there) > 1 else there[0]
+        inside = [part.bool() for part in (mask.values, mask.valid, logp.valid) if part is not None]
+        return torch.stack(inside).all(0) if len(inside) > 1 else inside[0]
 
     def _one(self, name: str, value: Any, logp: Padded) -> Tensor | None:
         if name in ("logp", "mask", "logits"):
@@ -148,14 +148,21 @@ def _paired(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return logits, ids
 
 
+def there(x: Any) -> Any:
+    """``x``, if it holds data."""
+    if isinstance(x, Tensor) and x.is_meta:
+        raise MisfitError("it is on the meta device, which holds no data")
+    return x
+
+
 def measured(x: Any) -> Any:
     """``x``, if it can be measured where it is."""
     if not isinstance(x, Tensor):
         return x
     if hasattr(x, "full_tensor"):
         raise MisfitError("it is a DTensor: pass what this rank holds of it (to_local), or all of it (full_tensor)")
-    if x.is_meta or x.is_complex():
-        raise MisfitError("it is on the meta device, which holds no data" if x.is_meta else "it is complex")
+    if x.is_complex():
+        raise MisfitError("it is complex")
     return x
 
 
