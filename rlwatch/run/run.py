@@ -201,7 +201,7 @@ class Run:
         try:
             return call()
         except Exception as error:  # noqa: BLE001  (any store, any thread of ours)
-            self.counters.warn("errors", f"rlwatch could not end the run: {type(error).__name__}: {error}")
+            self.counters.warn("errors", f"rlwatch could not end the run: {described(error)}")
             return False
 
     def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:

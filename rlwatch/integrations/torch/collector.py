@@ -17,7 +17,7 @@ from rlwatch.integrations.torch.generation import GenerationReader
 from rlwatch.integrations.torch.gradients import read_gradients, scales
 from rlwatch.integrations.torch.loss_passes import Call, LossPasses
 from rlwatch.integrations.torch.means import Means
-from rlwatch.integrations.torch.microbatch import Reader, Settings
+from rlwatch.integrations.torch.microbatch import NO_DATA, Reader, Settings
 from rlwatch.integrations.torch.samples import Samples
 from rlwatch.integrations.torch.steps import Steps
 from rlwatch.integrations.vocabulary import vocab_size_of
@@ -80,6 +80,8 @@ class Collector:
         full = self.level.includes(Level.FULL)
         with torch.no_grad():
             batch = reader.read(inputs)
+            if batch is not None and batch.logp.is_meta:
+                reader.refused["logp"], batch = NO_DATA, None
             if batch is not None:
                 self.steps.tally.add_batch(_copied(batch) if full else batch, full=full)
         if batch is not None and self.localises:

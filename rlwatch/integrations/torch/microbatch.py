@@ -35,6 +35,9 @@ def why(misfit: Exception) -> str:
     return str(misfit) if type(misfit) in (ValueError, TypeError, RuntimeError, MisfitError) else described(misfit)
 
 
+NO_DATA = "it is on the meta device, which holds no data"
+
+
 class MisfitError(ValueError):
     """An input that cannot be what its name says."""
 
@@ -96,7 +99,7 @@ class Reader:
     def _logp(self, given: dict[str, Any]) -> Padded:
         if "logp" not in given:
             raise MisfitError("neither logp= nor logits= with ids= was given")
-        logp = Padded.of(there(measured(given["logp"])), longest=_longest(given))
+        logp = Padded.of(measured(given["logp"]), longest=_longest(given))
         if logp.values.dim() != 2:
             raise MisfitError(f"it has shape {_shape(logp.values)} where (B, T) is needed{_packed(logp.values)}")
         if not logp.values.is_floating_point():
@@ -151,7 +154,7 @@ def _paired(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 def there(x: Any) -> Any:
     """``x``, if it holds data."""
     if isinstance(x, Tensor) and x.is_meta:
-        raise MisfitError("it is on the meta device, which holds no data")
+        raise MisfitError(NO_DATA)
     return x
 
 
