@@ -58,6 +58,22 @@ _brief = reprlib.Repr()
 _brief.maxlevel, _brief.maxstring, _brief.maxother = 3, 80, 80
 
 
+def words(value: object) -> str:
+    """Somebody's text, as it is if it is one."""
+    return value if type(value) is str else shown(value)
+
+
+def seconds(value: object, otherwise: float) -> float:
+    """Somebody's time limit: a number >= 0, else ``otherwise``.
+
+    >>> seconds(2, 10.0), seconds(-1, 10.0), seconds(float("nan"), 10.0), seconds("soon", 10.0)
+    (2.0, 0.0, 10.0, 10.0)
+    """
+    if type(value) not in (int, float) or value != value:  # noqa: PLR0124  (NaN)
+        return otherwise
+    return min(max(0.0, float(cast("float", value))), threading.TIMEOUT_MAX)
+
+
 def say(level: int, message: str, *args: object) -> None:
     """Log; what somebody's handler or filter raises goes no further."""
     try:

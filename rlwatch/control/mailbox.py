@@ -17,7 +17,7 @@ from rlwatch.errors import ControlUnavailableError, StoreBusyError
 from rlwatch.ports import CommandStore
 from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
-from rlwatch.seam import Contained, shown
+from rlwatch.seam import Contained, words
 
 POLL_S = 1.0
 LONGEST = 10_000
@@ -86,8 +86,7 @@ def _step(step: Any) -> int | None:
 
 def _text(result: Any) -> str:
     """A loop's own words, as a store can keep them."""
-    words = result if type(result) is str else shown(result)
-    return redacted(words[:LONGEST].encode("utf-8", "backslashreplace").decode("utf-8"))
+    return redacted(words(result)[:LONGEST].encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 class Mailbox:

@@ -16,7 +16,7 @@ from rlwatch.recorder.queue import Intake, Queued
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import plain
-from rlwatch.seam import described, harmless, shown
+from rlwatch.seam import described, harmless, seconds, shown, words
 
 if TYPE_CHECKING:  # imported by the judge's thread, and where ranks are linked: a run begins without them
     from rlwatch.monitor.engine import Outcome
@@ -174,7 +174,7 @@ class Run:
         """
         if self._ended:
             return True
-        ended_as = RunState(state)
+        ended_as, reason, deadline_s = RunState(state), words(reason), seconds(deadline_s, DEADLINE_S)
         self._ended = True
         end = time.monotonic() + deadline_s
         engine, link = self._engine, self._link

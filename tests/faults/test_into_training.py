@@ -35,7 +35,7 @@ from rlwatch.integrations.tee.patches import Patches
 from rlwatch.integrations.verl.tracking import Backend
 from rlwatch.monitor.watchman import WatchmanThread
 from rlwatch.notify.console import ConsoleNotifier
-from rlwatch.records import Command, CompletionBatch, SpikeBatch
+from rlwatch.records import Command, CompletionBatch, RunState, SpikeBatch
 from rlwatch.seam import LIMIT, Seam, tireless
 from rlwatch.store.url import open_store
 from rlwatch.text import Sample, TextProbe
@@ -378,6 +378,20 @@ def test_an_answer_of_a_loop_is_words_whatever_it_is():
         assert type(answer.result) is str
         answer.result.encode()
         assert answer.step in (None, 3)
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_a_run_ends_whatever_it_is_told_about_its_end(tmp_path, given):
+    """A reason, a deadline or an error that cannot be had: it is finished, and says so."""
+    run = rlwatch.init(store=tmp_path, sigterm=False)
+    run.log({"a": 1.0}, step=1)
+    if given == 2:
+        run.__exit__(MuteError, MuteError(), None)
+    else:
+        assert run.finish("crashed", HATEFUL[5], deadline_s=[HATEFUL[0], float("nan")][given])
+
+    stored = open_store(tmp_path).run(run.info.run_id)
+    assert (stored.state, stored.last_step) == (RunState.CRASHED, 1)
 
 
 # ---------------------------------------------------------------- where and when calls are made
@@ -908,6 +922,87 @@ def test_a_rule_of_clipping_that_raises_leaves_the_global_clip(unwatched):
     assert set(made[0].clip().metrics()) == {"optim/grad_norm"}
 
 
+# ---------------------------------------------------------------- failures injected into a Trainer
+
+
+HF = "rlwatch.integrations.transformers"
+IN_A_TRAINER = {
+    "whether to look": (f"{HF}.taps.TrainerTaps._looks", missing),
+    "the loss": (f"{HF}.taps.loss_stats", out_of_memory),
+    "gradients read": (f"{HF}.taps.grad_norms", out_of_memory),
+    "gradients added": (f"{HF}.taps.TrainerTaps._add_gradients", mute),
+    "clipped layers found": (f"{HF}.taps.clipping_of", bare),
+    "clipped layers added": (f"{HF}.taps.TrainerTaps._add_clipped", runtime),
+    "layers clipped": ("rlwatch.clipping.layer_clip.LayerClip.by_layer", out_of_memory),
+    "the norm before clipping": (f"{HF}.layer_clipping._before_clipping", out_of_memory),
+    "a step taken": (f"{HF}.taps.TrainerTaps.take", bare),
+    "a step delivered": (f"{HF}.stepper.StepCallback.deliver", mute),
+    "commands": (f"{HF}.control.LoopControl.obey", runtime),
+    "the log": (f"{HF}.callback.scalars", missing),
+    "the end": (f"{HF}.callback.RLWatchCallback.end", bare),
+}
+
+
+def trained(folder, *, watched):
+    """A small ``transformers.Trainer``, its layers clipped by a rule that never scales; its weights and counters."""
+    transformers = pytest.importorskip("transformers")
+    from rlwatch.integrations.transformers import clip_layers, watch
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.drop = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 1)]), nn.Dropout(0.2)
+
+        def forward(self, x, y):
+            hidden = self.drop(torch.tanh(self.layers[0](x)))
+            return {"loss": (self.layers[1](hidden).squeeze(-1) - y).square().mean()}
+
+    torch.manual_seed(0)
+    x = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
+    settings = {"use_cpu": True, "max_steps": 5, "logging_steps": 1, "report_to": "none", "save_strategy": "no"}
+    settings |= {"disable_tqdm": True, "learning_rate": 1e-2, "max_grad_norm": 0.1, "seed": 3}
+    trainer = transformers.Trainer(
+        model=Net(),
+        args=transformers.TrainingArguments(output_dir=str(folder / "out"), **settings),
+        train_dataset=[{"x": row, "y": row.sum()} for row in x],
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    run = None
+    if watched:
+        run = rlwatch.init(store=folder / "runs", sigterm=False)
+        watch(trainer, run=run)
+        clip_layers(trainer, LayerMaxNorm(each=1e9))
+    trainer.train()
+    if run is not None:
+        assert run.finish(deadline_s=60.0) in (True, False)
+    left = {f"{i}": parameter.detach().clone() for i, parameter in enumerate(trainer.model.parameters())}
+    return {**left, "random": torch.get_rng_state()}, trainer, run
+
+
+@pytest.fixture(scope="module")
+def unwatched_trainer(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("unwatched"), watched=False)[0]
+
+
+@pytest.mark.parametrize("name", [None, *IN_A_TRAINER])
+def test_a_failure_of_ours_leaves_a_trainer_as_it_is(tmp_path, monkeypatch, unwatched_trainer, name):
+    """All its steps, bit for bit; without a failure nothing is counted, with one something is."""
+    if name is not None:
+        place, failure = IN_A_TRAINER[name]
+        owner, _, attribute = place.rpartition(".")
+        monkeypatch.setattr(resolved(owner), attribute, failure)
+    left, trainer, run = trained(tmp_path, watched=True)
+
+    assert trainer.state.global_step == 5
+    assert same(left, unwatched_trainer)
+    counted = bool(run.counters.snapshot())
+    assert counted == (name not in NOT_ON_THE_RUN)
+
+
+NOT_ON_THE_RUN = {None, "layers clipped", "the norm before clipping"}
+"""Layer clipping has no run: it warns."""
+
+
 # ---------------------------------------------------------------- training's own errors
 
 
@@ -1179,3 +1274,33 @@ def _made(node: ast.Assign) -> Iterator[str]:
         for name, value in zip(names, values, strict=False):
             if isinstance(name, ast.Name) and _guards(value):
                 yield name.id
+
+
+THREADS = {
+    "rlwatch/recorder/writer.py": "its loop and every call of a sink hold whatever is raised",
+    "rlwatch/monitor/judge.py": "every turn holds whatever is raised",
+    "rlwatch/monitor/watchman.py": "tireless",
+    "rlwatch/alerts/delivery.py": "tireless",
+    "rlwatch/link/hub.py": "of the link",
+    "rlwatch/link/spoke.py": "of the link",
+    "rlwatch/run/lifecycle.py": "waits for a signal's number, nothing else",
+    "rlwatch/notify/mail.py": "of one message: what it raises is what became of it",
+    "rlwatch/notify/http.py": "a timer that closes one request, contained",
+    "rlwatch/text/probe.py": "of one report: what it raises is taken with it",
+    "rlwatch/integrations/verl/statistics.py": "Seam.aside",
+    "rlwatch/integrations/openrlhf/recording.py": "Seam.aside",
+}
+"""Where threads of ours are made, and what holds what is raised in them."""
+
+
+def test_every_thread_of_ours_is_known():
+    """A new one must say here what becomes of an error in it."""
+    root = Path(rlwatch.__file__).parent
+    made = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if name in ("Thread", "Timer", "ThreadPoolExecutor"):
+                made.add(str(path.relative_to(root.parent)))
+
+    assert {path for path in made if not path.startswith("rlwatch/testing/")} == THREADS.keys()
