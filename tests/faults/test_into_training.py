@@ -747,7 +747,7 @@ INJECTED = {
     "a step delivered": ("rlwatch.integrations.step_tally.WholeStep.deliver", mute),
     "commands": (f"{TORCH}.commands.Commands.obey", bare),
     "a record taken": ("rlwatch.run.run.admit", runtime),
-    "an event taken": ("rlwatch.run.run.as_json", mute),
+    "an event taken": ("rlwatch.run.run.plain", mute),
     # the localisation of a spike, between the backward and the optimizer's step
     "a spike looked at": (f"{LOCAL}.localiser.Localiser.check", out_of_memory),
     "a spike located": (f"{LOCAL}.localiser.locate", out_of_memory),
@@ -1278,7 +1278,7 @@ def _made(node: ast.Assign) -> Iterator[str]:
 
 THREADS = {
     "rlwatch/recorder/writer.py": "its loop and every call of a sink hold whatever is raised",
-    "rlwatch/monitor/judge.py": "every turn holds whatever is raised",
+    "rlwatch/recorder/judge.py": "every turn holds whatever is raised",
     "rlwatch/monitor/watchman.py": "tireless",
     "rlwatch/alerts/delivery.py": "tireless",
     "rlwatch/link/hub.py": "of the link",
