@@ -33,7 +33,7 @@ COLUMNS = ("step_ms", "hooks_ms", "threads_ms", "share_percent", "peak_mb")
 
 def time_the_seam() -> list[float]:
     """Make the seam add up its own thread time, nested calls counted once."""
-    from rlwatch.integrations.seam import Seam
+    from rlwatch.seam import Seam
 
     spent, depth, inner = [0.0], [0], Seam.attempt
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rlwatch.alerts.outbox import Deliverer, DeliveryReport
 from rlwatch.alerts.outcomes import Patience
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.ports import AlertStore, Notifier
-
-logger = logging.getLogger("rlwatch")
+from rlwatch.seam import described, say, tireless
 
 IDLE_SHARE = 0.01
 """Of its time the thread spends at most this share on looking at an outbox that has nothing for it."""
@@ -26,6 +25,8 @@ class DeliveryThread:
         As for :class:`rlwatch.alerts.outbox.Deliverer`.
     poll_s
         Seconds between looks at the outbox, more where looking is slow; :meth:`wake` asks for one now.
+    failed
+        Told of every round that failed.
 
     Raises
     ------
@@ -41,6 +42,7 @@ class DeliveryThread:
         clock: Clock | None = None,
         patience: Patience | None = None,
         poll_s: float = 2.0,
+        failed: Callable[[BaseException], object] | None = None,
     ) -> None:
         self.report = DeliveryReport()
         """All that was delivered so far."""
@@ -51,7 +53,10 @@ class DeliveryThread:
         self._poll_s = poll_s
         self._wakeup = threading.Event()
         self._stop_at: float | None = None
-        self._thread = threading.Thread(target=self._work, name="rlwatch-delivery", daemon=True)
+        self._failed = failed
+        self._thread = threading.Thread(
+            target=tireless, args=(self._work, self._note), name="rlwatch-delivery", daemon=True
+        )
 
     @property
     def errors(self) -> int:
@@ -89,14 +94,19 @@ class DeliveryThread:
         began = self._clock.monotonic()
         try:
             report = self._deliverer.run_once(enough=self._out_of_time)
-        except Exception as error:  # noqa: BLE001  (seam: notifier delivery; a broken store must not end delivery)
-            self.failures += 1
-            if self.failures == 1:
-                logger.warning("alert delivery: %s: %s; further ones are only counted", type(error).__name__, error)
+        except BaseException as error:  # noqa: BLE001  (seam: notifier delivery; a broken store must not end delivery)
+            self._note(error)
             return self._poll_s
         self.report += report
         idle = report == DeliveryReport()
         return max(self._poll_s, (self._clock.monotonic() - began) / IDLE_SHARE if idle else 0.0)
+
+    def _note(self, error: BaseException) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            say(logging.WARNING, "alert delivery: %s; further ones are only counted", described(error))
+        if self._failed is not None:
+            self._failed(error)
 
     def _out_of_time(self) -> bool:
         return self._stop_at is not None and self._clock.monotonic() >= self._stop_at

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
+from threading import current_thread, main_thread
 
 from rlwatch.alerts.backoff import exponential
 from rlwatch.alerts.outcomes import Patience, is_first_word, precedes, settled
@@ -147,7 +148,9 @@ class Deliverer:
     def _try(self, message: OutboxMessage) -> Delivery:
         try:
             return self._notifiers[message.channel].deliver(message)
-        except Exception as error:  # noqa: BLE001  (seam: notifier delivery; a bad notifier must not stop the others)
+        except BaseException as error:  # (seam: notifier delivery; a bad notifier must not stop the others)
+            if not isinstance(error, Exception) and current_thread() is main_thread():
+                raise  # Ctrl-C at the command line; in a thread of ours it is the notifier's own
             self.errors += 1
             kind = type(error).__name__  # its message could hold an address
             if self.errors == 1:

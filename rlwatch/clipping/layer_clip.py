@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,11 @@ from rlwatch.clipping.result import Clipped
 from rlwatch.clipping.rule import ClipRule, positive
 from rlwatch.clipping.rules import first_state, rule_of
 from rlwatch.errors import ConfigError
+from rlwatch.seam import Seam, by_a_signal
 
 KEEP, ZERO = "keep", "zero"
+TAP = "layers to clip"
+"""What it is called where it fails."""
 
 
 class LayerClip:
@@ -38,6 +41,10 @@ class LayerClip:
     A gradient that is not finite has no length to clip to. With ``nonfinite="keep"`` such a step is left to the loop's
     own guard (a loss scaler, a skipped step): no gradient is touched, the rule sees nothing of it, it is counted.
     With ``"zero"`` the gradients of the layers concerned are set to zero, and the others treated as in any step.
+
+    Where it fails in the middle of training (a rule that raises, a device without memory), it is warned of, no layer is
+    scaled and the global clip to ``max_norm`` is done by torch; after the third failure always so. With several ranks
+    the error is raised: ranks that clip differently would drift apart unseen.
 
     Parameters
     ----------
@@ -75,6 +82,7 @@ class LayerClip:
         self.max_norm = max_norm
         self.last: Clipped | None = None
         """What the last call did; None before the first."""
+        self.seam = Seam()
         self._zero = _choice(nonfinite) == ZERO
         positive("LayerClip", max_norm=max_norm)
         self._layout = Layout.of(model, self.by)
@@ -86,12 +94,26 @@ class LayerClip:
         """Names of what is clipped as one, in model order."""
         return self._layout.groups
 
-    @torch.no_grad()
     def clip(self, before: Callable[[Tensor], object] | None = None) -> Clipped:
         """Clip the gradients that the model holds now; once a step, before the optimizer's.
 
         ``before``, if given, is called with their norm (0-d) while they are still as they came.
         """
+        if self.seam.works(TAP):
+            try:
+                return self.by_layer(before)
+            except Exception as error:
+                wrong_from_the_start = self.last is None and isinstance(error, ConfigError)
+                if wrong_from_the_start or _several_ranks() or by_a_signal(error):
+                    raise
+                self.seam.failed(TAP, error)
+        return self._together()
+
+    __call__ = clip
+
+    @torch.no_grad()
+    def by_layer(self, before: Callable[[Tensor], object] | None = None) -> Clipped:
+        """:meth:`clip`, but what fails is raised; then no gradient was changed."""
         parameters = self._layout.parameters(self.model)
         norms = gradient_norms(parameters)
         held = [norm for norm in norms if norm is not None]
@@ -107,7 +129,17 @@ class LayerClip:
         self.last = clipped
         return clipped
 
-    __call__ = clip
+    @torch.no_grad()
+    def _together(self) -> Clipped:
+        """The global clip alone, as torch does it."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        if self.max_norm is None:
+            held = [torch.linalg.vector_norm(cast("Tensor", parameter.grad).float()) for parameter in parameters]
+            total = torch.linalg.vector_norm(torch.stack(held)) if held else torch.zeros(())
+        else:
+            total = torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
+        none = total.new_zeros(0)
+        return Clipped((), total, none, none, torch.ones_like(total))
 
     def counts(self) -> dict[str, int]:
         """Steps so far: all, those with a layer scaled down, those with a non-finite gradient. Waits for the device."""
@@ -160,13 +192,17 @@ class LayerClip:
         return torch.where(left.isfinite(), (self.max_norm / (left + 1e-6)).clamp(max=1.0), 1.0)
 
     def _apply(self, parameters: list[Parameter], clipped: Clipped) -> None:
+        """First all that takes memory, then what changes gradients: all of them are scaled, or none."""
         factors = (clipped.scales * clipped.coefficient).unbind()
-        for (row, device), grads in self._layout.gradients(parameters).items():
-            if self._zero:
-                broken = (~clipped.before[row].isfinite()).to(device)
-                for grad in grads:
-                    grad.masked_fill_(broken, 0.0)
-            torch._foreach_mul_(grads, factors[row].to(device))
+        finite = clipped.before.isfinite()
+        ready = [
+            (grads, factors[row].to(device), (~finite[row]).to(device))
+            for (row, device), grads in self._layout.gradients(parameters).items()
+        ]
+        for grads, factor, broken in ready:
+            for grad in grads if self._zero else ():
+                grad.masked_fill_(broken, 0.0)
+            torch._foreach_mul_(grads, factor)
 
     def _count(self, clipped: Clipped) -> None:
         now = {
@@ -175,6 +211,14 @@ class LayerClip:
             "nonfinite": clipped.nonfinite > 0,
         }
         self._counts = {name: count.to(now[name].device) + now[name] for name, count in self._counts.items()}
+
+
+def _several_ranks() -> bool:
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
 
 
 def _by(word: str) -> By:

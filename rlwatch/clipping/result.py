@@ -17,7 +17,8 @@ class Clipped:
     Parameters
     ----------
     groups
-        Names of the L groups (layers, unless clipped by something else).
+        Names of the L groups (layers, unless clipped by something else). None where clipping them failed: then only
+        the global clip, if one was asked for, was done.
     total
         0-d L2 norm of all gradients before clipping: what ``clip_grad_norm_`` returns.
     before
@@ -47,7 +48,7 @@ class Clipped:
     @property
     def scale_min(self) -> Tensor:
         """0-d smallest factor of the rule, in [0, 1]: 1 where it scaled none down."""
-        return self.scales.min().clamp(max=1.0)
+        return self.scales.min().clamp(max=1.0) if self.groups else torch.ones_like(self.total)
 
     @property
     def nonfinite(self) -> Tensor:
@@ -56,6 +57,8 @@ class Clipped:
 
     def metrics(self) -> dict[str, Tensor]:
         """For ``watcher.step(step, **clipped.metrics())``: canonical names, 0-d tensors."""
+        if not self.groups:
+            return {"optim/grad_norm": self.total}
         return {
             "optim/grad_norm": self.total,
             "optim/layers_clipped": self.layers_clipped.float(),

@@ -11,15 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from operator import index
 from threading import Lock
+from typing import Any
 
 from rlwatch.clock import Clock
 from rlwatch.errors import ControlUnavailableError, StoreBusyError
 from rlwatch.ports import CommandStore
 from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
+from rlwatch.seam import Contained, words
 
 POLL_S = 1.0
+LONGEST = 10_000
+"""Characters of an answer that are kept."""
 DIED = "the process that claimed it ended before it answered; look at the run before sending it again"
 LATE = "its time was over before it could be begun; nothing was done"
 ENDED = "the run ended before it could be carried out"
@@ -89,7 +94,19 @@ class PendingCommand:
     def _settle(self, status: CommandStatus, step: int | None, result: str) -> None:
         if not self.answered:
             self.answered = True
-            self._answer(Answer(self.command, status, step, redacted(str(result))))
+            self._answer(Answer(self.command, status, _step(step), _text(result)))
+
+
+def _step(step: Any) -> int | None:
+    """A loop's own step; None for what counts nothing."""
+    with Contained(lambda _error: None):
+        return index(step) if -(2**63) <= index(step) < 2**63 else None
+    return None
+
+
+def _text(result: Any) -> str:
+    """A loop's own words, as a store can keep them."""
+    return redacted(words(result)[:LONGEST].encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,11 @@ def seen(model: nn.Module, direction: Direction, shift: Shift, precision: Precis
             recover(model)
             raise
         finally:
-            reshard(model)
-            for module, parameters in true:
-                module.__dict__["_parameters"] = parameters
+            try:
+                reshard(model)
+            finally:  # whatever happens the model is training's
+                for module, parameters in true:
+                    module.__dict__["_parameters"] = parameters
 
 
 class Views(dict[str, Any]):

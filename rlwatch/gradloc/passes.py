@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
+
+COEFFICIENTS = "coefficients of the loss"
+"""What the tap is called that reads them during the backward."""
+Read = Callable[[Tensor], object]
+"""A hook of the backward: it is given the gradient of an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +124,14 @@ class LossPass:
             return found
         return torch.zeros((), device=self.tokens.logp.device) if name == "aux" else torch.zeros_like(self.tokens.logp)
 
-    def hook(self, outputs: Outputs) -> None:
-        """Read the coefficients when the loss runs its backward. The outputs and their gradients are not changed."""
+    def hook(self, outputs: Outputs, contained: Callable[[Read], Read]) -> None:
+        """Read the coefficients when the loss runs its backward. The outputs and their gradients are not changed.
+
+        ``contained`` makes of what reads one a hook that nothing raises through.
+        """
         for name, part in outputs.parts().items():
             if part.requires_grad:
-                part.register_hook(_Reader(self.coefficients, name))  # type: ignore[no-untyped-call]
+                part.register_hook(contained(_Reader(self.coefficients, name)))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +147,38 @@ class _Reader:
 
 @dataclass(slots=True)
 class Passes:
-    """The loss passes of the step under way, in order. Holds inputs and coefficients until :meth:`clear`."""
+    """The loss passes of the step under way, in order. Holds inputs and coefficients until :meth:`clear`.
 
+    Hooks run within the backward of training, where the device may have no memory left for a copy: what they raise ends
+    at ``seam``, and the step is ``broken``. To localise it without a coefficient would blame the wrong tokens.
+    """
+
+    seam: Seam = field(default_factory=Seam)
     all: list[LossPass] = field(default_factory=list)
+    _unread: int = 0
 
     @property
     def rows(self) -> int:
         """Sequences so far."""
         return sum(one.shape[0] for one in self.all)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a coefficient of this step could not be read."""
+        return self._unread > 0
+
+    def contained(self, read: Read) -> Read:
+        """``read`` as a hook of training's backward."""
+
+        def hooked(gradient: Tensor) -> None:
+            self._unread += 1  # until it is
+            self.seam.attempt(COEFFICIENTS, self._read, read, gradient)
+
+        return hooked
+
+    def _read(self, read: Read, gradient: Tensor) -> None:
+        read(gradient)
+        self._unread -= 1
 
     def add(
         self,
@@ -158,12 +191,19 @@ class Passes:
         rewards: Tensor | None = None,
         differentiable: Forward | None = None,
     ) -> LossPass:
-        """Keep one, before its backward; ``random`` is as its forward found the generators."""
+        """Keep one, before its backward; ``random`` is as its forward found the generators.
+
+        Once reading coefficients was given up, nothing is kept: every step is broken.
+        """
         one = LossPass(forward, tokens, random, drew, self.rows, rewards, differentiable=differentiable)
-        one.hook(outputs)
+        if not self.seam.works(COEFFICIENTS):
+            self._unread += 1
+            return one
+        one.hook(outputs, self.contained)
         self.all.append(one)
         return one
 
     def clear(self) -> None:
         """Forget them: the step is over."""
         self.all.clear()
+        self._unread = 0

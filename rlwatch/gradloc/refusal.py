@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from rlwatch.seam import by_a_signal, described
+
 T = TypeVar("T")
 
 SHOWN = 200
@@ -19,6 +21,7 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
     """
     try:
         return work(), ""
-    except Exception as error:  # noqa: BLE001  (what a kernel raises has no common type)
-        first = next(iter(str(error).splitlines()), "")
-        return None, f"{type(error).__name__}: {first[:SHOWN]}"
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+        return None, next(iter(described(error, SHOWN).splitlines()))  # what a kernel raises has no common type

@@ -10,9 +10,9 @@ from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.hold import Hold, Pause, Resume, time_is_up
 from rlwatch.integrations.ranks import OneRank, Ranks
-from rlwatch.integrations.seam import Seam
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 FAILED = "it failed inside the trainer; see the training log"
 UNSHARED = "it could not be passed to all ranks: one of them does not answer"

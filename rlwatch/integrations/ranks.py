@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import Command
+from rlwatch.seam import Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

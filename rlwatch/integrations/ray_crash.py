@@ -8,8 +8,8 @@ from rlwatch.integrations.cause import cause_of, reason_of
 from rlwatch.records import RunState
 
 if TYPE_CHECKING:
-    from rlwatch.integrations.seam import Seam
     from rlwatch.run import Run
+    from rlwatch.seam import Seam
 
 DEADLINE_S = 10.0
 """Longest an exception is held up on its way out, in seconds."""
@@ -20,7 +20,7 @@ def record_crash(run: Run, seam: Seam, error: BaseException, step: int | None) -
 
     What a worker raised reaches the driver wrapped by Ray: the error is the one inside, the traceback is of both.
     """
-    inside = getattr(error, "cause", None)
+    inside = seam.attempt("cause of an error", getattr, error, "cause", None)
     cause = inside if isinstance(inside, BaseException) else error
     body = {**cause_of(error), "error": reason_of(cause), "type": type(cause).__name__}
     seam.attempt("exception", run.event, "exception", step, **body)

@@ -17,6 +17,7 @@ from rlwatch.monitor.heartbeat import judged
 from rlwatch.monitor.judge import judge_rest
 from rlwatch.ports import Store
 from rlwatch.records import RunInfo, RunState
+from rlwatch.seam import described, say, tireless
 
 logger = logging.getLogger("rlwatch")
 
@@ -107,10 +108,14 @@ class WatchmanThread:
     """A watchman who looks every ten seconds until stopped. A daemon: it does not keep a process alive."""
 
     def __init__(self, watchman: Watchman, *, every_s: float = LOOK_S) -> None:
+        self.failures = 0
+        """Looks that failed as a whole."""
         self._watchman = watchman
         self._every_s = every_s
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="rlwatch-watchman", daemon=True)
+        self._thread = threading.Thread(
+            target=tireless, args=(self._work, self._failed), name="rlwatch-watchman", daemon=True
+        )
 
     def start(self) -> None:
         """Begin."""
@@ -125,9 +130,14 @@ class WatchmanThread:
         while not self._stop.is_set():
             try:
                 self._watchman.look()
-            except StoreError as error:
-                logger.warning("cannot look after the store: %s", error)
+            except BaseException as error:  # noqa: BLE001  (seam: a look that fails must not be the last)
+                self._failed(error)
             self._stop.wait(self._every_s)
+
+    def _failed(self, error: BaseException) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            say(logging.WARNING, "cannot look after the store: %s; further failures are only counted", described(error))
 
 
 def _is_about_heartbeats(rule: Rule) -> bool:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.notify.quiet import quiet_http_logs
 from rlwatch.redaction import Redactor
+from rlwatch.seam import Contained
 
 if TYPE_CHECKING:
     import httpx
@@ -127,7 +128,8 @@ class _Watchdog:
 
     def _bark(self) -> None:
         self.barked = True
-        self._close()
+        with Contained(lambda _error: None):  # the request's own thread says what became of it
+            self._close()
 
 
 def _beginning(answer: httpx.Response, most: int) -> bytes:

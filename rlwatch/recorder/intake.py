@@ -2,7 +2,7 @@
 
 The training thread pays for one dict copy. 0-d tensors set out for the host together, and nobody waits
 for them; the writer thread reads the numbers. So logging never synchronises a device, and a tensor may be
-overwritten right after the call.
+overwritten right after the call. A value may be anything and raise anything: it costs itself, never another.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import operator
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlwatch.recorder.counters import Counters
+from rlwatch.seam import by_a_signal, described, shown
 
 if TYPE_CHECKING:
     from rlwatch.tensors.transfer import Transfer
 
+T = TypeVar("T")
 _PLAIN, _TEXT = frozenset({float, int, bool}), frozenset({str})
+_LARGEST = 2**63 - 1
+"""Step that a store can hold."""
 
 
 @dataclass(slots=True)
@@ -33,6 +37,19 @@ class Entry:
     """Under which the run's journal has it, or the part of it that was plain numbers at once; 0: not there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a tensor that could not even be copied, with the reason."""
+
+    why: str
+
+    def __float__(self) -> float:
+        raise TypeError(self.why)
+
+    def __repr__(self) -> str:
+        return f"a tensor that cannot be read ({self.why})"
+
+
 def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
     """Copy what the caller gave; tensors are snapshotted, nothing is converted or checked yet."""
     entry = Entry(step, dict(metrics), ts)
@@ -42,17 +59,21 @@ def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
 
 
 def step_index(step: Any) -> int:
-    """``step`` as an int >= 0. Raises ``ValueError`` saying what it got otherwise."""
-    if type(step) is int and step >= 0:
+    """``step`` as an int >= 0 that a store can hold. Raises ``ValueError`` saying what it got otherwise."""
+    if type(step) is int and 0 <= step <= _LARGEST:
         return step
     if isinstance(step, bool):
         raise ValueError(f"step must be an integer >= 0, got {step!r}")
     try:
         index = operator.index(step)
-    except TypeError:
-        raise ValueError(f"step must be an integer >= 0, got {step!r}") from None
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+        raise ValueError(f"step must be an integer >= 0, got {shown(step)}") from None
     if index < 0:
-        raise ValueError(f"step must be an integer >= 0, got {index}")
+        raise ValueError(f"step must be an integer >= 0, got {shown(index)}")
+    if index > _LARGEST:
+        raise ValueError(f"step must be below 2**63, got {shown(index)}")
     return index
 
 
@@ -68,7 +89,7 @@ def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
     numpy = sys.modules.get("numpy")  # where nobody imported it, nothing is of it
     scalars = () if numpy is None else (numpy.floating, numpy.integer, numpy.bool_)
     for name, value in metrics.items():
-        if type(name) is str and (type(value) in _PLAIN or isinstance(value, scalars)):
+        if type(name) is str and (type(value) in _PLAIN or issubclass(type(value), scalars)):
             plain[name] = float(value)
         elif value is not None:
             whole = False
@@ -80,10 +101,19 @@ def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
     return plain, whole
 
 
+def a_batch(given: T, kind: type[T]) -> T:
+    """``given``, if it is a ``kind`` at a step. Raises ``TypeError`` or ``ValueError`` otherwise."""
+    if not isinstance(given, kind):
+        raise TypeError(f"it must be a {kind.__name__}, got {shown(given)}")
+    step_index(given.step)  # type: ignore[attr-defined]
+    return given
+
+
 def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
     """The entry's metrics as floats; what is not one number is left out, counted and warned of once.
 
-    ``None`` means not measured and is left out silently.
+    ``None`` means not measured and is left out silently. On the writer thread: nothing anybody's value raises is meant
+    for it, so nothing passes.
     """
     out: dict[str, float] = {}
     for name, value in entry.metrics.items():
@@ -91,10 +121,14 @@ def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
             continue
         try:
             out[str(name)] = value if type(value) is float else _number(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
-            counters.warn("bad_values", f"metric {name!r} is not a number: got {_shown(value)}; it was left out")
+        except BaseException:  # noqa: BLE001  (seam: a value of the loop's; on the writer thread no signal arrives)
+            counters.warn("bad_values", f"metric {shown(name)} is not a number: got {_shown(value)}; it was left out")
     for names, transfer in entry.deferred:
-        out.update(zip(names, map(float, transfer.read()), strict=True))
+        try:
+            out.update((str(name), float(number)) for name, number in zip(names, transfer.read(), strict=True))
+        except Exception as error:  # noqa: BLE001  (seam: the device)
+            why = f"{len(names)} metrics ({shown(names[0])}...) could not be read: {described(error)}"
+            counters.warn("bad_values", why, len(names))
     return out
 
 
@@ -115,9 +149,15 @@ def _in_parts(value: Any) -> bool:
 
 def _in_memory(value: Any) -> bool:
     """Whether it is a tensor that holds one real number; whatever else it may be, the writer thread judges."""
-    if not (hasattr(value, "detach") and hasattr(value, "numel")) or _in_parts(value) or value.numel() != 1:
+    torch = sys.modules.get("torch")
+    try:
+        if torch is None or not isinstance(value, torch.Tensor) or _in_parts(value) or value.numel() != 1:
+            return False
+        return not (_complex(value) or value.is_sparse or value.is_meta)
+    except Exception as error:
+        if by_a_signal(error):
+            raise
         return False
-    return not (_complex(value) or value.is_sparse or value.is_meta)
 
 
 def _complex(value: Any) -> bool:
@@ -127,15 +167,49 @@ def _complex(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return "a DTensor (pass its full_tensor(), on every rank)" if _in_parts(value) else f"{value!r:.80}"
+    try:
+        parts = _in_parts(value)
+    except BaseException:  # noqa: BLE001  (seam: a value of the loop's; on the writer thread no signal arrives)
+        return f"something of type {type(value).__name__}"
+    return "a DTensor (pass its full_tensor(), on every rank)" if parts else shown(value)
 
 
 def _defer(entry: Entry, names: list[str]) -> None:
     """Move the tensors called ``names`` out of the entry's metrics, one transfer a device."""
     by_device: dict[object, list[str]] = {}
     for name in names:
-        by_device.setdefault(entry.metrics[name].device, []).append(name)
+        by_device.setdefault(_device(entry.metrics[name]), []).append(name)
     for group in by_device.values():
-        from rlwatch.tensors.transfer import Transfer
+        _set_out(entry, group)
 
-        entry.deferred.append((group, Transfer([entry.metrics.pop(name).reshape(()) for name in group])))
+
+def _device(tensor: Any) -> object:
+    try:
+        hash(device := tensor.device)
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+        return None
+    return device
+
+
+def _set_out(entry: Entry, names: list[str]) -> None:
+    """One by one where they cannot go together: a tensor that cannot be copied costs itself only."""
+    from rlwatch.tensors.transfer import Transfer, freed
+
+    try:
+        if any(freed(entry.metrics[name]) for name in names):
+            raise ValueError("its memory was freed")
+        transfer = Transfer([entry.metrics[name].reshape(()) for name in names])
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+        if len(names) > 1:
+            for name in names:
+                _set_out(entry, [name])
+        else:
+            entry.metrics[names[0]] = Unreadable(described(error))
+        return
+    entry.deferred.append((names, transfer))
+    for name in names:
+        del entry.metrics[name]

@@ -15,6 +15,7 @@ from rlwatch.recorder.awaited import Awaited
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Entry, plain_numbers
 from rlwatch.records import CompletionBatch, Event, SpikeBatch
+from rlwatch.seam import by_a_signal
 
 T = TypeVar("T")
 FULL = "rlwatch's queue is full; records are dropped, training is not slowed"
@@ -109,8 +110,10 @@ class Intake:
                 number = item.number
             else:
                 number, whole = self.journal.append(item), True
-        except Exception:  # noqa: BLE001  (an item of anybody's: the writer thread says what is wrong with it)
-            return 0, False
+        except Exception as error:
+            if by_a_signal(error):
+                raise
+            return 0, False  # an item of anybody's: the writer thread says what is wrong with it
         if not number:
             self._counters.warn("unkept", UNKEPT)
         return number, whole

@@ -49,13 +49,13 @@ class Alerting:
 
         return Desk(store, self.policy, dashboard_url=self.dashboard_url, clock=clock, live=live)
 
-    def start(self, store: Store) -> DeliveryThread | None:
-        """Begin to deliver what the store's outbox holds, if there is a channel to deliver to."""
+    def start(self, store: Store, failed: Callable[[BaseException], object] | None = None) -> DeliveryThread | None:
+        """Begin to deliver what the store's outbox holds, if there is a channel; ``failed`` is told what goes wrong."""
         if not self.notifiers:
             return None
         from rlwatch.alerts.delivery import DeliveryThread
 
-        thread = DeliveryThread(store, self.notifiers)
+        thread = DeliveryThread(store, self.notifiers, failed=failed)
         thread.start()
         return thread
 

@@ -61,7 +61,7 @@ class Assembly:
         intake = Intake(BoundedQueue(self.queue_size), run_writer.journal, self.counters)
         mailbox = Mailbox(self.store, info.run_id, self.clock, world_size=self.world_size)
         run = Run(info, self.counters, world_size=self.world_size)
-        delivery = self.alerting.start(self.store)
+        delivery = self.alerting.start(self.store, lambda _error: self.counters.add("errors"))
         storing = StoreSink(run_writer, self.counters, self.clock)
         judge = JudgeThread(run_writer.last_seq, lambda problem: self.counters.warn("errors", problem))
         writer = Writer(

@@ -11,11 +11,12 @@ from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
 from rlwatch.ports import Parcel
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import admit, step_index
+from rlwatch.recorder.intake import a_batch, admit, step_index
 from rlwatch.recorder.queue import Intake, Queued
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import plain
+from rlwatch.seam import described, harmless, seconds, shown, words
 
 if TYPE_CHECKING:  # imported by the judge's thread, and where ranks are linked: a run begins without them
     from rlwatch.monitor.engine import Outcome
@@ -110,35 +111,37 @@ class Run:
         if self._engine is not None and not self._ended:
             self._engine.intake.put(item)
 
+    @harmless("bad_records")
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record ``metrics`` at the global step ``step`` (an integer >= 0).
 
         Values are floats, ints, numpy scalars or 0-d tensors (no device is waited for). NaN and infinite
         values are recorded as such. Steps may come in any order, and repeatedly. What cannot be recorded
-        is counted in :attr:`counters` and warned of once.
+        is counted in :attr:`counters` and warned of once, whatever a value raises when it is looked at. What
+        passes is what a signal handler of yours raises meanwhile, ``KeyboardInterrupt`` and ``SystemExit``.
         """
         engine = self._engine
         if engine is None or self._ended:
             return
-        try:
-            entry = admit(metrics, step_index(step), time.time())
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            self.counters.warn("bad_records", f"run.log could not take a record: {error}")
-            return
-        engine.intake.put(entry)
+        engine.intake.put(admit(metrics, step_index(step), time.time()))
 
+    @harmless("bad_records")
     def log_spikes(self, spikes: SpikeBatch) -> None:
         """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
-        self.offer(spikes)
+        self.offer(a_batch(spikes, SpikeBatch))
 
+    @harmless("bad_records")
     def log_completions(self, completions: CompletionBatch) -> None:
         """Record some completions of one step as text; see :class:`rlwatch.records.CompletionBatch`."""
-        self.offer(completions)
+        self.offer(a_batch(completions, CompletionBatch))
 
+    @harmless("bad_records")
     def event(self, kind: str, step: int | None = None, **body: Any) -> None:
-        """Record something that happened: ``reference_reset``, ``note``..."""
-        self.offer(Event(kind, step, plain(body), time.time()))
+        """Record something that happened: ``reference_reset``, ``note``... What JSON lacks is kept as text."""
+        at = None if step is None else step_index(step)
+        self.offer(Event(str(kind), at, plain(body), time.time()))
 
+    @harmless("errors", list)
     def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
         """Commands for this run since the last call; call it where they can be carried out safely.
 
@@ -153,6 +156,7 @@ class Run:
         """What holds for the run, as of the last step judged (a step is judged when the next begins)."""
         return self._health
 
+    @harmless("bad_calls", lambda: False)
     def flush(self, deadline_s: float = DEADLINE_S) -> bool:
         """Wait until everything logged so far is stored and judged; False when the deadline passed."""
         if self._engine is None or self._ended:
@@ -170,7 +174,7 @@ class Run:
         """
         if self._ended:
             return True
-        ended_as = RunState(state)
+        ended_as, reason, deadline_s = RunState(state), words(reason), seconds(deadline_s, DEADLINE_S)
         self._ended = True
         end = time.monotonic() + deadline_s
         engine, link = self._engine, self._link
@@ -197,7 +201,7 @@ class Run:
         try:
             return call()
         except Exception as error:  # noqa: BLE001  (any store, any thread of ours)
-            self.counters.warn("errors", f"rlwatch could not end the run: {type(error).__name__}: {error}")
+            self.counters.warn("errors", f"rlwatch could not end the run: {described(error)}")
             return False
 
     def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:
@@ -211,17 +215,23 @@ class Run:
             self._link.forked()
             self._link = None
 
+    @harmless("bad_calls")
     def listen(self, listener: Callable[[Outcome], None]) -> None:
         """Tell ``listener`` of every finding published and alert that changed, on the writer thread.
 
-        It must be quick and not raise: everything recorded waits behind it.
+        It must be quick: everything judged waits behind it. What it raises is counted and warned of once.
         """
+        if not callable(listener):
+            raise TypeError(f"a listener is called with what was found; got {shown(listener)}")
         self._listeners.append(listener)
 
     def announce(self, outcome: Outcome) -> None:
         """Called on the writer thread when something was found."""
         for listener in self._listeners:
-            listener(outcome)
+            try:
+                listener(outcome)
+            except BaseException as error:  # noqa: BLE001  (seam: one listener must not end the others, or the judging)
+                self.counters.warn("errors", f"what listens to this run failed: {described(error)}")
 
     def publish_health(self, health: Health) -> None:
         """Called on the writer thread whenever a step was judged."""
@@ -236,6 +246,6 @@ class Run:
         if error is None:
             self.finish()
             return
-        reason = f"{type(error).__name__}: {error}"
+        reason = described(error)
         self.event("exception", error=reason)
         self.finish(RunState.CRASHED, reason)

@@ -104,7 +104,7 @@ def _known(lengths: Tensor) -> tuple[int, ...] | None:
 
 def longest_row(x: Any) -> int | None:
     """The longest row of a jagged tensor, if the CPU knows it; None too for what is not jagged."""
-    known = getattr(x, "_maybe_max_seqlen", None)
+    known = getattr(x, "_maybe_max_seqlen", None) if isinstance(x, Tensor) else None
     return None if known is None else int(known)
 
 

@@ -43,6 +43,14 @@ class Transfer:
         return [piece.reshape(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
 
+def freed(tensor: Tensor) -> bool:
+    """Whether its memory was given back (``untyped_storage().resize_(0)``): reading it would end the process."""
+    try:
+        return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    except (RuntimeError, NotImplementedError):  # subclasses without a storage of their own
+        return False
+
+
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     """All of them in one, in order: joined by type first, because a conversion each would cost more than the copy."""
     if not tensors:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError
+from rlwatch.seam import described
 from rlwatch.text.drift import Tokenizer, encode_again
 from rlwatch.text.report import Sample, text_report
 
@@ -68,6 +69,9 @@ class TextProbe:
         if work is None or not (wait or work.done()):
             return {}
         self._work = None
+        error = work.exception()
+        if error is not None and not isinstance(error, Exception):  # a tokenizer's exit is not the trainer's
+            raise RuntimeError(f"text could not be measured: {described(error)}")
         return work.result()
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from rlwatch.integrations.handlers.kept_reference import KeptReference
 from rlwatch.integrations.handlers.reference import Anchored, ResetReference
 from rlwatch.integrations.handlers.shards import local, whole
 from rlwatch.integrations.handlers.weights import copy_all, fingerprint, model_pairs, named_tensors
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import Command
+from rlwatch.seam import Seam
 
 
 class Net(nn.Module):

@@ -10,9 +10,9 @@ from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.controller import BROKEN_OFF, FAILED, STOPPED, UNSHARED, Controller
 from rlwatch.integrations.handlers.hold import GRACE_S, Hold
-from rlwatch.integrations.seam import Seam
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import Command, CommandStatus, Event
+from rlwatch.seam import Seam
 
 numbers = itertools.count()
 

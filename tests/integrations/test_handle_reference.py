@@ -12,8 +12,8 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.reference import Anchored, ResetReference
 from rlwatch.integrations.handlers.unwrapping import plain_name, unwrapped
 from rlwatch.integrations.handlers.weights import model_pairs
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import Command
+from rlwatch.seam import Seam
 
 pytestmark = pytest.mark.torch
 

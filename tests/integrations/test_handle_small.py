@@ -13,8 +13,8 @@ from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.handlers.optimizer import clear_state, clearable
 from rlwatch.integrations.handlers.stop import Stop
 from rlwatch.integrations.handlers.trainer_loop import TrainerLoop
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import Command, Finding, Severity
+from rlwatch.seam import Seam
 
 pytestmark = pytest.mark.torch
 COLLAPSE = Finding("entropy", "entropy_collapse", Severity.CRITICAL, step=9, onset_step=7, message="entropy fell")

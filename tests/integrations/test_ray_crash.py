@@ -4,8 +4,8 @@ import pytest
 
 import rlwatch
 from rlwatch.integrations.ray_crash import record_crash
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import RunState
+from rlwatch.seam import Seam
 
 
 class RayTaskError(Exception):

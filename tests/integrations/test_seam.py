@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.integrations.seam import LIMIT, Contained, Seam, guarded
 from rlwatch.integrations.verl.replies import answering
 from rlwatch.recorder.counters import Counters
+from rlwatch.seam import LIMIT, Contained, Seam, guarded
 
 
 class Held:

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlwatch
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import LIMIT
 from rlwatch.integrations.torch import collector as collector_module
+from rlwatch.seam import LIMIT
 
 pytestmark = pytest.mark.torch
 LOOPS = {

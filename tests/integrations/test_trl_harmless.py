@@ -13,10 +13,10 @@ from tiny_trl import FakeRun, digits, make_trainer, model_on_disk
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlwatch.errors import ConfigError
-from rlwatch.integrations.seam import LIMIT, Seam
 from rlwatch.integrations.transformers import taps as shared_taps
 from rlwatch.integrations.trl import taps as taps_module
 from rlwatch.integrations.trl import watch
+from rlwatch.seam import LIMIT, Seam
 
 pytestmark = pytest.mark.torch
 

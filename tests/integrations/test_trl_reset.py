@@ -11,10 +11,10 @@ from transformers import TrainerCallback
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.reference import ResetReference
 from rlwatch.integrations.handlers.weights import adapter_pairs, fingerprint, model_pairs
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl import watch
 from rlwatch.integrations.trl.control import anchored
 from rlwatch.records import Command, CommandStatus, Finding, Severity
+from rlwatch.seam import Seam
 
 pytestmark = pytest.mark.torch
 KL = ("policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3")

@@ -11,7 +11,6 @@ import torch
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising.recording import encoded as encoded_batches
-from rlwatch.integrations.seam import LIMIT, Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl import statistics
 from rlwatch.integrations.verl.batch import Reading, StepBatch
@@ -21,6 +20,7 @@ from rlwatch.integrations.verl.steps import EverMarked, gradient_stats, step_sta
 from rlwatch.integrations.whole import encoded, together
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import CULPRITS, LOCALISED, SpikeBatch
+from rlwatch.seam import LIMIT, Seam
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.mergeable import Mean, merge
 from rlwatch.tensors.tokens import TokenBatch

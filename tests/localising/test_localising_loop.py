@@ -13,8 +13,8 @@ from rlwatch.clipping import SkipOnSpike
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.localising import localiser as localiser_module
-from rlwatch.integrations.seam import LIMIT
 from rlwatch.records import CULPRITS
+from rlwatch.seam import LIMIT
 
 EVERY_STEP = Localise(threshold=1e-12, share=0.99)
 

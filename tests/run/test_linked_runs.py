@@ -15,11 +15,11 @@ import rlwatch
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.distributed import StoreMeeting, begin_together, meeting
 from rlwatch.integrations.ranks import APART, OneRank, RunRanks
-from rlwatch.integrations.seam import Seam
 from rlwatch.link.sockets import LinkError
 from rlwatch.records import Command, CommandStatus, SpikeBatch
 from rlwatch.run import joining
 from rlwatch.run.joining import join
+from rlwatch.seam import Seam
 from rlwatch.store.url import open_store
 
 HERE = str(Path(__file__).parent)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from rlwatch.control.policy import veto_save_checkpoint
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 
 class SaveCheckpoint:

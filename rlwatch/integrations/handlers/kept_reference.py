@@ -15,8 +15,8 @@ from rlwatch.integrations.controller import Controller, Result
 from rlwatch.integrations.handlers.reference import Anchored
 from rlwatch.integrations.handlers.reference_files import Facts, kept_nearby, read_facts, remove, share
 from rlwatch.integrations.handlers.reference_orders import TakeUp, WriteDown
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 UNREAD = "it could not be read; see the training log"

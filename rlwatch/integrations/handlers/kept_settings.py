@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rlwatch.integrations.controller import Controller
 from rlwatch.integrations.handlers.kl_coef import SetKLCoef
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 FILE = "rlwatch_control.json"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from rlwatch.control.kinds import KINDS
 from rlwatch.control.policy import veto_set_kl_coef
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 
 class SetKLCoef:

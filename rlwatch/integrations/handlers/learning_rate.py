@@ -13,6 +13,7 @@ from rlwatch.integrations.handlers.schedule import proportional, scale_groups, s
 from rlwatch.integrations.handlers.stepwise import StepScale
 from rlwatch.integrations.handlers.unwrapping import inner_optimizer, inner_scheduler
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 SCALE, UNTIL = "rlwatch_lr_scale", "rlwatch_lr_until"
 """Kept in the optimizer's parameter groups, so that they travel with its checkpoints. ``until`` 0: for good."""
@@ -57,8 +58,9 @@ class LowerLR:
 
     kind: str = "lower-lr"
 
-    def __init__(self, find: Callable[[], Paced]) -> None:
+    def __init__(self, find: Callable[[], Paced], seam: Seam | None = None) -> None:
         self._find = find
+        self._seam = seam or Seam()
         self._stepwise: list[StepScale] = []
 
     def check(self, command: Command) -> None:
@@ -116,7 +118,7 @@ class LowerLR:
             return
         for hook in self._stepwise:
             hook.remove()
-        self._stepwise = [StepScale(optimizer, SCALE) for optimizer in inner]
+        self._stepwise = [StepScale(optimizer, SCALE, self._seam) for optimizer in inner]
 
     def _rate(self, paced: Paced) -> float:
         """The first group's rate, as the next step will use it."""

@@ -25,8 +25,8 @@ from rlwatch.integrations.handlers.weights import (
     fingerprint,
     model_pairs,
 )
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 CLEAR = "clear"
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from rlwatch.integrations.handlers.unwrapping import inner_scheduler
-from rlwatch.integrations.seam import Contained
+from rlwatch.seam import Contained
 
 IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 """Learning rates an optimizer's parameter group may hold."""

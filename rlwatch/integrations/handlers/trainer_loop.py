@@ -11,8 +11,8 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
 from rlwatch.integrations.handlers.learning_rate import LowerLR, Paced
 from rlwatch.integrations.handlers.stop import Stop
-from rlwatch.integrations.seam import Seam
 from rlwatch.ports import CommandHandler
+from rlwatch.seam import Seam
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class TrainerLoop:
 
     def handlers(self, seam: Seam) -> list[CommandHandler]:
         """``save-checkpoint``, ``lower-lr`` and ``stop``."""
-        return [SaveCheckpoint(self.save, self.kept, seam), LowerLR(self.paced), Stop(self.stop)]
+        return [SaveCheckpoint(self.save, self.kept, seam), LowerLR(self.paced, seam), Stop(self.stop)]
 
     def paced(self) -> Paced:
         """The optimizer and its schedule."""

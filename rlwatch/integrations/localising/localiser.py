@@ -22,8 +22,8 @@ from rlwatch.gradloc.world import Alone, World
 from rlwatch.integrations.localising.recording import Recorded, record
 from rlwatch.integrations.localising.settings import Localise
 from rlwatch.integrations.localising.usual import UsualShares
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.spike_rows import Decode
+from rlwatch.seam import Seam
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.transfer import Transfer
 
@@ -68,7 +68,7 @@ class Localiser:
         world: World | None = None,
         seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.passes = Passes()
+        self.passes = Passes(seam)
         self.usual = UsualShares()
         self.rewards: Callable[[list[LossPass]], None] | None = None
         self.contexts: Callable[[], Sequence[Context]] | None = None
@@ -134,13 +134,16 @@ class Localiser:
             self._budget.spent(self._took)
 
     def _read(self, spike: Spike, world: World) -> tuple[float, int] | None:
-        """The norm, and the tokens of all ranks, with one wait for the device; None where no rank has gradients."""
+        """The norm, and the tokens of all ranks, with one wait for the device.
+
+        None where no rank has gradients, or a coefficient is missing on one: its tokens could not be blamed.
+        """
         part = _part_of_norm(spike, world.rank)
         counts = [one.tokens.mask.sum() for one in self.passes.all]
         read = [float(each) for each in Transfer([*counts, *([] if part is None else [part.reshape(())])]).read()]
         ours = 0.0 if part is None else read.pop()
-        tokens, there, total = _over(world, sum(read), float(part is not None), ours)
-        if not there:
+        tokens, there, total, broken = _over(world, sum(read), float(part is not None), ours, float(self.passes.broken))
+        if not there or broken:
             return None
         return total if spike.norm is not None else math.sqrt(total) / spike.left, int(tokens)
 

@@ -11,8 +11,8 @@ from rlwatch.gradloc.world import Alone, Processes, World
 from rlwatch.integrations.distributed import all_agree
 from rlwatch.integrations.localising.localiser import Localiser
 from rlwatch.integrations.localising.settings import Localise
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.spike_rows import Decode
+from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 

@@ -10,8 +10,8 @@ from rlwatch.integrations.controller import Controller
 from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
 from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.handlers.stop import Stop
-from rlwatch.integrations.seam import Seam
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 NO_REFERENCE = "there is no reference model: algo.kl.init_coef is 0"
 ADAPTIVE = "the KL controller is adaptive (algo.kl.target): it would set the coefficient again"

@@ -16,8 +16,8 @@ from rlwatch.integrations.openrlhf.logger import RLWatchLogger
 from rlwatch.integrations.openrlhf.recording import Recording, Step, taken_out
 from rlwatch.integrations.openrlhf.settings import Settings
 from rlwatch.integrations.ray_crash import record_crash
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode
+from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.tee.rows import scalars
+from rlwatch.seam import Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

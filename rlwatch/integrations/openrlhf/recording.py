@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlwatch.integrations.openrlhf.responses import response_stats
 from rlwatch.integrations.openrlhf.taps import PARCEL
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode, StepTally
 from rlwatch.integrations.whole import together
+from rlwatch.seam import Seam
 
 WAITING = 2
 """Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
@@ -55,13 +55,14 @@ class Recording:
             run.counters.warn("dropped", SLOW)
 
     def close(self) -> None:
-        """Wait for what was submitted, but not for ever."""
+        """Wait for what was submitted, but not for ever: what comes later is lost, and counted."""
         self._thread.shutdown(wait=False)
-        for future in self._waiting:
-            future.result(DEADLINE_S)
+        late = wait(self._waiting, DEADLINE_S).not_done
+        if late and self._seam.run is not None:
+            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
 
     def _guarded(self, step: int, measured: Step) -> None:
-        self._seam.attempt("statistics", self._record, step, measured)
+        self._seam.aside("statistics", self._record, step, measured)
 
     def _record(self, step: int, measured: Step) -> None:
         run, tally = self._seam.run, StepTally()

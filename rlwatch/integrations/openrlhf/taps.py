@@ -16,10 +16,10 @@ from torch import Tensor
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
 from rlwatch.integrations.openrlhf.settings import Settings
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.integrations.whole import encoded
+from rlwatch.seam import Seam
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.mergeable import Total
 
@@ -42,8 +42,9 @@ class ActorTaps:
         """Put everything in place, where this actor's share of the batch is not another's too."""
         if not self._settings.includes(Level.TOKENS) or not first_of_its_data(self._trainer.strategy):
             return
-        self._trainer.actor_loss_fn.register_forward_hook(self._after_loss, with_kwargs=True)
-        self._trainer.actor.register_forward_hook(self._after_forward, with_kwargs=True)
+        read, keep = self._seam.hook("policy loss", self._read), self._seam.hook("entropy", self._keep_entropy)
+        self._trainer.actor_loss_fn.register_forward_hook(read, with_kwargs=True)
+        self._trainer.actor.register_forward_hook(keep, with_kwargs=True)
         self._wrap("training_step", before=self._remember)
         self._wrap("ppo_train", before=self._begin, after=self._send)
 
@@ -66,17 +67,11 @@ class ActorTaps:
     def _remember(self, experience: Any, *_args: Any, **_kwargs: Any) -> None:
         self._experience = experience
 
-    def _after_forward(self, _actor: Any, _args: Any, kwargs: Any, output: Any) -> None:
+    def _keep_entropy(self, _actor: Any, _args: Any, kwargs: Any, output: Any) -> None:
         """Only the pass of an update asks for the model's output; passes for old log-probs do not."""
         if kwargs.get("return_output"):
-            self._seam.attempt("entropy", self._keep_entropy, output)
-
-    def _keep_entropy(self, output: Any) -> None:
-        entropy = getattr(output[1], "entropy", None)
-        self._entropy = None if entropy is None else entropy.detach()
-
-    def _after_loss(self, loss: Any, args: Any, kwargs: Any, output: Any) -> None:
-        self._seam.attempt("policy loss", self._read, loss, args, kwargs, output)
+            entropy = getattr(output[1], "entropy", None)
+            self._entropy = None if entropy is None else entropy.detach()
 
     def _read(self, loss: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
         entropy, self._entropy = self._entropy, None

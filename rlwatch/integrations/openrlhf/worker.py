@@ -11,7 +11,7 @@ from typing import Any
 from rlwatch.integrations.afterimport import AfterImport
 from rlwatch.integrations.openrlhf.compat import ACTOR, DRIVER, OF_ACTOR, OF_DRIVER, lacking, unknown
 from rlwatch.integrations.openrlhf.settings import Settings
-from rlwatch.integrations.seam import Seam
+from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import rlwatch
-from rlwatch.integrations.seam import Contained, Seam
 from rlwatch.integrations.tee.patches import Patches
 from rlwatch.records import RunState
 from rlwatch.run import Run
 from rlwatch.run.identity import RUN_ID_VARIABLE
+from rlwatch.seam import Contained, Seam
 
 IDENTITY = ("run_id", "output_dir")
 """Arguments that name one run."""
@@ -55,7 +55,7 @@ class Tee(Generic[M]):
 
     def __init__(self, name: str, settings: Mapping[str, Any], run: Run | None = None) -> None:
         self.seam = Seam(run)
-        self.patches = Patches()
+        self.patches = Patches(self.seam)
         self.runs: list[Run] = [] if run is None else [run]
         self._name = name
         self._settings = settings
@@ -98,7 +98,7 @@ class Tee(Generic[M]):
             return None
         self.seam.attempt("held rows", mirror.flush)
         if self._given is None:
-            mirror.run.finish(state, reason)
+            self.seam.attempt("finish", mirror.run.finish, state, reason)
         return mirror
 
     def _open(self, key: str, make: Callable[[Run], M], describe: Describe) -> M | None:

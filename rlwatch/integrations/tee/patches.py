@@ -6,15 +6,21 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from rlwatch.seam import Seam
+
 Look = Callable[..., Any]
 """``before(*args, **kwargs)`` sees what a function is given; ``after(seen, *args, **kwargs)`` what it returned, too."""
 
 
 class Patches:
-    """Functions replaced by ones that call them once, unchanged, and look before or after."""
+    """Functions replaced by ones that call them once, unchanged, and look before or after.
 
-    def __init__(self) -> None:
+    What a look raises ends at ``seam``; what the function raises passes as it is.
+    """
+
+    def __init__(self, seam: Seam | None = None) -> None:
         self.on = True
+        self._seam = seam or Seam()
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def around(self, owner: Any, name: str, *, before: Look | None = None, after: Look | None = None) -> None:
@@ -25,10 +31,10 @@ class Patches:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not self.on:
                 return original(*args, **kwargs)
-            seen = None if before is None else before(*args, **kwargs)
+            seen = None if before is None else self._seam.attempt(name, before, *args, **kwargs)
             result = original(*args, **kwargs)
             if after is not None:
-                after(seen, *args, **kwargs)
+                self._seam.attempt(name, after, seen, *args, **kwargs)
             return result
 
         self.replace(owner, name, watched)
@@ -41,7 +47,7 @@ class Patches:
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if self.on:
-                see(result)
+                self._seam.attempt(name, see, result)
             return result
 
         self.replace(owner, name, watched)

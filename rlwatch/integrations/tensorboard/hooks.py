@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlwatch.integrations.seam import guarded
 from rlwatch.integrations.tee.handle import Tee
 from rlwatch.integrations.tensorboard.mirror import TensorBoardMirror
+from rlwatch.seam import guarded
 
 
 class Hooks:

@@ -17,7 +17,7 @@ from rlwatch.integrations.torch.generation import GenerationReader
 from rlwatch.integrations.torch.gradients import read_gradients, scales
 from rlwatch.integrations.torch.loss_passes import Call, LossPasses
 from rlwatch.integrations.torch.means import Means
-from rlwatch.integrations.torch.microbatch import Reader, Settings
+from rlwatch.integrations.torch.microbatch import NO_DATA, Reader, Settings
 from rlwatch.integrations.torch.samples import Samples
 from rlwatch.integrations.torch.steps import Steps
 from rlwatch.integrations.vocabulary import vocab_size_of
@@ -25,6 +25,7 @@ from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.response_stats import observe_responses
 from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.transfer import freed
 
 KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollout_logp")
 """Fields of a batch whose values a statistic may keep."""
@@ -79,6 +80,8 @@ class Collector:
         full = self.level.includes(Level.FULL)
         with torch.no_grad():
             batch = reader.read(inputs)
+            if batch is not None and batch.logp.is_meta:
+                reader.refused["logp"], batch = NO_DATA, None
             if batch is not None:
                 self.steps.tally.add_batch(_copied(batch) if full else batch, full=full)
         if batch is not None and self.localises:
@@ -107,7 +110,8 @@ class Collector:
     def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
         """Seal the step."""
         self._begin()
-        refused = self.steps.add_all({**self._standing(), **_named(inputs), **scalars})
+        broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
+        refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
         number = self.steps.last + 1
         if step is not None:
             try:
@@ -145,12 +149,17 @@ def _copied(batch: TokenBatch) -> TokenBatch:
     return replace(batch, **mine)
 
 
-def _named(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``step`` was passed, by canonical names."""
-    loss = inputs["loss"]
-    named = {"loss/raw": loss, "nonfinite/loss": None, "optim/lr": inputs["lr"], "optim/grad_norm": inputs["grad_norm"]}
-    if isinstance(loss, Tensor):
-        named["nonfinite/loss"] = nonfinite(loss.detach())
-    elif isinstance(loss, int | float):
-        named["nonfinite/loss"] = float(not math.isfinite(loss))
+def _named(inputs: Mapping[str, Any], broken: float | Tensor | None) -> dict[str, Any]:
+    """What ``step`` was passed, by canonical names, and whether the loss was ``broken``."""
+    loss = {"loss/raw": inputs["loss"], "nonfinite/loss": broken}
+    named = {**loss, "optim/lr": inputs["lr"], "optim/grad_norm": inputs["grad_norm"]}
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _broken(loss: Any) -> float | Tensor | None:
+    """Whether it is NaN or infinite, as a number; None where there is none."""
+    if isinstance(loss, Tensor):
+        return None if freed(loss) else nonfinite(loss.detach())
+    if isinstance(loss, int):
+        return 0.0  # also one that is too large for a float
+    return float(not math.isfinite(loss)) if isinstance(loss, float) else None

@@ -32,7 +32,7 @@ class Commands:
         handlers: list[CommandHandler] = [
             ResetReference(means.anchored, seam, self._reset_done),
             SaveCheckpoint(means.save_now, means.kept, seam),
-            LowerLR(means.paced),
+            LowerLR(means.paced, seam),
             coefficient,
             Stop(means.stop),
         ]

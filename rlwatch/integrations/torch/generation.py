@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlwatch.integrations.torch.microbatch import measured, there, why
+from rlwatch.seam import by_a_signal
 from rlwatch.tensors.responses import ResponseBatch
 from rlwatch.tensors.tasks import TaskNames
 
@@ -35,9 +37,11 @@ class GenerationReader:
         while fitting:
             try:
                 return self._made(fitting)
-            except (ValueError, TypeError, RuntimeError) as misfit:
+            except Exception as misfit:
+                if by_a_signal(misfit):
+                    raise
                 name = self._culprit(fitting)
-                self.refused[name] = str(misfit)
+                self.refused[name] = why(misfit)
                 del fitting[name]
         return None
 
@@ -50,7 +54,9 @@ class GenerationReader:
             if name not in ("mask", "groups"):
                 try:
                     self._made({name: value})
-                except (ValueError, TypeError, RuntimeError):
+                except Exception as misfit:
+                    if by_a_signal(misfit):
+                        raise
                     return name
         return next((name for name in ("mask", "groups") if name in fitting), next(iter(fitting)))
 
@@ -59,16 +65,18 @@ class GenerationReader:
         fitting: dict[str, Any] = {}
         first: tuple[str, int] | None = None
         for name, value in given.items():
-            if name == "groups" and isinstance(value, Integral):
-                fitting[name] = value
-                continue
             try:
+                if name == "groups" and isinstance(value, Integral):
+                    fitting[name] = value
+                    continue
                 fitting[name] = column = _column(name, value)
                 first = first or (name, len(column))
                 if len(column) != first[1]:
                     raise ValueError(f"it is of {len(column)} responses where {first[0]} is of {first[1]}")
-            except (ValueError, TypeError) as misfit:
-                self.refused[name] = str(misfit)
+            except Exception as misfit:
+                if by_a_signal(misfit):
+                    raise
+                self.refused[name] = why(misfit)
                 fitting.pop(name, None)
         return fitting
 
@@ -81,8 +89,7 @@ def _column(name: str, value: Any) -> Any:
         return value.copy()
     if not isinstance(value, Tensor) or value.is_nested:
         return value
-    if hasattr(value, "full_tensor"):
-        raise ValueError("it is a DTensor: pass what this rank holds of it (to_local), or all of it (full_tensor)")
+    value = there(measured(value))
     wanted = "(B, T)" if name in WIDE else "(B,)"
     if name not in WIDE and value.dim() == 2 and value.shape[1] == 1:
         value = value.squeeze(1)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.seam import by_a_signal, described
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
 from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.tokens import TokenBatch
@@ -27,6 +28,14 @@ OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta")
 """The same for every micro-batch."""
 WHOLE = ("ids", *ROUTES)
 """Integers: indices, not measurements."""
+
+
+def why(misfit: Exception) -> str:
+    """In our own words and torch's; of anything else the type, too."""
+    return str(misfit) if type(misfit) in (ValueError, TypeError, RuntimeError, MisfitError) else described(misfit)
+
+
+NO_DATA = "it is on the meta device, which holds no data"
 
 
 class MisfitError(ValueError):
@@ -71,8 +80,10 @@ class Reader:
         """None where ``read`` says that the input does not fit."""
         try:
             return read(*args)
-        except (ValueError, TypeError, RuntimeError) as misfit:
-            self.refused[name] = str(misfit)
+        except Exception as misfit:
+            if by_a_signal(misfit):
+                raise
+            self.refused[name] = why(misfit)
             return None
 
     def _from_logits(self, given: dict[str, Any]) -> None:
@@ -88,7 +99,7 @@ class Reader:
     def _logp(self, given: dict[str, Any]) -> Padded:
         if "logp" not in given:
             raise MisfitError("neither logp= nor logits= with ids= was given")
-        logp = Padded.of(_measured(given["logp"]), longest=_longest(given))
+        logp = Padded.of(measured(given["logp"]), longest=_longest(given))
         if logp.values.dim() != 2:
             raise MisfitError(f"it has shape {_shape(logp.values)} where (B, T) is needed{_packed(logp.values)}")
         if not logp.values.is_floating_point():
@@ -101,14 +112,14 @@ class Reader:
             if logp.valid is None:
                 raise MisfitError("it was not given: which of the tokens are not padding?")
             return logp.valid
-        mask = _beside(Padded.of(_measured(given["mask"]), longest=logp.values.shape[1]), logp)
-        there = [part.bool() for part in (mask.values, mask.valid, logp.valid) if part is not None]
-        return torch.stack(there).all(0) if len(there) > 1 else there[0]
+        mask = _beside(Padded.of(measured(given["mask"]), longest=logp.values.shape[1]), logp)
+        inside = [part.bool() for part in (mask.values, mask.valid, logp.valid) if part is not None]
+        return torch.stack(inside).all(0) if len(inside) > 1 else inside[0]
 
     def _one(self, name: str, value: Any, logp: Padded) -> Tensor | None:
         if name in ("logp", "mask", "logits"):
             return None
-        value = Padded.of(_measured(value), longest=logp.values.shape[1])
+        value = Padded.of(measured(value), longest=logp.values.shape[1])
         if name in WHOLE and (value.values.is_floating_point() or value.values.is_complex()):
             raise MisfitError(f"it is of {value.values.dtype} where whole numbers are needed")
         if name == "advantages":
@@ -121,7 +132,7 @@ class Reader:
 def _over_rows(work: Any, *inputs: Any) -> tuple[Any, ...]:
     """``work`` of whole or jagged tensors, or of the rows of a list: nothing is padded before it is small."""
     if all(isinstance(x, Tensor) and (not x.is_nested or x.layout == torch.jagged) for x in inputs):
-        return tuple(work(*(_measured(x) for x in inputs)))
+        return tuple(work(*(measured(x) for x in inputs)))
     rows = [_rows(x) for x in inputs]
     if len({len(x) for x in rows}) > 1:
         raise MisfitError(f"it has {len(rows[0])} rows where ids has {len(rows[-1])}")
@@ -140,9 +151,21 @@ def _paired(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return logits, ids
 
 
-def _measured(x: Any) -> Any:
-    if isinstance(x, Tensor) and hasattr(x, "full_tensor"):
+def there(x: Any) -> Any:
+    """``x``, if it holds data."""
+    if isinstance(x, Tensor) and x.is_meta:
+        raise MisfitError(NO_DATA)
+    return x
+
+
+def measured(x: Any) -> Any:
+    """``x``, if it can be measured where it is."""
+    if not isinstance(x, Tensor):
+        return x
+    if hasattr(x, "full_tensor"):
         raise MisfitError("it is a DTensor: pass what this rank holds of it (to_local), or all of it (full_tensor)")
+    if x.is_complex():
+        raise MisfitError("it is complex")
     return x
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.cause import cause_of, reason_of
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch.gaps import Gaps
 from rlwatch.integrations.torch.steps import Steps
 from rlwatch.records import RunState
+from rlwatch.seam import Seam, say
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -84,7 +84,7 @@ class Recording:
                 raise ConfigError(f"{call}({name}=): {why}")
             self.run.counters.add("refused")
             if name not in self._gaps.refused:
-                logger.warning("rlwatch leaves out %s= of %s (training goes on): %s", name, call, why)
+                say(logging.WARNING, "rlwatch leaves out %s= of %s (training goes on): %s", name, call, why)
         self._gaps.refused.update(refused)
 
     def _delivered(self, step: int, measured: dict[str, float]) -> None:

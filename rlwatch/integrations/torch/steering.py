@@ -10,6 +10,8 @@ from typing import Any
 from rlwatch.integrations.torch.commands import Commands
 from rlwatch.integrations.torch.means import Means
 from rlwatch.integrations.torch.recording import Recording
+from rlwatch.recorder.intake import step_index
+from rlwatch.seam import shown
 
 FORMAT = 1
 
@@ -61,9 +63,9 @@ class Steering(Recording):
         self._refuse("load_state_dict", self.seam.attempt("state", self._load, state) or {})
 
     def _load(self, state: Mapping[str, Any]) -> Mapping[str, str]:
-        if state.get("format") != FORMAT or not isinstance(state.get("step"), int):
-            return {"state": f"it is not what state_dict() of this version returns: got {dict(state)!r:.80}"}
-        self._steps.last = state["step"]
+        if state.get("format") != FORMAT or type(state.get("step")) is not int:
+            return {"state": f"it is not what state_dict() of this version returns: got {shown(state)}"}
+        self._steps.last = step_index(state["step"])
         theirs = state.get("run_id")
         if theirs != self.run.info.run_id:
             self.run.event("resume", state["step"], from_run=theirs)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
+from rlwatch.seam import Seam, by_a_signal, shown
 from rlwatch.tensors.mergeable import Mean
+from rlwatch.tensors.transfer import freed
 
 IN_FLIGHT = 8
 """Steps that may wait for their copy; beyond that the oldest is waited for, so that nothing piles up."""
@@ -48,7 +49,9 @@ class Steps:
         for name, value in numbers.items():
             try:
                 self._add(name, value)
-            except (TypeError, ValueError, RuntimeError, OverflowError):
+            except Exception as error:
+                if by_a_signal(error):
+                    raise
                 refused[name] = f"it is not one number: got {_described(value)}"
         return refused
 
@@ -68,6 +71,8 @@ class Steps:
         """A mean, so that with several ranks it is the mean over them; it stands for what was measured by that name."""
         if hasattr(value, "full_tensor"):
             raise TypeError(name)
+        if freed(value) or value.is_meta:
+            raise ValueError(name)
         number = value.reshape(())
         self.tally.stats[name] = Mean.of(number, torch.ones_like(number, dtype=torch.bool))
 
@@ -96,4 +101,4 @@ class Steps:
 def _described(value: Any) -> str:
     if isinstance(value, Tensor) and hasattr(value, "full_tensor"):
         return "a DTensor; pass its full_tensor()"
-    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)

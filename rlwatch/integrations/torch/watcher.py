@@ -307,7 +307,7 @@ class Watcher(Steering):
 
     @override
     def finish(self) -> None:
-        self._collector.samples.close()
+        self.seam.attempt("samples", self._collector.samples.close)
         super().finish()
 
     def _look(self, call: str, work: Callable[..., Refused], *inputs: Any) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.transformers.callback import RLWatchCallback
 from rlwatch.integrations.transformers.compat import CLIP, LOSS, lacking
 from rlwatch.integrations.transformers.control import LoopControl
 from rlwatch.integrations.transformers.crash import report_crashes
 from rlwatch.integrations.transformers.stepper import StepCallback
 from rlwatch.integrations.transformers.taps import TrainerTaps
+from rlwatch.seam import Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

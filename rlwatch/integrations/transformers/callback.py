@@ -12,9 +12,9 @@ from typing_extensions import override
 
 import rlwatch
 from rlwatch.integrations.distributed import begin_together
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.transformers.describe import init_arguments
 from rlwatch.records import RunState
+from rlwatch.seam import Contained, Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -111,8 +111,9 @@ def without_overflow(row: dict[str, float]) -> dict[str, float]:
 
 def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a log row. TRL writes None where every value was NaN, so None reads as NaN."""
-    return {
-        name: math.nan if value is None else float(value)
-        for name, value in logs.items()
-        if value is None or hasattr(value, "__float__")
-    }
+    row = {}
+    for name, value in logs.items():
+        with Contained(lambda _error: None):  # somebody's callback may have put anything into the log
+            if value is None or hasattr(value, "__float__"):
+                row[name] = math.nan if value is None else float(value)
+    return row

@@ -8,7 +8,7 @@ from typing import Protocol
 from rlwatch.integrations.controller import Controller
 from rlwatch.integrations.handlers.trainer_loop import TrainerLoop
 from rlwatch.integrations.ranks import Ranks, RunRanks
-from rlwatch.integrations.seam import Seam
+from rlwatch.seam import Seam
 
 Latest = Callable[[], Mapping[str, float]]
 """The metrics measured last."""

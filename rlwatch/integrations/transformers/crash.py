@@ -34,7 +34,7 @@ def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: Steps) -> None
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            _report(trainer, scalars, steps, error)
+            scalars.seam.attempt("end of training", _report, trainer, scalars, steps, error)
             raise
 
     trainer.train = train

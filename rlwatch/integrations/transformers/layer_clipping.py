@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from rlwatch.clipping import Clipped, ClipRule, LayerClip
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, lacking, sharding_engine
 from rlwatch.integrations.transformers.resume import ResumedFrom
+from rlwatch.seam import Seam, guarded
 
 logger = logging.getLogger("rlwatch")
 FILE = "rlwatch_layer_clip.pt"
@@ -110,7 +110,10 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
             with _unscaled(accelerator):
                 self.clipped = self._clip()
                 total = original(parameters, *args, **kwargs)
-            return total if self.clipped is None else _before_clipping(self.clipped, total)
+            if self.clipped is None:
+                return total
+            before = self.seam.attempt("norm before clipping", _before_clipping, self.clipped, total)
+            return total if before is None else before
 
         accelerator.clip_grad_norm_ = clip_grad_norm_
 
@@ -118,8 +121,8 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
         self._asked = True
         self.clip.model = self._trainer.model
         if self._trainer.args.world_size > 1:
-            return self.clip(self.before)
-        return self.seam.attempt("layers to clip", self.clip, self.before)
+            return self.clip.by_layer(self.before)
+        return self.seam.attempt("layers to clip", self.clip.by_layer, self.before)
 
     @override
     @guarded

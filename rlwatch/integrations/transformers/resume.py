@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from rlwatch.integrations.seam import Seam
+from rlwatch.seam import Seam
 
 
 class ResumedFrom:

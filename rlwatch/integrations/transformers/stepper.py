@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from transformers import TrainerCallback
 from typing_extensions import override
 
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
 from rlwatch.integrations.transformers.control import Commands, Latest
+from rlwatch.seam import Seam, guarded
 
 
 class Taps(Protocol):

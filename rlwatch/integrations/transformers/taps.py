@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.clipping import Clipped
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.seam import Seam
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total
@@ -67,11 +68,17 @@ class TrainerTaps:
         self.complete(None)
 
     def complete(self, total: Tensor | float | None) -> None:
-        """The gradient of the step is complete and not used yet; ``total`` is its norm before clipping, if known."""
+        """The gradient of the step is complete and not used yet; ``total`` is its norm before clipping, if known.
+
+        Raises nothing: it is called in the middle of training.
+        """
 
     @property
     def live(self) -> bool:
         """Whether to look: training (not evaluation), in a process that measures, while steps are still taken away."""
+        return bool(self._seam.attempt("mode of the trainer", self._looks))
+
+    def _looks(self) -> bool:
         run = self._seam.run
         return run is not None and run.measures and self.trainer.model.training and self._seam.works("on_step_end")
 
@@ -101,20 +108,23 @@ class TrainerTaps:
         def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
             self._clipped = True
             norms = self._seam.attempt("gradients", self._read_gradients, model) if self.live else None
-            layers = clipping_of(self.trainer)
+            layers = self._seam.attempt("clipped layers", clipping_of, self.trainer)
             if layers is not None:
                 layers.before = self.complete
             total = original(model, *args, **kwargs)
-            clipped = None if layers is None else layers.clipped
             if self.live:
                 self._seam.attempt("gradients", self._add_gradients, norms, total)
-            if self.live and clipped is not None:
-                self._seam.attempt("clipped layers", self.tally.add_stats, clipped.stats())
-            if clipped is None:
+            if layers is not None and layers.clipped is not None:
+                self._seam.attempt("clipped layers", self._add_clipped, layers.clipped)
+            else:
                 self.complete(total)
             return total
 
         self.trainer._clip_grad_norm = tapped  # noqa: SLF001
+
+    def _add_clipped(self, clipped: Clipped) -> None:
+        if self.live:
+            self.tally.add_stats(clipped.stats())
 
     def _read_gradients(self, model: Any) -> GradNorms | None:
         """Per layer, where they are to be seen."""

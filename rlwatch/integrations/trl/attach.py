@@ -10,7 +10,6 @@ from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.localising.ranks import localiser_of
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.transformers import stepper
 from rlwatch.integrations.transformers.attach import refuse_twice, tap
 from rlwatch.integrations.transformers.callback import RLWatchCallback
@@ -20,6 +19,7 @@ from rlwatch.integrations.trl.localising import wished
 from rlwatch.integrations.trl.sampled import Sampled
 from rlwatch.integrations.trl.stepper import StepCallback
 from rlwatch.integrations.trl.taps import Taps
+from rlwatch.seam import Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

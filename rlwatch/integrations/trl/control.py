@@ -14,11 +14,11 @@ from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.handlers.reference import Anchored, ResetReference
 from rlwatch.integrations.handlers.trainer_loop import TrainerLoop
 from rlwatch.integrations.ranks import Ranks
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.transformers.resume import ResumedFrom
 from rlwatch.integrations.trl.compat import sharding_engine
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
 NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded and there is no KL to weigh"

@@ -14,9 +14,9 @@ from rlwatch.gradloc.recording import Context
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, Localiser
 from rlwatch.integrations.localising.localiser import Spike
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
 from rlwatch.integrations.trl.loss_passes import LossPassTap
+from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
 
 IDS = ("prompt_ids", "completion_ids")

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from rlwatch.gradloc.passes import Outputs, Passes, RandomState
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.trl.pure_head import pure_head
+from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
 
 METHOD = "_get_per_token_logps_and_entropies"

@@ -7,11 +7,11 @@ from typing import Any
 from typing_extensions import override
 
 from rlwatch.integrations.ranks import RunRanks
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.transformers import stepper
 from rlwatch.integrations.trl.control import Control
 from rlwatch.integrations.trl.taps import Taps
+from rlwatch.seam import Seam
 
 
 class StepCallback(stepper.StepCallback):

@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.taps import TrainerTaps, loss_stats
 from rlwatch.integrations.trl.generation import Generations, Scored
@@ -19,6 +18,7 @@ from rlwatch.integrations.trl.inputs import correction_stats, sequence_stats, to
 from rlwatch.integrations.trl.localising import Localising
 from rlwatch.integrations.trl.passes import Passes
 from rlwatch.integrations.trl.sampled import Sampled
+from rlwatch.seam import Seam
 from rlwatch.tensors.observe import observe
 
 
@@ -81,8 +81,12 @@ class Taps(TrainerTaps):
 
     @override
     def complete(self, total: Tensor | float | None) -> None:
-        if self._localising is not None and self.trainer.model.training:
-            self._seam.attempt("localisation", self._localising.check, total)
+        if self._localising is not None:
+            self._seam.attempt("localisation", self._complete, self._localising, total)
+
+    def _complete(self, localising: Localising, total: Tensor | float | None) -> None:
+        if self.trainer.model.training:
+            localising.check(total)
 
     def delivered(self, metrics: Mapping[str, float]) -> None:
         """The metrics of a step have arrived."""

@@ -12,11 +12,11 @@ from typing import Any
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.kept_reference import why_none
 from rlwatch.integrations.handlers.reference_files import FACTS, Facts, read_facts
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.keeper import FOLDER
 from rlwatch.integrations.verl.replies import accepted, joint
 from rlwatch.integrations.verl.workers import Workers
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 

@@ -9,12 +9,12 @@ from rlwatch.control.policy import veto_reset_reference
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
 from rlwatch.integrations.handlers.stop import Stop
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.replies import Reply, accepted, joint
 from rlwatch.integrations.verl.workers import Workers
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 
 class OnWorkers:

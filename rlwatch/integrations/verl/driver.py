@@ -11,7 +11,6 @@ from rlwatch.integrations.controller import Controller
 from rlwatch.integrations.handlers.kept_settings import KeptSettings
 from rlwatch.integrations.handlers.kl_coef import SetKLCoef
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Contained, Seam
 from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
@@ -21,6 +20,7 @@ from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.statistics import Read, Statistics
 from rlwatch.integrations.verl.texts import Texts
 from rlwatch.integrations.verl.workers import Workers
+from rlwatch.seam import Contained, Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlwatch.integrations.ray_crash import record_crash
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.tracking import Session, session
+from rlwatch.seam import Seam
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from rlwatch.integrations.handlers.learning_rate import LowerLR, Paced
 from rlwatch.integrations.handlers.unwrapping import unwrapped
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl.anchor import ENGINES, Anchor
 from rlwatch.integrations.verl.keeper import Keeper
@@ -22,6 +21,7 @@ from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.integrations.whole import encoded
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 from rlwatch.tensors.sharded import Sharded
 
 NEEDS = ("optimizer_step", "is_mp_src_rank_with_outputs")
@@ -47,7 +47,7 @@ class Inside:
         self._worker = worker
         self._seam = seam
         self._taps = taps
-        lower: CommandHandler = LowerLR(self._paced)
+        lower: CommandHandler = LowerLR(self._paced, seam)
         self._handlers = {handler.kind: handler for handler in (lower, self.anchor)}
 
     @classmethod

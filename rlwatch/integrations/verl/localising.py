@@ -16,13 +16,13 @@ from rlwatch.integrations.localising import Localise, Localiser
 from rlwatch.integrations.localising.localiser import Spike
 from rlwatch.integrations.localising.ranks import world_of
 from rlwatch.integrations.localising.recording import Recorded, batches_of, encoded
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.spike_rows import Decode
 from rlwatch.integrations.verl.flat import flattened
 from rlwatch.integrations.verl.gradients import gradients_of
 from rlwatch.integrations.verl.loss_passes import LossPassTap
 from rlwatch.integrations.verl.settings import hindrance
 from rlwatch.metrics import LAYER_PREFIX
+from rlwatch.seam import Seam
 from rlwatch.tensors.gradnorm import GradNorms, layer_of
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rlwatch.gradloc.passes import Outputs, Passes, RandomState
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.verl.microbatch import rewards_of, tokens_of
 from rlwatch.integrations.verl.packed import Packed
+from rlwatch.seam import Seam
 
 PARTS = {"logp": "log_probs", "entropy": "entropy"}
 """Our name -> verl's, of what its loss takes of the policy."""
@@ -108,7 +108,7 @@ class LossPassTap:
         one = self._passes.add(again, detached, tokens, random=call.random, drew=drew, rewards=rewards)
         for name, part in parts.items():
             if part.requires_grad:
-                part.register_hook(_Reader(one.coefficients, name, where))  # type: ignore[no-untyped-call]
+                part.register_hook(self._passes.contained(_Reader(one.coefficients, name, where)))  # type: ignore[no-untyped-call]
 
 
 def parts_of(model_output: Mapping[str, Any]) -> dict[str, Tensor]:

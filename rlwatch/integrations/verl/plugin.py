@@ -14,9 +14,9 @@ from types import ModuleType
 
 from rlwatch import __version__
 from rlwatch.integrations.afterimport import AfterImport
-from rlwatch.integrations.seam import Contained
 from rlwatch.integrations.verl.heartbeat import WAITING, Heartbeat, begin
 from rlwatch.integrations.verl.versions import verl_version
+from rlwatch.seam import Contained
 
 logger = logging.getLogger("rlwatch")
 

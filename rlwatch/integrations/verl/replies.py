@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any
 
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.seam import Contained
+from rlwatch.seam import Contained
 
 REFUSED = "refused"
 Reply = Mapping[str, Any]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rlwatch.integrations.controller import Told
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising.recording import decoded
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import Decode, StepTally
 from rlwatch.integrations.verl.batch import Reading, StepBatch
 from rlwatch.integrations.verl.pieces import pieces
@@ -20,6 +19,7 @@ from rlwatch.integrations.verl.texts import Texts
 from rlwatch.integrations.verl.workers import Answers
 from rlwatch.integrations.whole import together
 from rlwatch.records import LOCALISED
+from rlwatch.seam import Seam
 from rlwatch.tensors.response_stats import observe_responses
 
 if TYPE_CHECKING:
@@ -86,13 +86,15 @@ class Statistics:
     def close(self, deadline_s: float = 30.0) -> None:
         """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
         self._thread.shutdown(wait=False)
-        wait(self._waiting, deadline_s)
+        late = wait(self._waiting, deadline_s).not_done
+        if late and self._seam.run is not None:
+            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
         self._tell(None, {})
         if self.texts is not None:
             self.texts.close()
 
     def _guarded(self, step: int, read: Read | None, answers: Answers | None) -> None:
-        metrics = self._seam.attempt("statistics", self._record, step, read, answers)
+        metrics = self._seam.aside("statistics", self._record, step, read, answers)
         self._tell(step, metrics or {})
 
     def _record(self, step: int, read: Read | None, answers: Answers | None) -> Mapping[str, float]:

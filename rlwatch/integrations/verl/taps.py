@@ -18,13 +18,13 @@ from torch import Tensor
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.seam import Seam
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl.gradients import gradients_of
 from rlwatch.integrations.verl.localising import Localising
 from rlwatch.integrations.verl.losses import Clipping
 from rlwatch.integrations.verl.microbatch import beside, loss_batch
 from rlwatch.integrations.verl.steps import gradient_stats, step_stats
+from rlwatch.seam import Seam
 from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.mergeable import Total

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import rlwatch
-from rlwatch.integrations.seam import Seam, guarded
 from rlwatch.integrations.verl.heartbeat import IN_PLACE
 from rlwatch.integrations.verl.settings import NAME, Settings, plain, wanted
 from rlwatch.integrations.verl.versions import verl_version
 from rlwatch.records import RunState
+from rlwatch.seam import Contained, Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -61,11 +61,13 @@ class Backend:
 
 def is_number(value: object) -> bool:
     """Whether ``value`` is one number: Python's, numpy's, or a tensor with a single element."""
-    if isinstance(value, str | bytes | bool) or value is None:
-        return False
-    if getattr(value, "ndim", 0) != 0 and getattr(value, "size", 0) != 1:
-        return False
-    return hasattr(value, "__float__")
+    with Contained(lambda _error: None):  # a row may hold anything
+        if isinstance(value, str | bytes | bool) or value is None:
+            return False
+        if getattr(value, "ndim", 0) != 0 and getattr(value, "size", 0) != 1:
+            return False
+        return hasattr(value, "__float__")
+    return False
 
 
 def install(module: ModuleType) -> str:

@@ -77,7 +77,7 @@ def _load_checkpoint(original: Method) -> Method:
         driver = getattr(self, HELD, None)
         if driver is not None:
             driver.attach()
-            driver.loaded()
+            driver.seam.attempt("checkpoint", driver.loaded)
         return result
 
     return load
@@ -97,7 +97,7 @@ def _fit(original: Method) -> Method:
                 deadline_s = ENDED_S
                 return result
             finally:
-                driver.settle(deadline_s)
+                driver.seam.attempt("last steps", driver.settle, deadline_s)
 
     return fit
 

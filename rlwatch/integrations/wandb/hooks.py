@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 from zlib import crc32
 
-from rlwatch.integrations.seam import guarded
 from rlwatch.integrations.tee.handle import Tee
 from rlwatch.integrations.wandb.mirror import WandbMirror
 from rlwatch.integrations.wandb.send_back import SendBack
 from rlwatch.integrations.wandb.steps import Steps
 from rlwatch.records import RunState
 from rlwatch.run import Run
+from rlwatch.seam import guarded
 
 # Parameters are named as wandb names them: they may be given by name.
 LOG, FINISH, EXIT, DEFINE = "log", "finish", "__exit__", "define_metric"

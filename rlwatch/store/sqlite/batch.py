@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from operator import index
 
-from rlwatch.errors import StoreError, UnstorableError
+from rlwatch.errors import UnstorableError
 from rlwatch.ports import Storable
 from rlwatch.records import (
     RESPONSES,
@@ -18,6 +18,7 @@ from rlwatch.records import (
     SpikeBatch,
     StepRecord,
 )
+from rlwatch.seam import described, shown
 from rlwatch.store.sqlite.codec import dumps, plain
 from rlwatch.store.sqlite.columns import pack, worst
 
@@ -63,8 +64,9 @@ class Batch:
                 self._add_completions(item)
             else:
                 self._add_spikes(item)
-        except (TypeError, ValueError, OverflowError, StoreError) as error:
-            unstorable = UnstorableError(f"cannot store {_label(item)}: {error}")
+        except Exception as error:
+            # seam: columns and bodies may hold objects of anybody's, whose methods raise anything
+            unstorable = UnstorableError(f"cannot store {_label(item)}: {described(error)}")
             unstorable.item = item
             raise unstorable from error
 
@@ -167,7 +169,7 @@ def _whole(value: int) -> int:
 
 
 def _label(item: Storable) -> str:
-    return f"{type(item).__name__} of step {item.step!r}"
+    return f"{type(item).__name__} of step {shown(item.step)}"
 
 
 def _not_a_number(metrics: Mapping[str, float]) -> str:

@@ -1,0 +1,266 @@
+"""The seam to code that is not ours: a training loop, its values, its model, its backward; our own threads.
+
+What we do there may fail. It is counted, said once and goes no further; a part that goes on failing is switched off.
+
+Who may raise through it: ``KeyboardInterrupt``, ``SystemExit`` and every other exception that is no ``Exception``,
+because on a training thread somebody wants to end the process by it; and whatever a *signal handler* raises while we
+are at work (a time limit by ``SIGALRM``, a preemption notice), of any type: it is the loop's own. In threads of our
+own (:func:`tireless`) nobody can mean either, and nothing at all passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from types import CodeType, TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+logger = logging.getLogger("rlwatch")
+
+LIMIT = 3
+"""A tap that failed this often is switched off."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def described(error: BaseException, most: int = 300) -> str:
+    """Its type and text, in one cut line; also where the text cannot be had.
+
+    >>> described(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"[:most]
+    except Exception:  # noqa: BLE001  (seam: the __str__ of somebody's exception)
+        return f"{kind} (which has no text)"
+
+
+def shown(value: object) -> str:
+    """The ``repr`` of somebody's value, of bounded length and effort; its type where it has none."""
+    try:
+        return _brief.repr(value)
+    except Exception:  # noqa: BLE001  (seam: the __repr__ of somebody's value)
+        return f"something of type {type(value).__name__} that cannot be shown"
+
+
+_brief = reprlib.Repr()
+_brief.maxlevel, _brief.maxstring, _brief.maxother = 3, 80, 80
+
+
+def words(value: object) -> str:
+    """Somebody's text, as it is if it is one."""
+    return value if type(value) is str else shown(value)
+
+
+def seconds(value: object, otherwise: float) -> float:
+    """Somebody's time limit: a number >= 0, else ``otherwise``.
+
+    >>> seconds(2, 10.0), seconds(-1, 10.0), seconds(float("nan"), 10.0), seconds("soon", 10.0)
+    (2.0, 0.0, 10.0, 10.0)
+    """
+    if type(value) not in (int, float) or value != value:  # noqa: PLR0124  (NaN)
+        return otherwise
+    return min(max(0.0, float(cast("float", value))), threading.TIMEOUT_MAX)
+
+
+def say(level: int, message: str, *args: object) -> None:
+    """Log; what somebody's handler or filter raises goes no further."""
+    try:
+        logger.log(level, message, *args)
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+
+
+def by_a_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised it: then it is the process's own, wherever it happened to arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        return False  # Python runs handlers in the main thread only
+    handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """What it runs, if that is Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not callable(handler):  # SIG_DFL, SIG_IGN, or None: not installed by Python
+        return None
+    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+class Contained:
+    """Work inside may fail: any ``Exception`` is given to ``failed`` and goes no further, nor does one of ``failed``.
+
+    What passes all the same: see the module. ``failed`` must not keep the error: that would keep its frames, and
+    with them the tensors of a step.
+    """
+
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        """Nothing to begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or by_a_signal(error):
+            return False
+        try:
+            self._failed(error)
+        except Exception as worse:
+            if by_a_signal(worse):
+                raise
+        return True
+
+
+class Seam:
+    """Runs our work inside a training loop: what it raises is counted on the run, warned of once and dropped.
+
+    After :data:`LIMIT` failures a tap is switched off; what it would have done is counted as ``skipped``.
+    """
+
+    def __init__(self, run: Run | None = None) -> None:
+        self.run = run
+        self._failures: dict[str, int] = {}
+
+    def attempt(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """``work(*args, **kwargs)``; None if it raised, or if ``tap`` is switched off."""
+        # Written out, not by Contained: at the end of the stack (RecursionError) no function of ours can be called.
+        try:
+            if self._failures.get(tap, 0) >= LIMIT:
+                self._count("skipped")
+                return None
+            return work(*args, **kwargs)
+        except Exception as error:
+            try:
+                theirs = by_a_signal(error)
+                if not theirs:
+                    self.failed(tap, error)
+            except (RecursionError, MemoryError):  # no room even to tell
+                theirs = False
+            if theirs:
+                raise
+            return None
+
+    def aside(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """:meth:`attempt` on a thread of our own, where an interrupt or exit can be nobody's wish: nothing passes."""
+        try:
+            return self.attempt(tap, work, *args, **kwargs)
+        except BaseException as error:  # noqa: BLE001  (the seam of a thread)
+            self.failed(tap, error)
+            return None
+
+    def hook(self, tap: str, work: Callable[..., object]) -> Callable[..., None]:
+        """``work`` as a hook for PyTorch: it sees what the hook is given, and changes nothing, whatever it does."""
+
+        def hooked(*args: Any, **kwargs: Any) -> None:
+            self.attempt(tap, work, *args, **kwargs)
+
+        return hooked
+
+    def works(self, tap: str) -> bool:
+        """Whether ``tap`` is still switched on."""
+        return self._failures.get(tap, 0) < LIMIT
+
+    @property
+    def errors(self) -> int:
+        """Failures of all taps so far: what a process without a run tells the one that has it."""
+        return sum(self._failures.copy().values())
+
+    def failed(self, tap: str, error: BaseException) -> None:
+        """Count a failure of ``tap``, and say so the first time and when that switches it off."""
+        failures = self._failures[tap] = self._failures.get(tap, 0) + 1
+        self._count("errors")
+        if failures == 1:
+            why = described(error)  # in words: a handler may keep what it is given
+            say(logging.WARNING, "rlwatch could not read %s (training goes on): %s", tap, why)
+        if failures == LIMIT:
+            say(logging.WARNING, "rlwatch switched its tap of %s off after %d errors", tap, LIMIT)
+
+    def _count(self, counter: str) -> None:
+        if self.run is not None:
+            self.run.counters.add(counter)
+
+
+class Guarded(Protocol):
+    """What has a seam."""
+
+    seam: Seam
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def guarded(method: Method) -> Method:
+    """A method of ours, on an object with a seam, that a trainer calls: it returns None where it would raise."""
+
+    @wraps(method)
+    def through_the_seam(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+        return self.seam.attempt(method.__name__, method, self, *args, **kwargs)
+
+    return cast("Method", through_the_seam)
+
+
+def harmless(counter: str, otherwise: Callable[[], Any] = lambda: None) -> Callable[[Method], Method]:
+    """A method that a training loop calls on what has ``counters``, with values of its own that may be anything.
+
+    What cannot be taken is counted as ``counter`` and warned of once; the caller is given ``otherwise()``. Unlike a tap
+    it is never switched off: the next value may be better.
+    """
+
+    def around(method: Method) -> Method:
+        @wraps(method)
+        def unharmed(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                try:
+                    theirs = by_a_signal(error)
+                    if not theirs:
+                        what = f"run.{method.__name__} could not take what it was given: {described(error)}"
+                        self.counters.warn(counter, what)
+                except (RecursionError, MemoryError):  # no room even to tell
+                    theirs = False
+                if theirs:
+                    raise
+                return otherwise()
+
+        return cast("Method", unharmed)
+
+    return around
+
+
+def tireless(work: Callable[[], object], failed: Callable[[BaseException], object], *, pause_s: float = 1.0) -> None:
+    """Body of a thread of ours: do ``work`` until it returns; whatever it raises is told to ``failed``, then anew.
+
+    ``SystemExit`` too: no signal reaches a thread that is not the main one, so it is somebody's mistake and would end
+    the thread in silence. ``pause_s`` seconds lie between a failure and the next beginning.
+    """
+    while True:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (the seam of a thread)
+            with suppress(BaseException):  # telling of a failure must not be one
+                failed(error)
+            time.sleep(pause_s)
+        else:
+            return
