@@ -17,6 +17,7 @@ from rlwatch.forecast.record import FORECAST, record_of
 from rlwatch.forecast.words import told
 from rlwatch.metrics import Family
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
+from rlwatch.seam import described
 
 logger = logging.getLogger("rlwatch")
 
@@ -135,7 +136,7 @@ class Forecasting:
                 self._forecaster = self._make()
             call(self._forecaster)
         except Exception as error:  # noqa: BLE001  (a forecaster of anybody's)
-            self._off = f"no forecast because the forecaster failed: {type(error).__name__}: {error}"
+            self._off = f"no forecast because the forecaster failed: {described(error)}"
             self._failed(self._off)
 
 

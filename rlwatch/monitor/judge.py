@@ -19,6 +19,7 @@ from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import Checkpoint, History, Progress, Storable, Store
 from rlwatch.records import Event, StepRecord
+from rlwatch.seam import described
 
 logger = logging.getLogger("rlwatch")
 AT_ONCE = 64
@@ -193,7 +194,7 @@ class Judging:
             kept = checkpoint.sealed(self._monitor, self._by, seq=self.seq, attempt=self._attempt, step=self._highest)
         except Exception as error:  # noqa: BLE001  (a shortcut that is not to be had: a resume relives instead)
             self._by = ""
-            logger.debug("what the judge knows cannot be kept: %s: %s", type(error).__name__, error)
+            logger.debug("what the judge knows cannot be kept: %s", described(error))
             return None
         self._cost_s = time.monotonic() - now
         return kept

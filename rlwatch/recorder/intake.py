@@ -93,11 +93,16 @@ def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
             plain[name] = float(value)
         elif value is not None:
             whole = False
+    late = []
     for names, transfer in entry.deferred:
         if transfer.ready() and _TEXT.issuperset(map(type, names)):
-            plain.update(zip(names, map(float, transfer.read()), strict=True))
+            read = dict(zip(names, map(float, transfer.read()), strict=True))
+            plain.update(read)
+            metrics.update(read)  # read once
         else:
             whole = False
+            late.append((names, transfer))
+    entry.deferred = late
     return plain, whole
 
 

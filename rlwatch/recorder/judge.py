@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+from rlwatch.seam import described
 
 INBOX = 2_000
 """Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
@@ -149,7 +150,7 @@ class JudgeThread:
         except Interrupted:
             raise
         except BaseException as error:  # noqa: BLE001  (any detector, any store)
-            self._failed(f"rlwatch could not judge: {type(error).__name__}: {error}")
+            self._failed(f"rlwatch could not judge: {described(error)}")
             self._failures += 1
             time.sleep(0.05)
             if self._judging is None or (ending and self._failures > MOST_FAILURES):
@@ -164,7 +165,7 @@ class JudgeThread:
             except Interrupted:
                 raise
             except BaseException as error:  # noqa: BLE001  (see above)
-                self._failed(f"rlwatch could not judge the last step: {type(error).__name__}: {error}")
+                self._failed(f"rlwatch could not judge the last step: {described(error)}")
             return True
         self._wake.wait(0.01 if ending else 0.5)
         self._wake.clear()

@@ -106,8 +106,9 @@ class Intake:
         try:
             if isinstance(item, Entry):
                 numbers, whole = plain_numbers(item)
-                item.number = self.journal.append_record(item.step, item.ts, numbers, whole=whole) if numbers else 0
-                number = item.number
+                if not numbers:  # all of it is still on a device, or no number at all
+                    return 0, False
+                number = item.number = self.journal.append_record(item.step, item.ts, numbers, whole=whole)
             else:
                 number, whole = self.journal.append(item), True
         except Exception as error:

@@ -8,6 +8,7 @@ from rlwatch.clock import Clock
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Checkpoint, Progress, RunWriter, Storable
 from rlwatch.recorder.counters import Counters
+from rlwatch.seam import described
 
 HEARTBEAT_S = 5.0
 RETRY_S = 1.0
@@ -128,7 +129,7 @@ class StoreSink:
                 self._backlog = list(waiting[at:])
                 return self._later(error)
             except Exception as error:  # noqa: BLE001  (see above)
-                self._lose(item, f"what the store fails at is dropped: {type(error).__name__}: {error}")
+                self._lose(item, f"what the store fails at is dropped: {described(error)}")
         progress = self._progress()
         if progress is not None:
             try:

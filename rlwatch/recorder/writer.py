@@ -30,6 +30,7 @@ from rlwatch.recorder.intake import Entry, numbers
 from rlwatch.recorder.queue import BoundedQueue, Intake, Numbered, Queued
 from rlwatch.recorder.store_sink import StoreSink
 from rlwatch.records import CompletionBatch, SpikeBatch, StepRecord
+from rlwatch.seam import described
 
 if TYPE_CHECKING:
     from rlwatch.layers import DerivedLayers
@@ -39,7 +40,15 @@ FOUND_STORED_S = 2.0
 """Longest the judge waits for what it found to be stored before it goes on, in seconds."""
 CALM_ROUNDS = 100
 """Rounds after which nobody is still about to queue what was taken from the journal already."""
-_REPORTED = ("dropped", "errors")  # counters that travel as metrics of the run
+_REPORTED = (
+    "dropped",
+    "errors",
+    "bad_records",
+    "bad_values",
+    "bad_calls",
+    "skipped",
+    "unkept",
+)  # counters that travel as metrics of the run
 
 
 class Judge(Protocol):
@@ -182,7 +191,7 @@ class Writer:
                 if self._turn():
                     break
             except BaseException as error:  # noqa: BLE001  (the thread seam: see the module's third point)
-                self._counters.warn("errors", f"rlwatch could not record: {type(error).__name__}: {error}")
+                self._counters.warn("errors", f"rlwatch could not record: {described(error)}")
                 time.sleep(0.01)
         for sink in self._sinks:
             self._guard(sink.close)
@@ -275,7 +284,7 @@ class Writer:
         try:
             call(*args)
         except BaseException as error:  # noqa: BLE001  (any store, any detector)
-            self._counters.warn("errors", f"rlwatch could not record: {type(error).__name__}: {error}")
+            self._counters.warn("errors", f"rlwatch could not record: {described(error)}")
             return False
         return True
 

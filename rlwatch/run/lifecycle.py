@@ -13,6 +13,8 @@ import weakref
 from contextlib import suppress
 from typing import Protocol
 
+from rlwatch.seam import described
+
 END_S = 5.0
 """Longest one run takes to end with its process, in seconds."""
 ALL_S = 9.0
@@ -65,7 +67,7 @@ def _at_exit() -> None:
     if error is None:
         _end_all("finished", "the process exited")
     else:
-        _end_all("crashed", f"{type(error).__name__}: {error}")
+        _end_all("crashed", described(error))
 
 
 def _end_all(state: str, reason: str) -> None:

@@ -16,6 +16,11 @@ ROWS: tuple[Metric, ...] = (
     fraction("time/rollout_idle", Family.SYSTEM, "share of the time in which the rollout engines waited", aggregator="time fraction", aliases=(
         same("fully_async/rollouter/idle_ratio", "verl"),)),
     Metric("rlwatch/dropped", Family.SYSTEM, "records", "records rlwatch dropped so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/bad_values", Family.SYSTEM, "values", "values that were no numbers and were left out so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/bad_records", Family.SYSTEM, "records", "records that could not be taken so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/bad_calls", Family.SYSTEM, "calls", "calls that could not be understood so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/skipped", Family.SYSTEM, "calls", "work left out so far because its tap was switched off", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/unkept", Family.SYSTEM, "records", "records that were not in the journal before they were stored so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/late", Family.SYSTEM, "records", "records that came after their step closed", 0.0, aggregator="cumulative"),
     Metric("rlwatch/records", Family.SYSTEM, "records", "records since the last new step", 0.0, aggregator="sum"),
     Metric("rlwatch/records_usual", Family.SYSTEM, "records", "most records an earlier step had", 0.0, aggregator="maximum"),
