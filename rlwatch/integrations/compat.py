@@ -44,7 +44,7 @@ def lacking_settings(settings: Any, paths: Iterable[str]) -> str | None:
         here = settings
         for name in path.split("."):
             if not hasattr(here, name):
-                return f"its arguments have no {path}"
+                return f"there is no {path}"
             here = getattr(here, name)
     return None
 

@@ -94,6 +94,6 @@ REFUSED = "scalars only: "
 
 def in_words(missing: Mapping[str, str]) -> str:
     """One line of what is missing and why; what is not named works."""
-    parts = "; ".join(f"no {part}: {reason}" for part, reason in missing.items())
+    parts = "; ".join(f"not {part}: {reason}" for part, reason in missing.items())
     installed_here = verl_version() or "?"
     return f"of verl {installed_here} rlwatch does not record everything ({parts}); all the rest is, see docs/verl.md"
