@@ -38,7 +38,7 @@ def named_again():
         transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
 
 
-def trainer_class(breaks):
+def trainer_class(breaks):  # noqa: C901  (classes that only exist once verl is imported)
     """verl's trainer; only what asks worker groups is replaced."""
     from types import SimpleNamespace
 

@@ -210,7 +210,7 @@ def test_a_tracking_may_be_collected_in_any_thread(where, config, caplog):
 
     assert not run.active
     assert recorded(where)[0].state is RunState.FINISHED
-    assert caplog.text == ""
+    assert "could not" not in caplog.text
 
 
 class Stricter:
