@@ -45,7 +45,7 @@ TRL = (
 VERL = ("TransferQueue>=0.1.10", "orjson", "cachetools", "fastapi", "uvicorn")
 ROOMS = (
     Room("trl", ("trl", "transformers", "peft", "tokenizers"), TRL),
-    Room("trl-oldest", ("trl==1.0.0", "transformers==5.0.0", "peft", "tokenizers"), ("tests/nightly/test_oldest_trl.py",)),
+    Room("trl-oldest", ("trl==1.0.0", "transformers==5.0.0", "accelerate==1.4.0", "requests"), ("tests/nightly/test_oldest_trl.py",)),
     Room("verl", ("verl", *VERL), ("tests/verl",)),
     Room(
         "openrlhf",

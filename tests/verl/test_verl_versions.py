@@ -14,13 +14,13 @@ from rlwatch.integrations.verl import compat
 
 PAGE = Path(__file__).parents[2] / "docs" / "verl.md"
 COLUMNS = ("scalars", "ended", "tokens", "gradients", "commands")
-LAUNCHER, LOGGER = "the launcher above", "`trainer.logger='[\"console\",\"rlwatch\"]'`"
+LAUNCHER, LOGGER = "the launcher above", '`trainer.logger=\'["console","rlwatch"]\'`'
 
 
 def table():
     """Version -> the line to add, and what it gives."""
     section = PAGE.read_text().partition("## What each version gives")[2].partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     return {row[0]: (row[1], dict(zip(COLUMNS, row[2:7], strict=True))) for row in rows}
 
 
