@@ -261,8 +261,8 @@ def test_gradients_of_a_loop_that_clips_through_its_accelerator_are_the_same(tmp
             clip_layers(trainer, "layer-median")
         trainer.train()
         return {
-            step: {name: value for name, value in taps.items() if name.startswith(("grad_layer/", "optim/"))}
-            for step, taps in run.taps().items()
+            step: {name: value for name, value in row.items() if name.startswith(("grad_layer/", "optim/"))}
+            for step, row in run.steps.items()
         }
 
     found = norms(Inline, "inline")
