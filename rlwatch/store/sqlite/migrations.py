@@ -70,6 +70,5 @@ def refuse_newer(version: int, newest: int, where: str) -> None:
     """Raise ``StoreVersionError`` for a file of a version this program does not know."""
     if version > newest:
         raise StoreVersionError(
-            f"{where} has format {version}, but this rlwatch knows only up to {newest}: "
-            "install a newer rlwatch"
+            f"{where} has format {version}, but this rlwatch knows only up to {newest}: install a newer rlwatch"
         )
