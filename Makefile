@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
+.PHONY: demo test nightly environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -67,6 +67,11 @@ openrlhf: $(VENV_VERL)/.openrlhf
 # two operators (g++), and all of it takes several minutes.
 openrlhf-run: $(VENV_VERL)/.openrlhf
 	$(VENV_VERL)/bin/python -m pytest tests/openrlhf/test_openrlhf_end_to_end.py $(ARGS)
+
+# The integrations in fresh environments, against the newest versions the registry serves and the oldest we promise, and
+# against verl before 0.9. Needs the network and minutes for each; `make nightly ARGS="--only trl --minutes 20"`.
+nightly:
+	$(PYTHON) tests/nightly/newest.py $(ARGS)
 
 # The dashboard must start from an editable checkout and from a wheel alike.
 wheel: $(VENV)/.dev

@@ -14,6 +14,7 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path))
     monkeypatch.delenv(verl.POLICY, raising=False)
     monkeypatch.setattr(verl, "verl_version", lambda: "0.9.1")
+    monkeypatch.setattr(verl, "loads_plugins", lambda: True)
     monkeypatch.setattr(metadata, "entry_points", lambda group: [metadata.EntryPoint("rlwatch", "x", group)])
 
 
@@ -49,6 +50,19 @@ def test_an_installation_without_the_entry_point_is_told(monkeypatch):
     level, text = said()["verl plugin"]
     assert level is Level.WARN
     assert "reinstall rlwatch-monitor" in text
+
+
+def test_a_verl_that_loads_no_plugins_is_told_with_the_line_that_works(monkeypatch):
+    """Before 0.9: verl itself would only say that 'rlwatch' is no logger."""
+    monkeypatch.setattr(verl, "verl_version", lambda: "0.7.1")
+    monkeypatch.setattr(verl, "loads_plugins", lambda: False)
+
+    level, text = said()["verl plugin"]
+    assert level is Level.WARN
+    assert text == (
+        "verl 0.7.1 loads no plugins, and refuses 'rlwatch' as a logger; start it with: "
+        "python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ..."
+    )
 
 
 @pytest.mark.parametrize(

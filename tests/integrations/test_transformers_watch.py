@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
+import transformers
 from tiny_loop import FakeRun
 from tiny_trainer import make_trainer
 from transformers import Trainer, TrainerCallback
 
 import rlwatch
 from rlwatch.errors import ConfigError
-from rlwatch.integrations.transformers import RLWatchCallback, watch
+from rlwatch.integrations.transformers import RLWatchCallback, clip_layers, watch
 
 pytestmark = pytest.mark.torch
 
@@ -226,15 +227,48 @@ class Renamed(Trainer):
 def test_what_a_trainer_lacks_is_left_out_with_one_warning(tmp_path, caplog, monkeypatch):
     """Named, and the rest is recorded."""
     monkeypatch.delattr(Trainer, "_clip_grad_norm")
+    monkeypatch.setattr("rlwatch.integrations.transformers.compat.ACCELERATOR", {"clip_gradients": ()})
     trainer, run = make_trainer(tmp_path, cls=Renamed), FakeRun()
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         watch(trainer, run=run)
 
     assert [r.getMessage() for r in caplog.records if r.name == "rlwatch"] == [
-        "rlwatch does not record the raw loss and gradients: Renamed.training_step has no parameter 'model'; "
-        "Renamed has no _clip_grad_norm"
+        f"rlwatch does not record the raw loss and gradients (transformers {transformers.__version__}; the rest is "
+        "recorded): Renamed.training_step has no parameter 'model'; Renamed has no _clip_grad_norm"
     ]
     assert {"training_step", "_clip_grad_norm"} & set(vars(trainer)) == set()
+
+
+class Inline(Trainer):
+    """As in transformers before 5.3: the loop asks the accelerator to clip, without a method of its own."""
+
+    def __getattribute__(self, name):
+        if name == "_clip_grad_norm" and not sys._getframe(1).f_code.co_filename.endswith("transformers/trainer.py"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("clips", ["before", "after", "not"])
+def test_gradients_of_a_loop_that_clips_through_its_accelerator_are_the_same(tmp_path, clips):
+    """Read before any clipping, also where layers are clipped first, in whichever order that was asked for."""
+
+    def norms(cls, where):
+        trainer, run = make_trainer(tmp_path / where, cls=cls), FakeRun()
+        if clips == "before":
+            clip_layers(trainer, "layer-median")
+        watch(trainer, run=run)
+        if clips == "after":
+            clip_layers(trainer, "layer-median")
+        trainer.train()
+        return {
+            step: {name: value for name, value in row.items() if name.startswith(("grad_layer/", "optim/"))}
+            for step, row in run.steps.items()
+        }
+
+    found = norms(Inline, "inline")
+
+    assert found == norms(Trainer, "own")
+    assert len([name for name in found[1] if name.startswith("grad_layer/")]) == 2
 
 
 def test_without_the_extra_the_message_says_what_to_install():

@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import os
+import subprocess
 import sys
 import time
 
@@ -11,9 +12,11 @@ import pytest
 
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.afterimport import AfterImport
+from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.verl import heartbeat, plugin, versions
+from rlwatch.integrations.verl import __main__ as launcher
+from rlwatch.integrations.verl import compat, heartbeat, plugin
 from rlwatch.integrations.verl.replies import accepted, answering, refusal_of
 from rlwatch.integrations.verl.settings import Settings, plain, wanted
 
@@ -183,22 +186,95 @@ def test_heartbeats_come_newest_first(state):
 class Known:
     """Has what is asked for."""
 
-    def fit(self):
+    def fit(self, agent_loop_manager):
         """It."""
 
+    def anything(self, **kwargs):
+        """Passes on what it gets."""
 
-def test_only_known_versions_are_tapped(monkeypatch):
-    """An unknown version and a missing method are told by name."""
-    monkeypatch.setattr(versions, "verl_version", lambda: "0.9.1")
-    assert versions.obstacle(Known, ("fit",)) is None
-    assert versions.obstacle(Known(), ("fit",)) is None
-    assert versions.obstacle(Known, ("fit", "flee")) == "verl 0.9.1: Known has no flee"
 
-    for version in ("0.8.3", "0.10.0"):
-        monkeypatch.setattr(versions, "verl_version", lambda v=version: v)
-        assert versions.obstacle(Known, ("fit",)) == f"verl {version}; the taps know verl 0.9"
-    monkeypatch.setattr(versions, "verl_version", lambda: "")
-    assert "is not installed" in versions.obstacle(Known, ())
+def test_what_is_lacking_is_told_by_name():
+    """Of a class or an instance: a method, or a parameter of one. Passing on whatever comes is taking it."""
+    for holder in (Known, Known()):
+        assert lacking(holder, {"fit": ("agent_loop_manager",), "anything": ("batch",)}) is None
+        assert lacking(holder, {"fit": (), "flee": ()}) == "Known has no flee"
+        assert lacking(holder, {"fit": ("batch",)}) == "Known.fit has no parameter 'batch'"
+        assert lacking(holder, {"__init__": ("config",)}) == "Known has no __init__", "object's takes anything"
+
+
+def test_the_reason_for_scalars_alone_says_what_would_give_more(monkeypatch):
+    """A verl without the trainer, another trainer, a trainer that has changed."""
+    monkeypatch.setattr(compat, "V1", "rlwatch.nowhere.v1")
+    assert compat.scalars_only(None) == "this verl has no v1 trainer; verl 0.9 and later do"
+    monkeypatch.setattr(compat, "V1", "rlwatch.errors")
+    assert compat.scalars_only("in place") == "this trainer is no v1 PPOTrainer (trainer.use_v1=true selects it)"
+    assert compat.scalars_only(compat.REFUSED + "PPOTrainer has no init") == "PPOTrainer has no init"
+
+
+@pytest.mark.parametrize(
+    ("sources", "loads"),
+    [
+        ({"__init__.py": "# verl 0.8"}, False),
+        ({"__init__.py": 'entry_points(group="verl.plugins")'}, True),
+        ({"__init__.py": "", "utils/plugins.py": '_GROUP = "verl.plugins"'}, True),
+        ({}, False),
+    ],
+)
+def test_whether_a_verl_loads_plugins_is_read_off_its_sources(tmp_path, monkeypatch, sources, loads):
+    """Nothing of it is imported: that takes seconds, and may fail."""
+    for name, text in sources.items():
+        path = tmp_path / "verl" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\nraise RuntimeError\n")
+    monkeypatch.delitem(sys.modules, "verl", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    assert compat.loads_plugins() is loads
+
+
+def ran(tmp_path, *arguments):
+    """What a script prints that the launcher runs, beside a ``ray`` that shows what it was started with."""
+    (tmp_path / "ray.py").write_text("def init(*args, **kwargs):\n    return kwargs\n")
+    (tmp_path / "theirs.py").write_text("called = []\ndef hook():\n    called.append(1)\n")
+    (tmp_path / "victim.py").write_text(
+        "import sys, ray, theirs\n"
+        "from rlwatch.integrations.verl import plugin\n"
+        "given = ray.init(num_cpus=4, runtime_env={'env_vars': {'A': '1'}, 'worker_process_setup_hook': 'theirs.hook'})\n"
+        "bare = ray.init('auto')\n"
+        "given['runtime_env'].pop('worker_process_setup_hook')()\n"
+        "bare['runtime_env'].pop('worker_process_setup_hook')()\n"
+        "print(__name__, sys.argv[1:], given, bare, theirs.called, plugin.beat is not None)\n"
+    )
+    command = [sys.executable, "-m", "rlwatch.integrations.verl", *arguments]
+    environment = {**os.environ, "RLWATCH_STATE_DIR": str(tmp_path / "state")}
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [("-m", "victim"), ("victim.py",)])
+def test_the_launcher_gives_ray_our_hook_and_leaves_the_rest(tmp_path, arguments):
+    """verl's own arguments and hook stay; the plugin is loaded here and in Ray's processes."""
+    done = ran(tmp_path, *arguments, "trainer.logger=rlwatch")
+
+    seen = "{'num_cpus': 4, 'runtime_env': {'env_vars': {'A': '1'}}} {'runtime_env': {}} [1] True"
+    assert done.stdout.strip() == f"__main__ ['trainer.logger=rlwatch'] {seen}", done.stderr
+
+
+def test_the_launcher_says_how_it_is_used(tmp_path):
+    """Nothing to run."""
+    done = ran(tmp_path, "--rlwatch.store", "x")
+
+    assert done.returncode == 1
+    assert "which module or script shall run? Usage: python -m rlwatch.integrations.verl -m" in done.stderr
+
+
+def test_a_process_without_rlwatch_starts_all_the_same(monkeypatch, caplog):
+    """The hook travels by value, and never raises for us."""
+    hook = launcher.setup_hook()
+    monkeypatch.setitem(sys.modules, "rlwatch.integrations.verl.plugin", None)
+    hook()
+
+    assert "rlwatch does not watch this process: ModuleNotFoundError" in caplog.text
+    assert "<locals>" in hook.__qualname__  # pickled by value
 
 
 @pytest.mark.parametrize("loggers", ["rlwatch", ["console", "rlwatch"], ("rlwatch",)])

@@ -84,13 +84,14 @@ def test_a_record_of_nothing_takes_no_number():
 
 
 def test_a_counter_travels_with_the_next_record_once_it_has_moved():
-    """Only losses and errors, and not again until they move."""
+    """Whatever was lost or went wrong, and not again until it moves."""
     counters = Counters()
     counters.add("dropped", 3)
     counters.add("bad_values")
     sink = written(entry(1), entry(2), counters=counters)
 
-    assert [item.metrics for item in sink.items] == [{"m": 1.0, "rlwatch/dropped": 3.0}, {"m": 1.0}]
+    lost = {"rlwatch/dropped": 3.0, "rlwatch/bad_values": 1.0}
+    assert [item.metrics for item in sink.items] == [{"m": 1.0, **lost}, {"m": 1.0}]
 
 
 def test_each_counter_warns_once_and_counts_always(caplog):

@@ -11,7 +11,7 @@ os.environ["RLWATCH_STATE_DIR"] = tempfile.mkdtemp(prefix="rlwatch-state-")
 os.environ.update(
     VERL_USE_EXTERNAL_MODULES="verl_cpu",
     VERL_CPU_WEIGHTS=str(Path(tempfile.mkdtemp()) / "weights.pt"),
-    PYTHONPATH=str(CPU),
+    PYTHONPATH=os.pathsep.join([str(CPU), *filter(None, [os.environ.get("PYTHONPATH")])]),
     OMP_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
     HF_HUB_OFFLINE="1",

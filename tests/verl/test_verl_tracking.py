@@ -5,7 +5,9 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def test_scalars_under_verls_own_names(where, config, caplog):
         "actor/entropy": 0.5, "actor/grad_norm": pytest.approx(math.nan, nan_ok=True), "n": 3.0,
     }  # fmt: skip
     assert {k: v for k, v in steps[2].items() if "rlwatch" not in k} == {"t": 2.0, "inf": -math.inf}
-    assert caplog.text.count("records scalars only") == 1
+    assert caplog.text.count("but no tokens, gradients or commands: this trainer is no v1 PPOTrainer") == 1
 
 
 def test_a_single_name_will_do(where, config):
@@ -148,9 +150,13 @@ def test_older_versions_record_their_scalars(where, config):
 
 
 def test_a_legacy_trainer_records_what_ended_it(where, config):
-    """``use_v1=false``: its Tracking is a local variable of ``fit``, so the cause would be lost with it."""
+    """``use_v1=false``, and recipes built on it: their Tracking is local to ``fit``, the cause would be lost with it."""
 
     class RayPPOTrainer:
+        def fit(self):
+            """As verl has it."""
+
+    class RayDAPOTrainer(RayPPOTrainer):
         def fit(self):
             self.global_steps = 2
             tracker = Tracking("math", "seed3", ["rlwatch"], config)
@@ -160,7 +166,7 @@ def test_a_legacy_trainer_records_what_ended_it(where, config):
     legacy.install(types.SimpleNamespace(RayPPOTrainer=RayPPOTrainer))
 
     with pytest.raises(ValueError, match="the reward function broke"):
-        RayPPOTrainer().fit()
+        RayDAPOTrainer().fit()
 
     run, _, events = recorded(where)
     assert (run.state, run.state_reason) == (RunState.CRASHED, "ValueError: the reward function broke")
@@ -171,7 +177,81 @@ def test_a_legacy_trainer_records_what_ended_it(where, config):
 
 def test_the_real_legacy_trainer_is_wrapped():
     """The class is there in 0.9, deprecated."""
-    assert ray_trainer.RayPPOTrainer.fit.__wrapped__.__qualname__ == "RayPPOTrainer.fit"
+    assert "legacy" in ray_trainer.RayPPOTrainer.__init__.__code__.co_filename
+
+
+def test_a_legacy_run_ends_with_its_fit(where, config):
+    """verl before 0.9 has no ``finish``: collected later, in whatever thread, its Tracking would end the run."""
+    kept = []
+
+    class RayPPOTrainer:
+        def fit(self):
+            kept.append(Tracking("math", "seed3", ["rlwatch"], config))
+            return "what verl returns"
+
+    legacy.install(types.SimpleNamespace(RayPPOTrainer=RayPPOTrainer))
+
+    assert RayPPOTrainer().fit() == "what verl returns"
+    assert recorded(where)[0].state is RunState.FINISHED
+
+
+def test_a_tracking_may_be_collected_in_any_thread(where, config, caplog):
+    """Also in one that ending the run waits for: it was "cannot join current thread", and the run never ended."""
+    module = old_tracking()
+    tracking.install(module)
+    tracker = module.Tracking("math", "seed3", ["console", "rlwatch"], config)
+    run = tracker.logger["rlwatch"].run
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        collector = threading.Thread(target=tracker.__del__)
+        collector.start()
+        collector.join()
+        for thread in [thread for thread in threading.enumerate() if thread.name == "rlwatch-end"]:
+            thread.join()
+
+    assert not run.active
+    assert recorded(where)[0].state is RunState.FINISHED
+    assert "could not" not in caplog.text
+
+
+class Stricter:
+    """A Tracking of some future verl."""
+
+    supported_backend = ("console",)
+
+    def __init__(self, project_name, experiment_name, default_backend="console", config=None, *, tags=()):
+        assert set(default_backend) <= set(self.supported_backend)
+        self.logger, self.tags = {}, tags
+
+    def finish(self, exit_code=0, *, quiet=True):
+        """Of every logger."""
+
+
+def test_what_a_newer_tracking_takes_is_passed_on(where, config):
+    """Parameters nobody knew, and names that are no list."""
+    assert tracking.install(types.SimpleNamespace(Tracking=Stricter)) == IN_PLACE
+    tracker = Stricter("math", experiment_name="seed3", default_backend=["rlwatch"], config=config, tags=("a",))
+    tracker.finish(quiet=False)
+
+    assert tracker.tags == ("a",)
+    assert Stricter.supported_backend == ["console", "rlwatch"]
+    assert recorded(where)[0].state is RunState.FINISHED
+
+
+def test_a_tracking_that_is_called_otherwise_is_left_alone():
+    """verl then refuses the name itself, at set-up; the heartbeat has the reason."""
+
+    class Other:
+        supported_backend = ["console"]  # noqa: RUF012  (as verl has it)
+
+        def __init__(self, run, backends):
+            """Of a verl we cannot read."""
+
+    module = types.SimpleNamespace(Tracking=Other)
+
+    assert (
+        tracking.install(module) == "rlwatch is no logger of this verl: Other.__init__ has no parameter 'project_name'"
+    )
+    assert Other.supported_backend == ["console"]
 
 
 def test_what_a_worker_raised_is_the_cause(where, config):
@@ -217,3 +297,47 @@ def test_verl_loads_the_plugin_by_its_entry_point(tmp_path, policy, there):
 
     assert out.stdout.strip().endswith(str(there))
     assert len(list((tmp_path / "verl").glob("*.json"))) == there
+
+
+LEGACY = Path(__file__).parent / "legacy_fit.py"
+
+
+@pytest.fixture(scope="module", params=[(), ("--break",)], ids=["to the end", "broken"])
+def unplugged(request, tmp_path_factory):
+    """A verl that loads no plugins, as before 0.9, started by the launcher: its own ``run_ppo``, Ray, loop, Tracking."""
+    folder = tmp_path_factory.mktemp("unplugged")
+    environment = {**os.environ, "RLWATCH_STATE_DIR": str(folder / "state"), "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    command = [sys.executable, "-m", "rlwatch.integrations.verl", str(LEGACY), str(folder / "runs"), *request.param]
+
+    out = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+    return bool(request.param), out, str(folder / "runs")
+
+
+def test_the_launcher_records_a_verl_that_loads_no_plugins(unplugged):
+    """Every number of every step, and how it ended; one line says what is not to be had."""
+    breaks, out, store = unplugged
+    run, steps, events = recorded(store)
+    said = out.stdout + out.stderr
+
+    assert said.count("rlwatch records what the trainer logs and how training ends, but no tokens") == 1, said[-3000:]
+    if breaks:
+        assert out.returncode != 0
+        assert (run.state, run.state_reason) == (RunState.CRASHED, "ValueError: the actor broke")
+        assert [event.step for event in events if event.kind == "exception"] == [1]
+    else:
+        assert out.returncode == 0, said[-3000:]
+        assert (run.state, run.project, run.name) == (RunState.FINISHED, "math", "seed3")
+        assert sorted(steps) == [1, 2, 3]
+        assert {"critic/score/mean", "actor/entropy", "response_length/mean", "timing_s/step"} <= steps[1].keys()
+        assert math.isnan(steps[1]["actor/grad_norm"])
+
+
+def test_without_it_verl_refuses_the_name(tmp_path):
+    """What users of older versions meet, and what ``rlwatch doctor`` and the docs answer."""
+    code = "from verl.utils.tracking import Tracking; Tracking('p', 'n', ['console', 'rlwatch'], {'trainer': {}})"
+    environment = {**os.environ, "RLWATCH_STATE_DIR": str(tmp_path), "VERL_USE_EXTERNAL_PLUGINS": "none"}
+
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+    assert "AssertionError: rlwatch is not supported" in out.stderr

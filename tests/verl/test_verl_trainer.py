@@ -22,6 +22,7 @@ from rlwatch.integrations.handlers.reference_files import read_facts
 from rlwatch.integrations.verl import plugin, workers
 from rlwatch.integrations.verl import trainer as hooks
 from rlwatch.integrations.verl.batch import StepBatch
+from rlwatch.integrations.verl.compat import PARTS, missing_parts
 from rlwatch.records import Command, RunState
 from rlwatch.store.url import open_store
 
@@ -477,7 +478,7 @@ def test_a_hook_that_breaks_is_a_warning(make, monkeypatch, caplog):
     assert caplog.text.count("training goes on") == 1
 
 
-def test_another_version_keeps_its_scalars(monkeypatch):
+def test_another_trainer_keeps_its_scalars():
     """A trainer we do not know is not hooked; it says why, and Tracking records what it logs."""
 
     class PPOTrainer:
@@ -486,10 +487,35 @@ def test_another_version_keeps_its_scalars(monkeypatch):
 
     module = types.SimpleNamespace(PPOTrainer=PPOTrainer)
 
-    assert hooks.install(module) == "scalars only: verl 0.9.1: PPOTrainer has no init"
+    assert hooks.install(module) == "scalars only: PPOTrainer has no init"
     assert not hasattr(PPOTrainer.fit, "__wrapped__")
-    monkeypatch.setattr("rlwatch.integrations.verl.versions.verl_version", lambda: "0.8.0")
-    assert "verl 0.8.0; the taps know verl 0.9" in hooks.install(module)
+
+
+@pytest.mark.parametrize("version", ["0.8.0", "0.10.0.dev0", "1.0"])
+def test_no_version_is_refused_for_its_number(version, monkeypatch, caplog, make):
+    """The same code under another number is watched the same: every part of it is there."""
+    monkeypatch.setattr("rlwatch.integrations.verl.compat.verl_version", lambda: version)
+
+    assert missing_parts(PPOTrainer) == {}
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        driver = started(make())
+    assert driver._controller is not None
+    assert caplog.text == ""
+
+
+def test_a_trainer_without_a_part_has_the_others_and_one_line_says_which(make, monkeypatch, caplog):
+    """No ``_compute_metrics`` under that name: no tokens of the batch; commands, gradients and scalars all the same."""
+    needs = {**PARTS, "the tokens of a step's batch": {"_compute_numbers": ("batch",)}}
+    monkeypatch.setattr("rlwatch.integrations.verl.compat.PARTS", needs)
+    monkeypatch.setattr("rlwatch.integrations.verl.compat.verl_version", lambda: "0.11.0")
+    with caplog.at_level(logging.WARNING, "rlwatch"):
+        driver = started(make())
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "of verl 0.11.0 rlwatch does not record everything (not the tokens of a step's batch: Trainer has no "
+        "_compute_numbers); all the rest is, see docs/verl.md"
+    ]
+    assert driver._controller is not None
 
 
 def test_a_second_driver_of_the_same_run_is_refused(make):

@@ -7,8 +7,8 @@ import time
 from importlib import metadata
 
 from rlwatch.cli.checks import Check, Level
+from rlwatch.integrations.verl.compat import LAUNCH, loads_plugins, verl_version
 from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat, directory, latest
-from rlwatch.integrations.verl.versions import verl_version
 
 GROUP, NAME = "verl.plugins", "rlwatch"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
@@ -23,6 +23,9 @@ def examine() -> list[Check]:
 
 
 def _entry_point() -> Check:
+    if not loads_plugins():
+        text = f"verl {verl_version()} loads no plugins, and refuses 'rlwatch' as a logger; start it with: {LAUNCH}"
+        return Check("verl plugin", Level.WARN, text)
     if any(point.name == NAME for point in metadata.entry_points(group=GROUP)):
         return Check("verl plugin", Level.OK, f"registered under {GROUP!r}")
     return Check("verl plugin", Level.WARN, f"not registered under {GROUP!r}: reinstall rlwatch-monitor here")

@@ -1,55 +1,52 @@
-"""Which OpenRLHF this is, and whether it has what we wrap."""
+"""Whether this OpenRLHF has what we wrap, and the settings we go by."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-KNOWN = ("0.11.",)
-"""Versions whose code was read; tests run against 0.11.2."""
+from rlwatch.integrations.compat import Needs, installed, lacking_settings
+
 DRIVER = "openrlhf.trainer.ppo_trainer"
 ACTOR = "openrlhf.trainer.ray.ppo_actor"
 """Modules that hold what we wrap."""
-OF_DRIVER: Mapping[str, Sequence[str]] = {
+OF_DRIVER: Needs = {
     "__init__": ("strategy",),
     "train_step": ("rollout_samples", "global_step"),
     "ppo_train": (),
     "save_logs_and_checkpoints": ("global_step", "logs_dict", "client_states"),
 }
-OF_ACTOR: Mapping[str, Sequence[str]] = {
+OF_ACTOR: Needs = {
     "__init__": ("strategy", "actor"),
     "ppo_train": ("kl_ctl",),
     "training_step": ("experience",),
 }
 """Methods, and the parameters by which we know them."""
+ARGUMENTS = (
+    "args.logger",
+    "args.ckpt.path",
+    "args.ckpt.load_enable",
+    "args.ckpt.save_steps",
+    "args.rollout.n_samples_per_prompt",
+    "args.algo.kl",
+    "experience_maker.make_experience_batch",
+    "kl_ctl.value",
+    "wandb_logger",
+)
+"""What the driver reads of a ``BasePPOTrainer``. Before 0.10 its arguments were one flat list."""
+READ_INSTEAD = "its console output can be read: rlwatch watch train.log"
 
 
 def unknown() -> str | None:
-    """Why this OpenRLHF cannot be watched; None if it can."""
-    installed = openrlhf_version()
-    if not installed:
-        return "OpenRLHF is not installed"
-    return None if installed.startswith(KNOWN) else f"OpenRLHF {installed} is not known (known: 0.11)"
+    """Why nothing can be watched here; None if it may be."""
+    return None if openrlhf_version() else "OpenRLHF is not installed"
 
 
-def lacking(kind: Any, needs: Mapping[str, Sequence[str]]) -> str | None:
-    """Which of the methods ``needs`` names a class lacks, in words; None if it has all."""
-    for method, parameters in needs.items():
-        found = vars(kind).get(method)
-        if not callable(found):
-            return f"{kind.__name__} has no {method}"
-        known = inspect.signature(found).parameters
-        absent = [name for name in parameters if name not in known]
-        if absent:
-            return f"{kind.__name__}.{method} has no parameter {absent[0]!r}"
-    return None
+def unreadable(trainer: Any) -> str | None:
+    """Why ``trainer`` cannot be recorded; None if it can."""
+    reason = lacking_settings(trainer, ARGUMENTS)
+    return None if reason is None else f"OpenRLHF {openrlhf_version()}: {reason}"
 
 
 def openrlhf_version() -> str:
-    """The installed version, or ``""``."""
-    try:
-        return version("openrlhf")
-    except PackageNotFoundError:
-        return ""
+    """The installed version, or ``""``: for messages."""
+    return installed("openrlhf")

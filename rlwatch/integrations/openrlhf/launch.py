@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.integrations.openrlhf.compat import unknown
+from rlwatch.integrations.openrlhf.compat import READ_INSTEAD, unknown
 from rlwatch.integrations.openrlhf.settings import Settings, parsed
 
 logger = logging.getLogger("rlwatch")
@@ -33,9 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     if reason is None:
         begin_ray(settings)
     else:
-        logger.warning(
-            "rlwatch records nothing here: %s. Its console output can be read: rlwatch watch train.log", reason
-        )
+        logger.warning("rlwatch records nothing here: %s; %s", reason, READ_INSTEAD)
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
 from rlwatch.integrations.afterimport import AfterImport
-from rlwatch.integrations.openrlhf.compat import ACTOR, DRIVER, OF_ACTOR, OF_DRIVER, lacking, unknown
+from rlwatch.integrations.compat import Needs, lacking
+from rlwatch.integrations.openrlhf.compat import ACTOR, DRIVER, OF_ACTOR, OF_DRIVER, READ_INSTEAD, unknown, unreadable
 from rlwatch.integrations.openrlhf.settings import Settings
 from rlwatch.seam import Seam
 
@@ -34,6 +35,10 @@ def arm(plain: Mapping[str, Any]) -> AfterImport:
 def _drive(trainer: Any, settings: Settings) -> None:
     from rlwatch.integrations.openrlhf.driver import Driver
 
+    reason = unreadable(trainer)
+    if reason is not None:
+        logger.warning("rlwatch records nothing here: %s; %s", reason, READ_INSTEAD)
+        return
     Driver(trainer, settings).attach()
 
 
@@ -43,7 +48,7 @@ def _tap(trainer: Any, settings: Settings) -> None:
     Seam().attempt("policy actor", ActorTaps(trainer, settings).attach)
 
 
-def _wrap(module: ModuleType, name: str, needs: Mapping[str, Sequence[str]], begin: Begin, settings: Settings) -> None:
+def _wrap(module: ModuleType, name: str, needs: Needs, begin: Begin, settings: Settings) -> None:
     """Let ``begin`` see every instance of a class once it is made."""
     kind = getattr(module, name, None)
     reason = f"{module.__name__} has no {name}" if kind is None else lacking(kind, needs)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlwatch.errors import ConfigError
+from rlwatch.integrations.compat import installed, lacking
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.transformers.callback import RLWatchCallback
-from rlwatch.integrations.transformers.compat import CLIP, LOSS, lacking
+from rlwatch.integrations.transformers.compat import LOSS, unclippable
 from rlwatch.integrations.transformers.control import LoopControl
 from rlwatch.integrations.transformers.crash import report_crashes
 from rlwatch.integrations.transformers.stepper import StepCallback
@@ -71,19 +73,26 @@ def tap(trainer: Any, seam: Seam, level: Level) -> StepCallback:
     """Attach what there is to attach to. The callback comes before the scalars': a step precedes its log row."""
     taps = TrainerTaps(trainer, seam, level)
     if level.includes(Level.TOKENS):
-        _each(trainer, {"the raw loss": (LOSS, taps.tap_loss), "gradients": (CLIP, taps.tap_gradients)})
+        _each(
+            {
+                "the raw loss": (lacking(trainer, LOSS), taps.tap_loss),
+                "gradients": (unclippable(trainer), taps.tap_gradients),
+            }
+        )
     steps = StepCallback(taps, seam, lambda latest: LoopControl(seam, latest))
     trainer.add_callback(steps)
     return steps
 
 
-def _each(trainer: Any, wanted: dict[str, Any]) -> None:
-    absent = {}
-    for name, (needs, attach) in wanted.items():
-        reason = lacking(trainer, needs)
+def _each(wanted: Mapping[str, tuple[str | None, Callable[[], None]]]) -> None:
+    """Attach what nothing is in the way of; one line names the rest, and why."""
+    for reason, attach in wanted.values():
         if reason is None:
             attach()
-        else:
-            absent[name] = reason
+    absent = {name: reason for name, (reason, _) in wanted.items() if reason is not None}
     if absent:
-        logger.warning("rlwatch does not record %s: %s", " and ".join(absent), "; ".join(absent.values()))
+        version = installed("transformers")
+        logger.warning(
+            "rlwatch does not record %s (transformers %s; the rest is recorded): %s",
+            " and ".join(absent), version, "; ".join(absent.values()),
+        )  # fmt: skip

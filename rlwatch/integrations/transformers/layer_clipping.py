@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from rlwatch.clipping import Clipped, ClipRule, LayerClip
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, lacking, sharding_engine
+from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.transformers.compat import ACCELERATOR, HIDDEN, sharding_engine
 from rlwatch.integrations.transformers.resume import ResumedFrom
 from rlwatch.seam import Seam, guarded
 
@@ -69,9 +70,11 @@ def _refuse(trainer: Any) -> None:
     """Raise ``ConfigError`` where layers cannot be clipped."""
     if clipping_of(trainer) is not None:
         raise ConfigError("the layers of this trainer are clipped already")
-    reason = lacking(trainer, CLIP)
-    if reason is not None or not hasattr(trainer, "accelerator"):
-        raise ConfigError(f"layers cannot be clipped: {reason or 'the trainer has no accelerator'}")
+    if not hasattr(trainer, "accelerator"):
+        raise ConfigError("layers cannot be clipped: the trainer has no accelerator")
+    reason = lacking(trainer.accelerator, ACCELERATOR)
+    if reason is not None:
+        raise ConfigError(f"layers cannot be clipped: {reason}")
     if not trainer.args.max_grad_norm:
         raise ConfigError(
             "layers cannot be clipped: max_grad_norm is 0, so the trainer never clips; "

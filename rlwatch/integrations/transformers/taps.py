@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from rlwatch.clipping import Clipped
+from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
+from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, sharding_engine
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.seam import Seam
@@ -35,6 +36,7 @@ class TrainerTaps:
         self._level = level
         self._clipped = False
         self._reads_gradients = False
+        self._wraps_late = False
 
     def tap_loss(self) -> None:
         """Read the loss of every micro-batch, before the trainer hides what is not finite."""
@@ -44,7 +46,10 @@ class TrainerTaps:
         """Read gradients before they are clipped, if the level asks for it."""
         if self._level.includes(Level.GRADIENTS):
             self._reads_gradients = True
-            self._wrap_clip()
+            if lacking(self.trainer, CLIP) is None:
+                self._wrap_clip(self.trainer, "_clip_grad_norm")
+            else:
+                self._wraps_late = True
 
     def take(self) -> StepTally:
         """The step's tally, complete with what holds for every step; the next one begins empty."""
@@ -56,8 +61,11 @@ class TrainerTaps:
         return tally
 
     def discard(self) -> None:
-        """Begin anew: training starts."""
+        """Begin anew: training starts. Who clips layers has wrapped the accelerator by now, so that we come before."""
         self.tally, self._clipped = StepTally(), False
+        if self._wraps_late:
+            self._wraps_late = False
+            self._wrap_clip(self.trainer.accelerator, "clip_grad_norm_")
 
     def gradients_if_unclipped(self) -> None:
         """Without clipping the trainer never asks for the norm: read it before the optimizer steps."""
@@ -100,18 +108,19 @@ class TrainerTaps:
 
         setattr(self.trainer, name, tapped)
 
-    def _wrap_clip(self) -> None:
+    def _wrap_clip(self, owner: Any, name: str) -> None:
         """Gradients are read before the original clips them in place, its norm after."""
-        original = self.trainer._clip_grad_norm  # noqa: SLF001
+        original = getattr(owner, name)
 
         @wraps(original)
-        def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def tapped(*args: Any, **kwargs: Any) -> Any:
             self._clipped = True
+            model = getattr(self.trainer, "model_wrapped", self.trainer.model)
             norms = self._seam.attempt("gradients", self._read_gradients, model) if self.live else None
             layers = self._seam.attempt("clipped layers", clipping_of, self.trainer)
             if layers is not None:
                 layers.before = self.complete
-            total = original(model, *args, **kwargs)
+            total = original(*args, **kwargs)
             if self.live:
                 self._seam.attempt("gradients", self._add_gradients, norms, total)
             if layers is not None and layers.clipped is not None:
@@ -120,7 +129,7 @@ class TrainerTaps:
                 self.complete(total)
             return total
 
-        self.trainer._clip_grad_norm = tapped  # noqa: SLF001
+        setattr(owner, name, tapped)
 
     def _add_clipped(self, clipped: Clipped) -> None:
         if self.live:

@@ -37,6 +37,8 @@ class Checkpoints:
 
     def save(self) -> str:
         """Save one now, unless this step has one; returns words for the answer."""
+        if not hasattr(self._trainer, "_save_checkpoint"):
+            raise RLWatchError("this verl's trainer has no _save_checkpoint")
         if self._saved != self._trainer.global_steps:
             self._trainer._save_checkpoint()  # noqa: SLF001  (verl has no public name for it)
         return f"saved {self.here}"

@@ -138,6 +138,8 @@ def stopper(trainer: Any, checkpoints: Checkpoints) -> Callable[[bool], str]:
     """Ends training with this step: verl's loop runs while steps are left."""
 
     def stop(save: bool) -> str:
+        if not hasattr(trainer, "total_training_steps"):
+            raise RLWatchError("this verl does not end by total_training_steps: nothing would stop")
         if save:
             checkpoints.save()
         trainer.total_training_steps = trainer.global_steps

@@ -14,6 +14,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
+from rlwatch.integrations.verl.compat import in_words
 from rlwatch.integrations.verl.plugin import failing
 from rlwatch.integrations.verl.replies import Reply, accepted
 from rlwatch.integrations.verl.settings import Settings
@@ -37,6 +38,7 @@ class Driver:
         self.statistics = Statistics(self.seam, settings)
         self._trainer = trainer
         self._settings = settings
+        self.attached = False
         self._workers: Workers | None = None
         self._checkpoints: Checkpoints | None = None
         self._controller: Controller | None = None
@@ -44,6 +46,7 @@ class Driver:
 
     def attach(self) -> None:
         """The workers are there: put their taps in place. Without them only the batch is measured."""
+        self.attached = True
         with Contained(self._unattached):
             self._attach()
 
@@ -113,10 +116,10 @@ class Driver:
         self._controller = Controller(self.seam, commands, measured=self.statistics.when_measured)
 
     def _attached(self, replies: Sequence[Reply]) -> None:
-        obstacle = next((str(reply["obstacle"]) for reply in replies if reply["obstacle"]), None)
-        if obstacle is not None:
-            failing(obstacle)
-            logger.warning("rlwatch sees nothing of the update itself: %s", obstacle)
+        missing = {part: str(reason) for reply in replies for part, reason in reply["missing"].items()}
+        if missing:
+            failing(in_words(missing))
+            logger.warning("%s", in_words(missing))
         why_not = next((str(reply["not_localised"]) for reply in replies if reply.get("not_localised")), None)
         if why_not is not None:
             logger.warning("rlwatch does not localise gradient spikes: %s", why_not)

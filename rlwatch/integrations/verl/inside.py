@@ -13,19 +13,16 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.verl.anchor import ENGINES, Anchor
+from rlwatch.integrations.verl.compat import missing_of_actor, policy_losses
 from rlwatch.integrations.verl.keeper import Keeper
 from rlwatch.integrations.verl.localising import Localising
 from rlwatch.integrations.verl.taps import WorkerTaps
-from rlwatch.integrations.verl.versions import obstacle
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.integrations.whole import encoded
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
 from rlwatch.tensors.sharded import Sharded
-
-NEEDS = ("optimizer_step", "is_mp_src_rank_with_outputs")
-"""Methods of the actor's engine that the taps rely on."""
 
 
 class Inside:
@@ -36,10 +33,11 @@ class Inside:
         worker: Any,
         seam: Seam,
         taps: WorkerTaps | None,
-        reason: str | None,
+        missing: Mapping[str, str],
         localising: Localising | str | None = None,
     ) -> None:
-        self.obstacle = reason
+        self.missing = missing
+        """What cannot be measured here, and why."""
         self.localising = localising
         """What looks at spikes of the gradient, or why nothing does; None if it is not wanted."""
         self.anchor = Anchor(worker)
@@ -54,31 +52,22 @@ class Inside:
     def of(cls, worker: Any, settings: Mapping[str, Any]) -> Inside:
         """The end of verl's ``worker``, its taps in place unless something is in their way."""
         seam, level = Seam(), Level.of(str(settings.get("level", Level.FULL)))
-        reason = cls._obstacle(worker)
-        taps, found = None, None
-        if reason is None:
-            found = _localising(worker, seam, settings)
-            from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-            taps = WorkerTaps(
-                worker.actor,
-                POLICY_LOSS_REGISTRY,
-                seam,
-                level,
-                bypass=bool(settings.get("bypass")),
-                layers=str(worker.config.actor.strategy) in ENGINES,
-                rank=int(worker.rank),
-                localising=found if isinstance(found, Localising) else None,
-            )
-            taps.attach()
-        return cls(worker, seam, taps, reason, found)
-
-    @staticmethod
-    def _obstacle(worker: Any) -> str | None:
         actor = getattr(worker, "actor", None)
         if actor is None:
-            return "this worker holds no actor"
-        return obstacle(actor.engine, NEEDS)
+            return cls(worker, seam, None, {"measurements of the update": "this worker holds no actor"})
+        found, registry = _localising(worker, seam, settings), policy_losses()
+        taps = WorkerTaps(
+            actor,
+            registry,
+            seam,
+            level,
+            bypass=bool(settings.get("bypass")),
+            layers=str(worker.config.actor.strategy) in ENGINES,
+            rank=int(worker.rank),
+            localising=found if isinstance(found, Localising) else None,
+        )
+        taps.attach()
+        return cls(worker, seam, taps, missing_of_actor(actor, registry), found)
 
     def collect(self, step: int) -> Mapping[str, Any]:
         """What was measured since the last call, packed for the driver.
@@ -89,7 +78,7 @@ class Inside:
         if self._taps is None:
             return {}
         tally = self._taps.take()
-        if not self._worker.actor.engine.is_mp_src_rank_with_outputs():
+        if not _tells_of_tokens(self._worker.actor.engine):
             tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
         parcel = {} if tally.empty else {"parcel": encoded(tally, step)}
         localised = self.localising.take(step) if isinstance(self.localising, Localising) else {}
@@ -132,6 +121,12 @@ class Inside:
     def _paced(self) -> Paced:
         engine = self._worker.actor.engine
         return Paced([engine.optimizer], [engine.lr_scheduler])
+
+
+def _tells_of_tokens(engine: Any) -> bool:
+    """Whether this rank is the one of those that see the same tokens; each is, where the engine does not say."""
+    first = getattr(engine, "is_mp_src_rank_with_outputs", None)
+    return first is None or bool(first())
 
 
 def _localising(worker: Any, seam: Seam, settings: Mapping[str, Any]) -> Localising | str | None:

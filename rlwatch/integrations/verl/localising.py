@@ -12,11 +12,13 @@ from rlwatch.errors import RLWatchError
 from rlwatch.gradloc.locate import Located
 from rlwatch.gradloc.rows import event_body
 from rlwatch.gradloc.world import World
+from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.localising import Localise, Localiser
 from rlwatch.integrations.localising.localiser import Spike
 from rlwatch.integrations.localising.ranks import world_of
 from rlwatch.integrations.localising.recording import Recorded, batches_of, encoded
 from rlwatch.integrations.spike_rows import Decode
+from rlwatch.integrations.verl.compat import PASSES, STEPS
 from rlwatch.integrations.verl.flat import flattened
 from rlwatch.integrations.verl.gradients import gradients_of
 from rlwatch.integrations.verl.loss_passes import LossPassTap
@@ -50,6 +52,8 @@ class Localising:
         reason = hindrance("fsdp" if flattened(engine.module) else str(worker.config.actor.strategy))
         if reason is None and getattr(engine, "ulysses_sequence_parallel_size", 1) > 1:
             reason = "sequence parallelism cuts the sequences in parts, which lie on several ranks"
+        if reason is None:
+            reason = lacking(engine, {**STEPS, **PASSES})
         world = world_of(reason is None, otherwise=reason or "another rank cannot, or has not come")
         if reason is not None:
             raise RLWatchError(reason)

@@ -1,4 +1,4 @@
-"""What verl's entry point group ``verl.plugins`` loads, in every process that imports verl.
+"""What verl's entry point group ``verl.plugins`` loads, in every process that imports verl; the launcher, before 0.9.
 
 It registers names and puts wrappers in place, lazily: nothing of verl is imported here. Every wrapper does nothing
 until ``rlwatch`` is among ``trainer.logger`` (driver) or the driver has said so (workers).
@@ -14,8 +14,8 @@ from types import ModuleType
 
 from rlwatch import __version__
 from rlwatch.integrations.afterimport import AfterImport
+from rlwatch.integrations.verl.compat import verl_version
 from rlwatch.integrations.verl.heartbeat import WAITING, Heartbeat, begin
-from rlwatch.integrations.verl.versions import verl_version
 from rlwatch.seam import Contained
 
 logger = logging.getLogger("rlwatch")
@@ -67,6 +67,11 @@ def failing(error: str) -> None:
     """Remember ``error`` as the last one of this process."""
     if beat is not None:
         beat.fail(error)
+
+
+def hook(theirs: str) -> str | None:
+    """How our hook on the module ``theirs`` is; None where the plugin was not loaded."""
+    return None if beat is None else beat.hooks.get(theirs)
 
 
 def _note(theirs: str, how: str) -> None:

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.verl.compat import STEPS
 from rlwatch.integrations.verl.gradients import gradients_of
 from rlwatch.integrations.verl.localising import Localising
 from rlwatch.integrations.verl.losses import Clipping
@@ -85,13 +87,15 @@ class WorkerTaps:
         self._tokens = 0
 
     def attach(self) -> None:
-        """Put the wrappers in place."""
+        """Put the wrappers in place, on what this verl has."""
         if self._level.includes(Level.TOKENS):
-            self._wrap_loss_fn()
+            if callable(getattr(self._actor, "loss_fn", None)):
+                self._wrap_loss_fn()
             self._wrap_registry()
         if self._localising is not None:
             self._localising.attach()
-        if self._level.includes(Level.GRADIENTS) or self._localising is not None:
+        reads = self._level.includes(Level.GRADIENTS) or self._localising is not None
+        if reads and lacking(self._actor.engine, STEPS) is None:
             self._wrap_optimizer_step()
 
     def take(self) -> StepTally:

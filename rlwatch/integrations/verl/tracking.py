@@ -6,7 +6,9 @@ verl has no registry of backends: the name is added to ``Tracking.supported_back
 
 from __future__ import annotations
 
+import inspect
 import logging
+import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,9 +17,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import rlwatch
+from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.verl.compat import TRACKING, V1, scalars_only, verl_version
 from rlwatch.integrations.verl.heartbeat import IN_PLACE
 from rlwatch.integrations.verl.settings import NAME, Settings, plain, wanted
-from rlwatch.integrations.verl.versions import verl_version
 from rlwatch.records import RunState
 from rlwatch.seam import Contained, Seam, guarded
 
@@ -33,6 +36,11 @@ class Session:
 
     run: Run | None = None
 
+    def finish(self) -> None:
+        """End the run in good order, if there is one that has not ended."""
+        if self.run is not None and self.run.active:
+            Backend(self.run).finish()
+
 
 session: ContextVar[Session | None] = ContextVar("session", default=None)
 """The ``fit`` that is going on in this thread."""
@@ -44,6 +52,7 @@ class Backend:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.seam = Seam(run)
+        self._made_in = threading.get_ident()
 
     @guarded
     def log(self, data: Mapping[str, Any], step: int) -> None:
@@ -57,6 +66,14 @@ class Backend:
             self.run.finish(RunState.CRASHED, f"verl ended with exit code {exit_code}")
         else:
             self.run.finish()
+
+    @guarded
+    def collected(self) -> None:
+        """End the run of a ``Tracking`` that is collected: in any thread, also in one that ending the run waits for."""
+        if threading.get_ident() == self._made_in:
+            self.finish()
+        else:
+            threading.Thread(target=self.finish, name="rlwatch-end").start()
 
 
 def is_number(value: object) -> bool:
@@ -73,24 +90,30 @@ def is_number(value: object) -> bool:
 def install(module: ModuleType) -> str:
     """Add the backend to ``module.Tracking``; returns how that went."""
     tracking = module.Tracking
-    if NAME in tracking.supported_backend:
+    known = getattr(tracking, "supported_backend", ())  # where there is no such list, verl refuses no name
+    if NAME in known:
         return IN_PLACE
+    reason = lacking(tracking, TRACKING)
+    if reason is not None:
+        return f"rlwatch is no logger of this verl: {reason}"
     _wrap_init(tracking)
     _wrap_finish(tracking, "finish" if hasattr(tracking, "finish") else "__del__")
-    tracking.supported_backend.append(NAME)
+    tracking.supported_backend = [*known, NAME]
     return IN_PLACE
 
 
 def _wrap_init(tracking: Any) -> None:
     original = tracking.__init__
+    signature = inspect.signature(original)
 
     @wraps(original)
-    def __init__(  # noqa: N807
-        self: Any, project_name: str, experiment_name: str, default_backend: Any = "console", config: Any = None
-    ) -> None:
-        original(self, project_name, experiment_name, default_backend, config)
-        if wanted(default_backend):
-            self.logger[NAME] = Backend(_opened(project_name, experiment_name, config))
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        project, name, loggers, config = (given.arguments[parameter] for parameter in TRACKING["__init__"])
+        if wanted(loggers):
+            self.logger[NAME] = Backend(_opened(project, name, config))
 
     tracking.__init__ = __init__
 
@@ -98,25 +121,31 @@ def _wrap_init(tracking: Any) -> None:
 def _wrap_finish(tracking: Any, name: str) -> None:
     original = getattr(tracking, name, None)
 
-    def finish(self: Any, exit_code: int = 0) -> None:
+    def finish(self: Any, *args: Any, **kwargs: Any) -> Any:
         finished = getattr(self, "_finished", False)
         try:
-            if original is not None:
-                original(self, *([exit_code] if name == "finish" else []))
+            return None if original is None else original(self, *args, **kwargs)
         finally:
             backend = getattr(self, "logger", {}).get(NAME)
             if backend is not None and not finished:
-                backend.finish(exit_code)
+                if name == "__del__":
+                    backend.collected()
+                else:
+                    backend.finish(kwargs.get("exit_code", next(iter(args), 0)))
 
     setattr(tracking, name, finish if original is None else wraps(original)(finish))
 
 
 def _opened(project: str, name: str, config: Any) -> Run:
     """The driver's run; without a driver that knows this trainer, a run of scalars. May raise: this is set-up."""
+    from rlwatch.integrations.verl.plugin import hook
+
     current = session.get() or Session()
     if current.run is None or not current.run.active:
         logger.warning(
-            "rlwatch records scalars only: this trainer is not the v1 PPOTrainer of verl 0.9 (verl %s)", verl_version()
-        )
+            "of verl %s rlwatch records what the trainer logs and how training ends, but no tokens, gradients or "
+            "commands: %s",
+            verl_version() or "?", scalars_only(hook(V1)),
+        )  # fmt: skip
         current.run = rlwatch.init(**Settings.of(plain(config), project, name).init)
     return current.run

@@ -5,22 +5,25 @@ They do nothing for a trainer that has no ``rlwatch`` among its loggers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import rlwatch
+from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.verl.compat import REFUSED, TRAINER, in_words, missing_parts
 from rlwatch.integrations.verl.endings import fitting
 from rlwatch.integrations.verl.heartbeat import IN_PLACE
 from rlwatch.integrations.verl.settings import Settings, plain, wanted
 from rlwatch.integrations.verl.tracking import Session, session
-from rlwatch.integrations.verl.versions import obstacle
 
 if TYPE_CHECKING:
     from rlwatch.integrations.verl.driver import Driver
 
-NEEDS = ("init", "fit", "on_step_end", "_load_checkpoint", "_save_checkpoint", "_compute_metrics")
+logger = logging.getLogger("rlwatch")
+
 HELD = "rlwatch_driver"
 """Where a trainer holds its driver."""
 
@@ -31,14 +34,16 @@ Method = Callable[..., Any]
 
 
 def install(module: ModuleType) -> str:
-    """Wrap ``module.PPOTrainer``; returns how that went. A class we do not know is left alone, to log its scalars."""
+    """Wrap ``module.PPOTrainer``; returns how that went. A class we cannot wrap is left alone, to log its scalars."""
     cls = module.PPOTrainer
-    reason = obstacle(cls, NEEDS)
+    reason = lacking(cls, TRAINER)
     if reason is not None:
-        return f"scalars only: {reason}"
+        return REFUSED + reason
     for name, around in {"init": _init, "_load_checkpoint": _load_checkpoint, "fit": _fit}.items():
-        setattr(cls, name, around(getattr(cls, name)))
-    return IN_PLACE
+        if hasattr(cls, name):
+            setattr(cls, name, around(getattr(cls, name)))
+    missing = missing_parts(cls)
+    return in_words(missing) if missing else IN_PLACE
 
 
 def begin(trainer: Any) -> Driver:
@@ -47,6 +52,9 @@ def begin(trainer: Any) -> Driver:
     from rlwatch.integrations.verl.plugin import acting
 
     settings = Settings.of(plain(trainer.config))
+    missing = missing_parts(trainer)
+    if missing:
+        logger.warning("%s", in_words(missing))
     driver = Driver(trainer, rlwatch.init(**settings.init), settings)
     setattr(trainer, HELD, driver)
     session.set(Session(driver.run))  # for a trainer that has a fit of its own
@@ -89,6 +97,8 @@ def _fit(original: Method) -> Method:
         driver = getattr(self, HELD, None)
         if driver is None:
             return original(self, *args, **kwargs)
+        if not driver.attached:  # this verl loads no checkpoint where we could see that its workers are there
+            driver.attach()
         _tap(self, driver)
         with fitting(Session(driver.run), self):
             deadline_s = CRASHED_S
@@ -113,7 +123,9 @@ def _hook(
     trainer: Any, name: str, driver: Driver, *, before: Callable[[], None] | None = None, after: Method | None = None
 ) -> None:
     """Call ``before`` without arguments and ``after`` with the method's own; what they raise ends at the seam."""
-    original = getattr(trainer, name)
+    original = getattr(trainer, name, None)
+    if original is None:
+        return
 
     @wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:

@@ -39,7 +39,7 @@ def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         acting("worker")
     localising = self.rlwatch.localising
     why_not = localising if isinstance(localising, str) else None
-    return {"obstacle": self.rlwatch.obstacle, "vocab_size": self.rlwatch.vocab_size, "not_localised": why_not}
+    return {"missing": self.rlwatch.missing, "vocab_size": self.rlwatch.vocab_size, "not_localised": why_not}
 
 
 def rlwatch_collect(self: Any, step: int) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""``python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ...``: verl as ever, with rlwatch's plugin loaded.
+
+verl 0.9 and later load it themselves. Before, their processes must be told: this one by loading it here, those of Ray
+by a ``worker_process_setup_hook`` that ``ray.init`` is given, whoever calls it. verl's command and configuration stay
+as they are, and ``trainer.logger`` names rlwatch as in any version.
+"""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.afterimport import AfterImport
+from rlwatch.integrations.verl import plugin
+from rlwatch.integrations.verl.compat import LAUNCH
+
+logger = logging.getLogger("rlwatch")
+
+HOOK = "worker_process_setup_hook"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a module (``-m NAME``) or a script with the plugin in all its processes. What it raises passes.
+
+    Raises ``ConfigError`` if there is none to run.
+    """
+    plugin.load()
+    AfterImport().register("ray", _wrap_init)
+    match list(arguments):
+        case ["-m", module, *rest]:
+            sys.argv = [module, *rest]
+            sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case [script, *rest] if not script.startswith("-"):
+            sys.argv = [script, *rest]
+            sys.path.insert(0, str(Path(script).absolute().parent))
+            runpy.run_path(script, run_name="__main__")
+        case _:
+            raise ConfigError(f"which module or script shall run? Usage: {LAUNCH}")
+
+
+def _wrap_init(ray: ModuleType) -> None:
+    starting: Any = ray
+    original = starting.init
+
+    @wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "runtime_env": hooked(kwargs.get("runtime_env"))})
+
+    starting.init = init
+
+
+def hooked(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``runtime_env`` with our hook, after the one that it has."""
+    theirs = dict(runtime_env or {})
+    return {**theirs, HOOK: setup_hook(theirs.get(HOOK))}
+
+
+def setup_hook(first: Callable[[], Any] | str | None = None) -> Callable[[], None]:
+    """What Ray calls in every process it starts: ``first``, then ours. By value: a node without rlwatch trains on."""
+
+    def watch_this_process() -> None:
+        from importlib import import_module
+
+        if isinstance(first, str):
+            module, _, name = first.rpartition(".")
+            getattr(import_module(module), name)()
+        elif first is not None:
+            first()
+        try:
+            import_module("rlwatch.integrations.verl.plugin").load()
+        except Exception as error:  # noqa: BLE001  (a seam of integrations: a worker must start all the same)
+            import logging
+
+            logging.getLogger("rlwatch").warning(
+                "rlwatch does not watch this process: %s: %s", type(error).__name__, error
+            )
+
+    return watch_this_process
+
+
+if __name__ == "__main__":
+    try:
+        import_module("rlwatch.integrations.verl.__main__").main(sys.argv[1:])  # not twice, under two names
+    except RLWatchError as problem:
+        sys.exit(f"rlwatch: {problem}")

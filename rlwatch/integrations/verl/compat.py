@@ -1,0 +1,99 @@
+"""What of rlwatch works with the verl that is here: asked of its classes and sources, never of its version number.
+
+Imports neither torch nor verl. ``docs/verl.md`` has the table of what each release gives; ``make nightly`` checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlwatch.integrations.compat import Needs, installed, lacking
+
+LAUNCH = "python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ..."
+"""How to start a verl that loads no plugins."""
+V1 = "verl.trainer.ppo.v1.trainer_base"
+"""The module of the trainer that is looked into."""
+
+TRACKING: Needs = {"__init__": ("project_name", "experiment_name", "default_backend", "config")}
+TRAINER: Needs = {"init": (), "fit": ()}
+"""Of ``PPOTrainer``: without these it is watched by its log alone."""
+PARTS: Mapping[str, Needs] = {
+    "the tokens of a step's batch": {"_compute_metrics": ("batch",)},
+    "commands": {"on_step_end": ()},
+    "what a checkpoint keeps (reset references, settings)": {"_load_checkpoint": (), "_save_checkpoint": ()},
+}
+"""Of ``PPOTrainer``: what each part of the driver goes by."""
+STEPS: Needs = {"optimizer_step": ()}
+PASSES: Needs = {"forward_step": ("loss_function", "forward_only")}
+"""Of an actor's engine: for gradients, and for running its loss passes again."""
+
+
+def verl_version() -> str:
+    """The installed version of verl, or ``""``: for messages."""
+    return installed("verl")
+
+
+def missing_parts(trainer: Any) -> dict[str, str]:
+    """What cannot be had of ``trainer`` (a ``PPOTrainer``, class or instance), and why."""
+    reasons = {part: lacking(trainer, needs) for part, needs in PARTS.items()}
+    return {part: reason for part, reason in reasons.items() if reason is not None}
+
+
+def policy_losses() -> MutableMapping[str, Callable[..., Any]]:
+    """Verl's registry of policy losses; empty where it has none."""
+    try:
+        found = getattr(import_module("verl.trainer.ppo.core_algos"), "POLICY_LOSS_REGISTRY", None)
+    except ImportError:
+        return {}
+    return found if isinstance(found, MutableMapping) else {}
+
+
+def missing_of_actor(actor: Any, registry: Mapping[str, Any]) -> dict[str, str]:
+    """What cannot be measured of an ``actor`` (a ``TrainingWorker``), and why."""
+    missing = {}
+    if not registry:
+        missing["ratios and clip fractions of the update"] = "there is no registry of policy losses"
+    if not callable(getattr(actor, "loss_fn", None)):
+        missing["raw loss"] = f"{type(actor).__name__} has no loss_fn"
+    reason = lacking(actor.engine, STEPS)
+    if reason is not None:
+        missing["gradients"] = reason
+    return missing
+
+
+def loads_plugins() -> bool:
+    """Whether the installed verl loads plugins by their entry points, as 0.9 and later do. Imports nothing of it."""
+    spec = find_spec("verl")
+    if spec is None or spec.origin is None:
+        return False
+    here = Path(spec.origin).parent
+    sources = (here / "__init__.py", here / "utils" / "plugins.py")
+    return any("verl.plugins" in source.read_text(encoding="utf-8") for source in sources if source.is_file())
+
+
+def scalars_only(how: str | None) -> str:
+    """Why a trainer's log is all that is recorded; ``how`` the hook on the v1 trainer is, if it was ever waited for."""
+    if how is not None and how.startswith(REFUSED):
+        return how.removeprefix(REFUSED)
+    try:
+        there = find_spec(V1) is not None
+    except ImportError:
+        there = False
+    if not there:
+        return "this verl has no v1 trainer; verl 0.9 and later do"
+    return "this trainer is no v1 PPOTrainer (trainer.use_v1=true selects it)"
+
+
+REFUSED = "scalars only: "
+"""How the hook on a trainer is that lacks what we need, before the reason."""
+
+
+def in_words(missing: Mapping[str, str]) -> str:
+    """One line of what is missing and why; what is not named works."""
+    parts = "; ".join(f"not {part}: {reason}" for part, reason in missing.items())
+    installed_here = verl_version() or "?"
+    return f"of verl {installed_here} rlwatch does not record everything ({parts}); all the rest is, see docs/verl.md"

@@ -1,0 +1,236 @@
+"""The integrations against the newest versions the registry serves, and against the verl releases the docs name.
+
+    make nightly [ARGS="--only trl --minutes 20"]
+
+Each room gets a fresh environment of its own, its tests run with a time limit, and a summary says which versions were
+met, what failed, and what could not be installed: on the terminal and in ``build/nightly/summary.md``. Ends with 1 if
+anything failed. Needs the network; nothing of it is part of ``make test``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "nightly"
+TESTING = ("pytest", "hypothesis", "pytest-timeout")
+NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "accelerate")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tests, and the environment they run in. ``bare``: requirements whose own requirements are not installed."""
+
+    name: str
+    requires: tuple[str, ...]
+    tests: tuple[str, ...]
+    bare: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+TRL = (
+    "tests/integrations/test_trl_taps.py", "tests/integrations/test_trl_harmless.py",
+    "tests/integrations/test_trl_gradients.py", "tests/integrations/test_trl_reset.py",
+    "tests/integrations/test_trl_kinds.py", "tests/integrations/test_transformers_watch.py",
+)  # fmt: skip
+VERL = ("TransferQueue>=0.1.10", "orjson", "cachetools", "fastapi", "uvicorn")
+ROOMS = (
+    Room("trl", ("trl", "transformers", "peft", "tokenizers"), TRL),
+    Room("trl-oldest", ("trl==1.0.0", "transformers==5.0.0", "accelerate==1.4.0", "requests"), ("tests/nightly/test_oldest_trl.py",)),
+    Room("verl", ("verl", *VERL), ("tests/verl",)),
+    Room(
+        "openrlhf",
+        ("torch", "transformers", "ray", "peft", "numpy"),
+        ("tests/openrlhf", "--ignore=tests/openrlhf/test_openrlhf_end_to_end.py"),
+        bare=("openrlhf", "deepspeed"),
+    ),
+    Room("streamlit", ("streamlit",), ("tests/app",)),
+    Room(
+        "trackers",
+        ("wandb", "tensorboard", "tensorboardX", "torch"),
+        ("tests/integrations/test_tee_wandb.py", "tests/integrations/test_tee_tensorboard.py"),
+    ),
+)  # fmt: skip
+OLD_VERL = ("0.5.0", "0.6.1", "0.7.1", "0.8.0")
+"""Releases before plugins: installed without their requirements over the room of the newest verl."""
+
+
+@dataclass
+class Outcome:
+    """Of one room."""
+
+    name: str
+    versions: str = ""
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def row(self) -> str:
+        """Of the summary."""
+        failed = "<br>".join(self.failed) or "none"
+        return f"| {self.name} | {self.versions} | {self.passed} | {self.skipped} | {failed} | {self.seconds:.0f} |"
+
+
+def main() -> int:
+    """Run the rooms; 0 if all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [*(room.name for room in ROOMS), "verl-old"]
+    parser.add_argument("--only", action="append", choices=names, help="a room; may be given again")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="most for the installation and for the tests of a room"
+    )
+    parser.add_argument("--keep", action="store_true", help="use environments that an earlier run left")
+    args = parser.parse_args()
+    wanted = args.only or names
+    limit_s = args.minutes * 60
+    rooms = [room for room in ROOMS if room.name in wanted or (room.name == "verl" and "verl-old" in wanted)]
+    outcomes = [enter(room, limit_s, keep=args.keep, test=room.name in wanted) for room in rooms]
+    if "verl-old" in wanted:
+        outcomes += [old_verl(version, limit_s) for version in OLD_VERL]
+    lines = ["| room | versions | passed | skipped | failed | seconds |", "|---|---|---|---|---|---|"]
+    text = "\n".join([*lines, *(outcome.row for outcome in outcomes)])
+    (BUILD / "summary.md").write_text(text + "\n")
+    print(text)
+    return int(any(outcome.failed for outcome in outcomes))
+
+
+def enter(room: Room, limit_s: float, *, keep: bool, test: bool = True) -> Outcome:
+    """Make the room's environment and run its tests in it."""
+    outcome, began, home = Outcome(room.name), time.monotonic(), BUILD / room.name
+    python = home / "bin" / "python"
+    if not (keep and python.exists()):
+        reason = installed(room, home, python, limit_s)
+        if reason:
+            outcome.failed.append(reason)
+            return outcome
+    outcome.versions = versions(python)
+    if test:
+        report = BUILD / f"{room.name}.xml"
+        report.unlink(missing_ok=True)
+        command = [
+            str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", f"--junitxml={report}",
+            *room.flags, *room.tests,
+        ]  # fmt: skip
+        ended = run(command, limit_s, BUILD / f"{room.name}.log")
+        read(report, outcome, ended)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def installed(room: Room, home: Path, python: Path, limit_s: float) -> str:
+    """Why the environment could not be made, or an empty string."""
+    shutil.rmtree(home, ignore_errors=True)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    log = BUILD / f"{room.name}.install.log"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    torch = ["-c", str(cpu_torch())]
+    steps = [
+        [sys.executable, "-m", "venv", str(home)],
+        [*pip, *torch, *room.requires, *TESTING, "-e", f"{ROOT}[cli,notify]"],
+    ]
+    steps += [[*pip, "--no-deps", *room.bare]] if room.bare else []
+    for step in steps:
+        ended = run(step, limit_s, log)
+        if ended:
+            return f"not installed ({ended}): {log.read_text().strip().splitlines()[-1][:200] if log.exists() else ''}"
+    return ""
+
+
+def cpu_torch() -> Path:
+    """A constraint: the newest torch built for CPUs, where an index serves one; it saves gigabytes."""
+    path = BUILD / "constraints.txt"
+    out = subprocess.run(
+        [sys.executable, "-m", "pip", "index", "versions", "torch"], capture_output=True, text=True, check=False
+    )
+    found = re.search(r"\b([\d.]+\+cpu)\b", out.stdout)
+    path.write_text(f"torch=={found[1]}\n" if found else "")
+    return path
+
+
+def old_verl(version: str, limit_s: float) -> Outcome:
+    """verl's own ``run_ppo`` and loop of a release before 0.9, started by the launcher: are its scalars there?"""
+    outcome, began = Outcome(f"verl {version}"), time.monotonic()
+    python, target, store = BUILD / "verl" / "bin" / "python", BUILD / f"verl-{version}", BUILD / f"store-{version}"
+    log = BUILD / f"verl-{version}.log"
+    shutil.rmtree(store, ignore_errors=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(target)]
+    ended = run([*pip, f"verl=={version}"], limit_s, log)
+    if not ended:
+        fit = [str(python), "-m", "rlwatch.integrations.verl", "tests/verl/legacy_fit.py", str(store)]
+        ended = run(fit, limit_s, log, PYTHONPATH=f"{target}{os.pathsep}{ROOT}")
+    if ended:
+        outcome.failed.append(f"launcher: {ended}, see {log}")
+    code = (
+        "import sys, rlwatch; store = rlwatch.open_store(sys.argv[1]); (run,) = store.runs(); "
+        "steps = {r.step: r.metrics for r in store.records(run.run_id)}; "
+        "assert str(run.state) == 'finished' and set(steps) == {1, 2, 3}, (run.state, set(steps)); "
+        "assert 'critic/score/mean' in steps[1]; print(len(steps[1]), 'scalars a step')"
+    )
+    out = subprocess.run([str(python), "-c", code, str(store)], capture_output=True, text=True, check=False)
+    outcome.passed = int(out.returncode == 0)
+    outcome.versions = f"verl {version}: {out.stdout.strip()}" if outcome.passed else f"verl {version}"
+    if out.returncode:
+        outcome.failed.append(f"no scalars: {out.stderr.strip().splitlines()[-1][:200]}")
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def run(command: list[str], limit_s: float, log: Path, **more: str) -> str:
+    """Run ``command`` with its output in ``log``; why it did not end well, or an empty string."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **more,
+    }
+    with log.open("w") as out:
+        try:
+            ended = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done within {limit_s / 60:g} minutes"
+    return f"exit code {ended.returncode}" if ended.returncode else ""
+
+
+def versions(python: Path) -> str:
+    """Of what matters, as it was installed."""
+    code = (
+        "from importlib.metadata import distributions as d\nfor x in d(): print(x.metadata['Name'].lower(), x.version)"
+    )
+    out = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    found = dict(line.split(" ", 1) for line in out.stdout.splitlines() if " " in line)
+    return ", ".join(f"{name} {found[name]}" for name in NAMED if name in found)
+
+
+def read(report: Path, outcome: Outcome, ended: str) -> None:
+    """Count what pytest reported; without a report that is a failure."""
+    if not report.exists():
+        outcome.failed.append(f"pytest: {ended or 'no report'}")
+        return
+    for case in ET.parse(report).getroot().iter("testcase"):
+        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if bad is not None:
+            outcome.failed.append(f"{case.get('classname')}::{case.get('name')}")
+        elif case.find("skipped") is not None:
+            outcome.skipped += 1
+        else:
+            outcome.passed += 1
+    if ended.startswith("not done"):
+        outcome.failed.append(ended)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
