@@ -106,14 +106,17 @@ class Parcel(Protocol):
 
 
 class Meeting(Protocol):
-    """Where the ranks of one run find each other when training is set up."""
+    """Where the ranks of one run find each other: a few words under names, of which nobody waits for any.
 
-    def tell(self, text: str) -> None:
-        """Rank 0 says where it is; ``""``: it will not be there. Called once."""
+    May raise ``RLWatchError`` where it can no longer be asked. Used from several threads.
+    """
+
+    def put(self, name: str, text: str) -> None:
+        """Leave ``text`` for the other ranks."""
         ...
 
-    def ask(self, timeout_s: float) -> str:
-        """What rank 0 said. Raises ``RLWatchError`` if it says nothing for ``timeout_s`` seconds."""
+    def get(self, name: str) -> str | None:
+        """What was left; None if nothing was yet."""
         ...
 
 

@@ -159,6 +159,12 @@ class Mailbox:
                 waiter.expire()
         return [waiter for waiter in pending if not waiter.answered]
 
+    def waiting(self, *, for_all_ranks: bool = False) -> bool:
+        """Whether :meth:`take` would return any; they stay. It counts as asking for commands, too."""
+        self._reaches_all = for_all_ranks or self._world_size == 1
+        self._listening = True
+        return bool(self._inbox)
+
     def write(self, batch: object) -> None:
         """Records do not concern the mailbox."""
 

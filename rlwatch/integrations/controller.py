@@ -89,43 +89,57 @@ class Controller:
     def obey(self, step: int) -> None:
         """Carry out what waits, at ``step``, which has ended; while training is paused, wait for more.
 
-        With nothing to do it costs the pop of a deque and, with several ranks, a few bytes to each.
+        With nothing to do it costs a look at a queue in memory, however many ranks there are: nobody is told or waited
+        for. With commands all ranks meet, here or, where one has passed already, at the next boundary none has passed.
         """
-        self._round(step)
-        while self._held():
-            self._hold.wait()
-            self._round(step)
+        try:
+            while True:
+                due = self._due(step)
+                while self._ranks.meets(step, wanted=self._wanted(due), staying=self._hold.on):
+                    self._round(step, due)
+                    due = []
+                if not self._held():
+                    return
+                self._hold.wait()
+        finally:
+            self._ranks.leave()
 
-    def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:
+    def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:  # noqa: ARG002
         """Let every rank carry out with ``handler`` what rank 0 decided by itself; None if it decided nothing.
 
         Every rank calls it at the same place; the ``command`` of rank 0 counts.
         """
         result = None
         try:
-            for shared in self._ranks.share([] if command is None or self._ranks.rank else [command], step):
+            for shared in self._ranks.order([] if command is None or self._ranks.rank else [command]):
                 result = self._result(shared, handler)
         finally:
             self._ranks.over()
         return result
 
-    def _round(self, step: int) -> None:
+    def _wanted(self, due: Sequence[Command]) -> bool:
+        run = self._seam.run
+        waiting = run is not None and run.has_commands(for_all_ranks=self._ranks.world_size > 1)
+        return not self._ranks.rank and (bool(due) or waiting)
+
+    def _round(self, step: int, due: Sequence[Command]) -> None:
         run = self._seam.run
         waiting = [] if run is None else run.commands(for_all_ranks=self._ranks.world_size > 1)
         pending = {waiter.command.command_id: waiter for waiter in waiting}
         asked = [waiter.command for waiter in waiting]
-        due = self._due(step, ended=run is None or not run.active)
         asked += [] if self._ranks.rank else due
         try:
-            for command in self._ranks.share(asked, step):
+            for command in self._ranks.share(asked):
                 self._carry_out(command, step, pending.get(command.command_id))
             _reject_the_unanswered(waiting, UNSHARED, step)
         finally:
             self._ranks.over()
             _reject_the_unanswered(waiting, STOPPED, step)
 
-    def _due(self, step: int, *, ended: bool) -> list[Command]:
+    def _due(self, step: int) -> list[Command]:
         """Commands nobody sent: what an earlier one set a time limit to. A pause ends with the run at the latest."""
+        run = self._seam.run
+        ended = run is None or not run.active
         due = [time_is_up()] if self._hold.on and (ended or self._hold.expired) else []
         for handler in self._timed:
             command = self._seam.attempt("commands that are due", handler.due, step)
@@ -160,7 +174,8 @@ class Controller:
     ) -> Result:
         """What became of it. Whether it is too late to begin is asked when all ranks are ready, and rank 0 says."""
         if handler is None:
-            return Result(refusal=self._unknown(command.kind))
+            unknown = self._unknown(command.kind)
+            return Result(refusal=self._ranks.agree(unknown) or unknown)
         refusal = self._ranks.agree(self._tried(command, handler.check).refusal)
         refusal = refusal or self._ranks.agree(LATE if pending is not None and pending.expired else None)
         if refusal is not None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from contextlib import ExitStack
-from datetime import timedelta
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from rlwatch.errors import RLWatchError
-from rlwatch.run.joining import join
+from rlwatch.link.sockets import Place
+from rlwatch.run.joining import ADDRESS, join
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
 
+POLL_S = 0.01
 _meetings = itertools.count()
 _questions = itertools.count()
 
@@ -23,26 +25,36 @@ _questions = itertools.count()
 class StoreMeeting:
     """Over the key-value store by which the process group itself came together. Needs no collective.
 
-    Every rank makes its meetings in the same order. Rank 0 waits for nobody.
+    Every rank makes its meetings in the same order. It never waits in the store: whoever does holds the one lock of its
+    client, behind which the trainer would wait too.
     """
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self._key = f"rlwatch/{next(_meetings)}"
 
-    def tell(self, text: str) -> None:
-        """Leave ``text`` for the others."""
-        self._store.set(self._key, text)
+    def put(self, name: str, text: str) -> None:
+        """Leave ``text`` for the others. Raises ``RLWatchError`` if the store is gone."""
+        with _store_errors():
+            self._store.set(f"{self._key}/{name}", text)
 
-    def ask(self, timeout_s: float) -> str:
-        """What rank 0 left. Raises ``RLWatchError`` if it leaves nothing for ``timeout_s`` seconds."""
-        try:
-            self._store.wait([self._key], timedelta(seconds=timeout_s))
-            return str(self._store.get(self._key).decode())
-        except RuntimeError as error:  # DistStoreError, DistNetworkError
-            raise RLWatchError(
-                f"rank 0 said nothing for {timeout_s:g} s; rlwatch must be set up on every rank ({error})"
-            ) from None
+    def get(self, name: str) -> str | None:
+        """What another rank left; None if nothing yet. Raises ``RLWatchError`` if the store is gone."""
+        with _store_errors():
+            return _found(self._store, f"{self._key}/{name}")
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # DistStoreError, DistNetworkError
+        words = str(error).partition("\n")[0]
+        raise RLWatchError(f"the store of the process group does not answer: {words}") from None
+
+
+def _found(store: Any, key: str) -> str | None:
+    return str(store.get(key).decode()) if store.check([key]) else None
 
 
 def place_here() -> dict[str, int]:
@@ -81,35 +93,40 @@ def all_agree(yes: bool, timeout_s: float = 60.0) -> bool:
 
 
 def _decided(store: Any, key: str, timeout_s: float, *, yes: bool) -> bool:
-    others = [f"{key}/{rank}" for rank in range(1, dist.get_world_size())]
-    try:
-        if yes:
-            store.wait(others, timedelta(seconds=timeout_s))
-        agreed = yes and all(store.get(other) == b"1" for other in others)
-    except RuntimeError:
-        agreed = False
+    end = time.monotonic() + timeout_s
+    agreed = yes
+    for rank in range(1, dist.get_world_size()):
+        agreed = agreed and _awaited(store, f"{key}/{rank}", end) == "1"
     store.set(key, str(int(agreed)))
     return agreed
 
 
 def _heard(store: Any, key: str, timeout_s: float, *, yes: bool) -> bool:
     store.set(f"{key}/{dist.get_rank()}", str(int(yes)))
-    store.wait([key], timedelta(seconds=timeout_s + 10.0))
-    return bool(store.get(key) == b"1")
+    return _awaited(store, key, time.monotonic() + timeout_s + 10.0) == "1"
 
 
-def begin_together(begin: Callable[[], Run]) -> Run:
+def _awaited(store: Any, key: str, end: float) -> str | None:
+    """Polls: the threads by which the ranks find each other use the same client meanwhile."""
+    while (found := _found(store, key)) is None and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return found
+
+
+def begin_together(begin: Callable[[], Run], *, link: str | None = None) -> Run:
     """``begin()``, which makes this rank's run, and the link to the other ranks. Every rank calls it at set-up.
 
-    Raises what ``begin`` raises; the other ranks then go on unwatched.
+    ``link`` says where rank 0 listens; see :func:`rlwatch.run.joining.join`. Raises what ``begin`` raises; the other
+    ranks then go on unwatched.
     """
+    Place.of(link)  # what is said wrongly shows before a run is begun
     place = meeting()
     if place is None:
         return begin()
     with ExitStack() as missing:
         if dist.get_rank() == 0:
-            missing.callback(place.tell, "")
+            missing.callback(place.put, ADDRESS, "")
         run = begin()
+        join(run, place, link=link)
         missing.pop_all()
-    join(run, place)
     return run

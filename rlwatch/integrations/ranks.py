@@ -16,7 +16,7 @@ APART = "the ranks of this run are not linked, and a command must act on all of 
 
 
 class Ranks(Protocol):
-    """The ranks of one run, all of which call :meth:`share` and :meth:`agree` at the same boundaries.
+    """The ranks of one run, all of which come to the same boundaries.
 
     Nothing here waits for a rank that is gone: a command is then refused, and training goes on.
     """
@@ -31,10 +31,25 @@ class Ranks(Protocol):
         """How many there are."""
         ...
 
-    def share(self, commands: Sequence[Command], step: int) -> list[Command]:
-        """What rank 0 passed at ``step``, on every rank. A few bytes when there is nothing to do.
+    def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
+        """Whether all ranks meet at this boundary, after ``step``, because rank 0 has commands (``wanted``).
+
+        If not, the boundary is passed, unless this rank stays at it because training is paused. Nobody waits for that:
+        where another rank has passed it already, all meet at a later one.
+        """
+        ...
+
+    def share(self, commands: Sequence[Command]) -> list[Command]:
+        """What rank 0 passed, on every rank, where all meet.
 
         On a rank that cannot hear rank 0 an empty list; the others then get a refusal from :meth:`agree`.
+        """
+        ...
+
+    def order(self, commands: Sequence[Command]) -> list[Command]:
+        """What rank 0 passed, usually nothing, at a place that every rank comes to and only rank 0 knows about.
+
+        The other ranks wait there for rank 0, a minute at most.
         """
         ...
 
@@ -43,10 +58,14 @@ class Ranks(Protocol):
         ...
 
     def over(self) -> None:
-        """Rank 0 asks nothing more about the commands of the last :meth:`share`: whoever waits for an answer is let go.
+        """Nothing more is asked about the commands of the last :meth:`share`: whoever waits for an answer is let go.
 
         Call it however the round ended.
         """
+        ...
+
+    def leave(self) -> None:
+        """The boundary is passed, however."""
         ...
 
 
@@ -56,7 +75,15 @@ class OneRank:
     rank = 0
     world_size = 1
 
-    def share(self, commands: Sequence[Command], step: int) -> list[Command]:  # noqa: ARG002  (the port's signature)
+    def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:  # noqa: ARG002  (the port's signature)
+        """Wherever something is wanted."""
+        return wanted
+
+    def share(self, commands: Sequence[Command]) -> list[Command]:
+        """As passed."""
+        return list(commands)
+
+    def order(self, commands: Sequence[Command]) -> list[Command]:
         """As passed."""
         return list(commands)
 
@@ -66,6 +93,9 @@ class OneRank:
 
     def over(self) -> None:
         """Nobody waits."""
+
+    def leave(self) -> None:
+        """Nobody asks."""
 
 
 class RunRanks:
@@ -84,10 +114,20 @@ class RunRanks:
         """Ranks of the run."""
         return 1 if self._seam.run is None else self._seam.run.world_size
 
-    def share(self, commands: Sequence[Command], step: int) -> list[Command]:
+    def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
+        """Through the link; wherever something is wanted, so that it is answered, where there is none."""
+        link = _link_of(self._seam.run)
+        return wanted if link is None else link.meets(step, wanted=wanted, staying=staying)
+
+    def share(self, commands: Sequence[Command]) -> list[Command]:
         """Through the link; as passed where there is none."""
         link = _link_of(self._seam.run)
-        return list(commands) if link is None else link.share(commands, step)
+        return list(commands) if link is None else link.share(commands)
+
+    def order(self, commands: Sequence[Command]) -> list[Command]:
+        """Through the link; as passed where there is none."""
+        link = _link_of(self._seam.run)
+        return list(commands) if link is None else link.order(commands)
 
     def agree(self, refusal: str | None) -> str | None:
         """Through the link; several ranks without one never agree."""
@@ -101,6 +141,12 @@ class RunRanks:
         link = _link_of(self._seam.run)
         if link is not None:
             link.over()
+
+    def leave(self) -> None:
+        """Through the link."""
+        link = _link_of(self._seam.run)
+        if link is not None:
+            link.leave()
 
 
 def _link_of(run: Run | None) -> Link | None:

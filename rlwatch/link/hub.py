@@ -4,32 +4,133 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
-import json
 import logging
+import secrets
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
-from rlwatch.link.address import Address, address_of
-from rlwatch.link.frames import LARGEST, Frame, FrameError, Inflow, Kind
+from rlwatch.link.frames import LARGEST, SMALL, Frame, FrameError, Inflow, Kind
+from rlwatch.link.greeting import STRANGERS_BYTES, Caller, challenge, identified
 from rlwatch.link.inbox import Inbox
-from rlwatch.link.peer import Peer
-from rlwatch.link.sockets import listen, tuned
+from rlwatch.link.pace import Moment
+from rlwatch.link.sockets import (
+    LOOPBACK,
+    Address,
+    LinkError,
+    Place,
+    listen,
+    names_of,
+    own_secret,
+    send_all,
+    this_machine,
+    tuned,
+)
 
 logger = logging.getLogger("rlwatch")
 CHUNK = 2**18
-STRANGERS_BYTES = 1024
-"""Longest message from somebody who has not said the secret yet."""
+SEND_S = 1.0
+"""A rank that does not take a few bytes for this long is given up, in seconds."""
+GREETING_S = 10.0
+"""Longest somebody may stay without proving that it is of this run, in seconds."""
+STRANGERS = 32
+"""So many who have proven nothing may be connected at a time, besides two for each rank that is still to come; when one
+more comes, whoever has been there longest goes.
+"""
+REST_S = 0.01
+"""Rank 0 rests so long from taking connections after it sent a stranger away, in seconds: a flood of them costs its
+training next to nothing, and honest ranks, which wait in the system's queue meanwhile, little.
+"""
+FULL_S = 1.0
+"""How long it rests when the process may open no more files, in seconds."""
 
 
-@dataclass(slots=True)
-class Caller:
+class Peer:
+    """One of the other ranks, as rank 0 sees it: ``steps`` brings what it measured; over ``control`` it votes.
+
+    ``silent``: it let rank 0 wait in vain, and said nothing since. ``owing``: it was asked to a boundary that it did
+    not come to; at the earliest it could then have stopped at this one.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.steps: socket.socket | None = None
+        self.control: socket.socket | None = None
+        self.gone = False
+        self.silent = False
+        self.owing: Moment | None = None
+        self._heard: SimpleQueue[Frame | None] = SimpleQueue()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it can be told something."""
+        return self.control is not None and not self.gone
+
+    def tell(self, frame: Frame) -> bool:
+        """Send a small message at once; False if it did not go out."""
+        if self.control is None or self.gone:
+            return False
+        try:
+            send_all(self.control, frame.packed(), SEND_S)
+        except OSError:
+            self.lose()
+            return False
+        return True
+
+    def hear(self, frame: Frame) -> None:
+        """Keep a word about commands; called on the hub's thread."""
+        self.silent = False
+        self._heard.put(frame)
+
+    def next_word(self, seconds: float) -> Frame | None:
+        """The next message of the rank; None if it is gone, or after ``seconds``."""
+        if self.gone and self._heard.empty():
+            return None
+        try:
+            return self._heard.get(timeout=max(0.0, seconds))
+        except Empty:
+            return None
+
+    def lose(self) -> None:
+        """It is gone: end what is left, and let nobody wait for it.
+
+        The files stay open as long as this object lives: the other thread may be about to write, and their numbers
+        must not be given to something else before.
+        """
+        self.gone = True
+        self._heard.put(None)
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # the hub's thread then sees its end
+
+    def forget(self) -> None:
+        """In a forked child: close our copies and nothing else."""
+        for connection in self._connections:
+            connection.close()
+
+    def part(self) -> None:
+        """Take leave in good order."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send(Frame(Kind.END).packed())
+            connection.close()
+
+    @property
+    def _connections(self) -> list[socket.socket]:
+        return [connection for connection in (self.steps, self.control) if connection is not None]
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
     """A connection somebody opened; ``peer`` once we know who."""
 
     connection: socket.socket
+    until: float
+    asked: str = field(default_factory=challenge)
     inflow: Inflow = field(default_factory=lambda: Inflow(STRANGERS_BYTES))
     peer: Peer | None = None
 
@@ -41,19 +142,36 @@ class Hub:
     ----------
     world_size
         Ranks of the run, this one included.
-    alone
-        Whether all of them are on this machine: then nobody else can connect.
+    place
+        Where it listens. By default on the loopback, until :meth:`open_up`.
+
+    Raises
+    ------
+    LinkError
+        If it cannot listen there.
     """
 
-    def __init__(self, world_size: int, *, alone: bool) -> None:
+    def __init__(self, world_size: int, place: Place | None = None) -> None:
         self.world_size = world_size
+        self.place = place or Place()
         self.inbox = Inbox(range(1, world_size))
         self.peers: dict[int, Peer] = {}
-        self._listener = listen(alone=alone)
+        self.lap = 0
+        self._orders = 0
+        self._door = threading.Lock()
+        known = own_secret()
+        self.secret = known or secrets.token_hex(32)
+        self._told = "" if known else self.secret
+        self._listener = listen(self.place)
         self._listener.setblocking(False)
-        self.address: Address = address_of(self._listener.getsockname()[1], alone=alone)
+        self.address = self._address()
         self._bell, self._rope = socket.socketpair()
         self._selector = selectors.PollSelector()
+        self._strangers: dict[Guest, None] = {}
+        self._resting_until: float | None = None
+        self._everywhere = threading.Event()
+        self._wanted_everywhere = False
+        self._said: set[str] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="rlwatch-hub", daemon=True)
 
@@ -67,12 +185,25 @@ class Hub:
         """The ranks that can be told something."""
         return {rank: peer for rank, peer in list(self.peers.items()) if peer.reachable}
 
+    def ordered(self) -> tuple[Mapping[int, Peer], int]:
+        """One order more is given: who is to be told, and its number; whoever comes later learns that it is over."""
+        with self._door:
+            self._orders += 1
+            return self.linked(), self._orders
+
+    def open_up(self, deadline_s: float = 5.0) -> bool:
+        """Listen for other machines, too: one of the run's ranks is there. Whether it does after ``deadline_s``."""
+        if self.address.hosts != (LOOPBACK,) or self.place.host:
+            return True
+        self._wanted_everywhere = True
+        self._ring()
+        return self._everywhere.wait(deadline_s)
+
     def close(self, deadline_s: float = 1.0) -> None:
         """Take leave of everybody, within ``deadline_s`` seconds; idempotent. Takes no lock."""
         if not self._closing:
             self._closing = True
-            with contextlib.suppress(OSError):  # the thread may have seen it by itself
-                self._rope.send(b"!")
+            self._ring()
         if self._thread.is_alive():
             self._thread.join(deadline_s)
 
@@ -83,42 +214,108 @@ class Hub:
         for peer in self.peers.values():
             peer.forget()
 
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # the thread may be gone already
+            self._rope.send(b"!")
+
     def _loop(self) -> None:
         while not self._closing:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._pause()):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif isinstance(key.data, Caller):
+                elif key.fileobj is self._bell:
+                    self._bell.recv(CHUNK)
+                elif isinstance(key.data, Guest):
                     self._read(key.data)
+            self._look_around()
         self._part()
+
+    def _pause(self) -> float | None:
+        """Seconds until something is due though nobody says anything."""
+        due = [guest.until for guest in self._strangers] + [self._resting_until or 0.0] * bool(self._resting_until)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        for guest in [guest for guest in self._strangers if guest.until <= now]:
+            self._drop(guest)
+        if self._resting_until is not None and now >= self._resting_until:
+            self._resting_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        if self._wanted_everywhere and not self._everywhere.is_set():
+            self._wanted_everywhere = False
+            self._listen_everywhere()
+
+    def _rest(self, seconds: float) -> None:
+        if self._resting_until is None:
+            self._selector.unregister(self._listener)
+        self._resting_until = time.monotonic() + seconds
+
+    def _listen_everywhere(self) -> None:
+        """In place of the loopback; on the same port, if that can be had."""
+        port = int(self._listener.getsockname()[1])
+        self._rest(0.0)
+        self._listener.close()
+        for place in (Place(port=port), Place(port=self.place.port), None):
+            try:
+                self._listener = listen(place, everywhere=True) if place else listen(Place())
+                break
+            except LinkError as error:
+                self._say_once(str(error))
+        self._listener.setblocking(False)
+        self.address = self._address()
+        self._everywhere.set()
+
+    def _address(self) -> Address:
+        hosts = names_of(self.place, self._listener)
+        return Address(this_machine(), hosts, int(self._listener.getsockname()[1]), self._told)
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-            tuned(connection).setblocking(False)
         except OSError as error:  # usually whoever it was has gone again
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._selector.unregister(self._listener)
-                logger.warning("rank 0 may not open more files: ranks beyond %d are not linked", len(self.peers))
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._say_once("rank 0 may not open more files: ranks that are not linked yet have to wait")
+                for guest in list(self._strangers):
+                    self._drop(guest)
+                self._rest(FULL_S)
             return
-        self._selector.register(connection, selectors.EVENT_READ, Caller(connection))
-
-    def _read(self, caller: Caller) -> None:
+        guest = Guest(connection, time.monotonic() + GREETING_S)
         try:
-            data = caller.connection.recv(CHUNK)
-            for frame in caller.inflow.feed(data):
-                self._take(caller, frame)
+            tuned(connection).setblocking(False)
+            connection.send(Frame(Kind.CHALLENGE, body=guest.asked.encode()).packed())
+        except OSError:
+            connection.close()
+            return
+        self._selector.register(connection, selectors.EVENT_READ, guest)
+        self._strangers[guest] = None
+        missing = self.world_size - 1 - len(self.linked())
+        if len(self._strangers) > STRANGERS + 2 * missing:
+            self._drop(next(iter(self._strangers)))
+            self._rest(REST_S)
+
+    def _read(self, guest: Guest) -> None:
+        """Whatever it says, the others are served on."""
+        try:
+            data = guest.connection.recv(CHUNK if guest.peer else STRANGERS_BYTES)
+            for frame in guest.inflow.feed(data):
+                self._take(guest, frame)
         except BlockingIOError:
             return
-        except (OSError, FrameError):
+        except (OSError, FrameError) as error:
             data = b""
+            if guest.peer is None and isinstance(error, FrameError):
+                self._say_once("somebody who is not of this run tried to connect to rank 0, and was sent away")
+        except Exception as error:  # noqa: BLE001  (the seam of this thread)
+            data = b""
+            self._say_once(f"what a rank sent could not be taken: {type(error).__name__}: {error}")
         if not data:
-            self._drop(caller)
+            self._drop(guest)
 
-    def _take(self, caller: Caller, frame: Frame) -> None:
-        peer = caller.peer
+    def _take(self, guest: Guest, frame: Frame) -> None:
+        peer = guest.peer
         if peer is None:
-            self._welcome(caller, frame)
+            self._welcome(guest, identified(frame, guest.asked, self.secret, self.world_size))
         elif frame.kind is Kind.STEP:
             self.inbox.put(peer.rank, frame.moment, frame.body)
         elif frame.kind is Kind.END:
@@ -126,47 +323,42 @@ class Hub:
         else:
             peer.hear(frame)
 
-    def _welcome(self, caller: Caller, frame: Frame) -> None:
-        """Raises ``FrameError`` for whoever is not of this run."""
-        rank, role = self._identified(frame)
-        peer = self.peers.get(rank)
-        if peer is None or peer.gone:
-            peer = self.peers[rank] = Peer(rank)
-        caller.peer, caller.inflow = peer, Inflow(LARGEST)
-        if role == "steps":
-            peer.steps = caller.connection
-            self.inbox.join(rank)
-        else:
-            peer.control = caller.connection
-        caller.connection.send(Frame(Kind.WELCOME).packed())
+    def _welcome(self, guest: Guest, caller: Caller) -> None:
+        """It is of this run. One that is known already has started anew, or lost its connection."""
+        peer = self.peers.get(caller.rank)
+        if peer is None or peer.gone or getattr(peer, caller.role) is not None:
+            if peer is not None:
+                peer.lose()
+            peer = self.peers[caller.rank] = Peer(caller.rank)
+        self._strangers.pop(guest, None)
+        guest.peer, guest.inflow.largest = peer, LARGEST if caller.role == "steps" else SMALL
+        with self._door:
+            welcome = caller.welcome(guest.asked, self.secret, lap=self.lap, orders=self._orders)
+            guest.connection.send(welcome.packed())
+            setattr(peer, caller.role, guest.connection)
+        if caller.role == "steps":
+            self.inbox.join(caller.rank)
 
-    def _identified(self, frame: Frame) -> tuple[int, str]:
-        try:
-            said = json.loads(frame.body)
-            rank, role, token = int(said["rank"]), str(said["role"]), str(said["token"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise FrameError("no greeting") from None
-        known = hmac.compare_digest(token.encode(errors="replace"), self.address.token.encode())
-        if frame.kind is not Kind.HELLO or not known:
-            raise FrameError("a stranger")
-        if not 0 < rank < self.world_size:
-            raise FrameError(f"there is no rank {rank}")
-        return rank, role
-
-    def _drop(self, caller: Caller) -> None:
-        self._selector.unregister(caller.connection)
-        peer = caller.peer
+    def _drop(self, guest: Guest) -> None:
+        self._selector.unregister(guest.connection)
+        peer = guest.peer
         if peer is None:
-            return caller.connection.close()
+            self._strangers.pop(guest, None)
+            return guest.connection.close()
         if self.peers.get(peer.rank) is peer:  # not one that has started anew since
             self.inbox.leave(peer.rank)
-        if not peer.gone:
-            logger.warning("rank %d is gone: its share of the batch is missing from now on", peer.rank)
+            if not peer.gone:
+                logger.warning("rank %d is gone: its share of the batch is missing from now on", peer.rank)
         return peer.lose()
+
+    def _say_once(self, words: str) -> None:
+        if words not in self._said and len(self._said) < 100:
+            self._said.add(words)
+            logger.warning("%s", words)
 
     def _part(self) -> None:
         for peer in self.peers.values():
             peer.part()
-        for connection in (self._listener, self._bell, self._rope):
+        for connection in (self._listener, self._bell, self._rope, *(guest.connection for guest in self._strangers)):
             connection.close()
         self._selector.close()

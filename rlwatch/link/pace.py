@@ -15,6 +15,9 @@ class Moment(NamedTuple):
     again: int
 
 
+START = Moment(0, 0, 0)
+
+
 class Pace:
     """Turns the steps of one rank, in the order they come, into moments.
 
@@ -25,15 +28,26 @@ class Pace:
 
     def __init__(self) -> None:
         self._last: Moment | None = None
+        self._lap = 0
 
     def next(self, step: int) -> Moment:
         """The moment of ``step`` (>= 0), which comes now."""
         last = self._last
-        if last is None or step > last.step:
-            moment = Moment(0 if last is None else last.lap, step, 0)
+        if last is None or last.lap < self._lap or step > last.step:
+            moment = Moment(self._lap, step, 0)
         elif step == last.step:
             moment = last._replace(again=last.again + 1)
         else:
-            moment = Moment(last.lap + 1, step, 0)
+            self._lap += 1
+            moment = Moment(self._lap, step, 0)
         self._last = moment
         return moment
+
+    @property
+    def lap(self) -> int:
+        """How often steps went back so far."""
+        return self._lap
+
+    def join(self, lap: int) -> None:
+        """The others are in ``lap``: a rank that comes late counts on from there."""
+        self._lap = max(self._lap, lap)

@@ -1,57 +1,96 @@
-"""The end of a rank other than 0: a thread that sends what was measured."""
+"""The end of a rank other than 0: a thread that finds rank 0, and sends it what was measured."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
 
-from rlwatch.link.address import Address
+from rlwatch.errors import RLWatchError
 from rlwatch.link.frames import Frame, FrameError, Inflow, Kind
-from rlwatch.link.member import Member
+from rlwatch.link.greeting import STRANGERS_BYTES, Caller, asking, challenge
 from rlwatch.link.pace import Moment
-from rlwatch.link.sockets import LinkError, connect, send_all
+from rlwatch.link.rounds import Member
+from rlwatch.link.sockets import Address, LinkError, connect, send_all
 
 logger = logging.getLogger("rlwatch")
 INTERVAL_S = 0.1
 """Seconds between two looks at the queue: the training thread wakes nobody."""
 SEND_S = 60.0
 WELCOME_S = 10.0
+HOPE_S = 60.0
+"""A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on."""
+RETRY_S = (0.02, 5.0)
+"""Seconds until it looks again: at first, and at most."""
+LAST_S = 2.0
+"""Longest a rank that ends looks for rank 0, which it never found or has lost, in seconds."""
+APART = "rank %d is not linked to rank 0: its share of the batch is not measured, and commands are refused (%s)"
+
+
+class NobodyError(RLWatchError):
+    """There is no rank 0 to be found, and will be none."""
 
 
 class Spoke:
-    """Connects to rank 0 when made. Raises ``LinkError`` if that fails.
+    """Looks for rank 0 from :meth:`start` on, and again when the connection is lost. Training waits for none of it.
 
     Parameters
     ----------
+    find
+        Where rank 0 is, or None if it has not said so yet. Raises ``NobodyError`` where that will not change, and
+        ``RLWatchError`` where it cannot be asked.
     take
         Removes and returns what waits to be sent: (moment, encode) pairs, oldest first; ``encode()`` gives the bytes.
     lost
         Called with the number of steps that could not be sent.
+    joined
+        Called with the lap rank 0 is in, whenever a connection is made.
     """
 
     def __init__(
         self,
         rank: int,
-        address: Address,
+        find: Callable[[], Address | None],
         take: Callable[[], list[tuple[Moment, Callable[[], bytes]]]],
         lost: Callable[[int], None],
+        joined: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self.member = Member()
+        self._rank = rank
+        self._find = find
         self._take = take
         self._lost = lost
-        self._connection = _introduced(rank, address, "steps")
-        self.member = Member(_introduced(rank, address, "control"))
-        self._open = True
+        self._joined = joined
+        self._steps: socket.socket | None = None
+        self._since = time.monotonic()
+        self._retry_at = 0.0
+        self._wait_s = RETRY_S[0]
+        self._over = False
+        self._found_once = self._was_linked = False
+        self._warned = False
+        self._why = "it has not said where it is; rlwatch must be set up on every rank"
         self._stopping = False
+        self._settled = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rlwatch-spoke", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Begin to look for rank 0."""
         self._thread.start()
+
+    @property
+    def live(self) -> bool:
+        """Whether rank 0 takes what this rank measures, or may soon."""
+        if self._over:
+            return False
+        return self._steps is not None or time.monotonic() - self._since < HOPE_S
+
+    def settled(self, deadline_s: float) -> bool:
+        """Wait until it is known whether there is a link; whether there is one."""
+        self._settled.wait(deadline_s)
+        return self._steps is not None
 
     def close(self, deadline_s: float) -> bool:
         """Send what waits, leave and end the thread; False when ``deadline_s`` seconds were not enough.
@@ -65,74 +104,171 @@ class Spoke:
 
     def forked(self) -> None:
         """In a forked child: the connections are the parent's; close our copies."""
-        self._connection.close()
-        self.member.close()
+        if self._steps is not None:
+            self._steps.close()
+        self.member.forked()
 
     def _loop(self) -> None:
-        stopping = False
-        while not stopping:
-            time.sleep(INTERVAL_S)
-            stopping = self._stopping
-            while waiting := self._take():
-                for moment, encode in waiting:
-                    self._send(moment, encode)
+        """The seam of this thread."""
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001  (nothing here may end training, nor keep it waiting)
+            logger.warning("the link to rank 0 failed: %s: %s", type(error).__name__, error)
+        self._over = True
+        self.member.deserted()
+        self._settled.set()
         self._leave()
+        self._discard()
+
+    def _work(self) -> None:
+        ended_at: float | None = None
+        while True:
+            stopping = self._stopping
+            if stopping and ended_at is None:
+                ended_at = time.monotonic()
+            if self._steps is None and not self._over:
+                self._seek(hurry=stopping)
+            if self._steps is not None:
+                self._send_all()
+            elif self._over:
+                self._discard()
+            if ended_at is not None and (self._steps is not None or self._over or self._hopeless(ended_at)):
+                return
+            if self._steps is not None and not self.member.open:
+                self._lose("it closed the connection")
+            time.sleep(INTERVAL_S if self._steps is not None or self._over else min(INTERVAL_S, self._wait_s))
+
+    def _hopeless(self, ended_at: float) -> bool:
+        return (self._was_linked or not self._found_once) and time.monotonic() - ended_at > LAST_S
+
+    def _seek(self, *, hurry: bool) -> None:
+        now = time.monotonic()
+        if now - self._since > HOPE_S and not self._warned:
+            self._warned = True
+            logger.warning(APART, self._rank, self._why)
+            self._settled.set()
+        if now < self._retry_at and not hurry:
+            return
+        try:
+            address = self._find()
+            if address is not None:
+                self._found_once = True
+                self._link(address)
+                return
+        except NobodyError:
+            self._end()
+            return
+        except LinkError as error:
+            self._why = str(error)
+        except RLWatchError as error:
+            logger.warning(APART, self._rank, error)
+            self._end()
+            return
+        self._retry_at = time.monotonic() + self._wait_s
+        self._wait_s = min(2.0 * self._wait_s, RETRY_S[1])
+
+    def _link(self, address: Address) -> None:
+        """Raises ``LinkError``."""
+        steps, lap, _ = introduced(self._rank, address, "steps")
+        try:
+            control, _, orders = introduced(self._rank, address, "control")
+        except LinkError:
+            steps.close()
+            raise
+        self._joined(lap)
+        self.member.connected(control, lap=lap, orders=orders)
+        self._steps, self._was_linked = steps, True
+        self._wait_s = RETRY_S[0]
+        if self._warned:
+            logger.warning("rank %d is linked to rank 0 now", self._rank)
+        self._warned = False
+        self._settled.set()
+
+    def _end(self) -> None:
+        self._over = True
+        self.member.deserted()
+        self._settled.set()
+
+    def _send_all(self) -> None:
+        while self._steps is not None and (waiting := self._take()):
+            for moment, encode in waiting:
+                self._send(moment, encode)
 
     def _send(self, moment: Moment, encode: Callable[[], bytes]) -> None:
-        """The seam of this thread: what cannot be sent is counted and dropped."""
+        """What cannot be sent is counted and dropped."""
         try:
-            frame = Frame(Kind.STEP, moment, encode())
+            frame = Frame(Kind.STEP, moment, encode()).packed()
         except Exception as error:  # noqa: BLE001  (this rank's writer thread: encoding waits for the device)
             logger.warning("a step could not be sent to rank 0: %s: %s", type(error).__name__, error)
             self._lost(1)
             return
         try:
-            if self._open:
-                send_all(self._connection, frame.packed(), SEND_S)
-        except (OSError, FrameError) as error:
-            self._open = False
-            if not _taken_leave(self._connection):
-                logger.warning("rank 0 takes no more: %s", error)
-        if not self._open:
-            self._lost(1)
+            if self._steps is not None:
+                send_all(self._steps, frame, SEND_S)
+                return
+        except OSError as error:
+            self._lose(str(error))
+        self._lost(1)
+
+    def _lose(self, why: str) -> None:
+        """The connection is gone: for good, where rank 0 took leave, else it is looked for again."""
+        left = self.member.parted or (self._steps is not None and _taken_leave(self._steps))
+        self._drop()
+        if left:
+            self._end()
+            return
+        self._since, self._why = time.monotonic(), why
+        self._retry_at, self._wait_s = 0.0, RETRY_S[0]
+        logger.warning("rank 0 takes no more: %s", why)
+
+    def _discard(self) -> None:
+        while waiting := self._take():
+            self._lost(len(waiting))
 
     def _leave(self) -> None:
-        if self._open:
+        if self._steps is not None:
             with contextlib.suppress(OSError):  # rank 0 may have been quicker
-                send_all(self._connection, Frame(Kind.END).packed(), INTERVAL_S)
-        self._connection.close()
-        self.member.leave()
+                send_all(self._steps, Frame(Kind.END).packed(), INTERVAL_S)
+            self.member.part()
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = None
+        self.member.close()
 
 
-def _introduced(rank: int, address: Address, role: str) -> socket.socket:
-    """A connection over which rank 0 knows who we are. Raises ``LinkError``."""
+def introduced(rank: int, address: Address, role: str) -> tuple[socket.socket, int, int]:
+    """A connection whose ends have both proven to be of the run, and (lap, orders) of rank 0. Raises ``LinkError``."""
+    secret = address.secret
     connection = connect(address)
-    greeting = json.dumps({"rank": rank, "role": role, "token": address.token}).encode()
+    caller = Caller(rank, role, challenge())
+    inflow, end = Inflow(STRANGERS_BYTES), time.monotonic() + WELCOME_S
     try:
-        send_all(connection, Frame(Kind.HELLO, body=greeting).packed(), WELCOME_S)
-        if Kind.WELCOME in _kinds(connection, WELCOME_S):
-            return connection
+        asked = asking(_next(connection, inflow, end))
+        send_all(connection, caller.answer(asked, secret).packed(), WELCOME_S)
+        lap, orders = caller.welcomed(_next(connection, inflow, end), asked, secret)
+        connection.settimeout(None)
     except (OSError, FrameError) as error:
         connection.close()
         raise LinkError(f"rank 0 did not take rank {rank} in: {error}") from None
-    connection.close()
-    raise LinkError(f"rank 0 did not take rank {rank} in")
+    return connection, lap, orders
 
 
-def _kinds(connection: socket.socket, seconds: float) -> list[Kind]:
-    """The kinds of the next messages; nothing if the other side is gone."""
-    inflow, end = Inflow(), time.monotonic() + seconds
+def _next(connection: socket.socket, inflow: Inflow, end: float) -> Frame:
+    """The next message. Raises ``OSError`` if it does not come in time, ``FrameError`` if the other side leaves."""
     while True:
         connection.settimeout(max(0.001, end - time.monotonic()))
-        data = connection.recv(2**16)
-        frames = [frame.kind for frame in inflow.feed(data)]
-        if frames or not data:
-            return frames
+        data = connection.recv(1)
+        if not data:
+            raise FrameError("it closed the connection: this rank does not know its secret, or it is busy")
+        for frame in inflow.feed(data):
+            return frame
 
 
 def _taken_leave(connection: socket.socket) -> bool:
     """Whether rank 0 left in good order."""
-    try:
-        return Kind.END in _kinds(connection, INTERVAL_S)
-    except (OSError, FrameError):
-        return False
+    with contextlib.suppress(OSError, FrameError):
+        return _next(connection, Inflow(), time.monotonic() + INTERVAL_S).kind is Kind.END
+    return False

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from rlwatch.link.address import Address
-from rlwatch.link.chair import Chair
-from rlwatch.link.frames import Frame, Kind
 from rlwatch.link.hub import Hub
 from rlwatch.link.pace import Moment, Pace
+from rlwatch.link.rounds import Chair
+from rlwatch.link.sockets import Address
 from rlwatch.link.spoke import Spoke
 from rlwatch.ports import Parcel
 from rlwatch.recorder.awaited import Awaited
@@ -20,10 +21,13 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.records import Command, CommandStatus
 
+logger = logging.getLogger("rlwatch")
 FULL = "rlwatch's queue is full; records are dropped, training is not slowed"
 QUEUE_SIZE = 64
 """Steps of another rank that may wait to be sent."""
 BATCH = 8
+LOOKOUT_S = (0.05, 1.0)
+"""Seconds between two looks of rank 0 at whether a rank of another machine looks for it: at first, and at most."""
 
 
 class Link(Protocol):
@@ -34,12 +38,29 @@ class Link(Protocol):
 
     latest: dict[str, float]
 
+    @property
+    def live(self) -> bool:
+        """Whether what this rank measures is wanted, or may be soon."""
+        ...
+
+    def settled(self, deadline_s: float) -> bool:
+        """Wait until it is known whether this rank is linked; whether it is."""
+        ...
+
     def send(self, parcel: Parcel) -> None:
         """What this rank measured of a step."""
         ...
 
-    def share(self, commands: Sequence[Command], step: int) -> list[Command]:
-        """The commands of rank 0 at ``step``, on every rank that hears it."""
+    def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
+        """Whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
+        ...
+
+    def share(self, commands: Sequence[Command]) -> list[Command]:
+        """The commands of rank 0 where all meet, on every rank that hears it."""
+        ...
+
+    def order(self, commands: Sequence[Command]) -> list[Command]:
+        """The same at a place where only rank 0 knows whether there are any."""
         ...
 
     def agree(self, refusal: str | None) -> str | None:
@@ -48,6 +69,10 @@ class Link(Protocol):
 
     def over(self) -> None:
         """Nothing more is asked about the commands last shared."""
+        ...
+
+    def leave(self) -> None:
+        """The boundary is passed."""
         ...
 
     def close(self, deadline_s: float) -> bool:
@@ -60,24 +85,42 @@ class Link(Protocol):
 
 
 class FirstRank:
-    """Rank 0, over its hub."""
+    """Rank 0, over its hub. ``seek`` is done on a thread of its own until every rank is linked, or it says to stop."""
 
-    def __init__(self, hub: Hub, offer: Callable[[Awaited], object]) -> None:
+    live = True
+
+    def __init__(self, hub: Hub, offer: Callable[[Awaited], object], seek: Callable[[Hub], bool] | None = None) -> None:
         self._hub = hub
         self._offer = offer
+        self._seek = seek
         self._chair = Chair(hub)
         self.latest: dict[str, float] = {}
-        self._measured, self._told = Pace(), Pace()
+        self._measured = Pace()
+        self._ended = False
+        if seek is not None:
+            threading.Thread(target=self._look_out, name="rlwatch-lookout", daemon=True).start()
+
+    def settled(self, deadline_s: float) -> bool:  # noqa: ARG002  (rank 0 need not look for itself)
+        """At once."""
+        return True
 
     def send(self, parcel: Parcel) -> None:
         """Into the queue of the writer thread, where the step awaits the others' shares."""
         moment = self._measured.next(parcel.step)
         self._offer(Awaited(parcel, self._hub.inbox, moment, time.time(), self.latest.update))
 
-    def share(self, commands: Sequence[Command], step: int) -> list[Command]:
+    def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
+        """Where there are commands, the others are asked where they are."""
+        return self._chair.meets(step, wanted=wanted, staying=staying)
+
+    def share(self, commands: Sequence[Command]) -> list[Command]:
         """As passed; the others are told."""
-        body = _packed(commands) if commands else b""
-        self._chair.offer(Frame(Kind.OFFER, self._told.next(step), body))
+        self._chair.offer(_packed(commands))
+        return list(commands)
+
+    def order(self, commands: Sequence[Command]) -> list[Command]:
+        """As passed; the others are told."""
+        self._chair.order(_packed(commands) if commands else b"")
         return list(commands)
 
     def agree(self, refusal: str | None) -> str | None:
@@ -88,43 +131,88 @@ class FirstRank:
         """Whoever still waits for a verdict need not."""
         self._chair.over()
 
+    def leave(self) -> None:
+        """The boundary is passed."""
+        self._chair.leave()
+
     def close(self, deadline_s: float) -> bool:
         """Take leave of the others."""
+        self._ended = True
         self._hub.close(min(1.0, deadline_s))
         return True
 
     def forked(self) -> None:
         """Close our copies of the connections."""
+        self._ended = True
         self._hub.forked()
+
+    def _look_out(self) -> None:
+        pause = LOOKOUT_S[0]
+        while not self._ended and self._seek is not None and len(self._hub.linked()) < self._hub.world_size - 1:
+            try:
+                if not self._seek(self._hub):
+                    return
+            except Exception as error:  # noqa: BLE001  (the seam of this thread)
+                logger.warning("rank 0 no longer sees whether other ranks look for it: %s", error)
+                return
+            time.sleep(pause)
+            pause = min(2.0 * pause, LOOKOUT_S[1])
 
 
 class OtherRank:
-    """Any other rank, over its spoke."""
+    """Any other rank, over its spoke. ``find`` says where rank 0 is, once it is known."""
 
-    def __init__(self, rank: int, address: Address, counters: Counters) -> None:
+    def __init__(self, rank: int, find: Callable[[], Address | None], counters: Counters) -> None:
         self._counters = counters
         self._queue: BoundedQueue[tuple[Moment, Callable[[], bytes]]] = BoundedQueue(QUEUE_SIZE)
-        self._spoke = Spoke(rank, address, lambda: self._queue.drain(BATCH), lambda n: counters.add("dropped", n))
-        self._measured, self._told = Pace(), Pace()
+        self._measured = Pace()
+        self._spoke = Spoke(
+            rank,
+            find,
+            lambda: self._queue.drain(BATCH),
+            lambda n: counters.add("dropped", n),
+            self._measured.join,
+        )
         self.latest: dict[str, float] = {}
         self._spoke.start()
+
+    @property
+    def live(self) -> bool:
+        """Whether rank 0 takes what this rank measures, or is still looked for."""
+        return self._spoke.live
+
+    def settled(self, deadline_s: float) -> bool:
+        """Wait until it is known whether rank 0 can be reached."""
+        return self._spoke.settled(deadline_s)
 
     def send(self, parcel: Parcel) -> None:
         """Into the queue of the sending thread."""
         if not self._queue.offer((self._measured.next(parcel.step), parcel.encode)):
             self._counters.warn("dropped", FULL)
 
-    def share(self, commands: Sequence[Command], step: int) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
+    def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:  # noqa: ARG002  (only rank 0 wants)
+        """Whether rank 0 has called all ranks together here."""
+        return self._spoke.member.meets(step, staying=staying)
+
+    def share(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
         """What rank 0 wants now."""
-        body = self._spoke.member.offered(self._told.next(step))
-        return _unpacked(body) if body else []
+        return _unpacked(self._spoke.member.offered())
+
+    def order(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
+        """What rank 0 wants now."""
+        return _unpacked(self._spoke.member.ordered())
 
     def agree(self, refusal: str | None) -> str | None:
         """The verdict of rank 0."""
         return self._spoke.member.vote(refusal)
 
     def over(self) -> None:
-        """Only rank 0 has somebody to tell."""
+        """Answer nothing more in this round."""
+        self._spoke.member.over()
+
+    def leave(self) -> None:
+        """The boundary is passed."""
+        self._spoke.member.leave()
 
     def close(self, deadline_s: float) -> bool:
         """Send what waits and leave."""
@@ -140,4 +228,4 @@ def _packed(commands: Sequence[Command]) -> bytes:
 
 
 def _unpacked(body: bytes) -> list[Command]:
-    return [Command(**{**row, "status": CommandStatus(row["status"])}) for row in json.loads(body)]
+    return [Command(**{**row, "status": CommandStatus(row["status"])}) for row in json.loads(body)] if body else []

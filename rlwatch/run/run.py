@@ -89,7 +89,7 @@ class Run:
     @property
     def linked(self) -> bool:
         """Whether steps are put together of what several ranks measure: each must :meth:`send` its share."""
-        return self._link is not None and not self._ended
+        return self._link is not None and not self._ended and self._link.live
 
     @property
     def measures(self) -> bool:
@@ -151,6 +151,12 @@ class Run:
         if self._engine is None or self._ended:
             return []
         return self._engine.mailbox.take(for_all_ranks=for_all_ranks)
+
+    def has_commands(self, *, for_all_ranks: bool = False) -> bool:
+        """Whether :meth:`commands` would return any; they stay where they are."""
+        if self._engine is None or self._ended:
+            return False
+        return self._engine.mailbox.waiting(for_all_ranks=for_all_ranks)
 
     def health(self) -> Health:
         """What holds for the run, as of the last step judged (a step is judged when the next begins)."""

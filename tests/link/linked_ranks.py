@@ -1,13 +1,13 @@
 """Ranks of one run in one process, over real connections."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from rlwatch.link.chair import Chair
-from rlwatch.link.frames import Frame, Kind
 from rlwatch.link.hub import Hub
 from rlwatch.link.pace import Moment
+from rlwatch.link.rounds import Chair
 from rlwatch.link.spoke import Spoke
 from rlwatch.recorder.queue import BoundedQueue
 
@@ -31,36 +31,75 @@ def until(condition, deadline_s=DEADLINE_S):
 class Other:
     """A rank other than 0."""
 
-    def __init__(self, rank, address):
+    def __init__(self, rank, find, patience_s=DEADLINE_S):
         self.rank = rank
         self.queue = BoundedQueue(100)
         self.lost = []
-        self.spoke = Spoke(rank, address, lambda: self.queue.drain(10), self.lost.append)
+        self.spoke = Spoke(
+            rank, find if callable(find) else lambda: find, lambda: self.queue.drain(10), self.lost.append
+        )
         self.member = self.spoke.member
+        self.member._patience_s = patience_s
         self.spoke.start()
 
     def send(self, step, payload=b"x"):
         self.queue.offer((at(step), lambda: payload))
 
+    def boundary(self, step, *refusals):
+        """What is heard at a boundary and the verdict on each vote; None where nothing is asked."""
+        if not self.member.meets(step):
+            return None
+        heard = self.member.offered()
+        verdicts = [self.member.vote(refusal) for refusal in refusals]
+        self.member.over()
+        self.member.leave()
+        return heard, *verdicts
+
     def die(self):
-        """As a killed process does: the connections close without a word."""
-        self.spoke._connection.shutdown(2)
+        """As a killed process does: the connections close without a word, and it never comes back."""
+        self.spoke._find = lambda: None
+        self.spoke._steps.shutdown(2)
         self.member._connection.shutdown(2)
 
 
 class Ranks:
-    """Rank 0 with its hub and chair, and the others."""
+    """Rank 0 with its hub and chair, and the others, all linked but ``missing``, the last ones, which are yet to come."""
 
-    def __init__(self, size, patience_s=DEADLINE_S):
-        self.hub = Hub(size, alone=True)
+    def __init__(self, size, patience_s=DEADLINE_S, missing=0):
+        self.hub = Hub(size)
         self.hub.start()
         self.chair = Chair(self.hub, patience_s)
-        self.others = [Other(rank, self.hub.address) for rank in range(1, size)]
-        for other in self.others:
-            other.member._patience_s = patience_s
+        self.others = [Other(rank, self.hub.address, patience_s) for rank in range(1, size - missing)]
+        assert until(lambda: len(self.hub.linked()) == size - 1 - missing)
+        assert all(other.spoke.settled(DEADLINE_S) for other in self.others)
 
-    def offer(self, step, body=b""):
-        self.chair.offer(Frame(Kind.OFFER, at(step), body))
+    def comes(self, find=None):
+        """One more rank sets up; returns it once it is linked, or at once if it has to look for rank 0."""
+        late = Other(len(self.others) + 1, find or self.hub.address)
+        self.others.append(late)
+        if find is None:
+            assert late.spoke.settled(DEADLINE_S)
+            assert until(lambda: late.rank in self.hub.linked())
+        return late
+
+    def boundary(self, step, *refusals, body=b"x", wanted=True):
+        """Rank 0 at a boundary where it has commands: the verdict on each of its words; None where all meet later."""
+        if not self.chair.meets(step, wanted=wanted):
+            return None
+        try:
+            self.chair.offer(body)
+            return body, *(self.chair.decide(refusal) for refusal in refusals)
+        finally:
+            self.chair.over()
+            self.chair.leave()
+
+    def calls(self, step):
+        """Rank 0 asks all to a boundary, whatever becomes of it."""
+        assert self.chair.meets(step, wanted=True)
+
+    def heard_of(self, other):
+        """Whether ``other`` knows where all meet."""
+        return until(lambda: other.member._meet is not None)
 
     def close(self):
         for other in self.others:
@@ -81,3 +120,7 @@ def together(*calls):
     """What each call returns, when every one has a thread of its own."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(DEADLINE_S) for future in [pool.submit(call) for call in calls]]
+
+
+def said(**words):
+    return json.dumps(words).encode()

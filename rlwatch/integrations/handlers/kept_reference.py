@@ -66,13 +66,14 @@ class KeptReference:
     def save(self, checkpoint: Path, controller: Controller, step: int) -> None:
         """Put the reference into ``checkpoint``, which has just been written. Every rank calls it.
 
-        What an earlier attempt left there, of steps that were undone since, goes. Whether shards must be gathered
-        is for rank 0 to say, so that no rank gathers alone.
+        What an earlier attempt left there, of steps that were undone since, goes. All ranks know alike whether a reset
+        is still to be written, so that usually nobody is asked; where one is, rank 0 says when shards are gathered.
         """
         parent = checkpoint.parent
         new = self._facts if self._stored is None else None
-        command = None if new is None else self._write_down.command(parent, new)
-        result = controller.order(self._write_down, command, step)
+        result = None
+        if new is not None:
+            result = controller.order(self._write_down, self._write_down.command(parent, new), step)
         if result is not None and result.report is None:
             self._failed("reference_not_kept", checkpoint, step, _reason(result))
         elif result is not None:

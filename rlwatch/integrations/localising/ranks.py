@@ -25,7 +25,8 @@ def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -
     """For the ranks of ``seam``'s run; None, with a warning, where they cannot. Every rank calls it at set-up."""
     if settings is None:
         return None
-    linked = seam.run is not None and seam.run.linked
+    link = None if seam.run is None else seam.run.ranks
+    linked = link is not None and link.settled(TIMEOUT_S)
     try:
         world = world_of(linked, otherwise="they are not all linked to rank 0")
     except RLWatchError as error:
