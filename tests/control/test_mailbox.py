@@ -125,6 +125,19 @@ def test_a_loop_that_passes_commands_on_to_all_ranks_gets_them(store, clock):
     assert command.kind == "reset-reference"
 
 
+def test_whether_commands_wait_can_be_asked_without_taking_them(store, clock):
+    """Where ranks have to meet first: asking counts as listening, and what waits is taken later, or answered at the end."""
+    mailbox = Mailbox(store, "r", clock, world_size=4)
+    ask(store, clock)
+    assert not mailbox.waiting(for_all_ranks=True)
+    mailbox.tick()
+    assert mailbox.waiting(for_all_ranks=True)
+    assert mailbox.waiting(for_all_ranks=True)
+
+    mailbox.close()
+    assert status(store)[0][0] is CommandStatus.REJECTED
+
+
 def test_what_a_dead_process_had_claimed_is_answered(store, clock):
     """Nobody waits for ever for a trainer that died."""
     ask(store, clock)

@@ -47,10 +47,20 @@ class LockStep:
     def __init__(self):
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
-    def share(self, commands, step):
+    def meets(self, step, *, wanted, staying=False):
+        box = [wanted]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+    def share(self, commands):
         box = [list(commands)]
         dist.broadcast_object_list(box)
         return box[0]
+
+    order = share
+
+    def leave(self):
+        pass
 
     def agree(self, refusal):
         said = [None] * self.world_size
@@ -68,6 +78,9 @@ class Run:
 
     def __init__(self):
         self.events, self.queue = [], []
+
+    def has_commands(self, *, for_all_ranks=False):
+        return False
 
     def commands(self, *, for_all_ranks=False):
         assert for_all_ranks

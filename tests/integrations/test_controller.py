@@ -24,6 +24,9 @@ class FakeRun:
         self.queue, self.answers, self.events = list(commands), [], []
         self.counters, self.active = Counters(), True
 
+    def has_commands(self, *, for_all_ranks=False):
+        return bool(self.queue)
+
     def commands(self, *, for_all_ranks=False):
         taken, self.queue = self.queue, []
         return [PendingCommand(command, self.answers.append) for command in taken]
@@ -60,9 +63,15 @@ class Several:
     rank, world_size = 0, 2
 
     def __init__(self, refusal=None, dead=False):
-        self.refusal, self.dead, self.overs = refusal, dead, 0
+        self.refusal, self.dead, self.overs, self.left = refusal, dead, 0, 0
 
-    def share(self, commands, step):
+    def meets(self, step, *, wanted, staying=False):
+        return wanted
+
+    def leave(self):
+        self.left += 1
+
+    def share(self, commands):
         return [] if self.dead else list(commands)
 
     def agree(self, refusal):
@@ -207,7 +216,7 @@ def test_the_other_ranks_are_let_go_however_a_round_ends(error):
     with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
         obeying.obey(1)
 
-    assert ranks.overs == 1
+    assert (ranks.overs, ranks.left) == (1, 1)
 
 
 def test_another_rank_acts_on_what_rank_0_shares_and_answers_nothing():
@@ -217,7 +226,11 @@ def test_another_rank_acts_on_what_rank_0_shares_and_answers_nothing():
     class Other(Several):
         rank = 1
 
-        def share(self, commands, step):
+        def meets(self, step, *, wanted, staying=False):
+            assert not wanted
+            return not handler.calls
+
+        def share(self, commands):
             return [asked]
 
     run, handler = FakeRun(), Handler()
@@ -226,6 +239,57 @@ def test_another_rank_acts_on_what_rank_0_shares_and_answers_nothing():
 
     assert handler.calls == [asked]
     assert run.answers == []
+
+
+def test_a_command_waits_in_the_run_for_the_boundary_where_all_ranks_meet():
+    """Another rank has passed this one: it is neither taken nor answered before, and not asked for twice."""
+
+    class Later(Several):
+        def __init__(self):
+            super().__init__()
+            self.asked = []
+
+        def meets(self, step, *, wanted, staying=False):
+            self.asked.append((step, wanted))
+            return wanted and step >= 8
+
+    run, handler, ranks = FakeRun(command()), Handler(), Later()
+    steward = controller(run, handler, ranks=ranks)
+    steward.obey(7)
+    assert (len(run.queue), run.answers, handler.calls) == (1, [], [])
+    steward.obey(8)
+
+    assert [r[:3] for r in run.results] == [("wave", "done", 8)]
+    assert ranks.asked == [(7, True), (8, True), (8, False)]
+
+
+def test_what_is_due_is_asked_for_once_at_a_boundary():
+    """A handler that still finds it due, because it could not do it, does not hold the loop up."""
+
+    class Limited(Handler):
+        def due(self, step):
+            return command("wave")
+
+    handler = Limited(refusal="not now")
+    controller(FakeRun(), handler, ranks=Several()).obey(7)
+    assert handler.calls == []
+
+
+def test_all_ranks_vote_also_on_what_none_can_do():
+    """A rank without such a handler says so, rather than keep rank 0 waiting for its vote."""
+
+    class Counting(Several):
+        votes = ()
+
+        def agree(self, refusal):
+            self.votes += (refusal,)
+            return super().agree(refusal)
+
+    ranks = Counting()
+    run = FakeRun(command("explode"))
+    controller(run, ranks=ranks).obey(1)
+    assert [vote.startswith("this trainer cannot do 'explode'") for vote in ranks.votes] == [True]
+    assert run.results[0][3] == ranks.votes[0]
 
 
 def test_without_a_run_nothing_happens():
@@ -305,9 +369,13 @@ def test_a_held_rank_that_hears_nothing_any_more_goes_on_by_itself():
         rank = 1
         heard = 0
 
-        def share(self, commands, step):
+        def meets(self, step, *, wanted, staying=False):
+            assert staying == bool(self.heard)
             self.heard += 1
-            return [command("pause", minutes=1)] if self.heard == 1 else []
+            return self.heard == 1
+
+        def share(self, commands):
+            return [command("pause", minutes=1)]
 
     run = FakeRun()
     run.active = False

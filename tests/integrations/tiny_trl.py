@@ -128,6 +128,9 @@ class FakeRun:
     def event(self, kind, step=None, **body):
         self.events.append(Event(kind, step, body))
 
+    def has_commands(self, *, for_all_ranks=False):
+        return bool(self.queue)
+
     def commands(self, *, for_all_ranks=False):
         taken, self.queue = self.queue, []
         return [PendingCommand(command, self.answers.append) for command in taken]

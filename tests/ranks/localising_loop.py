@@ -171,8 +171,11 @@ def unlinked(rank, ranks, folder, wrap):
     """A rank that finds no way to rank 0."""
     link = joining.OtherRank
 
-    def no_way(*args):
-        raise RLWatchError("no way")
+    def no_way(rank, find, counters):
+        def found():
+            raise RLWatchError("no way")
+
+        return link(rank, found, counters)
 
     joining.OtherRank = no_way
     try:

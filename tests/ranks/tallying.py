@@ -99,6 +99,21 @@ def slow_rank(rank, ranks, folder):
     return {"finished": run.finish(deadline_s=30.0)}
 
 
+def round_of(run, commands, step):
+    """What comes of ``commands`` at a boundary that every rank stays at until all have met or rank 0 is gone."""
+    ranks = run.ranks
+    try:
+        while not ranks.meets(step, wanted=run.rank == 0, staying=True):
+            if run.rank and not ranks._spoke.member.open:
+                return "nothing heard"
+            time.sleep(0.001)
+        heard = ranks.share(commands if run.rank == 0 else [])
+        return ranks.agree(None) if heard else "nothing heard"
+    finally:
+        ranks.over()
+        ranks.leave()
+
+
 def dying_rank(rank, ranks, folder, *, dies):
     """Rank ``dies`` is killed at step 4 of 8; every rank also looks for commands at each step."""
     join_group(rank, ranks, folder)
@@ -118,8 +133,7 @@ def dying_rank(rank, ranks, folder, *, dies):
         tally = StepTally()
         add_rows(tally, step, 3 * rank, 3 * rank + 3)
         tally.seal(step, shared=run.linked).deliver(run)
-        heard = run.ranks.share(commands if rank == 0 else [], step)
-        agreed.append(run.ranks.agree(None) if heard else "nothing heard")
+        agreed.append(round_of(run, commands, step))
     finished = run.finish(deadline_s=20.0)
     return {"agreed": agreed, "finished": finished, "seconds": time.monotonic() - since}
 

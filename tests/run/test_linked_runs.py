@@ -1,10 +1,12 @@
 """Runs of several ranks: how they find each other, what each may do, and how they part."""
 
 import logging
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +17,8 @@ import rlwatch
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.distributed import StoreMeeting, begin_together, meeting
 from rlwatch.integrations.ranks import APART, OneRank, RunRanks
-from rlwatch.link.sockets import LinkError
+from rlwatch.link.sockets import Address, LinkError
 from rlwatch.records import Command, CommandStatus, SpikeBatch
-from rlwatch.run import joining
 from rlwatch.run.joining import join
 from rlwatch.seam import Seam
 from rlwatch.store.url import open_store
@@ -28,17 +29,23 @@ HERE = str(Path(__file__).parent)
 class Place:
     """A meeting within one process."""
 
-    def __init__(self, silent=False):
-        self.said, self.silent, self._there = None, silent, threading.Event()
+    def __init__(self, **said):
+        self.kept = said
 
-    def tell(self, text):
-        self.said = text
-        self._there.set()
+    def put(self, name, text):
+        self.kept[name] = text
 
-    def ask(self, timeout_s):
-        if self.silent or not self._there.wait(timeout_s):
-            raise RLWatchError("rank 0 said nothing")
-        return self.said
+    def get(self, name):
+        return self.kept.get(name)
+
+    @property
+    def said(self):
+        return self.kept["address"]
+
+
+def linked(run):
+    """Whether the other rank finds rank 0."""
+    return run.ranks.settled(20.0)
 
 
 @dataclass
@@ -67,8 +74,9 @@ def begin(tmp_path, rank, world_size=2, **kwargs):
 def pair(tmp_path):
     """Rank 0 and rank 1 of one run, linked."""
     place, first, other = Place(), begin(tmp_path, 0), begin(tmp_path, 1)
+    join(other, place)  # whoever comes first
     join(first, place)
-    join(other, place)
+    assert linked(other)
     yield first, other
     other.finish(deadline_s=5.0)
     first.finish(deadline_s=5.0)
@@ -132,7 +140,9 @@ def test_commands_reach_every_rank_as_they_are(pair):
 
     def on(run, asked):
         ranks = RunRanks(Seam(run))
-        heard = ranks.share(asked, 5)
+        while not ranks.meets(5, wanted=bool(asked), staying=True):
+            time.sleep(0.001)
+        heard = ranks.share(asked)
         return heard, ranks.agree("no" if ranks.rank == 1 else None)
 
     with ThreadPoolExecutor(2) as pool:
@@ -150,7 +160,9 @@ def test_ranks_that_are_not_linked_refuse_every_command(tmp_path):
     command = Command("c", "r", "stop")
 
     assert (ranks.rank, ranks.world_size) == (0, 2)
-    assert ranks.share([command], 1) == [command]
+    assert ranks.meets(1, wanted=True)
+    assert not ranks.meets(1, wanted=False)
+    assert ranks.share([command]) == ranks.order([command]) == [command]
     assert ranks.agree(None) == APART
     assert ranks.agree("a reason") == "a reason"
     run.finish()
@@ -161,7 +173,8 @@ def test_one_rank_agrees_with_itself(ranks):
     """No link, no refusal but its own."""
     command = Command("c", "r", "stop")
 
-    assert ranks.share([command], 1) == [command]
+    assert ranks.meets(1, wanted=True)
+    assert ranks.share([command]) == ranks.order([command]) == [command]
     assert ranks.agree(None) is None
     assert ranks.agree("no") == "no"
     assert (ranks.rank, ranks.world_size) == (0, 1)
@@ -170,32 +183,57 @@ def test_one_rank_agrees_with_itself(ranks):
 def test_a_run_of_one_rank_has_nobody_to_meet(tmp_path):
     """No port is opened, nothing is asked."""
     run = begin(tmp_path, 0, world_size=1)
-    join(run, Place(silent=True))
+    join(run, Place())
 
     assert not run.linked
     run.finish()
 
 
-def test_a_rank_that_hears_nothing_of_rank_0_goes_on_unlinked(tmp_path, caplog):
-    """It says so; training is not stopped for it."""
+def test_a_rank_that_hears_nothing_of_rank_0_goes_on_unlinked(tmp_path, caplog, monkeypatch):
+    """It waits nowhere, says so after a while, and measures nothing from then on; training is not stopped for it."""
+    monkeypatch.setattr("rlwatch.link.spoke.HOPE_S", 0.1)
     run = begin(tmp_path, 1)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        join(run, Place(silent=True))
+        join(run, Place())
+        assert run.measures
+        assert not linked(run)
 
     assert not run.measures
+    assert run.ranks.meets(1, wanted=False, staying=False) is False
     assert "rank 1 is not linked to rank 0" in caplog.text
+    assert "rlwatch must be set up on every rank" in caplog.text
+    assert run.finish(deadline_s=20.0)
 
 
-def test_a_rank_that_cannot_reach_rank_0_goes_on_unlinked(tmp_path, caplog):
+def test_a_rank_that_cannot_reach_rank_0_goes_on_unlinked(tmp_path, caplog, monkeypatch):
     """A wall between the machines."""
-    place = Place()
-    place.tell('{"here": "elsewhere", "hosts": ["127.0.0.1"], "port": 1, "token": "x"}')
+    monkeypatch.setattr("rlwatch.link.spoke.HOPE_S", 0.1)
+    place = Place(address='{"machine": "elsewhere", "hosts": ["localhost"], "port": 1, "token": "x"}')
     run = begin(tmp_path, 1)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         join(run, place)
+        assert not linked(run)
 
     assert not run.measures
     assert "cannot be reached" in caplog.text
+    run.finish(deadline_s=0.1)
+
+
+def test_a_rank_whose_meeting_is_gone_goes_on_unlinked(tmp_path, caplog):
+    """The store of the process group ended with the process that held it."""
+
+    class Gone(Place):
+        def get(self, name):
+            raise RLWatchError("the store of the process group does not answer")
+
+    run = begin(tmp_path, 1)
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        join(run, Gone())
+        assert not linked(run)
+
+    assert not run.measures
+    assert "does not answer" in caplog.text
+    assert run.finish(deadline_s=20.0)
 
 
 def test_where_rank_0_does_not_record_the_others_are_told_at_once(tmp_path, caplog):
@@ -205,6 +243,7 @@ def test_where_rank_0_does_not_record_the_others_are_told_at_once(tmp_path, capl
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         join(first, place)
         join(other, place)
+        assert not linked(other)
 
     assert place.said == ""
     assert not other.measures
@@ -215,13 +254,14 @@ def test_where_rank_0_cannot_listen_everybody_goes_on_unlinked(tmp_path, monkeyp
     """One warning, by rank 0; nobody waits."""
     place, first, other = Place(), begin(tmp_path, 0), begin(tmp_path, 1)
 
-    def refuse(**kwargs):
+    def refuse(place):
         raise LinkError("not permitted")
 
     monkeypatch.setattr("rlwatch.link.hub.listen", refuse)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         join(first, place)
         join(other, place)
+        assert not linked(other)
 
     assert (first.active, first.linked, other.measures) == (True, False, False)
     assert caplog.messages == ["the ranks are not linked: only rank 0's share of the batch is measured (not permitted)"]
@@ -232,7 +272,7 @@ def test_joining_twice_is_joining_once(pair):
     """A callback may be told twice that training begins."""
     before = [run.ranks for run in pair]
     for run in pair:
-        join(run, Place(silent=True))
+        join(run, Place())
 
     assert [run.ranks for run in pair] == before
 
@@ -245,7 +285,7 @@ def test_rank_0_may_leave_first(tmp_path, pair):
     assert first.finish(deadline_s=20.0)
     other.send(Parcel(2))
 
-    assert other.ranks.share([], 2) == []
+    assert other.ranks.meets(2, wanted=False, staying=False) is False
     assert other.finish(deadline_s=5.0)
     assert recorded(tmp_path) == {1: {"sum": 11.0, "rlwatch/ranks": 2.0}}
 
@@ -282,6 +322,7 @@ def test_a_forked_child_of_either_rank_is_inert_and_the_link_lives(tmp_path):
         from test_linked_runs import Parcel, Place, begin, join
         place, first, other = Place(), begin({str(tmp_path)!r}, 0), begin({str(tmp_path)!r}, 1)
         join(first, place), join(other, place)
+        assert other.ranks.settled(20.0)
         pid = os.fork()
         if pid == 0:
             quiet = not (first.linked or other.linked or first.measures or other.measures)
@@ -308,8 +349,7 @@ def test_what_a_rank_measured_is_sent_when_its_process_exits(tmp_path):
         import sys
         sys.path.insert(0, {HERE!r})
         from test_linked_runs import Parcel, Place, begin, join
-        place, other = Place(), begin({str(tmp_path)!r}, 1)
-        place.tell({place.said!r})
+        place, other = Place(address={place.said!r}), begin({str(tmp_path)!r}, 1)
         join(other, place)
         other.send(Parcel(1, 10))
     """)
@@ -329,23 +369,31 @@ class Store:
     def set(self, key, value):
         self.kept[key] = value.encode()
 
-    def wait(self, keys, timeout):
-        if not set(keys) <= self.kept.keys():
-            raise RuntimeError("wait timeout")
+    def check(self, keys):
+        return set(keys) <= self.kept.keys()
 
     def get(self, key):
         return self.kept[key]
 
 
 def test_ranks_meet_over_the_store_of_their_process_group():
-    """Each meeting has a key of its own; an unanswered one says that rlwatch belongs on every rank."""
+    """Each meeting has keys of its own, and nobody waits in the store for one that is not there."""
     store = Store()
     first, second = StoreMeeting(store), StoreMeeting(store)
-    first.tell("here")
+    first.put("address", "here")
 
-    assert first.ask(1.0) == "here"
-    with pytest.raises(RLWatchError, match="must be set up on every rank"):
-        second.ask(1.0)
+    assert (first.get("address"), first.get("far"), second.get("address")) == ("here", None, None)
+
+
+def test_a_store_that_is_gone_is_one_clear_error():
+    """Whatever torch raises, and its many lines."""
+
+    class Gone(Store):
+        def check(self, keys):
+            raise RuntimeError("failed to recv\nException raised from\nframe #1")
+
+    with pytest.raises(RLWatchError, match=r"^the store of the process group does not answer: failed to recv$"):
+        StoreMeeting(Gone()).get("address")
 
 
 def test_without_a_process_group_there_is_no_meeting(tmp_path):
@@ -372,16 +420,44 @@ def test_an_error_at_set_up_is_raised_and_the_others_do_not_wait(monkeypatch):
     assert place.said == ""
 
 
-def test_the_port_is_open_to_this_machine_only_where_all_ranks_are_on_it(tmp_path, monkeypatch):
-    """``LOCAL_WORLD_SIZE`` says so, as torchrun sets it."""
-    addresses = []
-    for local in ("2", "1"):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-        place, run = Place(), begin(tmp_path, 0)
-        join(run, place)
-        addresses.append(joining.Address.from_text(place.said))
-        run.finish()
+def test_no_port_is_open_to_the_network_until_a_rank_of_another_machine_is_there(tmp_path):
+    """Whether or not the launcher says how many ranks a machine has."""
+    place, first, other = Place(), begin(tmp_path, 0, world_size=3), begin(tmp_path, 1, world_size=3)
+    join(first, place)
+    join(other, place)
+    assert linked(other)
+    assert Address.from_text(place.said).hosts == ("127.0.0.1",)
 
-    assert addresses[0].hosts == ("127.0.0.1",)
-    assert addresses[1].hosts != ("127.0.0.1",)
-    assert addresses[0].token != addresses[1].token
+    with pytest.MonkeyPatch.context() as far:
+        far.setattr("rlwatch.link.sockets.this_machine", lambda: "another machine")
+        late = begin(tmp_path, 2, world_size=3)
+        join(late, place)
+        assert linked(late)
+    assert Address.from_text(place.said).hosts != ("127.0.0.1",)
+    for run in (other, late, first):
+        run.finish(deadline_s=5.0)
+
+
+def test_where_all_ranks_are_on_one_machine_rank_0_does_not_look_for_others(tmp_path, monkeypatch):
+    """``LOCAL_WORLD_SIZE`` says so, as torchrun sets it: whatever the store says, no port is opened to the network."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    place, run = Place(far="1"), begin(tmp_path, 0)
+    join(run, place)
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "rlwatch-lookout"]
+    assert Address.from_text(place.said).hosts == ("127.0.0.1",)
+    run.finish()
+
+
+def test_what_is_said_wrongly_of_the_link_shows_at_set_up(tmp_path, monkeypatch):
+    """Before a run is begun; a port that is taken is an error where it was asked for."""
+    monkeypatch.setenv("RLWATCH_LINK_PORT", "ssh")
+    with pytest.raises(ConfigError, match="RLWATCH_LINK_PORT must be a port"):
+        begin_together(lambda: begin(tmp_path, 0))
+    monkeypatch.delenv("RLWATCH_LINK_PORT")
+
+    place, run = Place(), begin(tmp_path, 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LinkError, match="cannot listen"):
+        join(run, place, link=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert place.said == ""
+    run.finish()
