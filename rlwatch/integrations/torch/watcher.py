@@ -87,6 +87,9 @@ class Watcher(Steering):
         Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
     run
         A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
+    link
+        With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
+        :func:`rlwatch.run.joining.join` says.
     init_arguments
         Arguments of :func:`rlwatch.init` for the run made here: ``project``, ``name``, ``config``, ``store``...
 
@@ -122,6 +125,7 @@ class Watcher(Steering):
         localise: bool | Localise | None = None,
         strict: bool = False,
         run: Run | None = None,
+        link: str | None = None,
         **init_arguments: Any,
     ) -> None:
         checks.check_models(model, ref_model)
@@ -143,7 +147,7 @@ class Watcher(Steering):
         if wish is not None and wish.keep_inputs is not None:
             raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
         begin = {**place_here(), **init_arguments}
-        recording = begin_together(lambda: rlwatch.init(**begin) if run is None else run)
+        recording = begin_together(lambda: rlwatch.init(**begin) if run is None else run, link=link)
         super().__init__(means, recording, ours=run is None, level=chosen, strict=strict, decode=decode)
         self._given(clip=clip, optimizer=optimizer)
         samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)

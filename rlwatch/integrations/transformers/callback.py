@@ -37,13 +37,17 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     run
         A run to record into; whoever made it ends it. By default one is made when training begins and
         finished when training ends.
+    link
+        With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
+        :func:`rlwatch.run.joining.join` says.
     init_kwargs
         Arguments of :func:`rlwatch.init` for the run made here; source, configuration, output directory and rank come
         from the trainer unless given.
     """
 
-    def __init__(self, run: Run | None = None, **init_kwargs: Any) -> None:
+    def __init__(self, run: Run | None = None, *, link: str | None = None, **init_kwargs: Any) -> None:
         self.run = run
+        self._link = link
         self.seam = Seam(run)
         self._given = init_kwargs
         self._ours = run is None
@@ -56,10 +60,10 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self._watched = self._watched or watched
         if self.run is None or (self._ours and self._over):
             self._over, self._linked = False, True
-            self.run = begin_together(lambda: rlwatch.init(**init_arguments(args, model, self._given)))
+            self.run = begin_together(lambda: rlwatch.init(**init_arguments(args, model, self._given)), link=self._link)
         elif not self._linked:
             self._linked, given = True, self.run
-            begin_together(lambda: given)
+            begin_together(lambda: given, link=self._link)
         self.seam.run = self.run
         return self.run
 
