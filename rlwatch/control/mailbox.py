@@ -147,8 +147,7 @@ class Mailbox:
         Each is begun now or answered. One that is too late is not given. ``for_all_ranks``: the caller passes them on
         to the other ranks.
         """
-        self._reaches_all = for_all_ranks or self._world_size == 1
-        self._listening = True
+        self.listen(for_all_ranks=for_all_ranks)
         if not self._inbox:
             return []
         with self._inbox_lock:
@@ -159,11 +158,14 @@ class Mailbox:
                 waiter.expire()
         return [waiter for waiter in pending if not waiter.answered]
 
-    def waiting(self, *, for_all_ranks: bool = False) -> bool:
-        """Whether :meth:`take` would return any; they stay. It counts as asking for commands, too."""
+    def waiting(self) -> bool:
+        """Whether :meth:`take` would return any; they stay, and it does not count as asking for them."""
+        return bool(self._inbox)
+
+    def listen(self, *, for_all_ranks: bool = False) -> None:
+        """The training loop asks for commands, and will take what waits; see :meth:`take`."""
         self._reaches_all = for_all_ranks or self._world_size == 1
         self._listening = True
-        return bool(self._inbox)
 
     def write(self, batch: object) -> None:
         """Records do not concern the mailbox."""

@@ -81,6 +81,21 @@ class Chair:
         self._turns = 0
         self._round: _Round | None = None
         self._order: _Round | None = None
+        self._calling = threading.Lock()
+        self._in_vain = False
+
+    def call(self) -> None:
+        """On another thread, as soon as there are commands: find the first boundary that nobody has passed, so that all
+        meet at their next one. Where a rank cannot come, the training thread learns so when it is at its boundary.
+        """
+        with self._calling:
+            if self._round is None and self._order is None and not self._in_vain:
+                found = self._called(self._here or self._earliest)
+                self._in_vain = found.refusal is not None
+                if self._in_vain:
+                    found.tell(Frame(Kind.OVER, turn=found.turn))
+                else:
+                    self._round = found
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
         """Whether all ranks meet at this boundary, at ``step``; ``wanted``: there are commands. If not, it is passed,
@@ -88,13 +103,18 @@ class Chair:
 
         With commands rank 0 asks where the others are: where one has passed already, all meet at a later boundary.
         """
+        with self._calling:
+            return self._meets(step, wanted=wanted, staying=staying)
+
+    def _meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
+        self._in_vain = False
         if self._here is None or self._here.step != step:
             self.leave()
             self._here = self._pace.next(step)
             self._hub.lap = self._pace.lap
         if self._round is not None and self._round.meet < self._earliest:
             self.over()  # training left that boundary in the middle of a round
-        if self._round is None and wanted:
+        if self._round is None and self._order is None and wanted:
             self._round = self._called(self._here)
         if self._round is not None and self._round.meet <= self._here:
             return True
@@ -114,7 +134,8 @@ class Chair:
 
     def order(self, body: bytes) -> None:
         """At a place of order: say what is wanted, usually nothing. Something is for all, who are waited for."""
-        found = self._order = self._begun(START)
+        with self._calling:
+            found = self._order = self._begun(START)
         if body:
             self._await_all()
             found.refusal, found.asked = self._all_linked()

@@ -67,7 +67,7 @@ def _host(run: Run, meeting: Meeting, place: Place) -> None:
     hub.start()
     meeting.put(ADDRESS, hub.address.to_text())
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world_size)
-    return run.link(FirstRank(hub, run.offer, None if alone or place.host else _lookout(meeting)))
+    return run.link(FirstRank(hub, run.offer, run.has_commands, None if alone or place.host else _lookout(meeting)))
 
 
 def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:

@@ -26,7 +26,9 @@ FULL = "rlwatch's queue is full; records are dropped, training is not slowed"
 QUEUE_SIZE = 64
 """Steps of another rank that may wait to be sent."""
 BATCH = 8
-LOOKOUT_S = (0.05, 1.0)
+LOOKOUT_S = 0.05
+"""Seconds between two looks of rank 0 at whether commands have come."""
+SEEK_S = (0.05, 1.0)
 """Seconds between two looks of rank 0 at whether a rank of another machine looks for it: at first, and at most."""
 
 
@@ -85,20 +87,28 @@ class Link(Protocol):
 
 
 class FirstRank:
-    """Rank 0, over its hub. ``seek`` is done on a thread of its own until every rank is linked, or it says to stop."""
+    """Rank 0, over its hub. A thread of its own looks whether commands are ``wanted``, to call all ranks together, and
+    does ``seek`` until every rank is linked, or it says to stop.
+    """
 
     live = True
 
-    def __init__(self, hub: Hub, offer: Callable[[Awaited], object], seek: Callable[[Hub], bool] | None = None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        offer: Callable[[Awaited], object],
+        wanted: Callable[[], bool],
+        seek: Callable[[Hub], bool] | None = None,
+    ) -> None:
         self._hub = hub
         self._offer = offer
+        self._wanted = wanted
         self._seek = seek
         self._chair = Chair(hub)
         self.latest: dict[str, float] = {}
         self._measured = Pace()
         self._ended = False
-        if seek is not None:
-            threading.Thread(target=self._look_out, name="rlwatch-lookout", daemon=True).start()
+        threading.Thread(target=self._look_out, name="rlwatch-lookout", daemon=True).start()
 
     def settled(self, deadline_s: float) -> bool:  # noqa: ARG002  (rank 0 need not look for itself)
         """At once."""
@@ -147,16 +157,19 @@ class FirstRank:
         self._hub.forked()
 
     def _look_out(self) -> None:
-        pause = LOOKOUT_S[0]
-        while not self._ended and self._seek is not None and len(self._hub.linked()) < self._hub.world_size - 1:
+        due, pause = 0.0, SEEK_S[0]
+        while not self._ended:
             try:
-                if not self._seek(self._hub):
-                    return
+                if self._wanted():
+                    self._chair.call()
+                if self._seek is not None and time.monotonic() >= due:
+                    missing = len(self._hub.linked()) < self._hub.world_size - 1
+                    self._seek = self._seek if missing and self._seek(self._hub) else None
+                    due, pause = time.monotonic() + pause, min(2.0 * pause, SEEK_S[1])
             except Exception as error:  # noqa: BLE001  (the seam of this thread)
                 logger.warning("rank 0 no longer sees whether other ranks look for it: %s", error)
-                return
-            time.sleep(pause)
-            pause = min(2.0 * pause, LOOKOUT_S[1])
+                self._seek = None
+            time.sleep(LOOKOUT_S)
 
 
 class OtherRank:

@@ -152,11 +152,16 @@ class Run:
             return []
         return self._engine.mailbox.take(for_all_ranks=for_all_ranks)
 
-    def has_commands(self, *, for_all_ranks: bool = False) -> bool:
-        """Whether :meth:`commands` would return any; they stay where they are."""
+    def has_commands(self, *, for_all_ranks: bool | None = None) -> bool:
+        """Whether :meth:`commands` would return any; they stay where they are.
+
+        ``for_all_ranks``: as there, of a loop that will take them; None of somebody else, who only looks.
+        """
         if self._engine is None or self._ended:
             return False
-        return self._engine.mailbox.waiting(for_all_ranks=for_all_ranks)
+        if for_all_ranks is not None:
+            self._engine.mailbox.listen(for_all_ranks=for_all_ranks)
+        return self._engine.mailbox.waiting()
 
     def health(self) -> Health:
         """What holds for the run, as of the last step judged (a step is judged when the next begins)."""

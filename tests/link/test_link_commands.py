@@ -96,6 +96,34 @@ def test_all_act_at_one_boundary_whoever_has_passed_how_many(ahead, shared):
     assert met == [(first + max(passed), (b"x", None))] * 3
 
 
+def test_ranks_called_early_meet_at_their_next_boundary():
+    """A command that comes within a step is done at its end, whoever gets there first."""
+    with ranks(3, patience_s=1000.0) as world:
+        world.boundary(1, wanted=False)
+        for other in world.others:
+            other.boundary(1)
+        world.chair.call()
+        world.chair.call()
+
+        assert all(world.heard_of(other) for other in world.others)
+        assert round_of(world, 2, None) == [(b"x", None)] * 3
+        assert [one.boundary(3) for one in world.others] == [None, None]
+
+
+def test_a_call_in_vain_is_made_once_and_answered_at_the_boundary():
+    """A rank is missing: nobody is kept, and the training thread gets the reason as it is then."""
+    with ranks(3, patience_s=1000.0, missing=1) as world:
+        world.chair.call()
+        world.chair.call()
+        assert world.chair._turns == 1
+        assert world.others[0].boundary(1) is None
+        world.chair._earliest = world.others[0].member._earliest
+        world.comes()
+        world.others[1].boundary(1)
+
+        assert round_of(world, 2, None) == [(b"x", None)] * 3
+
+
 @pytest.fixture(scope="module")
 def world_of_three():
     with ranks(3) as world:

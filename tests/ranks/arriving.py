@@ -69,8 +69,9 @@ class Loop:
 def ask(folder, run_id, loop):
     """A person asks rank 0's run to save, and rank 0's process has heard of it."""
     request(rlwatch.open_store(folder / "store"), run_id, "save-checkpoint", by="ann", why="to see")
+    loop.watcher.run.has_commands(for_all_ranks=True)  # the loop listens from its first obey() on, which may be to come
     for _ in range(4000):
-        if loop.watcher.run.has_commands(for_all_ranks=True):
+        if loop.watcher.run.has_commands():
             return
         time.sleep(0.005)
     raise AssertionError("nothing was heard of the command")

@@ -100,18 +100,23 @@ def slow_rank(rank, ranks, folder):
 
 
 def round_of(run, commands, step):
-    """What comes of ``commands`` at a boundary that every rank stays at until all have met or rank 0 is gone."""
+    """What comes of ``commands`` at a boundary; the other ranks come to it when rank 0 has called them, or is done."""
     ranks = run.ranks
+    store = dist.distributed_c10d._get_default_store()
     try:
-        while not ranks.meets(step, wanted=run.rank == 0, staying=True):
-            if run.rank and not ranks._spoke.member.open:
-                return "nothing heard"
+        while run.rank and not (ranks._spoke.member._turn or not ranks._spoke.member.open):
+            if store.check([f"round {step}/0"]):
+                break
             time.sleep(0.001)
+        if not ranks.meets(step, wanted=run.rank == 0, staying=False):
+            return "nothing heard"
         heard = ranks.share(commands if run.rank == 0 else [])
         return ranks.agree(None) if heard else "nothing heard"
     finally:
         ranks.over()
         ranks.leave()
+        if run.rank == 0:
+            meet(f"round {step}", 0)
 
 
 def dying_rank(rank, ranks, folder, *, dies):

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import os
+import time
 
 import torch
 import torch._dynamo  # optimizers import it when they first step: here it is once, before the ranks are forked
@@ -87,6 +88,15 @@ def one_step(policy, reference, optimizer, watcher, step, rank, ranks):
         watcher.step(step, loss=loss, norm_of_torch=norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
+def called_together(run):
+    """Wait until rank 0 has heard of the command and this rank knows that all meet at its next boundary."""
+    for _ in range(6000):
+        if run.ranks is None or (run.ranks._spoke.member._meet if run.rank else run.ranks._chair._round):
+            return
+        time.sleep(0.01)
+    raise AssertionError("no command came")
+
+
 def resharded(model):
     """FSDP2 leaves a root that ran forward only in one piece: give back all but this rank's shards."""
     for module in model.modules():
@@ -132,9 +142,10 @@ def train(rank, ranks, folder, wrap, *, watched):
                     theirs.data.copy_(ours.data)
                 optimizer.state.clear()
             continue
-        if step == RESET_AT and rank == 0:
-            request(rlwatch.open_store(folder / "store"), wrap.__name__, "reset-reference", by="ann", why="KL")
-            watcher.run.flush(20.0)
+        if step == RESET_AT:
+            if rank == 0:
+                request(rlwatch.open_store(folder / "store"), wrap.__name__, "reset-reference", by="ann", why="KL")
+            called_together(watcher.run)
         watcher.obey()
         if marks(reference) == marks(policy):
             reset.append(step)
