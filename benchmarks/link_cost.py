@@ -1,6 +1,6 @@
 """Ways for the ranks of a run to talk to each other, measured: decision 9 rests on these figures.
 
-    python benchmarks/link_cost.py
+    python benchmarks/link_cost.py [PYTHON_WITH_PYZMQ]
 
 Everything runs in processes on one machine, over the loopback. Ours is measured always; the key-value store of
 ``torch.distributed`` where torch is, ZeroMQ where pyzmq is (CURVE is libsodium's, which its wheels bring). `boundary`
@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 from rlwatch.link.frames import Frame, Kind
 from rlwatch.link.hub import Hub
@@ -166,11 +167,12 @@ def our_strangers() -> None:
     hub.start()
     pid = in_child(lambda: besiege(hub.address.port))
     time.sleep(4.0)
-    held = len(os.listdir("/proc/self/fd"))
+    held = len(list(Path("/proc/self/fd").iterdir()))
     begin = time.monotonic()
     connection, *_ = introduced(1, hub.address, "steps")
     print(
-        f"ours: {STRANGERS} idle strangers, {FILES} files: {held} open, a rank in after {time.monotonic() - begin:.2f} s"
+        f"ours: {STRANGERS} idle strangers, {FILES} files: {held} open, "
+        f"a rank in after {time.monotonic() - begin:.2f} s"
     )
     connection.close()
     ended(pid)
@@ -182,7 +184,7 @@ def besiege(port: int) -> None:
     callers = []
     with contextlib.suppress(OSError):
         for _ in range(STRANGERS):
-            callers.append(socket.create_connection(("127.0.0.1", port), 5.0))
+            callers.append(socket.create_connection(("127.0.0.1", port), 5.0))  # noqa: PERF401  (kept if one fails)
     time.sleep(60.0)
 
 
@@ -274,10 +276,8 @@ except zmq.ZMQError as error:
 
 def zero_mq(python: str) -> None:
     """In a process of its own, with few files, besieged as ours was."""
-    limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))  # noqa: E731
-    process = subprocess.Popen(
-        [python, "-c", ZMQ], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=limit
-    )
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))\n" + ZMQ
+    process = subprocess.Popen([python, "-c", limited], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     siege = 0
     for line in process.stdout or ():
         if line.strip().isdecimal():

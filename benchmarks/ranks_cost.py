@@ -3,8 +3,8 @@
     python benchmarks/ranks_cost.py
 
 Shapes are those of one rank's micro-batch, 8 responses of 4,096 tokens. `seal` is CPU time of the training thread at
-the end of a step (on a CPU: on a GPU it only starts the work). `boundary` is the wall time of one boundary without
-commands, from rank 0 telling to the last rank having heard, in processes on one machine.
+the end of a step (on a CPU: on a GPU it only starts the work). What boundaries and the link itself cost is measured by
+`link_cost.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ import torch
 
 from rlwatch.integrations.shared_step import SharedStep
 from rlwatch.integrations.step_tally import StepTally
-from rlwatch.link.chair import Chair
-from rlwatch.link.frames import Frame, Kind
-from rlwatch.link.hub import Hub
-from rlwatch.link.pace import Moment
-from rlwatch.link.spoke import Spoke
 from rlwatch.tensors.tokens import TokenBatch
 
 ROWS, TOKENS = 8, 4096
@@ -85,44 +80,9 @@ def sealing() -> None:
             )
 
 
-def boundaries(ranks: int, rounds: int = 2000) -> float:
-    """Microseconds of one boundary with nothing to do."""
-    hub = Hub(ranks, alone=True)
-    children = []
-    for rank in range(1, ranks):
-        pid = os.fork()
-        if pid == 0:
-            spoke = Spoke(rank, hub.address, list, lambda _: None)
-            for step in range(1, rounds + 1):
-                spoke.member.offered(Moment(0, step, 0))
-                spoke.member._tell(Frame(Kind.VOTE))
-            os._exit(0)
-        children.append(pid)
-    hub.start()
-    while len(hub.linked()) < ranks - 1:
-        time.sleep(0.01)
-    chair, times = Chair(hub), []
-    for step in range(1, rounds + 1):
-        begin = time.perf_counter()
-        chair.offer(Frame(Kind.OFFER, Moment(0, step, 0)))
-        told = time.perf_counter() - begin
-        for peer in hub.linked().values():
-            peer.next_word(10.0)
-        times.append((told, time.perf_counter() - begin))
-    for pid in children:
-        os.waitpid(pid, 0)
-    hub.close()
-    told, heard = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
-    print(f"{ranks:5}  {told:19.0f}  {heard:32.0f}")
-    return told
-
-
 def main() -> None:
     torch.set_num_threads(1)
     sealing()
-    print("\nranks  rank 0 is held, us  until an answer of all is back, us")
-    for ranks in (2, 4, 8):
-        boundaries(ranks)
 
 
 if __name__ == "__main__":
