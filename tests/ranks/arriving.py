@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from tallying import meet, wait_for
+from tallying import all_linked, meet, wait_for
 from torch import nn
 
 import rlwatch
@@ -77,14 +77,6 @@ def ask(folder, run_id, loop):
     raise AssertionError("nothing was heard of the command")
 
 
-def linked(rank, ranks, loop):
-    """Wait until all ranks are, so that a command finds them."""
-    link = loop.watcher.run.ranks
-    end = time.monotonic() + 60.0
-    while time.monotonic() < end and (len(link._hub.linked()) < ranks - 1 if rank == 0 else not link.settled(60.0)):
-        time.sleep(0.005)
-
-
 def orders(rank, ranks, folder):
     """One run for every order in which the ranks can come to their first line, and to the first step."""
     group(rank, ranks)
@@ -96,7 +88,7 @@ def orders(rank, ranks, folder):
         loop = Loop(folder, name)
         for step in range(STEPS):
             if step == SAVE_AT:  # all are linked by then, and come to the command in the same order
-                linked(rank, ranks, loop)
+                all_linked(loop.watcher.run, ranks)
                 if rank == 0:
                     ask(folder, name, loop)
                 dist.barrier()

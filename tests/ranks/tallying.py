@@ -99,6 +99,15 @@ def slow_rank(rank, ranks, folder):
     return {"finished": run.finish(deadline_s=30.0)}
 
 
+def all_linked(run, ranks):
+    """Wait until this rank is linked, or on rank 0 all are: a command that comes before is refused."""
+    link = run.ranks
+    for _ in range(6000):
+        if len(link._hub.linked()) == ranks - 1 if run.rank == 0 else link.settled(0.0):
+            return
+        time.sleep(0.01)
+
+
 def round_of(run, commands, step):
     """What comes of ``commands`` at a boundary; the other ranks come to it when rank 0 has called them, or is done."""
     ranks = run.ranks
@@ -123,6 +132,7 @@ def dying_rank(rank, ranks, folder, *, dies):
     """Rank ``dies`` is killed at step 4 of 8; every rank also looks for commands at each step."""
     join_group(rank, ranks, folder)
     run = begin(folder)
+    all_linked(run, ranks)
     commands = [Command("c", "r", "wave")]
     agreed, since = [], 0.0
     for step in range(1, 9):
