@@ -97,7 +97,7 @@ class Controller:
                 due = self._due(step)
                 while self._ranks.meets(step, wanted=self._wanted(due), staying=self._hold.on):
                     self._round(step, due)
-                    due = []
+                    due = []  # what could not be done is due at the next boundary, too
                 if not self._held():
                     return
                 self._hold.wait()
@@ -118,9 +118,12 @@ class Controller:
         return result
 
     def _wanted(self, due: Sequence[Command]) -> bool:
+        """Whether this rank knows of something to do here: of what people ask only rank 0, of what is due at a step
+        all. (When a pause is over is for the clock of rank 0 to say.)
+        """
         run = self._seam.run
         waiting = run is not None and run.has_commands(for_all_ranks=self._ranks.world_size > 1)
-        return not self._ranks.rank and (bool(due) or waiting)
+        return waiting or bool(due if not self._ranks.rank else [one for one in due if one.kind not in ENDS_A_PAUSE])
 
     def _round(self, step: int, due: Sequence[Command]) -> None:
         run = self._seam.run

@@ -32,7 +32,8 @@ class Ranks(Protocol):
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Whether all ranks meet at this boundary, after ``step``, because rank 0 has commands (``wanted``).
+        """Whether all ranks meet at this boundary, after ``step``, because rank 0 has commands. ``wanted``: this rank
+        knows of one; on a rank other than 0 of one that is due on every rank here, so that it awaits rank 0's word.
 
         If not, the boundary is passed, unless this rank stays at it because training is paused. Nobody waits for that:
         where another rank has passed it already, all meet at a later one.

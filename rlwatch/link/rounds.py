@@ -261,16 +261,19 @@ class Member:
             self._changed.notify_all()
         threading.Thread(target=self._listen, args=(connection,), name="rlwatch-ear", daemon=True).start()
 
-    def meets(self, step: int, *, staying: bool = False) -> bool:
+    def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
         """Whether all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
 
-        It waits only while rank 0 is about to say where all meet.
+        It waits only while rank 0 is about to say where all meet; ``wanted``: and where this rank knows as well as
+        rank 0 that something is due here.
         """
         passed = 0
         with self._changed:
             if self._here is None or self._here.step != step:
                 self._pass()
                 self._here = self._pace.next(step)
+            if wanted and not self._turn and self._hoping and self.open:
+                self._hoping = self._until(lambda: self._turn != 0, self._patience_s)
             if self._turn and not self._until(lambda: self._meet is not None or not self._turn, self._patience_s):
                 self._turn = 0
             if self._turn and self._meet is not None and self._meet < self._earliest:
@@ -416,7 +419,7 @@ class Member:
         answer = None
         with self._changed:
             if frame.kind is Kind.ASK:
-                self._turn, self._meet = frame.turn, None
+                self._turn, self._meet, self._hoping = frame.turn, None, True
                 new = self._here is None and self._earliest == START
                 answer = Frame(Kind.PLACE, self._here or self._earliest, NEW if new else b"", frame.turn)
             elif frame.kind is Kind.MEET and frame.turn == self._turn:

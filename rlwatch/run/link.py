@@ -203,9 +203,9 @@ class OtherRank:
         if not self._queue.offer((self._measured.next(parcel.step), parcel.encode)):
             self._counters.warn("dropped", FULL)
 
-    def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:  # noqa: ARG002  (only rank 0 wants)
-        """Whether rank 0 has called all ranks together here."""
-        return self._spoke.member.meets(step, staying=staying)
+    def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
+        """Whether rank 0 has called all ranks together here, or is about to."""
+        return self._spoke.member.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
         """What rank 0 wants now."""

@@ -227,7 +227,7 @@ def test_another_rank_acts_on_what_rank_0_shares_and_answers_nothing():
         rank = 1
 
         def meets(self, step, *, wanted, staying=False):
-            assert not wanted
+            assert not wanted  # nothing is due
             return not handler.calls
 
         def share(self, commands):

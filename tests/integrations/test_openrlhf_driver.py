@@ -222,6 +222,7 @@ class Orders:
     def __init__(self, run, monkeypatch):
         self.queue, self.answers = [], []
         monkeypatch.setattr(run, "commands", self._take)
+        monkeypatch.setattr(run, "has_commands", lambda **_: bool(self.queue))
 
     def send(self, kind, **args):
         self.queue.append(Command("c", "r", kind, args, False, requested_by="ann", why="so"))

@@ -45,9 +45,9 @@ class Other:
     def send(self, step, payload=b"x"):
         self.queue.offer((at(step), lambda: payload))
 
-    def boundary(self, step, *refusals):
+    def boundary(self, step, *refusals, wanted=False):
         """What is heard at a boundary and the verdict on each vote; None where nothing is asked."""
-        if not self.member.meets(step):
+        if not self.member.meets(step, wanted=wanted):
             return None
         heard = self.member.offered()
         verdicts = [self.member.vote(refusal) for refusal in refusals]

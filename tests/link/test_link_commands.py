@@ -96,6 +96,25 @@ def test_all_act_at_one_boundary_whoever_has_passed_how_many(ahead, shared):
     assert met == [(first + max(passed), (b"x", None))] * 3
 
 
+def test_what_is_due_on_every_rank_is_done_at_that_very_boundary():
+    """Each rank knows it by itself: whoever comes first waits there for rank 0, which finds that nobody has passed."""
+    with ranks(3) as world:
+        done = together(
+            lambda: time.sleep(0.2) or world.boundary(1, None),
+            *(lambda one=one: one.boundary(1, None, wanted=True) for one in world.others),
+        )
+        assert done == [(b"x", None)] * 3
+
+
+def test_what_is_due_on_one_rank_alone_is_waited_for_once():
+    """Rank 0 knows nothing of it."""
+    with ranks(2, patience_s=0.05) as world:
+        other = world.others[0]
+        assert other.boundary(1, wanted=True) is None
+        other.member._patience_s = 1000.0
+        assert other.boundary(2, wanted=True) is None
+
+
 def test_ranks_called_early_meet_at_their_next_boundary():
     """A command that comes within a step is done at its end, whoever gets there first."""
     with ranks(3, patience_s=1000.0) as world:
