@@ -462,6 +462,7 @@ def test_all_ranks_are_told_that_it_is_too_late():
 
     waiter = PendingCommand(command(), run.answers.append, lambda: len(said) > 0)
     run.commands = lambda **_: [waiter] if not waiter.answered else []
+    run.has_commands = lambda **_: not waiter.answered
     handler = Handler()
     controller(run, handler, ranks=Slow()).obey(1)
 
