@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from . import shell
 from .style import STYLE
 from .views import alerts, run, runs, tokens
 
@@ -18,6 +19,10 @@ def show() -> None:
     """Draw the app: the page the address names."""
     st.set_page_config(page_title="rlwatch", page_icon="◉", layout="wide")
     st.html(STYLE)
+    if not shell.principal().name:
+        st.error("This dashboard has no door: start it with rlwatch ui.", icon=":material/door_front:")
+        st.stop()
+    shell.who_line()
     page = st.navigation(list(pages().values()), position="top")
     page.run()
 
