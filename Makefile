@@ -81,12 +81,16 @@ wheel: $(VENV)/.dev
 	$(BIN)/pip install --quiet --no-deps --target build/wheel/site build/wheel/*.whl
 	cd build/wheel && PYTHONPATH=site ../../$(BIN)/python -m rlwatch.cli ui --check
 
-# The browser tests drive Debian's chromium; without it they fail and say so.
+# The browser tests drive Debian's chromium, one of them through Debian's nginx; without these they fail and say so.
 browser:
-	@command -v chromium >/dev/null || test -n "$$RLWATCH_CHROMIUM" || { \
+	@missing=""; \
+	command -v chromium >/dev/null || test -n "$$RLWATCH_CHROMIUM" || missing="chromium"; \
+	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$$missing nginx-light"; \
+	command -v openssl >/dev/null || missing="$$missing openssl"; \
+	test -z "$$missing" || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
-	  else echo "chromium is not installed: the browser tests will fail; install it or set RLWATCH_CHROMIUM"; fi; }
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
+	  else echo "not installed:$$missing; browser tests will fail: install them (RLWATCH_CHROMIUM names another chromium)"; fi; }
 
 # Which runs in trouble are found, beside simple rules and two packages of PyPI in environments of their own.
 bench-detect: $(VENV)/.dev

@@ -13,6 +13,7 @@ from rlwatch.records import Acknowledgement, Alert, AlertState, OutboxMessage, O
 
 from . import evidence, table
 from . import format as fmt
+from .control import Principal
 from .health import AMBER, BLUE, VERMILLION
 
 CHOICES = ("all", "firing", "undelivered")
@@ -120,13 +121,17 @@ def silence_words(silence: Silence, now: float) -> str:
     return fmt.shorten(f"{', '.join(about) or 'everything'} for {left} more, by {silence.by}: {silence.why}", 300)
 
 
-def take(store: AlertStore, alert_id: str, *, by: str, why: str, clock: Clock | None = None) -> Acknowledgement:
-    """Take a firing alert on; returns whose it is now. Raises ``ConfigError`` and ``StoreError``."""
-    return acknowledge(store, find_alert(store.alerts(), alert_id), by=by, why=why, clock=clock)
+def take(store: AlertStore, alert_id: str, *, by: Principal, why: str, clock: Clock | None = None) -> Acknowledgement:
+    """Take a firing alert on; returns whose it is now.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
+    by.require_command()
+    return acknowledge(store, find_alert(store.alerts(), alert_id), by=by.name, why=why, clock=clock)
 
 
-def row(entry: Entry, now: float) -> table.Row:
-    """The entry as a row of :data:`COLUMNS`."""
+def row(entry: Entry, now: float, *, may_take: bool) -> table.Row:
+    """The entry as a row of :data:`COLUMNS`; ``may_take``: whether whoever looks may take it on."""
     alert, run = entry.alert, entry.run
     project, name = ("", "") if run is None else (run.project, run.name)
     return table.Row(
@@ -139,7 +144,7 @@ def row(entry: Entry, now: float) -> table.Row:
             table.text(fmt.shorten(alert.rule, 40), quiet=True),
             delivery(entry.messages),
             table.text(fmt.age(alert.fired_at, now)),
-            take_cell(entry),
+            take_cell(entry) if may_take else table.text(""),
         ],
         opens="",
         quiet=not entry.firing or entry.acknowledged,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from rlwatch.clock import Clock
 from rlwatch.control.kinds import KINDS
 from rlwatch.control.policy import COLLAPSE_KINDS
-from rlwatch.control.request import cancel, request, whoami
+from rlwatch.control.request import cancel, request
+from rlwatch.errors import RLWatchError
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Alert, AlertState, Command, CommandStatus, RunInfo, RunState, Severity
 
@@ -28,6 +29,35 @@ REFUSED = {
     "set-kl-coef": "a lower coefficient would free the collapsing policy, and will be refused unless forced",
 }
 """What a firing collapse means for a command that may be vetoed."""
+
+
+NAME_HEADER, ROLE_HEADER = "x-rlwatch-name", "x-rlwatch-role"
+"""What the door of the dashboard says of whoever it let in; from outside they never arrive."""
+
+
+class NotPermittedError(RLWatchError):
+    """Whoever asks may only look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever looks at a page, as the door let them in; by default a nobody, who may do nothing."""
+
+    name: str = ""
+    role: str = ""
+
+    @property
+    def may_command(self) -> bool:
+        """Whether they may change anything."""
+        return self.role == "operator" and bool(self.name)
+
+    def require_command(self) -> None:
+        """Raise ``NotPermittedError`` unless they may change something."""
+        if not self.may_command:
+            raise NotPermittedError(
+                f"{self.name or 'whoever is not logged in'} may look and not command: open the operator's link of "
+                "rlwatch ui"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,31 +144,34 @@ def send(
     args: Mapping[str, JSON],
     *,
     why: str,
-    by: str,
+    by: Principal,
     force: bool,
     key: str,
     clock: Clock | None = None,
 ) -> Command:
     """Queue a command; the same ``key`` twice gives the same command.
 
-    Raises ``ConfigError`` for arguments that are not allowed, ``ControlUnavailableError`` and ``StoreBusyError``.
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` for arguments that are not allowed,
+    ``ControlUnavailableError`` and ``StoreBusyError``.
     """
+    by.require_command()
     return request(
         store,
         run_id,
         kind,
         args=args,
         why=why.strip(),
-        by=by.strip() or whoami(),
+        by=by.name,
         force=force and KINDS[kind].vetoed,
         idempotency_key=key,
         clock=clock,
     )
 
 
-def take_back(store: CommandStore, run_id: str, command_id: str) -> Command:
+def take_back(store: CommandStore, run_id: str, command_id: str, *, by: Principal) -> Command:
     """Cancel a command that was not begun; returns it as it then stands. Raises as :func:`send` does."""
-    return cancel(store, run_id, command_id)
+    by.require_command()
+    return cancel(store, run_id, command_id, by=by.name)
 
 
 def reset_due(alerts: Sequence[Alert]) -> bool:

@@ -1,11 +1,13 @@
-"""What Streamlit runs: loads the directory it lies in as the package ``rlwatch_app`` and hands over.
+"""What ``rlwatch ui`` starts and Streamlit runs: loads the directory it lies in as ``rlwatch_app`` and hands over.
 
-Streamlit runs this file as a script, so it has no package of its own; and the directory is called
+Started with the door's settings it is the server; Streamlit then runs it again for every look at a page. Both run this
+file as a script, so it has no package of its own; and the directory is called
 ``app`` in a checkout and ``rlwatch/_app`` in a wheel. Loading it under one fixed name makes relative
 imports work in both, without putting anything on ``sys.path`` (where ``format`` or ``table`` would be
 names for everybody).
 """
 
+import os
 import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -28,4 +30,7 @@ def load_package(directory: Path) -> None:
 
 if __name__ == "__main__":
     load_package(Path(__file__).resolve().parent)
-    import_module(f"{PACKAGE}.navigation").show()
+    if "RLWATCH_UI_SETTINGS" in os.environ:
+        import_module(f"{PACKAGE}.gate").serve()
+    else:
+        import_module(f"{PACKAGE}.navigation").show()

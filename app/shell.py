@@ -1,9 +1,10 @@
-"""On every page: the theme, the store's name, and a plain message where it cannot be read."""
+"""On every page: who looks, the theme, the store's name, and a plain message where it cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import unquote
 
 import streamlit as st
 
@@ -11,7 +12,8 @@ from rlwatch.errors import RLWatchError, RunNotFoundError
 
 from . import format as fmt
 from .charts import DARK, LIGHT, Ink
-from .markup import el, joined
+from .control import NAME_HEADER, ROLE_HEADER, Principal
+from .markup import Markup, el, joined
 from .queries import store_url
 
 REFRESH_S = 5.0
@@ -21,6 +23,33 @@ REFRESH_S = 5.0
 def ink() -> Ink:
     """Chart colours for the theme the browser shows."""
     return DARK if st.context.theme.type == "dark" else LIGHT
+
+
+def principal() -> Principal:
+    """Who looks at this page, as the door says; a nobody where there is none."""
+    headers = st.context.headers
+    return Principal(unquote(headers.get(NAME_HEADER, "")), headers.get(ROLE_HEADER, ""))
+
+
+LOOK_ONLY = "You may look; commands take the operator's link of rlwatch ui"
+"""Why a button cannot be pressed by a viewer."""
+
+
+def who_line() -> None:
+    """Who looks, as what, and the way out; at the upper right of every page."""
+    who = principal()
+    if who.name:
+        leave = Markup('<a href="logout" target="_self">log out</a>')
+        st.html(
+            el("div", el("span", fmt.shorten(who.name, 40), title=who.name), f" · {who.role} · ", leave, cls="rl-who")
+        )
+
+
+def signed() -> None:
+    """Whose name it will be kept with: ``In the name of ann (operator)``."""
+    who = principal()
+    name = el("b", who.name or "nobody")
+    st.html(el("div", "In the name of ", name, f" ({who.role or 'not logged in'})", cls="rl-quiet"))
 
 
 def store_line(*facts: str) -> None:

@@ -2,6 +2,13 @@
 
 STYLE = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }
+[data-testid="stLayoutWrapper"]:has(> [data-testid="stVerticalBlock"]:empty) { display: none; }
+[data-testid="stElementContainer"]:has(.rl-who) { position: absolute; }
+.rl-who { position: fixed; top: 0; right: 4.5rem; height: 3.75rem; display: flex; align-items: center; gap: .35em;
+  z-index: 999991; font-size: .8rem; opacity: .75; white-space: nowrap; }
+.rl-who span { max-width: 14rem; overflow: hidden; text-overflow: ellipsis; }
+.rl-who a { color: inherit; }
+@media (max-width: 640px) { .rl-who { right: 1.5rem; } .rl-who span { max-width: 7rem; } }
 .rl-store { text-align: right; font-size: .75rem; opacity: .6; overflow-wrap: anywhere; }
 .rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
 .rl-project { font-weight: 400; opacity: .6; }

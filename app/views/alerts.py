@@ -33,7 +33,8 @@ def _body(go_to_run: Callable[[str], None]) -> None:
             st.caption("Nothing has raised an alarm yet. What does is decided by the rules in rlwatch.toml.")
             return
         shown = alarms.matching(entries, _choice())
-        opened = table.show("alerts", alarms.COLUMNS, [alarms.row(entry, now) for entry in shown])
+        may_take = shell.principal().may_command
+        opened = table.show("alerts", alarms.COLUMNS, [alarms.row(e, now, may_take=may_take) for e in shown])
         if opened is not None and opened.startswith(alarms.TAKE):
             taking.open_for(opened.removeprefix(alarms.TAKE))
             st.rerun()  # the dialog lives outside of the part that is looked at again

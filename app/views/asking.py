@@ -9,11 +9,10 @@ import streamlit as st
 
 from rlwatch.control.arguments import Choice, Number
 from rlwatch.control.kinds import KINDS
-from rlwatch.control.request import whoami
 from rlwatch.errors import RLWatchError
 from rlwatch.records import JSON, RunInfo
 
-from .. import control, pauses, queries
+from .. import control, pauses, queries, shell
 from .. import format as fmt
 from ..asks import ASKS, Ask
 from ..health import AMBER, BLUE, GREY, Word, judge
@@ -54,13 +53,13 @@ def _dialog(run: RunInfo, ask: Ask, key: str) -> None:
     st.html(joined(*(_check(check) for check in _checks(run, ask.kind))))
     args = _arguments(ask)
     why = st.text_input("Why", key="why", max_chars=300, placeholder="kept with the command, for whoever asks later")
-    by = st.text_input("Who", value=whoami(), key="by", max_chars=80)
     force = KINDS[ask.kind].vetoed and st.checkbox("Force: even during a collapse", key="force")
     typed = st.text_input(f"Type {_quoted(run)} to confirm", key="typed", live=True) if ask.typed else ""
+    shell.signed()
     send, cancel = st.columns([1, 1])
     ready = control.may_send(run, ask.kind, typed or "")
     if send.button("Send", type="primary", disabled=not ready, key="send", width="stretch"):
-        _send(run, ask, key, args, why=why or "", by=by or "", force=bool(force))
+        _send(run, ask, key, args, why=why or "", force=bool(force))
     if cancel.button("Cancel", key="cancel", width="stretch"):
         close()
         st.rerun()
@@ -124,7 +123,8 @@ def _check(check: control.Check) -> Markup:
     return el("div", mark, el("span", check.text), style="display:flex")
 
 
-def _send(run: RunInfo, ask: Ask, key: str, args: dict[str, JSON], *, why: str, by: str, force: bool) -> None:
+def _send(run: RunInfo, ask: Ask, key: str, args: dict[str, JSON], *, why: str, force: bool) -> None:
+    by = shell.principal()
     try:
         sent = control.send(queries.store(), run.run_id, ask.kind, args, why=why, by=by, force=force, key=key)
     except RLWatchError as error:

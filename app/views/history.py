@@ -162,6 +162,8 @@ def commands(run_id: str) -> None:
 
 def _cancelling(open_ones: Sequence[Command]) -> None:
     """A button for each command that nobody has begun."""
+    if not shell.principal().may_command:
+        return
     for command in open_ones[-MOST_BUTTONS:]:
         st.button(
             f"Cancel {fmt.words(command.kind)}",
@@ -174,7 +176,7 @@ def _cancelling(open_ones: Sequence[Command]) -> None:
 
 def _cancel(run_id: str, command_id: str) -> None:
     try:
-        command = control.take_back(queries.store(), run_id, command_id)
+        command = control.take_back(queries.store(), run_id, command_id, by=shell.principal())
     except RLWatchError as error:
         st.toast(f"Not cancelled: {fmt.shorten(str(error), 200)}", icon=":material/error:")
         return

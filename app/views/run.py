@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import streamlit as st
 
@@ -30,17 +31,23 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     wanted = st.session_state.get("live", st.query_params.get("live") != "false")
     live = run.state is RunState.RUNNING and wanted
     every = shell.REFRESH_S if live else None
-    st.fragment(head.show, run_every=every)(run.run_id)
-    st.fragment(cause.show, run_every=every)(run.run_id)
+    _part(head.show, every, run.run_id)
+    _part(cause.show, every, run.run_id)
     commands = queries.commands(run.run_id)
     _controls(run, paused=pauses.pause_of(run, commands, time.time()) is not None)
     asking.dialog_if_open(run)
-    st.fragment(history.commands, run_every=COMMAND_REFRESH_S if control.waiting(commands, time.time()) else every)(
-        run.run_id
-    )
-    st.fragment(blame.show, run_every=every)(run.run_id, go_to_tokens)
-    st.fragment(forecast.show, run_every=every)(run.run_id)
-    st.fragment(charts.show, run_every=every)(run.run_id, go_to_tokens)
+    _part(history.commands, COMMAND_REFRESH_S if control.waiting(commands, time.time()) else every, run.run_id)
+    _part(blame.show, every, run.run_id, go_to_tokens)
+    _part(forecast.show, every, run.run_id)
+    _part(charts.show, every, run.run_id, go_to_tokens)
+
+
+def _part(show: Callable[..., None], every: float | None, *args: object) -> None:
+    """A part that is looked at again by itself, in a place of its own: where it draws more or less than before, the
+    parts after it stay where the browser expects them.
+    """
+    with st.container():
+        st.fragment(show, run_every=every)(*args)
 
 
 def _controls(run: RunInfo, *, paused: bool) -> None:
@@ -56,8 +63,9 @@ def _controls(run: RunInfo, *, paused: bool) -> None:
             disabled=run.state is not RunState.RUNNING,
             help="Look again every 5 s; off keeps the page still",
         )
+    may = shell.principal().may_command
     with act:
-        _first_button(run, paused=paused)
+        _first_button(run, paused=paused, may=may)
     with more:
         st.menu_button(
             "Commands",
@@ -66,12 +74,13 @@ def _controls(run: RunInfo, *, paused: bool) -> None:
             format_func=lambda kind: asks.ASKS[kind].menu,
             on_click=asking.open_chosen,
             args=(run.run_id, "more"),
-            disabled=run.state is not RunState.RUNNING,
+            disabled=run.state is not RunState.RUNNING or not may,
+            help=None if may else shell.LOOK_ONLY,
             width="stretch",
         )
 
 
-def _first_button(run: RunInfo, *, paused: bool) -> None:
+def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
     """What is asked most; of a paused run, that it goes on."""
     alive = run.state is RunState.RUNNING
     kind = "resume" if paused else asks.RESET
@@ -81,9 +90,9 @@ def _first_button(run: RunInfo, *, paused: bool) -> None:
         key="resume-open" if paused else "reset-open",
         on_click=asking.open_for,
         args=(run.run_id, kind),
-        disabled=not alive,
-        help=None if alive else "Only a live run can be asked",
-        type="primary" if due else "secondary",
+        disabled=not alive or not may,
+        help=shell.LOOK_ONLY if not may else None if alive else "Only a live run can be asked",
+        type="primary" if due and may else "secondary",
         width="stretch",
     )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from rlwatch.control.request import whoami
 from rlwatch.errors import RLWatchError
 from rlwatch.records import Alert, RunInfo
 
-from .. import alarms, queries
+from .. import alarms, queries, shell
 from .. import format as fmt
 from ..health import LOOKS, SEVERITY_WORD
 from ..markup import Markup, el, joined
@@ -44,10 +43,10 @@ def _dialog(alert: Alert) -> None:
     why = st.text_input(
         "What you do about it", key="take-why", max_chars=300, placeholder="shown to whoever looks next"
     )
-    by = st.text_input("Who", value=whoami(), key="take-by", max_chars=80)
+    shell.signed()
     send, cancel = st.columns([1, 1])
     if send.button("Acknowledge", type="primary", key="take", width="stretch"):
-        _take(alert, by=by or whoami(), why=why or "")
+        _take(alert, why=why or "")
     if cancel.button("Cancel", key="take-cancel", width="stretch"):
         close()
         st.rerun()
@@ -65,9 +64,9 @@ def subject(alert: Alert, run: RunInfo | None) -> Markup:
     )
 
 
-def _take(alert: Alert, *, by: str, why: str) -> None:
+def _take(alert: Alert, *, why: str) -> None:
     try:
-        kept = alarms.take(queries.store(), alert.alert_id, by=by, why=why)
+        kept = alarms.take(queries.store(), alert.alert_id, by=shell.principal(), why=why)
     except RLWatchError as error:
         st.error("The alert was not acknowledged.")
         st.code(fmt.shorten(str(error), 600), language=None, wrap_lines=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import json
 import os
 import socket
 import subprocess
@@ -16,12 +16,14 @@ from pathlib import Path
 
 import rlwatch
 from rlwatch.alerts.config import CONFIG_VARIABLE, own_file
+from rlwatch.cli.app_login import VARIABLES, Login, Place
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.store.url import absolute_url
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+SETTINGS = "RLWATCH_UI_SETTINGS"
+"""The variable in which the server is told who may come in; see ``app/gate.py``."""
 
 
 def app_script() -> Path:
@@ -35,28 +37,10 @@ def app_script() -> Path:
 
 
 def require_streamlit() -> None:
-    """Raises ``MissingExtraError`` where streamlit is not installed."""
-    if find_spec("streamlit") is None:
-        raise MissingExtraError("streamlit", "app", "rlwatch ui")
-
-
-def require_loopback(host: str) -> None:
-    """Raises ``ConfigError`` unless ``host`` is an address only this machine can reach."""
-    if not is_loopback(host):
-        raise ConfigError(
-            f"will not listen on {host!r}: the dashboard has no login yet, and whoever reaches it can read runs and "
-            "send commands; keep 127.0.0.1 and tunnel to it: ssh -L 8501:127.0.0.1:8501 <this machine>"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """``localhost``, ``127.x.y.z`` or ``::1``; other names are not resolved."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    """Raises ``MissingExtraError`` where streamlit, or what the login needs, is not installed."""
+    for package in ("streamlit", "limits"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "app", "rlwatch ui")
 
 
 def free_port(host: str) -> int:
@@ -80,63 +64,84 @@ def _socket(host: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
-def server_command(script: Path, host: str, port: int) -> list[str]:
-    """The command line that serves ``script``. ``-P``: no Python file of the working directory is imported."""
-    options = {
-        "server.address": host.strip("[]"),
-        "server.port": str(port),
-        "server.headless": "true",
-        "server.fileWatcherType": "none",
-        "browser.gatherUsageStats": "false",
-        "client.showErrorDetails": "none",
-    }
-    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags]
+def server_command(script: Path) -> list[str]:
+    """The command line of the server, which tells the other users of the machine nothing. ``-P``: no Python file beside
+    it, or of the working directory, is imported by its bare name.
+    """
+    return [sys.executable, "-P", str(script)]
 
 
 def server_environment(
-    host: str, store_url: str | None, outer: Mapping[str, str] | None = None, config: Path | None = None
+    place: Place,
+    login: Login,
+    store_url: str | None,
+    outer: Mapping[str, str] | None = None,
+    config: Path | None = None,
 ) -> dict[str, str]:
-    """The environment of the server: the store it shows, whose configuration, and the host names it answers to.
-
-    Without the list of names a web page anywhere could reach the dashboard by DNS rebinding. It is a
-    variable, not a flag, because older streamlit versions refuse flags they do not know.
+    """The environment of the server, which its owner alone can read: the store it shows, whose configuration, and who
+    may come in.
     """
     environment = dict(os.environ if outer is None else outer)
+    for name in VARIABLES.values():
+        environment.pop(name, None)
     environment["RLWATCH_STORE"] = absolute_url(store_url or environment.get("RLWATCH_STORE"))
     if environment.get("PYTHONPATH"):  # the server runs in another directory
         environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(place).absolute()) for place in environment["PYTHONPATH"].split(os.pathsep) if place
+            str(Path(part).absolute()) for part in environment["PYTHONPATH"].split(os.pathsep) if part
         )
     named = config.absolute() if config is not None else own_file()
     if named is not None:
         environment[CONFIG_VARIABLE] = str(named)
-    names = dict.fromkeys((*LOCAL_NAMES, host.strip("[]")))
-    environment.setdefault("STREAMLIT_SERVER_ALLOWED_HOSTS", " ".join(names))
+    settings = {
+        "origins": place.origins,
+        "wildcard": place.wildcard,
+        "port": place.port,
+        "base_path": place.base_path,
+        "proxies": place.proxies,
+        "user_header": place.user_header,
+        "tokens": {role: token.value for role, token in login.tokens.items()},
+        "secret": login.signing_key(environment["RLWATCH_STORE"]),
+    }
+    streamlit = {
+        "server.address": place.host,
+        "server.port": place.port,
+        "server.baseUrlPath": place.base_path.strip("/"),
+        "server.headless": True,
+        "server.fileWatcherType": "none",
+        "server.enableCORS": True,
+        "server.enableXsrfProtection": True,
+        "server.xsrfCookieSameSite": "strict",
+        "browser.gatherUsageStats": False,
+        "client.showErrorDetails": "none",
+        "logger.hideWelcomeMessage": True,
+    }
+    environment[SETTINGS] = json.dumps(settings)
+    environment[f"{SETTINGS}_STREAMLIT"] = json.dumps(streamlit)
     return environment
 
 
 def start(
-    script: Path, host: str, port: int, store_url: str | None, *, quiet: bool = False, config: Path | None = None
+    script: Path,
+    place: Place,
+    login: Login,
+    store_url: str | None,
+    *,
+    quiet: bool = False,
+    config: Path | None = None,
 ) -> subprocess.Popen[str]:
     """Start the server; with ``quiet`` its words are kept in the process's ``stdout``.
 
     Not in the working directory, which may be a store: Streamlit obeys the ``.streamlit`` that lies there.
     """
     return subprocess.Popen(
-        server_command(script, host, port),
-        env=server_environment(host, store_url, config=config),
+        server_command(script),
+        env=server_environment(place, login, store_url, config=config),
         cwd=script.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if quiet else None,
         stderr=subprocess.STDOUT if quiet else None,
         text=True,
     )
-
-
-def address(host: str, port: int) -> str:
-    """Where a browser finds the dashboard."""
-    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
 
 
 def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = START_DEADLINE_S) -> str | None:
@@ -149,6 +154,17 @@ def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = S
             return None
         time.sleep(0.1)
     return f"no healthy answer from {url} within {deadline_s:g} s"
+
+
+def refuses_strangers(url: str) -> str | None:
+    """None if whoever has no token is turned away; else what they got instead."""
+    try:
+        with urllib.request.urlopen(f"{url}/", timeout=10.0) as answer:  # noqa: S310  (http, this machine)
+            return f"a stranger is answered with {answer.status}"
+    except urllib.error.HTTPError as refusal:
+        return None if refusal.code == 401 else f"a stranger is answered with {refusal.code}"
+    except OSError as error:
+        return f"no answer: {error}"
 
 
 def _healthy(url: str) -> bool:

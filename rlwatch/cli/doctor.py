@@ -39,6 +39,7 @@ def examine(store: str | None, *, ping: bool = False) -> list[Check]:
         installation.package(),
         installation.namesake(),
         *installation.extras(),
+        installation.dashboard_login(),
         *installation.trainers(),
         *verl.examine(),
         *storage.examine(store),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import socket
 import uuid
 from collections.abc import Mapping
@@ -78,9 +79,9 @@ def cancel(
 
 
 def whoami() -> str:
-    """``user@host`` of this process."""
+    """``user@host`` of this process: the account it runs under, whatever ``$USER`` says."""
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container without a passwd entry
-        user = "unknown"
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container without a passwd entry
+        user = f"uid{os.getuid()}"
     return f"{user}@{socket.gethostname()}"

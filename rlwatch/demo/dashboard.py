@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -25,23 +26,25 @@ class Dashboard:
     """
 
     def __init__(self, store: str, directory: Path) -> None:
-        self._port = _free_port()
+        self._port, self._token = _free_port(), secrets.token_urlsafe(32)
         self._log = directory / "dashboard.log"
         self._directory = directory
         self._command = [sys.executable, "-P", "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
 
     @staticmethod
     def possible() -> bool:
-        """Whether streamlit is installed."""
-        return find_spec("streamlit") is not None
+        """Whether what it needs is installed."""
+        return all(find_spec(package) is not None for package in ("streamlit", "limits"))
 
     @property
     def url(self) -> str:
-        """Where a browser finds it."""
-        return f"http://{HOST}:{self._port}"
+        """What a person opens: the link of an operator."""
+        return f"http://{HOST}:{self._port}/login?token={self._token}"
 
     def __enter__(self) -> Self:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN_CHANNELS)}
+        away = (*OWN_CHANNELS, "RLWATCH_UI_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(away)}
+        environment["RLWATCH_UI_TOKEN"] = self._token
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,

@@ -8,6 +8,7 @@ from app_world import alert, finding, message
 from hypothesis import given
 from hypothesis import strategies as st
 from rlwatch_app import alarms, health, marks, overview, remedies
+from rlwatch_app.control import NotPermittedError, Principal
 from rlwatch_app.health import LOOKS, RECENT_S, Word, judge
 
 from rlwatch.control.liveness import Pace
@@ -115,16 +116,18 @@ def test_an_alert_nobody_was_told_of_says_so():
 
 def test_taking_an_alert_on_is_kept_and_told(tmp_path):
     """By whom; what does not exist or no longer fires is one clear error."""
-    store = open_store(str(tmp_path))
+    store, ann = open_store(str(tmp_path)), Principal("ann", "operator")
     writer = store.open_run(RunInfo("run-1"))
     store.put_alerts([alert(), alert(kind="kl_drift", state=AlertState.RESOLVED)], [])
 
-    assert alarms.take(store, "run-1-entropy_collapse", by="ann", why="mine").by == "ann"
+    assert alarms.take(store, "run-1-entropy_collapse", by=ann, why="mine").by == "ann"
     assert [kept.by for kept in store.acknowledgements()] == ["ann"]
+    with pytest.raises(NotPermittedError, match="eve may look"):
+        alarms.take(store, "run-1-entropy_collapse", by=Principal("eve", "viewer"), why="")
     with pytest.raises(ConfigError, match="nothing-like-it"):
-        alarms.take(store, "nothing-like-it", by="ann", why="")
+        alarms.take(store, "nothing-like-it", by=ann, why="")
     with pytest.raises(ConfigError):
-        alarms.take(store, "run-1-kl_drift", by="ann", why="")
+        alarms.take(store, "run-1-kl_drift", by=ann, why="")
     writer.close()
 
 

@@ -98,7 +98,16 @@ def paused(store_dir, store, minutes=30.0):
     write_run(store_dir, age_s=200.0)
     writer = store.open_run(store.run("run-1"))
     writer.heartbeat(time.time())
-    asked = control.send(store, "run-1", "pause", {"minutes": minutes}, why="look", by="ann", force=False, key="k")
+    asked = control.send(
+        store,
+        "run-1",
+        "pause",
+        {"minutes": minutes},
+        why="look",
+        by=control.Principal("ann", "operator"),
+        force=False,
+        key="k",
+    )
     store.claim("run-1", time.time())
     store.settle("run-1", asked.command_id, CommandStatus.DONE, time.time(), step=30, result="paused")
     return writer
@@ -153,10 +162,12 @@ def test_what_was_not_begun_is_taken_back_by_its_button(store_dir, store):
     """In the hands of a trainer: that is asked to let it go; queued: at once; what was answered has no button."""
     write_run(store_dir)
     for kind in ("pause", "save-checkpoint"):
-        control.send(store, "run-1", kind, {}, why="", by="ann", force=False, key=kind)
+        control.send(store, "run-1", kind, {}, why="", by=control.Principal("ann", "operator"), force=False, key=kind)
     done, held = store.claim("run-1", time.time())
     store.settle("run-1", done.command_id, CommandStatus.DONE, time.time(), step=30, result="paused")
-    queued = control.send(store, "run-1", "resume", {}, why="", by="ann", force=False, key="resume")
+    queued = control.send(
+        store, "run-1", "resume", {}, why="", by=control.Principal("ann", "operator"), force=False, key="resume"
+    )
     page = run_page()
     buttons = [button.key for button in page.button if str(button.key).startswith("cancel-")]
     assert buttons == [f"cancel-{held.command_id}", f"cancel-{queued.command_id}"]
@@ -183,3 +194,18 @@ def test_a_dead_trainer_is_told_before_anything_is_asked_of_it(store_dir, store)
 
     assert "no sign of its process for" in html(page)
     assert "the trainer is dead: the command expires unless somebody starts it again" in html(page)
+
+
+def test_a_viewer_takes_nothing_back(store_dir, store, looks):
+    """No button is offered, and the one place that cancels refuses."""
+    write_run(store_dir)
+    asked = control.send(
+        store, "run-1", "pause", {}, why="look", by=control.Principal("ann", "operator"), force=False, key="k"
+    )
+    looks("eve", "viewer")
+    page = run_page()
+    assert not [button for button in page.button if str(button.key).startswith("cancel-")]
+    with pytest.raises(control.NotPermittedError, match="eve may look"):
+        control.take_back(store, "run-1", asked.command_id, by=control.Principal("eve", "viewer"))
+    cancelled = control.take_back(store, "run-1", asked.command_id, by=control.Principal("bob", "operator"))
+    assert (cancelled.status, cancelled.result) == (CommandStatus.CANCELLED, "cancelled by bob")

@@ -12,6 +12,7 @@ from rlwatch.records import AlertState, CommandStatus, RunInfo, RunState, Severi
 from rlwatch.store.url import open_store
 
 RUN = RunInfo("run-1", name="seed3")
+ANN = control.Principal("ann", "operator")
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def store(request):
 
 
 def send(store, key="k", kind="reset-reference", args=None, **more):
-    fields = {"why": " KL saturated ", "by": "ann", "force": False, **more}
+    fields = {"why": " KL saturated ", "by": ANN, "force": False, **more}
     args = {"optimizer": "keep"} if args is None else args
     return control.send(store, "run-1", kind, args, key=key, clock=ManualClock(1000.0), **fields)
 
@@ -45,9 +46,14 @@ def test_a_double_click_is_one_command(store):
     assert len(store.commands("run-1")) == 2
 
 
-def test_nobody_is_nobody(store):
-    """An empty name falls back to the account the app runs under."""
-    assert "@" in send(store, by="  ").requested_by
+@pytest.mark.parametrize(
+    "by", [control.Principal("eve", "viewer"), control.Principal("", "operator"), control.Principal()]
+)
+def test_only_an_operator_with_a_name_may_send(store, by):
+    """Whatever a page offered: a viewer, and a page that no door stands before, write nothing."""
+    with pytest.raises(control.NotPermittedError, match="may look and not command"):
+        send(store, by=by)
+    assert store.commands("run-1") == []
 
 
 def test_an_unknown_choice_is_refused(store):

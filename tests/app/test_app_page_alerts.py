@@ -93,7 +93,6 @@ def test_a_firing_alert_can_be_acknowledged_once(store_dir):
     page.session_state["take-pending"] = alert().alert_id
     page.run()
     page.text_input(key="take-why").input("rolled back")
-    page.text_input(key="take-by").input("ann")
     page.button(key="take").click().run()
     assert no_traceback(page)
     [kept] = open_store(str(store_dir)).acknowledgements()
@@ -189,3 +188,17 @@ def test_a_configuration_that_cannot_be_read_does_not_hide_the_alerts(store_dir,
         page = alerts_page()
         assert no_traceback(page)
         assert rows(page)[0][1] == "firing"
+
+
+def test_a_viewer_is_offered_no_acknowledgement_and_gets_none(store_dir, looks):
+    """Not in the row; and a browser that presses the button of the dialog all the same is refused."""
+    write_run(store_dir)
+    put_alerts(store_dir, [alert()])
+    looks("eve", "viewer")
+    page = alerts_page()
+    assert rows(page)[0][-1] == ""
+    page.session_state["take-pending"] = alert().alert_id
+    page.run().button(key="take").click().run()
+    assert no_traceback(page)
+    assert "eve may look and not command" in page.code[0].value
+    assert open_store(str(store_dir)).acknowledgements() == []

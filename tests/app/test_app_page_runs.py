@@ -154,3 +154,13 @@ def test_new_steps_appear_on_the_next_look(store_dir):
     write_run(store_dir, steps=31, metrics=lambda step: {**healthy(step), "reward": 9.0})
     page.run()
     assert rows(page)[0][2:4] == ["31", "9.00"]
+
+
+def test_without_a_door_there_is_nothing_to_see(store_dir, looks):
+    """``streamlit run`` of the same file lets nobody in unseen."""
+    write_run(store_dir)
+    looks("", "")
+    page = runs_page()
+    assert no_traceback(page)
+    assert "start it with rlwatch ui" in page.error[0].value
+    assert tables(page) == {}

@@ -5,6 +5,8 @@ import time
 import pytest
 from app_world import alert, cells, danger_run, html, no_traceback, put_alerts, run_page, tables, write_run
 from rlwatch_app import control
+from rlwatch_app.control import Principal
+from rlwatch_app.views import asking
 
 from rlwatch.errors import ControlUnavailableError
 from rlwatch.records import CommandStatus
@@ -40,7 +42,6 @@ def test_type_the_name_and_send_queues_one_row(store_dir, store):
     page = opened(run_page())
     page.radio(key="arg-optimizer").set_value("keep")
     page.text_input(key="why").set_value("KL saturated")
-    page.text_input(key="by").set_value("ann")
     page.text_input(key="typed").set_value("seed3").run()
     page.button(key="send").click().run()
     assert no_traceback(page)
@@ -55,7 +56,9 @@ def test_type_the_name_and_send_queues_one_row(store_dir, store):
 def test_the_rows_life_is_shown_and_stays(store_dir, store):
     """Queued, claimed, done at a step with its result; then a rejected one above it."""
     write_run(store_dir)
-    first = control.send(store, "run-1", "reset-reference", {}, why="w", by="ann", force=False, key="k1")
+    first = control.send(
+        store, "run-1", "reset-reference", {}, why="w", by=Principal("ann", "operator"), force=False, key="k1"
+    )
     page = run_page()
     assert cells(tables(page)["commands"]["rows"][0])[1] == "queued"
     store.claim("run-1", time.time())
@@ -64,7 +67,9 @@ def test_the_rows_life_is_shown_and_stays(store_dir, store):
     store.settle("run-1", first.command_id, CommandStatus.DONE, time.time(), step=31, result="KL 0.31 to 0")
     page.run()
     assert cells(tables(page)["commands"]["rows"][0])[1:5] == ["done at step 31", "KL 0.31 to 0", "w", "ann"]
-    second = control.send(store, "run-1", "reset-reference", {}, why="", by="bob", force=False, key="k2")
+    second = control.send(
+        store, "run-1", "reset-reference", {}, why="", by=Principal("bob", "operator"), force=False, key="k2"
+    )
     store.claim("run-1", time.time())
     store.settle("run-1", second.command_id, CommandStatus.REJECTED, time.time(), step=32, result="refused: collapse")
     page.run()
@@ -137,3 +142,16 @@ def test_the_confirmation_is_not_remembered(store_dir):
     opened(page)
     assert page.text_input(key="typed").value == ""
     assert page.button(key="send").disabled
+
+
+def test_a_viewer_may_look_and_not_send(store_dir, store, looks):
+    """The buttons cannot be pressed; and a browser that presses them all the same, the dialog open, is refused."""
+    write_run(store_dir)
+    looks("eve", "viewer")
+    page = run_page()
+    assert page.button(key="reset-open").disabled
+    page.session_state[asking.PENDING] = ("run-1", "save-checkpoint", "key")
+    page.run().button(key="send").click().run()
+    assert no_traceback(page)
+    assert "eve may look and not command" in page.code[0].value
+    assert store.commands("run-1") == []

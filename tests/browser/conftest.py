@@ -9,23 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from real_dashboard import ROOT, environment
 from waiting import until
 
 from rlwatch.cli import app_server
+from rlwatch.cli.app_login import Login, Token, place
 from rlwatch.store.url import open_store
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 PATIENCE_MS = 120_000
 """How long a page is waited for: far longer than it takes on a busy machine, since nothing is asserted of its speed."""
 HARMLESS = ("Failed to load resource: the server responded with a status of 404",)
 """Streamlit probes for a base path on deep links; two 404s belong to it."""
-
-
-def environment() -> dict[str, str]:
-    """This process's, with the checkout importable and one thread for the arithmetic."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -84,16 +79,25 @@ def train(tmp_path, store_url):
             process.wait()
 
 
+TOKENS = {"operator": "the operator's token", "viewer": "a viewer's own token"}
+
+
 @pytest.fixture
 def app(store_url, monkeypatch):
     """Address of the app over ``store_url``, started as ``rlwatch ui`` starts it."""
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    port = app_server.free_port("127.0.0.1")
-    server = app_server.start(app_server.app_script(), "127.0.0.1", port, store_url, quiet=True)
-    address = app_server.address("127.0.0.1", port)
-    problem = app_server.wait_healthy(server, address)
-    yield address if problem is None else pytest.fail(problem)
+    where = place("127.0.0.1", app_server.free_port("127.0.0.1"))
+    login = Login({role: Token(token) for role, token in TOKENS.items()}, "what sessions are signed with")
+    server = app_server.start(app_server.app_script(), where, login, store_url, quiet=True)
+    problem = app_server.wait_healthy(server, where.local)
+    yield where.local if problem is None else pytest.fail(problem)
     app_server.stop(server)
+
+
+def log_in(context, app, role="operator", name="ann"):
+    """Give a browser a session, as the form of the login page does."""
+    answer = context.request.post(f"{app}/login", form={"token": TOKENS[role], "name": name}, max_redirects=0)
+    assert answer.status == 303
 
 
 def chromium() -> str:
@@ -122,8 +126,12 @@ def browser():
 
 @pytest.fixture
 def page(browser, request):
-    """A fresh page that fails its test on any script error; its last picture is kept in ``screenshots/``."""
+    """A fresh page, logged in as operator ann, that fails its test on any script error or breach of the content policy;
+    its last picture is kept in ``screenshots/``.
+    """
     context = browser.new_context(viewport={"width": 1500, "height": 1000})
+    if "app" in request.fixturenames:
+        log_in(context, request.getfixturevalue("app"))
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     errors = []

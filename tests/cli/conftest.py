@@ -9,14 +9,25 @@ import pytest
 from cli_helpers import Inbox, Invoke
 from typer.testing import CliRunner, Result
 
-VARIABLES = ("RLWATCH_STORE", "RLWATCH_WEBHOOK_URL", "RLWATCH_WEBHOOK_SECRET", "RLWATCH_DEBUG", "RLWATCH_RUN_ID")
+VARIABLES = (
+    "RLWATCH_STORE",
+    "RLWATCH_WEBHOOK_URL",
+    "RLWATCH_WEBHOOK_SECRET",
+    "RLWATCH_DEBUG",
+    "RLWATCH_RUN_ID",
+    "RLWATCH_UI_TOKEN",
+    "RLWATCH_UI_TOKEN_FILE",
+    "RLWATCH_UI_VIEWER_TOKEN",
+    "RLWATCH_UI_VIEWER_TOKEN_FILE",
+)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No store, webhook or debug flag of the machine that runs the tests leaks in."""
+    """No store, webhook, token or debug flag of the machine that runs the tests leaks in, and no secret out."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path / ".state"))
     monkeypatch.chdir(tmp_path)
 
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import http.server
+import json
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlwatch
 from rlwatch.cli import app_server
+from rlwatch.cli.app_login import Login, Token, place
 from rlwatch.errors import ConfigError, MissingExtraError
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"])
-def test_loopback_addresses_are_served(host: str) -> None:
-    """All of 127/8 is this machine."""
-    app_server.require_loopback(host)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "example.org", "", "127.0.0.1.example.org"])
-def test_other_addresses_are_refused_with_a_way_round(host: str) -> None:
-    """Until there is a login, whoever reaches the dashboard may send commands."""
-    with pytest.raises(ConfigError, match=r"no login yet.*ssh -L"):
-        app_server.require_loopback(host)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:
@@ -75,43 +65,52 @@ def test_a_missing_streamlit_is_answered_with_what_to_install(monkeypatch: pytes
         app_server.require_streamlit()
 
 
-def test_the_server_watches_no_files_and_reports_nothing_home() -> None:
-    """Nor shows it tracebacks to whoever looks."""
-    command = app_server.server_command(Path("main.py"), "127.0.0.1", 8501)
-    flags = dict(zip(command[6::2], command[7::2], strict=True))
+LOGIN = Login({"operator": Token("an operator's token"), "viewer": Token("a viewer's token", "FILE")}, "a secret")
 
-    assert command[:6] == [sys.executable, "-P", "-m", "streamlit", "run", "main.py"]
-    assert flags == {
-        "--server.address": "127.0.0.1",
-        "--server.port": "8501",
-        "--server.headless": "true",
-        "--server.fileWatcherType": "none",
-        "--browser.gatherUsageStats": "false",
-        "--client.showErrorDetails": "none",
+
+def handed_over(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the server is told: by us, and Streamlit by us."""
+    return json.loads(environment["RLWATCH_UI_SETTINGS"]), json.loads(environment["RLWATCH_UI_SETTINGS_STREAMLIT"])
+
+
+def test_the_server_watches_no_files_and_reports_nothing_home() -> None:
+    """Nor shows it tracebacks to whoever looks, or an address without a token."""
+    _, streamlit = handed_over(app_server.server_environment(place("::1", 8501, base_path="/x/"), LOGIN, None))
+
+    assert streamlit == {
+        "server.address": "::1",
+        "server.port": 8501,
+        "server.baseUrlPath": "x",
+        "server.headless": True,
+        "server.fileWatcherType": "none",
+        "server.enableCORS": True,
+        "server.enableXsrfProtection": True,
+        "server.xsrfCookieSameSite": "strict",
+        "browser.gatherUsageStats": False,
+        "client.showErrorDetails": "none",
+        "logger.hideWelcomeMessage": True,
     }
 
 
-def test_the_server_learns_the_store_and_answers_to_local_names_only() -> None:
-    """A person's own list of names is respected, the rest of the environment kept."""
-    given = {"PATH": "/bin", "RLWATCH_STORE": "old"}
+def test_no_secret_stands_on_the_command_line() -> None:
+    """Every user of the machine can read it. The environment is its owner's alone."""
+    assert app_server.server_command(Path("main.py")) == [sys.executable, "-P", "main.py"]
 
-    environment = app_server.server_environment("127.0.0.5", "/data/runs", given)
+
+def test_the_server_learns_the_store_and_who_may_come_in() -> None:
+    """Tokens that were set reach it by this one way only; the rest of the environment is kept."""
+    given = {"PATH": "/bin", "RLWATCH_STORE": "old", "RLWATCH_UI_TOKEN": "x" * 16}
+
+    environment = app_server.server_environment(place("127.0.0.5", 80), LOGIN, "/data/runs", given)
+    settings, _ = handed_over(environment)
 
     assert environment["RLWATCH_STORE"] == "/data/runs"
-    assert environment["PATH"] == "/bin"
-    assert environment["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "localhost 127.0.0.1 ::1 127.0.0.5"
-    assert app_server.server_environment("::1", None, given)["RLWATCH_STORE"] == str(Path("old").absolute())
-    own = given | {"STREAMLIT_SERVER_ALLOWED_HOSTS": "box.lan"}
-    assert app_server.server_environment("::1", None, own)["STREAMLIT_SERVER_ALLOWED_HOSTS"] == "box.lan"
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("[::1]", "http://[::1]:80")],
-)
-def test_an_ipv6_address_is_bracketed_once(host: str, url: str) -> None:
-    """As browsers want it."""
-    assert app_server.address(host, 80) == url
+    assert (environment["PATH"], "RLWATCH_UI_TOKEN" in environment) == ("/bin", False)
+    assert settings["tokens"] == {"operator": "an operator's token", "viewer": "a viewer's token"}
+    assert settings["origins"] == ["http://localhost", "http://127.0.0.1", "http://[::1]", "http://127.0.0.5"]
+    assert app_server.server_environment(place("::1", 80), LOGIN, None, given)["RLWATCH_STORE"] == str(
+        Path("old").absolute()
+    )
 
 
 class Health(http.server.BaseHTTPRequestHandler):

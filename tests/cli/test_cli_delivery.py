@@ -90,7 +90,7 @@ def test_the_dashboard_delivers_while_it_is_open(
     """Here a stand-in, which ends when a message has arrived."""
     ended = tmp_path / "ended"
     code = f"import pathlib, time\nwhile not pathlib.Path({str(ended)!r}).exists(): time.sleep(0.05)"
-    monkeypatch.setattr(app_server, "server_command", lambda script, host, port: [sys.executable, "-c", code])
+    monkeypatch.setattr(app_server, "server_command", lambda script: [sys.executable, "-c", code])
     received = inbox.arrived.set
     monkeypatch.setattr(inbox.arrived, "set", lambda: (received(), ended.touch()))
 
@@ -105,7 +105,7 @@ def test_the_exit_code_of_a_dashboard_that_ends_by_itself_is_passed_on(
     tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash must not look like an end."""
-    monkeypatch.setattr(app_server, "server_command", lambda script, host, port: [sys.executable, "-c", "exit(7)"])
+    monkeypatch.setattr(app_server, "server_command", lambda script: [sys.executable, "-c", "exit(7)"])
 
     result = invoke("ui", "--store", tmp_path / "runs", "--port", app_server.free_port("127.0.0.1"))
 

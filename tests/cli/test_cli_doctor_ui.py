@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from cli_helpers import Invoke, record_run, strict
 
 import rlwatch
-from rlwatch.cli import app_server
+from rlwatch.cli import app_login, app_server, ui
 from rlwatch.cli.checks import Level, installation, storage
 from rlwatch.store.sqlite import netfs
 from rlwatch.store.url import open_store
@@ -156,15 +157,6 @@ def test_a_wrong_file_is_refused(content: str, tmp_path: Path, invoke: Invoke) -
         assert str(arguments[2]) in result.stderr
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7"])
-def test_the_dashboard_is_not_shown_to_the_network(host: str, invoke: Invoke) -> None:
-    """Exit code 2 and the reason."""
-    result = invoke("ui", "--host", host)
-
-    assert result.exit_code == 2
-    assert "no login yet" in result.stderr
-
-
 def test_a_missing_streamlit_is_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install."""
     monkeypatch.setattr(app_server, "find_spec", lambda name: None)
@@ -200,7 +192,7 @@ def test_a_dashboard_that_does_not_start_exits_1_with_what_it_said(
 ) -> None:
     """Its last words, on stderr."""
     command = [sys.executable, "-c", "raise SystemExit('the reason')"]
-    monkeypatch.setattr(app_server, "server_command", lambda script, host, port: command)
+    monkeypatch.setattr(app_server, "server_command", lambda script: command)
 
     result = invoke("ui", "--check", "--store", tmp_path / "runs")
 
@@ -209,36 +201,85 @@ def test_a_dashboard_that_does_not_start_exits_1_with_what_it_said(
     assert "the reason" in result.stderr
 
 
-def test_the_dashboard_answers_to_local_names_only_and_dies_with_its_command(tmp_path: Path) -> None:
-    """A page elsewhere that points its own name at this machine gets nothing."""
+def test_the_dashboard_prints_a_link_a_role_and_dies_with_its_command(tmp_path: Path) -> None:
+    """The links let in; nothing else printed does, and a stranger gets the login page."""
     port = app_server.free_port("127.0.0.1")
     command = [sys.executable, "-u", "-m", "rlwatch.cli", "ui", "--port", str(port), "--store", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    environment = {**os.environ, "RLWATCH_STATE_DIR": str(tmp_path / "state")}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
+    )
     try:
-        url = app_server.address("127.0.0.1", port)
+        url = f"http://127.0.0.1:{port}"
         assert app_server.wait_healthy(process, url) is None
-        assert _websocket_status(port, f"localhost:{port}") == 101
-        assert _websocket_status(port, "evil.example") in {400, 403}
+        assert app_server.refuses_strangers(url) is None
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=600)
+        said, _ = process.communicate(timeout=600)
     finally:
         process.kill()
 
     assert process.returncode == 0
+    links = re.findall(
+        r"(operator|viewer) +reads(?: and commands)? +(http://127\.0\.0\.1:\d+/login\?token=\S{43})\n", said
+    )
+    assert [role for role, _ in links] == ["operator", "viewer"]
+    assert len({link for _, link in links}) == 2
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url, timeout=5)
 
 
-def _websocket_status(port: int, host: str) -> int:
-    """The answer to a browser's wish to open the dashboard's websocket under the name ``host``."""
-    lines = [
-        "GET /_stcore/stream HTTP/1.1",
-        f"Host: {host}",
-        "Connection: Upgrade",
-        "Upgrade: websocket",
-        "Sec-WebSocket-Version: 13",
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-    ]
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall("\r\n".join([*lines, "", ""]).encode())
-        return int(connection.recv(64).split()[1])
+def test_beyond_loopback_without_tls_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
+) -> None:
+    """On stderr, with the two ways out; a token that was set is not printed."""
+    monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("RLWATCH_UI_TOKEN", "correct horse battery")
+    monkeypatch.setattr(ui, "_serve", lambda *given: 0)
+    port = str(app_server.free_port("127.0.0.1"))
+
+    plain = invoke("ui", "--host", "0.0.0.0", "--port", port, "--store", tmp_path / "runs")
+    proxied = invoke(
+        "ui",
+        "--port",
+        port,
+        "--store",
+        tmp_path / "runs",
+        "--behind-proxy",
+        "127.0.0.1",
+        "--public-url",
+        "https://gpu.example.org/rl",
+    )
+
+    assert "plain HTTP beyond this machine" in plain.stderr
+    assert "docs/dashboard.md" in plain.stderr
+    assert "ssh -L" in plain.stderr
+    assert (proxied.exit_code, proxied.stderr) == (0, "")
+    assert "https://gpu.example.org/rl/  (token: RLWATCH_UI_TOKEN)" in proxied.stdout
+    assert "https://gpu.example.org/rl/login?token=" in proxied.stdout
+    assert "correct horse" not in plain.output + proxied.output
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "words"),
+    [(None, Level.OK, "first rlwatch ui"), (0o600, Level.OK, "yours alone"), (0o644, Level.FAIL, "chmod 600")],
+)
+def test_doctor_says_whether_sessions_are_safe(
+    mode: int | None, level: Level, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The secret they are signed with is the user's alone, or `rlwatch ui` will not start."""
+    monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path))
+    if mode is not None:
+        app_login.session_secret()
+        app_login.secret_path().chmod(mode)
+
+    check = installation.dashboard_login()
+
+    assert (check.level, words in check.text) == (level, True)
+
+
+def test_doctor_tells_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `rlwatch ui` would."""
+    monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("RLWATCH_UI_TOKEN", "1234")
+
+    assert "RLWATCH_UI_TOKEN has 4 characters" in installation.dashboard_login().text

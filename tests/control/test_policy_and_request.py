@@ -1,6 +1,7 @@
 """Asking and refusing: what a request is as a row, when a reset is vetoed, and in which words."""
 
-import getpass
+import os
+import pwd
 import socket
 
 import pytest
@@ -121,16 +122,15 @@ def test_two_requests_are_two_commands_unless_they_share_a_key(store):
     assert len(store.commands("r")) == 3
 
 
-@pytest.mark.parametrize("error", [KeyError("uid"), OSError("no passwd")])
-def test_a_container_without_users_still_has_a_host(monkeypatch, error):
-    """Nobody is called unknown for want of a name."""
+def test_a_command_carries_the_account_it_comes_from(monkeypatch):
+    """As the system knows it, whatever the environment says; in a container without users, its number."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "somebody-else")
+    user, host = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname()
 
-    def nobody():
-        raise error
-
-    monkeypatch.setattr(getpass, "getuser", nobody)
-
-    assert whoami() == f"unknown@{socket.gethostname()}"
+    assert whoami() == f"{user}@{host}"
+    monkeypatch.setattr(os, "getuid", lambda: 4_242_424)
+    assert whoami() == f"uid4242424@{host}"
 
 
 def test_a_pending_command_shows_what_was_asked_and_is_answered_once():

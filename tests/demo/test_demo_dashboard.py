@@ -16,11 +16,26 @@ def stand_in(tmp_path, program):
 
 
 def test_it_is_the_ordinary_command_on_a_loopback_port(tmp_path):
-    """What a user would type, with the store given."""
+    """What a user would type, with the store given; the token goes by the environment, which others cannot read."""
     dashboard = Dashboard("sqlite:///runs", tmp_path)
 
     assert dashboard._command[1:7] == ["-P", "-m", "rlwatch.cli", "ui", "--store", "sqlite:///runs"]
-    assert dashboard.url == f"http://127.0.0.1:{dashboard._command[-1]}"
+    address, token = dashboard.url.split("/login?token=")
+    assert address == f"http://127.0.0.1:{dashboard._command[-1]}"
+    assert len(token) == 43
+    assert token not in " ".join(dashboard._command)
+
+
+def test_its_link_is_that_of_an_operator(tmp_path, monkeypatch):
+    """Whatever token the user has set for dashboards of their own."""
+    monkeypatch.setenv("RLWATCH_UI_TOKEN_FILE", "/elsewhere")
+    program = "import os; print(sorted((n, v) for n, v in os.environ.items() if n.startswith('RLWATCH_UI')))"
+
+    with stand_in(tmp_path, program) as dashboard:
+        dashboard.wait()
+
+    token = dashboard.url.split("token=")[1]
+    assert (tmp_path / "dashboard.log").read_text() == f"{[('RLWATCH_UI_TOKEN', token)]}\n"
 
 
 def test_the_webhook_of_the_user_does_not_reach_it(tmp_path, monkeypatch):

@@ -10,7 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import rlwatch
+from rlwatch.cli import app_login
 from rlwatch.cli.checks import Check, Level
+from rlwatch.errors import ConfigError
 
 DISTRIBUTION = "rlwatch-monitor"
 NAMESAKE = "rlwatch"
@@ -24,7 +26,7 @@ WAL_RESET_FIXED = (3, 51, 3)
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "alerts": ("pydantic", "httpx", "tenacity"),
     "cli": ("typer", "rich"),
-    "app": ("streamlit",),
+    "app": ("streamlit", "limits"),
     "trl": ("torch", "transformers", "trl"),
     "transformers": ("torch", "transformers", "accelerate"),
     "wandb": ("wandb",),
@@ -90,6 +92,20 @@ def namesake() -> Check:
 def extras() -> list[Check]:
     """Each optional part: complete, or what it lacks."""
     return [_extra(name, packages) for name, packages in EXTRAS.items()]
+
+
+def dashboard_login() -> Check:
+    """Whether the dashboard's tokens and the secret its sessions are signed with are secret."""
+    path = app_login.secret_path()
+    try:
+        set_ones = [token.source for token in app_login.tokens().values() if token.source]
+        if path.exists():
+            app_login.session_secret(path)
+    except (ConfigError, OSError) as error:
+        return Check("dashboard", Level.FAIL, f"rlwatch ui will not start: {error}")
+    kept = f"{path}, yours alone" if path.exists() else f"{path}, which the first rlwatch ui makes"
+    chosen = f"; token from {' and '.join(set_ones)}" if set_ones else "; each start makes new tokens"
+    return Check("dashboard", Level.OK, f"sessions are signed with {kept}{chosen}")
 
 
 def _extra(name: str, packages: Iterable[str]) -> Check:

@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,15 +76,21 @@ def begin(rlwatch: str, verl: str) -> Heartbeat:
 
 def directory() -> Path:
     """Where the files lie."""
-    chosen = os.environ.get("RLWATCH_STATE_DIR")
+    return state_home() / "verl"
+
+
+def state_home(env: Mapping[str, str] | None = None) -> Path:
+    """Where rlwatch keeps what is this user's and no run's."""
+    env = os.environ if env is None else env
+    chosen = env.get("RLWATCH_STATE_DIR")
     if chosen:
-        return Path(chosen) / "verl"
-    base = os.environ.get("XDG_STATE_HOME")
+        return Path(chosen)
+    base = env.get("XDG_STATE_HOME")
     try:
         home = Path(base) if base else Path.home() / ".local" / "state"
     except RuntimeError:  # no home directory
         home = Path(tempfile.gettempdir())
-    return home / "rlwatch" / "verl"
+    return home / "rlwatch"
 
 
 def latest(limit: int = KEPT) -> list[Heartbeat]:

@@ -1,0 +1,461 @@
+"""The door of the dashboard: who comes in, as what, and what a browser may do with the pages.
+
+An ASGI middleware around Streamlit's own application. Every request, over HTTP and websocket alike, must name this
+dashboard (``Host``), come from its own pages (``Origin``) and carry a session; whoever has none is asked for a token.
+The script learns who it is by two headers that only this door can set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import html
+import ipaddress
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
+
+import streamlit as st
+from itsdangerous import BadSignature, URLSafeTimedSerializer
+from limits import RateLimitItem, parse
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+from streamlit.file_util import get_static_dir
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from .control import NAME_HEADER, ROLE_HEADER
+
+HERE = Path(__file__).resolve().parent
+SETTINGS = "RLWATCH_UI_SETTINGS"
+"""The variable in which ``rlwatch ui`` hands over what :class:`Settings` holds."""
+
+SESSION_S = 7 * 24 * 3600
+"""How long a session lasts, in seconds."""
+
+TRIES_OF_ONE, TRIES_OF_ALL = "10/minute", "100/minute"
+"""Wrong tokens an address, and everybody together, may try."""
+
+NAME_LENGTH = 80
+FORM_BYTES = 8192
+PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the door must know.
+
+    Parameters
+    ----------
+    origins
+        The only ones it answers to, as ``http://localhost:8501``.
+    wildcard
+        Whether the address a request reached counts as one of them.
+    port
+        The port it listens on; names the cookie, for cookies know no ports.
+    base_path
+        ``""`` or ``/name``.
+    tokens
+        Role -> token.
+    secret
+        What sessions are signed with; differs by store and by token that was set.
+    proxies
+        Networks whose forwarded headers are believed.
+    user_header
+        The header in which such a proxy names the person, in lower case.
+    """
+
+    origins: Sequence[str]
+    port: int
+    tokens: Mapping[str, str] = field(repr=False)
+    secret: str = field(repr=False)
+    base_path: str = ""
+    wildcard: bool = False
+    proxies: Sequence[str] = ()
+    user_header: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Who came in, as what, until when."""
+
+    role: str
+    name: str
+    until: float
+
+
+class Gate:
+    """Lets a request through to ``app`` if it names us, comes from us and carries a session."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._by_host = {urlsplit(origin).netloc: origin for origin in settings.origins}
+        self._cookie = f"rlwatch-{settings.port}"
+        self._signer = URLSafeTimedSerializer(settings.secret, salt="rlwatch ui session")
+        self._tries = Tries()
+        self._networks = [ipaddress.ip_network(network) for network in settings.proxies]
+        self._judged: ASGIApp = self._judge
+        if settings.proxies:
+            self._judged = ProxyHeadersMiddleware(self._judge, trusted_hosts=list(settings.proxies))  # type: ignore[arg-type, assignment]
+        self._policy = content_policy()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Judge requests; what starts and stops the application passes."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] in {"http.response.start", "websocket.http.response.start"}:
+                headers = MutableHeaders(scope=message)
+                for name, value in {**SECURITY_HEADERS, "content-security-policy": self._policy}.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        ours = {NAME_HEADER.encode(), ROLE_HEADER.encode()}
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0].lower() not in ours]
+        scope["rlwatch.proxied"] = self._from_proxy(scope)
+        await self._judged(scope, receive, guarded)
+
+    async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = HTTPConnection(scope)
+        session = None
+        answer = self._misplaced(connection)
+        if answer is None and connection.scope["path"] == f"{self._settings.base_path}/_stcore/health":
+            await self._app(scope, receive, send)
+            return
+        if answer is None:
+            session = self._session(connection)
+            answer = await self._door(connection, session, receive) if scope["type"] == "http" else None
+        if answer is None and session is not None:
+            await self._let_in(scope, receive, send, session)
+        elif scope["type"] == "websocket":
+            await _deny(scope, receive, send, answer or PlainTextResponse("Log in first.\n", 401))
+        else:
+            await (answer or self._ask(connection))(scope, receive, send)
+
+    # -- where a request comes from
+
+    def _origin(self, connection: HTTPConnection) -> str | None:
+        """The origin that the request names, if it is one of ours."""
+        hosts = connection.headers.getlist("host")
+        host = hosts[0].lower() if len(hosts) == 1 else ""
+        server = connection.scope.get("server")
+        if self._settings.wildcard and server:
+            shown = f"[{server[0]}]" if ":" in server[0] else server[0]
+            if host == f"{shown.removeprefix('::ffff:')}:{server[1]}":
+                return f"http://{host}"
+        return self._by_host.get(host)
+
+    def _misplaced(self, connection: HTTPConnection) -> Response | None:
+        """The answer to a request under a foreign name or from a foreign page; None: it is neither."""
+        ours = self._origin(connection)
+        if ours is None:
+            known = ", ".join(self._settings.origins)
+            return PlainTextResponse(
+                f"This dashboard answers to {known} only. Reached through a tunnel or a proxy under another address: "
+                "start it with --public-url ADDRESS.\n",
+                421,
+            )
+        origins = connection.headers.getlist("origin")
+        websocket = connection.scope["type"] == "websocket"
+        if (websocket and origins != [ours]) or any(origin != ours for origin in origins):
+            return PlainTextResponse(f"Refused: {ours} does not take requests from pages of another origin.\n", 403)
+        site, mode = connection.headers.get("sec-fetch-site"), connection.headers.get("sec-fetch-mode")
+        safe = not websocket and connection.scope["method"] in SAFE_METHODS and mode == "navigate"
+        if site in {"cross-site", "same-site"} and not safe:
+            return PlainTextResponse("Refused: another site's page may link here, and nothing else.\n", 403)
+        return None
+
+    def _from_proxy(self, scope: Scope) -> bool:
+        client = scope.get("client")
+        try:
+            peer = ipaddress.ip_address(client[0]) if client else None
+        except ValueError:
+            return False
+        return peer is not None and any(peer in network for network in self._networks)
+
+    # -- logging in and out
+
+    async def _door(self, connection: HTTPConnection, session: Session | None, receive: Receive) -> Response | None:
+        """The answer of the door itself: to a token, to who leaves; None where the request is meant for the app."""
+        method, path, base = connection.scope["method"], connection.scope["path"], self._settings.base_path
+        if path == f"{base}/logout":
+            return self._log_out(connection)
+        if path == f"{base}/login" and method == "POST":
+            form = await _form(receive)
+            return self._log_in(connection, session, {**form, "token": _bare(form.get("token", ""))})
+        if path == f"{base}/login" and method == "GET":
+            link = dict(parse_qsl(_query(connection)))
+            if "token" in link:
+                return self._log_in(connection, session, link)
+            return RedirectResponse(f"{base}/", 303) if session else self._ask(connection)
+        return None
+
+    def _log_in(self, connection: HTTPConnection, session: Session | None, given: Mapping[str, str]) -> Response:
+        """A session for ``token``, in the ``name`` given, and on to ``next``; or the form again."""
+        client = connection.client.host if connection.client else ""
+        after = self._inside(given.get("next", ""))
+        if wait_s := self._tries.wait_s(client):
+            words = f"Too many wrong tokens. Try again in {wait_s} s; who is logged in is not affected."
+            return self._ask(connection, words, 429, {"retry-after": str(wait_s)}, after)
+        role = self._role(given["token"])
+        if role is None:
+            self._tries.count(client)
+            words = "That is not a token of this dashboard. Each start of rlwatch ui makes new ones."
+            return self._ask(connection, words, after=after)
+        before = session.name if session and session.role == role else ""
+        who = _tidy(given.get("name", "")) or before or f"{role}@{socket.gethostname()}"
+        answer = RedirectResponse(after, 303, {"cache-control": "no-store"})
+        answer.set_cookie(
+            self._cookie,
+            self._signer.dumps({"role": role, "name": who, "id": secrets.token_hex(8)}),
+            max_age=SESSION_S,
+            path=f"{self._settings.base_path}/",
+            secure=str(self._origin(connection)).startswith("https:"),
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    def _role(self, token: str) -> str | None:
+        """Every token is compared, whichever it is: how long it takes tells nothing."""
+        given = token.encode("utf-8", "replace")
+        found = [role for role, value in self._settings.tokens.items() if secrets.compare_digest(given, value.encode())]
+        return found[0] if found else None
+
+    def _inside(self, after: str) -> str:
+        """Where to go after the login: a page of ours, whatever the form says."""
+        base = self._settings.base_path
+        try:
+            parts = urlsplit(after)
+        except ValueError:
+            return f"{base}/"
+        within = parts.path.startswith(f"{base}/") and not parts.path.startswith("//") and "\\" not in after
+        if parts.scheme or parts.netloc or not within or parts.path in {f"{base}/login", f"{base}/logout"}:
+            return f"{base}/"
+        return after
+
+    def _log_out(self, connection: HTTPConnection) -> Response:
+        answer = self._ask(connection, "You are logged out.", 200, after="")
+        answer.delete_cookie(self._cookie, path=f"{self._settings.base_path}/", httponly=True, samesite="strict")
+        return answer
+
+    def _ask(
+        self,
+        connection: HTTPConnection,
+        says: str = "",
+        status: int = 401,
+        headers: Mapping[str, str] | None = None,
+        after: str | None = None,
+    ) -> Response:
+        """The login page; plain words for whoever did not ask for a page."""
+        fetched = {name: connection.headers.get(f"sec-fetch-{name}") for name in ("site", "mode")}
+        if not says and fetched == {"site": "cross-site", "mode": "navigate"}:
+            return again(connection)
+        if "text/html" not in connection.headers.get("accept", ""):
+            return PlainTextResponse((says or "Log in first.") + "\n", status, dict(headers or {}))
+        if after is None:
+            after = _here(connection)
+        return login_page(self._settings.base_path, says, after, status, headers)
+
+    # -- inside
+
+    def _session(self, connection: HTTPConnection) -> Session | None:
+        """The session of the request, if it carries one that is signed by us and not over."""
+        try:
+            held, since = self._signer.loads(
+                connection.cookies.get(self._cookie, ""), max_age=SESSION_S, return_timestamp=True
+            )
+            role, name = str(held["role"]), str(held["name"])
+        except (BadSignature, KeyError, TypeError):
+            return None
+        header = self._settings.user_header
+        if header and connection.scope.get("rlwatch.proxied"):
+            name = _tidy(connection.headers.get(header, "")) or name
+        return Session(role, name, since.timestamp() + SESSION_S) if role in self._settings.tokens else None
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send, session: Session) -> None:
+        """Through to the app, which is told who it is; a websocket lasts no longer than its session."""
+        told = {NAME_HEADER: quote(session.name), ROLE_HEADER: session.role}
+        headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in told.items())]
+        inner = {**scope, "headers": headers}
+        if scope["type"] == "http":
+            await self._app(inner, receive, send)
+            return
+        try:
+            async with asyncio.timeout(session.until - time.time()):
+                await self._app(inner, receive, send)
+        except TimeoutError:
+            with suppress(RuntimeError):  # it may have closed just now
+                await send({"type": "websocket.close", "code": 1008, "reason": "the session is over"})
+
+
+class Tries:
+    """Counts wrong tokens, by address and all together."""
+
+    def __init__(self) -> None:
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._one, self._all = parse(TRIES_OF_ONE), parse(TRIES_OF_ALL)
+
+    def wait_s(self, client: str) -> int:
+        """Seconds until this address may try again; 0: now."""
+        waits = [self._wait_s(self._one, _household(client)), self._wait_s(self._all, "everybody")]
+        return max(waits)
+
+    def _wait_s(self, item: RateLimitItem, key: str) -> int:
+        if self._limiter.test(item, key):
+            return 0
+        return max(1, round(self._limiter.get_window_stats(item, key).reset_time - time.time()))
+
+    def count(self, client: str) -> None:
+        """One more wrong token."""
+        self._limiter.hit(self._one, _household(client))
+        self._limiter.hit(self._all, "everybody")
+
+
+def _household(client: str) -> str:
+    """The address; of IPv6 the network of one customer, who has 2**64 addresses to try from."""
+    try:
+        address = ipaddress.ip_address(client)
+    except ValueError:
+        return client
+    return str(address) if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _query(connection: HTTPConnection) -> str:
+    return str(connection.scope["query_string"].decode("latin-1"))
+
+
+def _here(connection: HTTPConnection) -> str:
+    """Path and query of the request, as in an address."""
+    query = _query(connection)
+    return quote(connection.scope["path"], PATH_CHARACTERS) + (f"?{query}" if query else "")
+
+
+def _tidy(name: str) -> str:
+    """A name on one line, without what cannot be seen."""
+    return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:NAME_LENGTH]
+
+
+def _bare(token: str) -> str:
+    """The token, also of somebody who pasted the whole link."""
+    token = token.strip()
+    found = re.search(r"[?&]token=([^&#\s]+)", token)
+    return unquote(found[1]) if found else token
+
+
+async def _form(receive: Receive) -> dict[str, str]:
+    """The fields of a small form; of a large one, none."""
+    body = b""
+    while len(body) <= FORM_BYTES:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+            return {name: values[0] for name, values in fields.items()} if len(body) <= FORM_BYTES else {}
+    return {}
+
+
+async def _deny(scope: Scope, receive: Receive, send: Send, answer: Response) -> None:
+    """Refuse a websocket before it is one."""
+    websocket = WebSocket(scope, receive, send)
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await websocket.send_denial_response(answer)
+    else:
+        await websocket.close(1008)
+
+
+# -- pages of the door
+
+
+def login_page(
+    base_path: str, says: str, after: str, status: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The form that asks for a token. It needs no script, and its policy allows none."""
+    page = Template((HERE / "login.html").read_text(encoding="utf-8")).substitute(
+        action=html.escape(f"{base_path}/login"),
+        after=html.escape(after),
+        says=f'<p class="says" role="alert">{html.escape(says)}</p>' if says else "",
+    )
+    return HTMLResponse(page, status, {**_page_headers(page), **(headers or {})})
+
+
+def again(connection: HTTPConnection) -> Response:
+    """Ask once more, from here: a strict cookie does not come along on a link from another site (a chat, a mail)."""
+    address = html.escape(_here(connection))
+    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}"><title>rlwatch</title>'
+    return HTMLResponse(page, 401, _page_headers(page))
+
+
+def _page_headers(page: str) -> dict[str, str]:
+    styles = " ".join(_hashes(page, "style")) or "'none'"
+    return {
+        "content-security-policy": f"default-src 'none'; style-src {styles}; img-src data:; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'",
+        # Without a referrer a browser would send "Origin: null" with the form.
+        "referrer-policy": "same-origin",
+        "cache-control": "no-store",
+    }
+
+
+def content_policy() -> str:
+    """The strictest policy Streamlit lives with; docs/dashboard.md says why each relaxation is there."""
+    index = Path(get_static_dir(), "index.html").read_text(encoding="utf-8")
+    rules = {
+        "default-src": "'none'",
+        "script-src": " ".join(["'self'", "blob:", *_hashes(index, "script")]),
+        "style-src": "'self' 'unsafe-inline'",
+        "img-src": "'self' data:",
+        "font-src": "'self' data:",
+        "connect-src": "'self'",
+        "form-action": "'none'",
+        "base-uri": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def _hashes(page: str, tag: str) -> list[str]:
+    """What allows the inline scripts or styles of ``page``, and no others."""
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found]
+
+
+def serve() -> None:
+    """Serve the app behind its door until told to stop."""
+    settings = Settings(**json.loads(os.environ.pop(SETTINGS)))
+    os.environ["FORWARDED_ALLOW_IPS"] = ""  # the door itself decides whom to believe
+    # Each websocket refused with an answer is an error to uvicorn 0.54: anybody could fill the log.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: "without completing handshake" not in record.getMessage()
+    )
+    options = json.loads(os.environ.pop(f"{SETTINGS}_STREAMLIT"))
+    st.App(HERE / "main.py", middleware=[Middleware(Gate, settings=settings)]).run(config=options)

@@ -1,0 +1,298 @@
+"""Who may use the dashboard, and where: its tokens, the secret its sessions are signed with, its origins."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import secrets
+import socket
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+from rlwatch.errors import ConfigError
+
+OPERATOR, VIEWER = "operator", "viewer"
+VARIABLES = {OPERATOR: "RLWATCH_UI_TOKEN", VIEWER: "RLWATCH_UI_VIEWER_TOKEN"}
+"""The variable that sets the token of each role; with ``_FILE`` appended, the one that names a file with it."""
+
+SHORTEST_TOKEN = 16
+"""Characters of a token that a person may choose."""
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+DEFAULT_PORTS = {"http": 80, "https": 443}
+SECRET_FILE = "ui-secret"  # noqa: S105  (a file's name)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What opens the dashboard to one role; ``source`` says where it was set, empty: made for this start."""
+
+    value: str = field(repr=False)
+    source: str = ""
+
+
+def tokens(env: Mapping[str, str] | None = None) -> dict[str, Token]:
+    """The token of each role: the one that is set, else a new one. Raises ``ConfigError`` for one that is no secret."""
+    env = os.environ if env is None else env
+    found = {role: _configured(name, env) or Token(secrets.token_urlsafe(32)) for role, name in VARIABLES.items()}
+    if found[OPERATOR].value == found[VIEWER].value:
+        raise ConfigError(f"{' and '.join(VARIABLES.values())} are the same: a viewer would be an operator")
+    return found
+
+
+def _configured(name: str, env: Mapping[str, str]) -> Token | None:
+    file = env.get(f"{name}_FILE")
+    if file:
+        value, source = _private_text(Path(file).expanduser()).strip(), f"{file} ({name}_FILE)"
+    else:
+        value, source = env.get(name, "").strip(), name
+    if not value and not file:
+        return None
+    if len(value) < SHORTEST_TOKEN or not value.isascii() or not value.isprintable():
+        raise ConfigError(
+            f"the token in {source} has {len(value)} characters: it takes at least {SHORTEST_TOKEN}, all of them "
+            "ASCII; make one with: openssl rand -base64 32"
+        )
+    return Token(value, source)
+
+
+def _private_text(path: Path) -> str:
+    """What stands in ``path``. Raises ``ConfigError`` if it cannot be read or others can read it, too."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            state = os.fstat(file.fileno())
+            text = file.read(4096)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if stat.S_IMODE(state.st_mode) & 0o077 or state.st_uid not in {os.getuid(), 0}:
+        mode, owner = stat.S_IMODE(state.st_mode), state.st_uid
+        raise ConfigError(
+            f"{path} is no secret: mode {mode:o}, owned by user {owner}; it must be yours alone: "
+            f"chown {os.getuid()} {path}; chmod 600 {path}"
+        )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """The tokens, and the secret that sessions are signed with; ``kept``: whether they outlive this start."""
+
+    tokens: Mapping[str, Token]
+    secret: str = field(repr=False)
+    kept: bool = True
+
+    @classmethod
+    def of_user(cls, env: Mapping[str, str] | None = None) -> Login:
+        """Those of this user. Raises ``ConfigError`` for a token or a secret that is none."""
+        chosen = tokens(env)
+        try:
+            return cls(chosen, session_secret(secret_path(env)))
+        except OSError:  # no home that can be written: sessions end with the server
+            return cls(chosen, secrets.token_urlsafe(48), kept=False)
+
+    def signing_key(self, store_url: str) -> str:
+        """What sessions of this store are signed with: another store's are worth nothing here, nor are those of a token
+        that somebody has set anew.
+        """
+        set_ones = [f"{role} {token.value}" for role, token in sorted(self.tokens.items()) if token.source]
+        text = json.dumps(
+            [self.secret, store_url if "://" in store_url else os.path.realpath(store_url or "rlwatch-runs"), *set_ones]
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def secret_path(env: Mapping[str, str] | None = None) -> Path:
+    """Where the secret of the sessions lies."""
+    from rlwatch.integrations.verl.heartbeat import state_home
+
+    return state_home(env) / SECRET_FILE
+
+
+def session_secret(path: Path | None = None) -> str:
+    """The secret that sessions are signed with: the user's own, kept so that they outlive the server.
+
+    Raises ``ConfigError`` if the file is not the user's alone, ``OSError`` where none can be kept.
+    """
+    path = path or secret_path()
+    if not path.exists():
+        _make_secret(path)
+    secret = _private_text(path).strip()
+    if len(secret) < SHORTEST_TOKEN:
+        raise ConfigError(f"{path} is damaged: remove it, and everybody logs in again")
+    return secret
+
+
+def _make_secret(path: Path) -> None:
+    """Whole or not at all; of two processes that make it at once, the first wins."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(48) + "\n")
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+        except OSError:  # a file system without hard links
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def forget_sessions(path: Path | None = None) -> None:
+    """End every session of this user's dashboards: the next start makes a new secret."""
+    (path or secret_path()).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the dashboard listens, and the addresses people know it by.
+
+    Parameters
+    ----------
+    host, port
+        What to listen on.
+    base_path
+        The path it lies under: ``""`` or ``/name``.
+    public
+        Origins (``https://gpu.example.org``) under which a proxy or a tunnel offers it.
+    proxies
+        Addresses and networks of the proxies whose forwarded headers are believed.
+    user_header
+        The header in which the proxy names the person.
+    """
+
+    host: str
+    port: int
+    base_path: str = ""
+    public: tuple[str, ...] = ()
+    proxies: tuple[str, ...] = ()
+    user_header: str = ""
+
+    @property
+    def wildcard(self) -> bool:
+        """Whether it listens on every interface."""
+        return self.host in {"0.0.0.0", "::"}  # noqa: S104
+
+    @property
+    def local(self) -> str:
+        """Its address for a process of this machine."""
+        return origin("http", {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)  # noqa: S104
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Every origin it answers to; what listens on every interface answers to the address that was reached, too."""
+        names = [*LOCAL_NAMES] if self.wildcard or is_loopback(self.host) else []
+        names += [] if self.wildcard else [self.host]
+        if not self.public and not is_loopback(self.host):
+            names += [socket.gethostname(), socket.getfqdn()]
+        return tuple(dict.fromkeys((*(origin("http", name, self.port) for name in names), *self.public)))
+
+    @property
+    def address(self) -> str:
+        """What a person opens."""
+        host = socket.gethostname() if self.wildcard else self.host
+        return f"{self.public[0] if self.public else origin('http', host, self.port)}{self.base_path}/"
+
+    def link(self, token: Token) -> str:
+        """What logs a person in."""
+        return f"{self.address}login?{urlencode({'token': token.value})}"
+
+    @property
+    def plain_beyond_loopback(self) -> bool:
+        """Whether tokens would cross a network unencrypted."""
+        if self.public:
+            return any(not url.startswith("https:") and not _loopback_origin(url) for url in self.public)
+        return not is_loopback(self.host)
+
+
+def place(
+    host: str,
+    port: int,
+    *,
+    base_path: str = "",
+    public_urls: Sequence[str] = (),
+    proxies: Sequence[str] = (),
+    user_header: str = "",
+) -> Place:
+    """A place from what was typed. Raises ``ConfigError`` for what cannot be one."""
+    urls = [_public(url) for url in public_urls]
+    paths = {path for _, path in urls} | ({_path(base_path)} if base_path else set())
+    if len(paths) > 1:
+        raise ConfigError(
+            "--base-path and every --public-url must name the same path, for the proxy passes it on as it is; got "
+            + ", ".join(sorted(path or "/" for path in paths))
+        )
+    if proxies and not urls:
+        raise ConfigError(
+            "--behind-proxy needs --public-url: the address that people open, as https://gpu.example.org/"
+        )
+    if user_header and not proxies:
+        raise ConfigError("--user-header needs --behind-proxy: from anybody else the header would be a claim")
+    if user_header and not re.fullmatch(r"[A-Za-z0-9-]+", user_header):
+        raise ConfigError(f"--user-header is no header's name: {user_header!r}")
+    return Place(
+        host.strip("[]").lower(),
+        port,
+        paths.pop() if paths else "",
+        tuple(dict.fromkeys(found for found, _ in urls)),
+        tuple(map(_network, proxies)),
+        user_header.lower(),
+    )
+
+
+def _public(url: str) -> tuple[str, str]:
+    """Origin and path of a public address."""
+    try:
+        parts: SplitResult = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--public-url {url!r}: {error}") from None
+    extra = parts.query or parts.fragment or parts.username or parts.password
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname or extra:
+        raise ConfigError(f"--public-url wants an address like https://gpu.example.org/rlwatch, got {url!r}")
+    return origin(parts.scheme, parts.hostname, port or DEFAULT_PORTS[parts.scheme]), _path(parts.path)
+
+
+def _path(path: str) -> str:
+    bare = path.strip("/")
+    if bare and not re.fullmatch(r"[\w~-][\w.~-]*(/[\w~-][\w.~-]*)*", bare, re.ASCII):
+        raise ConfigError(f"--base-path wants a path like /rlwatch, got {path!r}")
+    return f"/{bare}" if bare else ""
+
+
+def _network(address: str) -> str:
+    try:
+        return str(ipaddress.ip_network(address.strip(), strict=False))
+    except ValueError:
+        raise ConfigError(
+            f"--behind-proxy wants the proxy's address or network, as 127.0.0.1 or 10.0.0.0/24; got {address!r}"
+        ) from None
+
+
+def origin(scheme: str, host: str, port: int) -> str:
+    """As a browser writes it: IPv6 in brackets, the default port left out."""
+    bare = host.strip("[]").lower()
+    shown = f"[{bare}]" if ":" in bare else bare
+    return f"{scheme}://{shown}" + ("" if port == DEFAULT_PORTS[scheme] else f":{port}")
+
+
+def _loopback_origin(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")
+
+
+def is_loopback(host: str) -> bool:
+    """``localhost``, ``127.x.y.z`` or ``::1``; other names are not resolved."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,176 @@
+"""The door before a small application: what it lets through, as whom, and what it answers itself."""
+
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+from rlwatch_app import gate
+from rlwatch_app.control import NAME_HEADER, ROLE_HEADER
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+OURS = "http://localhost:8501"
+STREAM = "ws://localhost:8501/_stcore/stream"
+TOKENS = {"operator": "the operator's token", "viewer": "a viewer's own token"}
+
+
+async def behind(scope, receive, send):
+    """Answers with what it is told of who asks; a websocket with the same, and then listens."""
+    said = {name.decode(): value.decode() for name, value in scope["headers"]}
+    if scope["type"] == "http":
+        await JSONResponse(
+            {"name": said.get(NAME_HEADER), "role": said.get(ROLE_HEADER), "client": scope["client"][0]}
+        )(scope, receive, send)
+        return
+    websocket = WebSocket(scope, receive, send)
+    await websocket.accept()
+    await websocket.send_json({"name": said[NAME_HEADER], "role": said[ROLE_HEADER]})
+    with suppress(WebSocketDisconnect):
+        await websocket.receive_text()
+
+
+def door(base_url=OURS, client=("10.0.0.9", 5000), **more):
+    """A client of the door; it keeps cookies as a browser does."""
+    settings = gate.Settings(**{"origins": [OURS], "port": 8501, "tokens": TOKENS, "secret": "s" * 32, **more})
+    return TestClient(gate.Gate(behind, settings), base_url=base_url, client=client, follow_redirects=False)
+
+
+def inside(client, role="operator", name="ann"):
+    """The same, logged in."""
+    assert client.post("/login", data={"token": TOKENS[role], "name": name}).status_code == 303
+    return client
+
+
+def test_the_application_learns_who_it_is_and_nobody_else_can_say_so():
+    """Whatever a client writes into these headers, in any spelling and number."""
+    client = inside(door(), "viewer", "Zoë")
+    forged = [("X-RLWATCH-ROLE", "operator"), ("x-rlwatch-role", "operator"), ("X-Rlwatch-Name", "root")]
+
+    assert client.get("/", headers=forged).json() | {"client": ""} == {
+        "name": "Zo%C3%AB",
+        "role": "viewer",
+        "client": "",
+    }
+    with client.websocket_connect(STREAM, headers={**dict(forged), "Origin": OURS}) as websocket:
+        assert websocket.receive_json() == {"name": "Zo%C3%AB", "role": "viewer"}
+    health = door().get("/_stcore/health", headers=forged).json()
+    assert (health["name"], health["role"]) == (None, None)
+
+
+def test_who_gives_no_name_is_called_after_the_role_and_the_host():
+    """Or as before, where the link is opened once more."""
+    client = inside(door(), name=" \x00\n ")
+    assert client.get("/").json()["name"].startswith("operator%40")
+    inside(client, name="ann\n of  Göttingen" + "n" * 100)
+    assert client.get("/").json()["name"].startswith("ann%20of%20G%C3%B6ttingennn")
+    assert len(gate.unquote(client.get("/").json()["name"])) == 80
+    client.get("/login", params={"token": TOKENS["operator"]})
+    assert client.get("/").json()["name"].startswith("ann%20of")
+    client.get("/login", params={"token": TOKENS["viewer"]})
+    assert client.get("/").json()["name"].startswith("viewer%40")
+
+
+def test_a_session_ends_and_its_websocket_with_it(monkeypatch):
+    """Nobody stays for ever by not leaving."""
+    client, almost = inside(door()), gate.SESSION_S - 3
+    with monkeypatch.context() as later:
+        later.setattr(gate, "time", SimpleNamespace(time=lambda: time.time() + almost))
+        with client.websocket_connect(STREAM, headers={"Origin": OURS}) as websocket:
+            websocket.receive_json()
+            with pytest.raises(WebSocketDisconnect) as ended:
+                websocket.receive_json()
+    assert ended.value.code == 1008
+    assert client.get("/").status_code == 200
+    monkeypatch.setattr(gate, "SESSION_S", -1)
+    assert client.get("/").status_code == 401
+
+
+def test_a_session_of_another_secret_is_none():
+    """Another user's, another store's, another token's."""
+    cookies = inside(door()).cookies
+    other = door(secret="t" * 32)
+    other.cookies = cookies
+    assert other.get("/").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"token", b"token=%ff%fe", b"token=" + b"x" * 10_000, b"\xff" * 100, b"name=ann"]
+)
+def test_a_form_that_is_none_is_a_wrong_token(body):
+    """No traceback, no session."""
+    answer = door().post("/login", content=body)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
+
+
+def test_forwarded_headers_count_from_the_proxy_only():
+    """Address and name alike; the last hop that is not a proxy's is the person's."""
+    behind_proxy = {"proxies": ["10.0.0.0/24"], "user_header": "x-remote-user"}
+    claims = {"X-Forwarded-For": "6.6.6.6, 192.0.2.7", "X-Remote-User": "emmy"}
+
+    believed = inside(door(**behind_proxy)).get("/", headers=claims).json()
+    assert (believed["client"], believed["name"]) == ("192.0.2.7", "emmy")
+    anonymous = inside(door(**behind_proxy)).get("/", headers={**claims, "X-Remote-User": ""}).json()
+    assert anonymous["name"] == "ann"
+    for stranger in (door(**behind_proxy, client=("10.0.1.9", 1)), door(user_header="x-remote-user")):
+        answer = inside(stranger).get("/", headers=claims).json()
+        assert (answer["client"] in {"10.0.1.9", "10.0.0.9"}, answer["name"]) == (True, "ann")
+
+
+def test_wrong_tokens_of_one_do_not_keep_out_another_and_those_of_all_do(monkeypatch):
+    """A customer's IPv6 addresses are one; without a limit for all, many addresses would be no limit."""
+    monkeypatch.setattr(gate, "TRIES_OF_ONE", "2/minute")
+    monkeypatch.setattr(gate, "TRIES_OF_ALL", "5/minute")
+    client = door(proxies=["10.0.0.9"])
+
+    def tries(address, token="wrong"):
+        return client.post("/login", data={"token": token}, headers={"X-Forwarded-For": address}).status_code
+
+    assert [tries(f"2001:db8::{n}") for n in range(3)] == [401, 401, 429]
+    assert tries("2001:db8::9", TOKENS["viewer"]) == 429
+    assert tries("2001:db8:0:1::9", TOKENS["viewer"]) == 303
+    assert [tries(f"192.0.2.{n}") for n in range(4)] == [401, 401, 401, 429]
+    assert tries("198.51.100.1", TOKENS["viewer"]) == 429
+
+
+def test_on_every_interface_the_address_that_was_reached_is_ours():
+    """And no other: a page whose name was made to point here still says its own."""
+    client = door("http://192.0.2.1:8501", wildcard=True)
+    assert client.get("/").status_code == 401
+    assert client.get("/", headers={"Host": "192.0.2.2:8501"}).status_code == 421
+    assert client.get("/", headers={"Origin": "http://192.0.2.1:8501"}).status_code == 401
+    assert client.get("/", headers={"Origin": OURS}).status_code == 403
+    assert door("http://192.0.2.1:8501").get("/").status_code == 421
+
+
+def test_whoever_wants_no_page_gets_words():
+    """A script, a component, a program."""
+    assert door().get("/", headers={"Accept": "*/*"}).text == "Log in first.\n"
+    answer = door().get("/x", headers={"Host": "evil.example"})
+    assert OURS in answer.text
+    assert "--public-url" in answer.text
+
+
+def test_a_link_from_another_site_is_asked_once_more_from_here_and_keeps_its_address():
+    """A strict cookie does not come with it; what the address holds is text."""
+    there = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Accept": "text/html"}
+    answer = door().get('/run?run=a&x="><script>', headers=there)
+    assert answer.status_code == 401
+    assert 'http-equiv="refresh" content="0; url=/run?run=a&amp;x=' in answer.text
+    assert "<script" not in answer.text
+    assert "paste its token" in door().get("/", headers={**there, "Sec-Fetch-Site": "same-origin"}).text
+
+
+def test_a_base_path_is_part_of_every_address():
+    """The cookie's, the form's, the way back's."""
+    client = door(base_path="/rl")
+    assert 'action="/rl/login"' in client.get("/rl/", headers={"Accept": "text/html"}).text
+    answer = client.post("/rl/login", data={"token": TOKENS["viewer"], "next": "/run"})
+    assert answer.headers["location"] == "/rl/"
+    assert "Path=/rl/;" in answer.headers["set-cookie"]
+    assert (
+        client.post("/rl/login", data={"token": TOKENS["viewer"], "next": "/rl/run?x=1"}).headers["location"]
+        == "/rl/run?x=1"
+    )
+    assert client.post("/login", data={"token": TOKENS["viewer"]}).status_code == 401
