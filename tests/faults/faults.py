@@ -168,7 +168,7 @@ def look(place: Path, store: Path, how: str) -> None:
 def begin_again(place: Path, store: Path, hook: str = "", rows: int = 0, first: int = 0) -> None:
     """The next attempt, which must begin and end well."""
     env = {"RLWATCH_WEBHOOK_URL": hook} if hook else None
-    with Child(place, env=env, store=str(store), rows=rows, first=first, rate=100) as child:
+    with Child(place, env=env, store=str(store), rows=rows, first=first, rate=100, flush=30.0) as child:
         left = child.wait("left")
         if left["error"] or child.ended():
             raise RuntimeError(f"the next attempt: {left['error']} {child.stderr[-500:]}")
@@ -199,8 +199,8 @@ def nan_hung(lab: Lab, rng: random.Random, tally: Tally, *, who: str = "watch", 
         do = {"0": [["clock", ahead_s]]} if ahead_s else {}
         hook = {"RLWATCH_WEBHOOK_URL": receiver.url}
         with Child(place, env=hook, store=str(store), rate=50, rows=2000, nan_from=at, end="linger", do=do) as child:
-            if not receiver.wait(1, 20.0):
-                tally.problems.append("the trainer did not send within 20 s")
+            if not receiver.wait(1):
+                tally.problems.append("the trainer did not send")
             time.sleep(rng.uniform(0.0, 1.0))
             child.kill()
         receiver.behaviour = "ok"
@@ -533,8 +533,8 @@ def terminated(
             child.wait("stop")
             wrong()
             child.go()
-        if trouble == "hung" and not receiver.wait(1, 20.0):
-            tally.problems.append("the trainer did not send within 20 s")
+        if trouble == "hung" and not receiver.wait(1):
+            tally.problems.append("the trainer did not send")
         if trouble == "finishing":
             child.wait_rows(options["rows"])
         time.sleep(rng.uniform(0.0, 1.5 if rate else 0.2))
@@ -596,8 +596,8 @@ def clock_jumps(lab: Lab, rng: random.Random, tally: Tally, *, by_s: float) -> N
         options: dict[str, Any] = {"rate": 50, "rows": 400, "bad": [10, 30], "stops": [60], "end": "linger"}
         with Child(place, env=hook, store=str(place / "store"), do={"60": [["clock", by_s]]}, **options) as child:
             child.wait("stop")
-            if not receiver.wait(1, 20.0):
-                tally.problems.append("the trainer did not send within 20 s")
+            if not receiver.wait(1):
+                tally.problems.append("the trainer did not send")
             receiver.behaviour = "ok"
             child.go()
             _wait_until(lambda: bool(receiver.told()), 45.0)
