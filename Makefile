@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test nightly environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast clean
+.PHONY: demo test nightly environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast faults clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -110,6 +110,12 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/watching_cost.py
 	$(BIN)/python benchmarks/log_call.py
 	$(BIN)/python benchmarks/delivery_faults.py
+
+# What a run survives: hundreds of kills, full disks and the like, and what is left beside its peers. It takes up to 20
+# minutes on two cores and writes docs/reliability.md. Root is needed for the disks; what cannot be tried is named.
+faults: $(VENV)/.dev
+	$(BIN)/python benchmarks/durability.py --kills 3 --jobs 6 --peers build/peers
+	$(BIN)/python tests/faults/faults.py --jobs 6 --minutes 16 $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlwatch needs Python 3.11 or newer, this is " + sys.version.split()[0])'

@@ -37,7 +37,13 @@ def outcomes(lab: Lab) -> dict[str, Outcome]:
     return {fault.name: outcome for fault, outcome in run(QUICK, lab, quick=True, jobs=6)}
 
 
-@pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.name)
+def case(fault: Fault) -> object:
+    """A fault that is known to break its promise must go on doing so until it is mended, or this is to be changed."""
+    marks = [pytest.mark.xfail(reason=fault.open, strict=True)] if fault.open else []
+    return pytest.param(fault, id=fault.name, marks=marks)
+
+
+@pytest.mark.parametrize("fault", [case(fault) for fault in QUICK])
 def test_a_run_survives(fault: Fault, outcomes: dict[str, Outcome]):
     """Nothing lost that was promised, told twice or late, nothing raised into training."""
     outcome = outcomes[fault.name]
