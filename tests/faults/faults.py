@@ -709,6 +709,7 @@ def _kills() -> list[Fault]:
 
 
 UNSEEN = "files that are gone are written on: nothing fails, nothing is counted"
+OFF = "a forecaster that cannot be loaded at that moment is off for the rest of the attempt"
 WAITS = "run.log writes to the journal itself, and waits as long as the disk does"
 
 GROUPS: dict[str, list[Fault]] = {
@@ -805,7 +806,7 @@ GROUPS: dict[str, list[Fault]] = {
             3,
             open=WAITS,
         ),
-        Fault("descriptors", "no file descriptor is left for 80 steps", no_descriptors, 1, 6),
+        Fault("descriptors", "no file descriptor is left for 80 steps", no_descriptors, 0, 6, open=OFF),
         Fault("memory", "no memory is left for 80 steps (RLIMIT_AS)", no_memory, 1, 6, may_lose=True),
     ],
     "SIGTERM": [
