@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from errno import EAGAIN, EMFILE, ENFILE, ENOMEM
 from typing import Protocol
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
@@ -23,6 +24,10 @@ logger = logging.getLogger("rlwatch")
 
 OF_THE_REFERENCE = frozenset({"silent_reference_reset", "lost_reference_reset"})
 """Findings about the anchor or a resume: what is forecast must not depend on whether the process was restarted."""
+_PASSING = {EMFILE, ENFILE, ENOMEM, EAGAIN}
+"""Errors of a machine that has no descriptors or memory to give at the moment."""
+MOST_LOADS = 20
+"""Steps at which loading the forecaster may fail for want of a file or memory before it is given up."""
 NAME = "forecast"
 """Of the forecaster among the detectors."""
 CERTAIN, CERTAIN_ROWS = 0.8, 5
@@ -50,6 +55,7 @@ class Forecasting:
         self._make, self._failed = make, failed
         self._forecaster: Forecasts | None = None
         self._off = ""
+        self._loads = 0
         self._ever = False
         self._absent_before = ""
         self._since: int | None = None
@@ -133,7 +139,13 @@ class Forecasting:
             return
         try:
             if self._forecaster is None:
-                self._forecaster = self._make()
+                try:
+                    self._forecaster = self._make()
+                except (OSError, MemoryError) as error:
+                    self._loads += 1
+                    if self._loads > MOST_LOADS or getattr(error, "errno", ENOMEM) not in _PASSING:
+                        raise
+                    return
             call(self._forecaster)
         except Exception as error:  # noqa: BLE001  (a forecaster of anybody's)
             self._off = f"no forecast because the forecaster failed: {described(error)}"

@@ -51,18 +51,18 @@ class StoreSink:
         """Numbers in the journal of what was taken and is not stored yet."""
         return self._journaled
 
-    def taken(self, number: int) -> None:
-        """What is written next, or was dropped by us, is in the journal under ``number``."""
-        self._journaled.append(number)
-
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
         """Note with the next write how far the run is judged. Called from the judge's thread."""
         self._judged, self._checkpoint = seq, checkpoint or self._checkpoint
 
-    def write(self, batch: Sequence[Storable]) -> None:
-        """Store the batch, after anything still waiting."""
+    def write(self, batch: Sequence[Storable], numbers: Sequence[int] = ()) -> None:
+        """Store the batch, after anything still waiting; ``numbers``: under which the journal has what it holds.
+
+        They are noted once the batch is kept here: what got lost before that is still in the journal.
+        """
         room = max(0, self._max_backlog - len(self._backlog))
         self._backlog.extend(batch[:room])
+        self._journaled.extend(numbers)
         if len(batch) > room:
             self._counters.warn("dropped", "the store cannot be written; records are dropped", len(batch) - room)
         self._drain()

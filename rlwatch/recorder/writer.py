@@ -224,32 +224,41 @@ class Writer:
 
     def _round(self) -> None:
         batch: list[Item] = []
+        numbers: list[int] = []
         full = self._store is not None and self._store.full
         room = 0 if full else BATCH_LIMIT - len(self._held)
         drained = self._queue.drain(room)
         self._held.extend(drained)
         while self._held and self._due(self._held[0]):
-            self._guard_item(self._held.popleft(), batch)
+            self._guard_item(self._held.popleft(), batch, numbers)
         if self._intake.spilling:
             self._calm = 0
             if not full and not self._held and not len(self._queue):
-                self._catch_up(batch)
+                self._catch_up(batch, numbers)
         elif self._reread and (calm := self._calm) < CALM_ROUNDS:
             self._calm = calm + 1
         else:
             self._reread.clear()
+        self._hand_over(batch, numbers)
+        self._store_found()
+        if self._intake.journal is not None:
+            self._guard(self._intake.journal.probe)
+        self._rounds += 1
+        if not self._held and len(drained) < room and not self._intake.spilling:
+            self._cleared = self._rounds  # nothing of what was queued before this round is left
+        self.cpu_seconds = time.thread_time()
+
+    def _hand_over(self, batch: list[Item], numbers: list[int]) -> None:
+        """To the sinks, then to the judge; ``numbers``: under which the journal has what the batch was made of."""
         for sink in self._sinks:
-            if batch:
+            if sink is self._store and (batch or numbers):
+                self._guard(self._store.write, batch, numbers)
+            elif batch:
                 self._guard(sink.write, batch)
             self._guard(sink.tick)
         lost = set(map(id, self._store.lost())) if self._store is not None else set()
         if batch and self.judge is not None:
             self._guard(self.judge.take, [item for item in batch if id(item) not in lost] if lost else batch)
-        self._store_found()
-        self._rounds += 1
-        if not self._held and len(drained) < room and not self._intake.spilling:
-            self._cleared = self._rounds  # nothing of what was queued before this round is left
-        self.cpu_seconds = time.thread_time()
 
     def _store_found(self) -> None:
         while self._found:
@@ -258,7 +267,7 @@ class Writer:
                 self._guard(self._store.found, found)
             self._finds_stored += 1
 
-    def _catch_up(self, batch: list[Item]) -> None:
+    def _catch_up(self, batch: list[Item], numbers: list[int]) -> None:
         """Take from the journal what did not fit into the queue, in the order it was logged."""
         left = self._spilled()
         if not left:
@@ -267,17 +276,13 @@ class Writer:
             self._intake.spilling = len(left) == BATCH_LIMIT
         for number, item in left:
             self._reread.add(number)
-            self._taken(number)
-            self._guard(self._stamp, item, batch)
+            if self._guard(self._stamp, item, batch):
+                numbers.append(number)
 
     def _spilled(self) -> list[tuple[int, Item]]:
         journal = self._intake.journal
         taken = self._reread if self._store is None else self._reread.union(self._store.waiting)
         return [] if journal is None else journal.missing(taken, BATCH_LIMIT)
-
-    def _taken(self, number: int) -> None:
-        if number and self._store is not None:
-            self._store.taken(number)
 
     def _guard(self, call: Callable[..., object], *args: object) -> bool:
         """The writer-thread seam: nothing a sink does may end the thread or reach training. Whether it went well."""
@@ -292,14 +297,15 @@ class Writer:
         """Whether it can be recorded now."""
         return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._hurry_at)
 
-    def _guard_item(self, queued: Queued, batch: list[Item]) -> None:
+    def _guard_item(self, queued: Queued, batch: list[Item], numbers: list[int]) -> None:
         """Turn what was queued into stamped records at the end of ``batch``; what cannot be is a counted loss."""
         number = queued.number if isinstance(queued, Entry | Numbered) else 0
         if number and number in self._reread:
             return
-        self._taken(number)
         if not self._guard(self._take, queued, batch):
             self._counters.add("dropped")
+        elif number:
+            numbers.append(number)
 
     def _take(self, queued: Queued, batch: list[Item]) -> None:
         if isinstance(queued, Awaited):

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rlwatch.clock import Clock
-from rlwatch.errors import StoreURLError
+from rlwatch.errors import StoreError, StoreURLError
 from rlwatch.ports import Store
 from rlwatch.trust import FILE_NAME, why_not_obeyed
 
@@ -99,9 +99,15 @@ def _open_directory(path: Path, control_timeout_s: float, clock: Clock | None) -
     from rlwatch.store.sqlite.netfs import network_file_system
     from rlwatch.store.sqlite.sharedstore import SharedStore
 
-    if path.exists() and not path.is_dir():
+    try:
+        is_file, is_run = path.exists() and not path.is_dir(), (path / "run.db").exists()
+    except OSError as error:
+        raise StoreError(
+            f"cannot look into {path} ({error.strerror}); check its permissions, or choose another store"
+        ) from error
+    if is_file:
         raise StoreURLError(f"{path} is a file; a store is a directory with one sub-directory per run")
-    if (path / "run.db").exists():
+    if is_run:
         raise StoreURLError(
             f"{path} is the directory of one run; the store is the one above it: {path.absolute().parent}"
         )

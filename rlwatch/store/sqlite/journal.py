@@ -19,6 +19,7 @@ import json
 import os
 import re
 import struct
+import time
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,9 @@ SEGMENT_BYTES = 1 << 20
 """A file is followed by another beyond this size; so much room is set aside for it on the disk beforehand."""
 MOST_BYTES = 256 << 20
 """Journal of one run that is not in its database yet; beyond it nothing is appended."""
+SLOW_S, REST_S, PROBE_S = 0.05, 60.0, 0.25
+"""A write into the page cache that takes so long waits for the disk: the journal is left alone for a minute. So often
+the thread that writes the run tries whether it would (seconds)."""
 _FILE = re.compile(r"run\.journal-(\d+)")
 _HEAD = struct.Struct("<4sII")
 _NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS = b"NRPESC"
@@ -61,6 +65,7 @@ class _Segment:
         self.bytes = 0
         self.highest = 0
         self.removed = False
+        self._again = -1
         self.sets: dict[tuple[str, ...], tuple[int, struct.Struct]] = {}
         self.numbers = itertools.count()
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
@@ -77,9 +82,16 @@ class _Segment:
         self.bytes += max(0, written)
         return bool(written == len(data))
 
+    def probe(self) -> None:
+        """Write the first bytes again, which changes nothing and waits if the disk does; others run meanwhile."""
+        if self._again < 0:
+            self._again = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        os.pwrite(self._again, MAGIC, 0)
+
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self.fd)
+        for fd in (getattr(self, "fd", -1), getattr(self, "_again", -1)):
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,9 @@ class Journal:
     _now: _Segment = field(init=False)
     _next: _Segment | None = field(init=False, default=None)
     _old: list[_Segment] = field(init=False, default_factory=list)
+    _rests_until: float = field(init=False, default=0.0)
+    _probed_at: float = field(init=False, default=0.0)
+    _probing_since: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self._nonce = os.urandom(8)
@@ -130,6 +145,9 @@ class Journal:
 
         ``whole``: whether these are all of its metrics.
         """
+        begun = time.monotonic()
+        if self._is_slow(begun):
+            return 0
         names, kind, number = tuple(metrics), _RECORD if whole else _PART, next(self._ids)
         while True:
             here = self._here()
@@ -142,6 +160,7 @@ class Journal:
                 here.sets[names] = known
             kept = self._put(here, number, known[1].pack(kind, number, step, ts, known[0], *metrics.values()))
             if not here.removed:  # by the time it was written: another thread had gone on to the next file
+                self._took(begun)
                 return kept
 
     def append(self, item: SpikeBatch | CompletionBatch | Event) -> int:
@@ -154,12 +173,27 @@ class Journal:
             kind = _SPIKES if isinstance(item, SpikeBatch) else _COMPLETIONS
             head = dumps([item.step, plain(reason), item.ts, item.rank]).encode()
             body = len(head).to_bytes(4, "little") + head + rows
+        begun = time.monotonic()
+        if self._is_slow(begun):
+            return 0
         number = next(self._ids)
         while True:
             here = self._here()
             kept = self._put(here, number, _NUMBERED.pack(kind, number) + body)
             if not here.removed:
+                self._took(begun)
                 return kept
+
+    def probe(self) -> None:
+        """Write now and then what is there already: a disk that hangs is known before a thread logs into it."""
+        now = time.monotonic()
+        if now < self._probed_at + PROBE_S:
+            return
+        self._probed_at = self._probing_since = now
+        with contextlib.suppress(OSError):
+            self._now.probe()
+        self._probing_since = 0.0
+        self._took(now)
 
     def stored(self, mark: Mark) -> None:
         """Take notice of what the database holds by now; remove files of which it holds all, make the next one."""
@@ -186,6 +220,16 @@ class Journal:
             if remove:
                 with contextlib.suppress(OSError):
                     segment.path.unlink(missing_ok=True)
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether a write would wait for the disk, as far as is known: nobody's training does."""
+        probing = self._probing_since
+        return now < self._rests_until or (probing > 0.0 and now - probing > SLOW_S)
+
+    def _took(self, begun: float) -> None:
+        now = time.monotonic()
+        if now - begun > SLOW_S:
+            self._rests_until = now + REST_S
 
     def _made(self) -> _Segment:
         return _Segment(self.directory / f"run.journal-{next(self._files)}", self._nonce)

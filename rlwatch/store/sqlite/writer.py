@@ -43,6 +43,8 @@ class FileWriter(Appender):
         self._journal: Journal | None = None
         self._lock = lock
         self._pid = os.getpid()
+        file = files.run.stat()
+        self._identity = (file.st_dev, file.st_ino)
         belongs_here(self)
 
     def keep_journal(self) -> None:
@@ -55,13 +57,17 @@ class FileWriter(Appender):
         """Store all of ``items`` or none; raises ``StoreError`` in a forked child."""
         if not self._mine():
             raise StoreError(f"run {self.run.run_id!r} is written by process {self._pid}, which forked this one")
+        if not self._in_place():
+            raise StoreError(f"{self._where} was removed or replaced while the run goes on: nothing more can be stored")
         super().write(items, progress)
         if progress is not None and progress.journaled and self._journal is not None:
             self._journal.stored(self._journal.mark.after(progress.journaled))
 
     def heartbeat(self, now: float) -> None:
-        """Say that the writer lives."""
+        """Say that the writer lives. Raises ``StoreError`` where the run's file is gone."""
         if self._mine():
+            if not self._in_place():
+                raise StoreError(f"{self._where} was removed or replaced: what is recorded from here on is lost")
             super().heartbeat(now)
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
@@ -99,6 +105,16 @@ class FileWriter(Appender):
         if self._db is not None:
             keep_forever(self._db)
         self._db = None
+
+    def _in_place(self) -> bool:
+        """Whether the file we write still has its name: SQLite goes on writing to one that nobody will find."""
+        try:
+            found = self._files.run.stat()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # out of our sight, perhaps for a while
+        return (found.st_dev, found.st_ino) == self._identity
 
     def _mine(self) -> bool:
         return self._pid == os.getpid()
