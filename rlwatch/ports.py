@@ -160,10 +160,6 @@ class Journal(Protocol):
         """Keep anything else. Raises what encoding it raises."""
         ...
 
-    def probe(self) -> None:
-        """Called now and then by the thread that writes the run: finds out whether appending would wait."""
-        ...
-
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
         """The first ``limit`` that are kept, whole, not stored and not ``taken``: number and item."""
         ...

@@ -18,7 +18,6 @@ import rlwatch
 from rlwatch.alerts.config import CONFIG_VARIABLE, own_file
 from rlwatch.cli.app_login import VARIABLES, Login, Place
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.store.url import absolute_url
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
@@ -84,6 +83,8 @@ def server_environment(
     environment = dict(os.environ if outer is None else outer)
     for name in VARIABLES.values():
         environment.pop(name, None)
+    from rlwatch.store.url import absolute_url
+
     environment["RLWATCH_STORE"] = absolute_url(store_url or environment.get("RLWATCH_STORE"))
     if environment.get("PYTHONPATH"):  # the server runs in another directory
         environment["PYTHONPATH"] = os.pathsep.join(

@@ -24,4 +24,5 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
     except Exception as error:
         if by_a_signal(error):
             raise
-        return None, next(iter(described(error, SHOWN).splitlines()))  # what a kernel raises has no common type
+        most = len(f"{type(error).__name__}: ") + SHOWN  # what a kernel raises has no common type
+        return None, next(iter(described(error, most).splitlines()))

@@ -30,6 +30,7 @@ from rlwatch.link.sockets import (
     this_machine,
     tuned,
 )
+from rlwatch.seam import described, say, tireless
 
 logger = logging.getLogger("rlwatch")
 CHUNK = 2**18
@@ -219,6 +220,13 @@ class Hub:
             self._rope.send(b"!")
 
     def _loop(self) -> None:
+        tireless(self._serve, self._failed)
+        self._part()
+
+    def _failed(self, error: BaseException) -> None:
+        say(logging.WARNING, "the link of rank 0 goes on after a failure: %s", described(error))
+
+    def _serve(self) -> None:
         while not self._closing:
             for key, _ in self._selector.select(self._pause()):
                 if key.fileobj is self._listener:
@@ -228,7 +236,6 @@ class Hub:
                 elif isinstance(key.data, Guest):
                     self._read(key.data)
             self._look_around()
-        self._part()
 
     def _pause(self) -> float | None:
         """Seconds until something is due though nobody says anything."""

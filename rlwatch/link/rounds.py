@@ -27,6 +27,7 @@ from rlwatch.link.frames import SMALL, Frame, FrameError, Inflow, Kind
 from rlwatch.link.hub import Hub, Peer
 from rlwatch.link.pace import START, Moment, Pace
 from rlwatch.link.sockets import send_all
+from rlwatch.seam import described, say
 
 logger = logging.getLogger("rlwatch")
 PATIENCE_S = 60.0
@@ -409,6 +410,8 @@ class Member:
                         self._send(answer)
         except (OSError, FrameError):
             pass
+        except BaseException as error:  # noqa: BLE001  (the seam of this thread: as if the connection had broken)
+            say(logging.WARNING, "what rank 0 sent could not be taken: %s", described(error))
         with self._changed:
             if self._connection is connection:
                 self.open, self._turn = False, 0

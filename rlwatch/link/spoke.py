@@ -15,6 +15,7 @@ from rlwatch.link.greeting import STRANGERS_BYTES, Caller, asking, challenge
 from rlwatch.link.pace import Moment
 from rlwatch.link.rounds import Member
 from rlwatch.link.sockets import Address, LinkError, connect, send_all
+from rlwatch.seam import described, say
 
 logger = logging.getLogger("rlwatch")
 INTERVAL_S = 0.1
@@ -112,8 +113,8 @@ class Spoke:
         """The seam of this thread."""
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001  (nothing here may end training, nor keep it waiting)
-            logger.warning("the link to rank 0 failed: %s: %s", type(error).__name__, error)
+        except BaseException as error:  # noqa: BLE001  (nothing here may end training, nor keep it waiting)
+            say(logging.WARNING, "the link to rank 0 failed: %s", described(error))
         self._over = True
         self.member.deserted()
         self._settled.set()

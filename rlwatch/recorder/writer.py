@@ -241,8 +241,6 @@ class Writer:
             self._reread.clear()
         self._hand_over(batch, numbers)
         self._store_found()
-        if self._intake.journal is not None:
-            self._guard(self._intake.journal.probe)
         self._rounds += 1
         if not self._held and len(drained) < room and not self._intake.spilling:
             self._cleared = self._rounds  # nothing of what was queued before this round is left
@@ -269,19 +267,19 @@ class Writer:
 
     def _catch_up(self, batch: list[Item], numbers: list[int]) -> None:
         """Take from the journal what did not fit into the queue, in the order it was logged."""
-        left = self._spilled()
+        left = self._spilled(numbers)
         if not left:
             self._intake.spilling = False
-            left = self._spilled()  # what was logged until it was seen that there is room again
+            left = self._spilled(numbers)  # what was logged until it was seen that there is room again
             self._intake.spilling = len(left) == BATCH_LIMIT
         for number, item in left:
             self._reread.add(number)
             if self._guard(self._stamp, item, batch):
                 numbers.append(number)
 
-    def _spilled(self) -> list[tuple[int, Item]]:
+    def _spilled(self, now: Sequence[int]) -> list[tuple[int, Item]]:
         journal = self._intake.journal
-        taken = self._reread if self._store is None else self._reread.union(self._store.waiting)
+        taken = self._reread.union(now, () if self._store is None else self._store.waiting)
         return [] if journal is None else journal.missing(taken, BATCH_LIMIT)
 
     def _guard(self, call: Callable[..., object], *args: object) -> bool:

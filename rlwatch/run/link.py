@@ -20,6 +20,7 @@ from rlwatch.recorder.awaited import Awaited
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.queue import BoundedQueue
 from rlwatch.records import Command, CommandStatus
+from rlwatch.seam import described, say
 
 logger = logging.getLogger("rlwatch")
 FULL = "rlwatch's queue is full; records are dropped, training is not slowed"
@@ -166,8 +167,8 @@ class FirstRank:
                     missing = len(self._hub.linked()) < self._hub.world_size - 1
                     self._seek = self._seek if missing and self._seek(self._hub) else None
                     due, pause = time.monotonic() + pause, min(2.0 * pause, SEEK_S[1])
-            except Exception as error:  # noqa: BLE001  (the seam of this thread)
-                logger.warning("rank 0 no longer sees whether other ranks look for it: %s", error)
+            except BaseException as error:  # noqa: BLE001  (the seam of this thread)
+                say(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
                 self._seek = None
             time.sleep(LOOKOUT_S)
 

@@ -25,7 +25,7 @@ def training(monkeypatch):
         line = rlwatch.demo.process.command_line
 
         def command(*arguments):
-            return [sys.executable, *program, *line(*arguments)[3:]]
+            return [sys.executable, *program, *line(*arguments)[4:]]  # what follows "python -P -m module"
 
         monkeypatch.setattr(rlwatch.demo.process, "command_line", command)
 

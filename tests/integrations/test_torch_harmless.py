@@ -175,7 +175,7 @@ def test_a_failure_of_ours_neither_stops_nor_changes_training(monkeypatch, caplo
     assert sum("switched its tap" in line for line in said) == 1
 
 
-@pytest.mark.parametrize("method", ["log", "event", "commands"])
+@pytest.mark.parametrize("method", ["log", "event", "has_commands"])
 def test_a_run_that_fails_does_not_stop_training(monkeypatch, method):
     """What the run itself raises stays with us."""
     monkeypatch.setattr(FakeRun, method, explode)

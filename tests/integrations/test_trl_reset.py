@@ -60,9 +60,9 @@ def largest_kl(run, step):
     return max(abs(run.taps()[step][name]) for name in KL)
 
 
-def refusal(run):
+def refusal(run, status=CommandStatus.REJECTED):
     (answer,) = run.answers
-    assert answer.status is CommandStatus.REJECTED
+    assert answer.status is status
     assert [e for e in run.events if e.kind == "reference_reset"] == []
     return answer.result
 
@@ -292,7 +292,7 @@ def test_a_handler_that_fails_answers_and_training_goes_on(tmp_path, monkeypatch
     monkeypatch.setattr("rlwatch.integrations.handlers.reference.copy_all", explode)
     trainer, run, _ = train(tmp_path)
 
-    assert refusal(run) == "it failed inside the trainer; see the training log"
+    assert refusal(run, CommandStatus.FAILED) == "it failed inside the trainer; see the training log"
     assert trainer.state.global_step == 5
     assert run.counters["errors"] == 1
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from operator import index
 
-from rlwatch.errors import UnstorableError
+from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Storable
 from rlwatch.records import (
     RESPONSES,
@@ -66,7 +66,9 @@ class Batch:
                 self._add_spikes(item)
         except Exception as error:
             # seam: columns and bodies may hold objects of anybody's, whose methods raise anything
-            unstorable = UnstorableError(f"cannot store {_label(item)}: {described(error)}")
+            ours = isinstance(error, TypeError | ValueError | OverflowError | StoreError)  # they say what is wrong
+            why = described(error).partition(": ")[2] if ours else described(error)
+            unstorable = UnstorableError(f"cannot store {_label(item)}: {why}")
             unstorable.item = item
             raise unstorable from error
 

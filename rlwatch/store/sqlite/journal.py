@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import json
 import os
@@ -21,10 +22,13 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from operator import call
 from pathlib import Path
+from typing import Any
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Item
@@ -38,9 +42,9 @@ SEGMENT_BYTES = 1 << 20
 """A file is followed by another beyond this size; so much room is set aside for it on the disk beforehand."""
 MOST_BYTES = 256 << 20
 """Journal of one run that is not in its database yet; beyond it nothing is appended."""
-SLOW_S, REST_S, PROBE_S = 0.05, 60.0, 0.25
-"""A write into the page cache that takes so long waits for the disk: the journal is left alone for a minute. So often
-the thread that writes the run tries whether it would (seconds)."""
+SLOW_S, REST_S, LONGEST_REST_S = 0.25, 60.0, 3600.0
+"""A write into the page cache that takes so long (seconds) waited for the disk, and training with it: the journal is
+left alone for a minute, twice as long each time that happens again. A loaded machine alone does not take so long."""
 _FILE = re.compile(r"run\.journal-(\d+)")
 _HEAD = struct.Struct("<4sII")
 _NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS = b"NRPESC"
@@ -65,7 +69,7 @@ class _Segment:
         self.bytes = 0
         self.highest = 0
         self.removed = False
-        self._again = -1
+        self.longest_s = 0.0
         self.sets: dict[tuple[str, ...], tuple[int, struct.Struct]] = {}
         self.numbers = itertools.count()
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
@@ -76,22 +80,19 @@ class _Segment:
 
     def put(self, data: bytes) -> bool:
         """Append ``data``; whether all of it was written."""
-        written = _write(self.fd, data, len(data))
-        if written < 0 and ctypes.get_errno() == 4:  # EINTR
-            written = _write(self.fd, data, len(data))
+        write = partial(_write, self.fd, data, len(data))
+        # One after the other in C: between two lines of Python the interpreter lock may go to another thread for long.
+        timed: tuple[Callable[[], Any], ...] = (time.monotonic, write, time.monotonic)
+        before, written, after = map(call, timed)
+        if written < 0 and ctypes.get_errno() == errno.EINTR:
+            written = write()
+        self.longest_s = max(self.longest_s, after - before)
         self.bytes += max(0, written)
         return bool(written == len(data))
 
-    def probe(self) -> None:
-        """Write the first bytes again, which changes nothing and waits if the disk does; others run meanwhile."""
-        if self._again < 0:
-            self._again = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        os.pwrite(self._again, MAGIC, 0)
-
     def __del__(self) -> None:
-        for fd in (getattr(self, "fd", -1), getattr(self, "_again", -1)):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,7 @@ class Journal:
     _next: _Segment | None = field(init=False, default=None)
     _old: list[_Segment] = field(init=False, default_factory=list)
     _rests_until: float = field(init=False, default=0.0)
-    _probed_at: float = field(init=False, default=0.0)
-    _probing_since: float = field(init=False, default=0.0)
+    _rest_s: float = field(init=False, default=REST_S)
 
     def __post_init__(self) -> None:
         self._nonce = os.urandom(8)
@@ -145,8 +145,7 @@ class Journal:
 
         ``whole``: whether these are all of its metrics.
         """
-        begun = time.monotonic()
-        if self._is_slow(begun):
+        if self._rests_until and time.monotonic() < self._rests_until:
             return 0
         names, kind, number = tuple(metrics), _RECORD if whole else _PART, next(self._ids)
         while True:
@@ -160,7 +159,7 @@ class Journal:
                 here.sets[names] = known
             kept = self._put(here, number, known[1].pack(kind, number, step, ts, known[0], *metrics.values()))
             if not here.removed:  # by the time it was written: another thread had gone on to the next file
-                self._took(begun)
+                self._look_at(here)
                 return kept
 
     def append(self, item: SpikeBatch | CompletionBatch | Event) -> int:
@@ -173,27 +172,15 @@ class Journal:
             kind = _SPIKES if isinstance(item, SpikeBatch) else _COMPLETIONS
             head = dumps([item.step, plain(reason), item.ts, item.rank]).encode()
             body = len(head).to_bytes(4, "little") + head + rows
-        begun = time.monotonic()
-        if self._is_slow(begun):
+        if self._rests_until and time.monotonic() < self._rests_until:
             return 0
         number = next(self._ids)
         while True:
             here = self._here()
             kept = self._put(here, number, _NUMBERED.pack(kind, number) + body)
             if not here.removed:
-                self._took(begun)
+                self._look_at(here)
                 return kept
-
-    def probe(self) -> None:
-        """Write now and then what is there already: a disk that hangs is known before a thread logs into it."""
-        now = time.monotonic()
-        if now < self._probed_at + PROBE_S:
-            return
-        self._probed_at = self._probing_since = now
-        with contextlib.suppress(OSError):
-            self._now.probe()
-        self._probing_since = 0.0
-        self._took(now)
 
     def stored(self, mark: Mark) -> None:
         """Take notice of what the database holds by now; remove files of which it holds all, make the next one."""
@@ -221,15 +208,12 @@ class Journal:
                 with contextlib.suppress(OSError):
                     segment.path.unlink(missing_ok=True)
 
-    def _is_slow(self, now: float) -> bool:
-        """Whether a write would wait for the disk, as far as is known: nobody's training does."""
-        probing = self._probing_since
-        return now < self._rests_until or (probing > 0.0 and now - probing > SLOW_S)
-
-    def _took(self, begun: float) -> None:
-        now = time.monotonic()
-        if now - begun > SLOW_S:
-            self._rests_until = now + REST_S
+    def _look_at(self, here: _Segment) -> None:
+        """Rest if the disk made a thread wait that logged: once is enough."""
+        if here.longest_s > SLOW_S:
+            here.longest_s = 0.0
+            self._rests_until = time.monotonic() + self._rest_s
+            self._rest_s = min(2.0 * self._rest_s, LONGEST_REST_S)
 
     def _made(self) -> _Segment:
         return _Segment(self.directory / f"run.journal-{next(self._files)}", self._nonce)
