@@ -92,8 +92,9 @@ def send(driver, kind, *, force=False, **args):
     answers = []
     command = Command("c1", driver.run.info.run_id, kind, args, force, requested_by="ann@lab", why="a test")
     driver.run.commands = lambda **_: [PendingCommand(command, answers.append)] if not answers else []
+    driver.run.has_commands = lambda: not answers
     driver._trainer.on_step_end()
-    del driver.run.commands
+    del driver.run.commands, driver.run.has_commands
     return answers[0]
 
 
