@@ -92,7 +92,7 @@ def send(driver, kind, *, force=False, **args):
     answers = []
     command = Command("c1", driver.run.info.run_id, kind, args, force, requested_by="ann@lab", why="a test")
     driver.run.commands = lambda **_: [PendingCommand(command, answers.append)] if not answers else []
-    driver.run.has_commands = lambda: not answers
+    driver.run.has_commands = lambda **_: not answers
     driver._trainer.on_step_end()
     del driver.run.commands, driver.run.has_commands
     return answers[0]
