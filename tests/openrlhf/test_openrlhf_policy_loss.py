@@ -10,6 +10,7 @@ from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
+from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.openrlhf import compat
 from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
 from rlwatch.tensors.observe import observe
@@ -40,10 +41,10 @@ def read(loss, given, **experience):
 
 
 def test_this_openrlhf_is_known_and_has_what_we_wrap():
-    """The versions whose code was read, and the methods by which we know them."""
+    """The methods and arguments by which we know it."""
     assert compat.unknown() is None
-    assert compat.lacking(BasePPOTrainer, compat.OF_DRIVER) is None
-    assert compat.lacking(ActorPPOTrainer, compat.OF_ACTOR) is None
+    assert lacking(BasePPOTrainer, compat.OF_DRIVER) is None
+    assert lacking(ActorPPOTrainer, compat.OF_ACTOR) is None
 
 
 @pytest.mark.parametrize(("dual", "level", "seed"), itertools.product([None, 3.0], ["off", "token", "seq"], range(3)))
