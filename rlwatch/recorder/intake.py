@@ -33,6 +33,8 @@ class Entry:
     metrics: dict[str, Any]
     ts: float
     deferred: list[tuple[list[str], Transfer]] = field(default_factory=list, init=False)
+    plain: bool = field(default=False, init=False)
+    """Whether all values are Python's own numbers."""
     number: int = field(default=0, init=False)
     """Under which the run's journal has it, or the part of it that was plain numbers at once; 0: not there."""
 
@@ -53,7 +55,8 @@ class Unreadable:
 def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
     """Copy what the caller gave; tensors are snapshotted, nothing is converted or checked yet."""
     entry = Entry(step, dict(metrics), ts)
-    if not _PLAIN.issuperset(map(type, entry.metrics.values())):  # the loop runs in C: this is the hot path
+    entry.plain = _PLAIN.issuperset(map(type, entry.metrics.values()))  # the loop runs in C: this is the hot path
+    if not entry.plain:
         _defer(entry, [name for name, value in entry.metrics.items() if _in_memory(value)])
     return entry
 
@@ -82,7 +85,7 @@ def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
     that is all of it.
     """
     metrics = entry.metrics
-    if not entry.deferred and _PLAIN.issuperset(map(type, metrics.values())) and _TEXT.issuperset(map(type, metrics)):
+    if entry.plain and _TEXT.issuperset(map(type, metrics)):
         return metrics, True
     plain: dict[str, float] = {}
     whole = True

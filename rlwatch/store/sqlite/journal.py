@@ -4,7 +4,7 @@ The thread that logs appends to it before the call returns, so that a row is in 
 process (``SIGKILL``; not a power cut), whatever the thread that writes the database is doing. What was committed is
 forgotten file by file. Whoever opens the run next brings into the database what a dead process left here.
 
-File: ``MAGIC``, eight random bytes that name the journal, then frames: ``MARK``, length and CRC-32 of the body, body.
+File: ``MAGIC``, eight random bytes that name the journal, then frames: ``MARK``, length of the body, body, ``END``.
 The first byte of a body says what it is: the names of a metric set (JSON), a record (packed), a part of one (the rest
 of which was not a plain number yet), an event, a spike or a completion batch. A frame that was cut short, by a kill or
 a full disk, is passed over up to the next mark.
@@ -21,7 +21,6 @@ import os
 import re
 import struct
 import time
-import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +35,7 @@ from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.codec import dumps, loads, plain
 from rlwatch.store.sqlite.columns import pack, unpack
 
-MAGIC, MARK = b"rlwatch1", b"\xf5RLW"
+MAGIC, MARK, END = b"rlwatch1", b"\xf5RLW", b"wlr\xfa"
 HEADER_BYTES = len(MAGIC) + 8
 SEGMENT_BYTES = 1 << 20
 """A file is followed by another beyond this size; so much room is set aside for it on the disk beforehand."""
@@ -46,7 +45,7 @@ SLOW_S, REST_S, LONGEST_REST_S = 0.25, 60.0, 3600.0
 """A write into the page cache that takes so long (seconds) waited for the disk, and training with it: the journal is
 left alone for a minute, twice as long each time that happens again. A loaded machine alone does not take so long."""
 _FILE = re.compile(r"run\.journal-(\d+)")
-_HEAD = struct.Struct("<4sII")
+_HEAD = struct.Struct("<4sI")
 _NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS = b"NRPESC"
 _NUMBERED = struct.Struct("<BQ")  # what it is, and its number in the journal
 _FORGOTTEN = 4096
@@ -153,11 +152,13 @@ class Journal:
             known = here.sets.get(names)
             if known is None:
                 text = json.dumps(names).encode()
-                known = (next(here.numbers), struct.Struct(f"<BQqdI{len(names)}d"))
+                known = (next(here.numbers), struct.Struct(f"<4sIBQqdI{len(names)}d4s"))
                 if not here.put(_framed(bytes((_NAMES,)) + known[0].to_bytes(4, "little") + text)):
                     return 0
                 here.sets[names] = known
-            kept = self._put(here, number, known[1].pack(kind, number, step, ts, known[0], *metrics.values()))
+            length = known[1].size - _HEAD.size - len(END)
+            frame = known[1].pack(MARK, length, kind, number, step, ts, known[0], *metrics.values(), END)
+            kept = self._put(here, number, frame)
             if not here.removed:  # by the time it was written: another thread had gone on to the next file
                 self._look_at(here)
                 return kept
@@ -177,7 +178,7 @@ class Journal:
         number = next(self._ids)
         while True:
             here = self._here()
-            kept = self._put(here, number, _NUMBERED.pack(kind, number) + body)
+            kept = self._put(here, number, _framed(_NUMBERED.pack(kind, number) + body))
             if not here.removed:
                 self._look_at(here)
                 return kept
@@ -226,11 +227,11 @@ class Journal:
             self._now = here = following
         return here
 
-    def _put(self, here: _Segment, number: int, body: bytes) -> int:
+    def _put(self, here: _Segment, number: int, frame: bytes) -> int:
         if here.bytes + len(self._old) * SEGMENT_BYTES > MOST_BYTES:
             return 0
         here.highest = max(here.highest, number)
-        return number if here.put(_framed(body)) else 0
+        return number if here.put(frame) else 0
 
 
 def files_in(directory: Path) -> list[Path]:
@@ -263,16 +264,15 @@ def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
 
 
 def _framed(body: bytes) -> bytes:
-    return _HEAD.pack(MARK, len(body), zlib.crc32(body)) + body
+    return _HEAD.pack(MARK, len(body)) + body + END
 
 
 def _bodies(data: bytes, at: int) -> Iterator[bytes]:
     while (at := data.find(MARK, at)) >= 0 and at + _HEAD.size <= len(data):
-        _, length, crc = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + length]
-        if len(body) == length and zlib.crc32(body) == crc:
-            yield body
-            at += _HEAD.size + length
+        end = at + _HEAD.size + _HEAD.unpack_from(data, at)[1]
+        if data[end : end + len(END)] == END:
+            yield data[at + _HEAD.size : end]
+            at = end + len(END)
         else:
             at += 1
 
