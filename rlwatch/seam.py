@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from errno import EAGAIN, EMFILE, ENFILE, ENOMEM
 from functools import partial, wraps
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
@@ -44,6 +45,22 @@ def described(error: BaseException, most: int = 300) -> str:
         return f"{kind}: {error}"[:most]
     except Exception:  # noqa: BLE001  (seam: the __str__ of somebody's exception)
         return f"{kind} (which has no text)"
+
+
+def passing(error: BaseException | None) -> bool:
+    """Whether it came about because the machine had no descriptor or memory to give at the moment.
+
+    >>> passing(OSError(EMFILE, "too many open files")), passing(OSError("no such file"))
+    (True, False)
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _PASSING):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_PASSING = {EMFILE, ENFILE, ENOMEM, EAGAIN}
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from errno import EAGAIN, EMFILE, ENFILE, ENOMEM
 from typing import Protocol
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
@@ -18,16 +17,14 @@ from rlwatch.forecast.record import FORECAST, record_of
 from rlwatch.forecast.words import told
 from rlwatch.metrics import Family
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
-from rlwatch.seam import described
+from rlwatch.seam import described, passing
 
 logger = logging.getLogger("rlwatch")
 
 OF_THE_REFERENCE = frozenset({"silent_reference_reset", "lost_reference_reset"})
 """Findings about the anchor or a resume: what is forecast must not depend on whether the process was restarted."""
-_PASSING = {EMFILE, ENFILE, ENOMEM, EAGAIN}
-"""Errors of a machine that has no descriptors or memory to give at the moment."""
-MOST_LOADS = 20
-"""Steps at which loading the forecaster may fail for want of a file or memory before it is given up."""
+MOST_LOADS = 200
+"""Steps at which the forecaster may fail for want of a descriptor or memory before it is given up."""
 NAME = "forecast"
 """Of the forecaster among the detectors."""
 CERTAIN, CERTAIN_ROWS = 0.8, 5
@@ -139,15 +136,12 @@ class Forecasting:
             return
         try:
             if self._forecaster is None:
-                try:
-                    self._forecaster = self._make()
-                except (OSError, MemoryError) as error:
-                    self._loads += 1
-                    if self._loads > MOST_LOADS or getattr(error, "errno", ENOMEM) not in _PASSING:
-                        raise
-                    return
+                self._forecaster = self._make()
             call(self._forecaster)
         except Exception as error:  # noqa: BLE001  (a forecaster of anybody's)
+            self._loads += 1
+            if passing(error) and self._loads <= MOST_LOADS:
+                return  # something it loads was not to be had at this step
             self._off = f"no forecast because the forecaster failed: {described(error)}"
             self._failed(self._off)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
-from rlwatch.seam import described
+from rlwatch.seam import described, passing
 
 INBOX = 2_000
 """Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
@@ -154,7 +154,7 @@ class JudgeThread:
             self._failures += 1
             time.sleep(0.05)
             if self._judging is None or (ending and self._failures > MOST_FAILURES):
-                return True  # it cannot judge at all: whoever looks next does
+                return self._cannot(error)
             judging = self._judging
         self.cpu_seconds = time.thread_time()
         if worked:
@@ -170,6 +170,13 @@ class JudgeThread:
         self._wake.wait(0.01 if ending else 0.5)
         self._wake.clear()
         return False
+
+    def _cannot(self, error: BaseException) -> bool:
+        """Whether it can never judge, and whoever looks next does; not where what it loads was wanting for a moment."""
+        if self._judging is None and passing(error) and self._failures <= MOST_FAILURES:
+            time.sleep(0.5)
+            return False
+        return True
 
     def _work(self, judging: Judging) -> bool:
         """Judge the next rows; whether there were any."""

@@ -709,6 +709,8 @@ def _kills() -> list[Fault]:
     return out
 
 
+LATER = "a forecaster that could not be loaded then begins later, and forecasts from a shorter history"
+
 GROUPS: dict[str, list[Fault]] = {
     "kill -9": [
         *_kills(),
@@ -798,7 +800,7 @@ GROUPS: dict[str, list[Fault]] = {
             0,
             3,
         ),
-        Fault("descriptors", "no file descriptor is left for 80 steps", no_descriptors, 0, 6),
+        Fault("descriptors", "no file descriptor is left for 80 steps", no_descriptors, 0, 6, open=LATER),
         Fault("memory", "no memory is left for 80 steps (RLIMIT_AS)", no_memory, 1, 6, may_lose=True),
     ],
     "SIGTERM": [
