@@ -90,7 +90,8 @@ def _insist() -> None:
 
     Python runs handlers between two instructions of the main thread; one that waits inside a collective or a kernel has
     none, and the default action, which would have ended it at once, is gone. The interpreter writes each signal's
-    number to the wake-up descriptor at the moment it arrives. Nothing is done where somebody else uses that.
+    number to the wake-up descriptor at the moment it arrives. Nothing is done where somebody else uses that, nor where
+    the program took SIGTERM over meanwhile, to save and go on perhaps: it is theirs then.
     """
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(read, True)
@@ -104,11 +105,17 @@ def _insist() -> None:
 
 
 def _wait_for_sigterm(read: int, pid: int) -> None:
-    while signal.SIGTERM not in os.read(read, 64):
-        pass
-    time.sleep(SIGNAL_S)
+    while True:
+        if signal.SIGTERM in os.read(read, 64) and _is_ours():
+            time.sleep(SIGNAL_S)
+            if _is_ours():
+                break
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL; Python allows its own call in the main thread only
     os.kill(pid, signal.SIGTERM)
+
+
+def _is_ours() -> bool:
+    return signal.getsignal(signal.SIGTERM) is _on_sigterm
 
 
 def _after_fork() -> None:

@@ -141,3 +141,45 @@ def test_the_exit_has_a_deadline(tmp_path):
 def test_os_fork_is_available():
     """These tests mean nothing elsewhere."""
     assert hasattr(os, "fork")
+
+
+TOOK_OVER = """
+import os, signal, sys, time
+import rlwatch
+from rlwatch.run import lifecycle
+lifecycle.SIGNAL_S = 0.2
+run = rlwatch.init(store=sys.argv[1], run_id="r")
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append("saved"))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1.5)
+print(heard)
+"""
+HANGS = """
+import ctypes, sys, threading
+import rlwatch
+from rlwatch.run import lifecycle
+lifecycle.SIGNAL_S = 0.2
+run = rlwatch.init(store=sys.argv[1], run_id="r")
+stuck = threading.Thread(target=threading.Event().wait, daemon=True)
+stuck.start()
+print("up", flush=True)
+ctypes.CDLL(None).pthread_join(ctypes.c_ulong(stuck.ident), None)  # not broken by signals: no handler ever runs
+"""
+
+
+def test_a_main_thread_that_never_comes_back_to_python_is_ended_all_the_same(tmp_path):
+    """A collective that hangs: without rlwatch the signal would have ended it at once."""
+    with subprocess.Popen([sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.wait(600) == -signal.SIGTERM
+
+
+def test_a_handler_that_the_program_installs_later_is_the_last_word(tmp_path):
+    """A trainer that saves at SIGTERM and goes on is not ended by us."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOOK_OVER, str(tmp_path)], capture_output=True, text=True, check=False, timeout=600
+    )
+
+    assert (done.returncode, done.stdout.strip()) == (0, "['saved']"), done.stderr

@@ -238,7 +238,7 @@ def files_in(directory: Path) -> list[Path]:
     """The journal files of the run in ``directory``, in the order they were written."""
     try:
         with os.scandir(directory) as found:
-            names = [entry.name for entry in found if _FILE.fullmatch(entry.name)]
+            names = [e.name for e in found if _FILE.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
     except OSError:
         return []
     return [directory / name for name in sorted(names, key=lambda name: int(name.rpartition("-")[2]))]
