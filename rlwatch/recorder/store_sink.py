@@ -52,7 +52,7 @@ class StoreSink:
         return self._journaled
 
     def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
-        """Note with the next write how far the run is judged. Called from the judge's thread."""
+        """Note with the next write how far the run is judged; what was found so far was given before."""
         self._judged, self._checkpoint = seq, checkpoint or self._checkpoint
 
     def write(self, batch: Sequence[Storable], numbers: Sequence[int] = ()) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from rlwatch.ports import Item, Sink, Storable
+from rlwatch.ports import Checkpoint, Item, Sink, Storable
 from rlwatch.recorder.awaited import Awaited
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Entry, numbers
@@ -121,7 +121,7 @@ class Writer:
         self._held: deque[Queued] = deque()
         self._reread: set[int] = set()
         self._calm = 0
-        self._found: deque[Sequence[Storable]] = deque()
+        self._found: deque[Sequence[Storable] | tuple[int, Checkpoint | None]] = deque()
         self._finds, self._finds_stored = itertools.count(1), 0
         self._stopping = self._ended = self._gave_up = False
         self._ending: Callable[[], object] | None = None
@@ -145,6 +145,10 @@ class Writer:
                 return
             time.sleep(0.002)
 
+    def judged(self, seq: int, checkpoint: Checkpoint | None = None) -> None:
+        """Note how far the run is judged, after everything that was found so far: never before it is stored."""
+        self._found.append((seq, checkpoint))
+
     def flush(self, deadline_s: float) -> bool:
         """Wait until what is queued now is stored and judged; False when the deadline passed."""
         end = time.monotonic() + deadline_s
@@ -165,7 +169,7 @@ class Writer:
         return self._ended
 
     @property
-    def judged(self) -> bool:
+    def judged_all(self) -> bool:
         """Whether the judge, if there is one, came to the end of what was recorded."""
         return self.judge is None or not self._gave_up
 
@@ -261,6 +265,10 @@ class Writer:
     def _store_found(self) -> None:
         while self._found:
             found = self._found.popleft()
+            if isinstance(found, tuple):
+                if self._store is not None:
+                    self._store.judged(*found)
+                continue
             if self._store is not None:
                 self._guard(self._store.found, found)
             self._finds_stored += 1

@@ -76,12 +76,10 @@ class Assembly:
             self.detectors()  # what is wrong with them is said now; the judge makes its own
         run.attach(Engine(intake, writer, mailbox, self._ending(run_writer), delivery))
         writer.start()
-        judge.start(lambda: self._judging(run, writer, storing, judge, delivery))
+        judge.start(lambda: self._judging(run, writer, judge, delivery))
         return run
 
-    def _judging(
-        self, run: Run, writer: Writer, storing: StoreSink, judge: JudgeThread, delivery: DeliveryThread | None
-    ) -> Judging:
+    def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> Judging:
         """What is found is stored, put down as alerts and told to ``run``. On the judge's thread: it loads a lot."""
         from rlwatch.monitor.engine import Monitor
         from rlwatch.monitor.judge import Judging, past_of
@@ -106,7 +104,7 @@ class Assembly:
             wake=delivery.wake if delivery is not None else None,
             enough=judge.enough,
         )
-        return Judging(monitor, sink, self.store, run.info.run_id, judged=storing.judged)
+        return Judging(monitor, sink, self.store, run.info.run_id, judged=writer.judged)
 
     def _tell_listeners(self, run: Run) -> None:
         from rlwatch.run.own_log import OwnLog

@@ -200,7 +200,7 @@ class Run:
         stopped = engine.writer.stop(deadline_s, lambda: engine.finish(state, reason))
         if not stopped:
             self.counters.warn("errors", f"the run's last records were not stored within {deadline_s:g} s")
-        elif not engine.writer.judged:
+        elif not engine.writer.judged_all:
             stopped = False
             self.counters.warn("unjudged", UNJUDGED)
         if engine.delivery is not None:

@@ -30,7 +30,7 @@ class SlowWriter:
         self.needs, self.asked, self._now = needs, [], 100.0
         monkeypatch.setattr("rlwatch.run.run.time.monotonic", lambda: self._now)
 
-    judged = True
+    judged_all = True
 
     def stop(self, deadline_s, ending):
         self.asked.append(deadline_s)
