@@ -96,11 +96,14 @@ browser:
 bench-detect: $(VENV)/.dev
 	$(BIN)/python benchmarks/detection --peers build/peers $(ARGS)
 
-# Makes the leaderboard of forecasts anew: peers and our own alarms first, then the models, fold by fold.
+# Makes the leaderboard of forecasts anew: peers and our own alarms first, then the models, fold by fold. CORPUS is a
+# folder of shards, fetched from the history of this clone; FROM is a folder or URL that has them otherwise.
 JOBS ?= 2
+CORPUS ?= build/corpus
 bench-forecast: $(VENV)/.dev
-	$(BIN)/python benchmarks/forecast/tools.py benchmarks/forecast/corpus.parquet --out build/forecast/tools --peers build/peers --jobs $(JOBS)
-	$(BIN)/python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/forecast --jobs $(JOBS) \
+	$(BIN)/python -m benchmarks.forecast fetch --out $(CORPUS) $(if $(FROM),--from $(FROM))
+	$(BIN)/python benchmarks/forecast/tools.py $(CORPUS) --out build/forecast/tools --peers build/peers --jobs $(JOBS)
+	$(BIN)/python benchmarks/forecast/judge.py $(CORPUS) --out build/forecast --jobs $(JOBS) \
 	  --page docs/forecast-leaderboard.md --command "make bench-forecast$(if $(ARGS), ARGS='$(ARGS)')" --scores "rlwatch's detectors=build/forecast/tools/rlwatch-any.csv" \
 	  --scores "rlwatch's detectors, critical=build/forecast/tools/rlwatch-critical.csv" \
 	  --scores "PyPI rlwatch 0.5.1=build/forecast/tools/rlwatch-0.5.1-any.csv" \

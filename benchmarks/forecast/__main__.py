@@ -1,14 +1,16 @@
 """A corpus of runs that fail and runs that do not, to fit and judge forecasts of crashes on.
 
-python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 1
-python benchmarks/forecast generate --out build/corpus --runs 600 --jobs 8 --seed 2 --pace gradual
-python benchmarks/forecast generate --out build/corpus --runs 200 --jobs 8 --seed 4 --pace long --batch 4
-python benchmarks/forecast generate --out build/corpus --runs 200 --jobs 8 --seed 6 --pace long --start cold
-python benchmarks/forecast generate --out build/corpus --runs 40 --recipes lr_step,control --backend ray
-python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 2 --seed 1
-python benchmarks/forecast generate-trl --out build/corpus --runs 104 --jobs 2 --seed 5 --pace long --batch 3
-python benchmarks/forecast pack --from build/corpus --out build/corpus.parquet
-python benchmarks/forecast recipes
+python -m benchmarks.forecast generate --out build/runs --runs 600 --jobs 8 --seed 1
+python -m benchmarks.forecast generate --out build/runs --runs 600 --jobs 8 --seed 2 --pace gradual
+python -m benchmarks.forecast generate --out build/runs --runs 200 --jobs 8 --seed 4 --pace long --batch 4
+python -m benchmarks.forecast generate --out build/runs --runs 200 --jobs 8 --seed 6 --pace long --start cold
+python -m benchmarks.forecast generate --out build/runs --runs 40 --recipes lr_step,control --backend ray
+python -m benchmarks.forecast generate-trl --out build/runs --runs 84 --jobs 2 --seed 1
+python -m benchmarks.forecast generate-trl --out build/runs --runs 104 --jobs 2 --seed 5 --pace long --batch 3
+python -m benchmarks.forecast pack --from build/runs --out build/corpus/cold-2.parquet
+python -m benchmarks.forecast fetch --out build/corpus
+python -m benchmarks.forecast sample --from build/corpus --out benchmarks/forecast/sample
+python -m benchmarks.forecast recipes
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its module `statistics` would hide the standard one
 
+from forecast.artefacts import RUNS, SAMPLE, SEED, entry, fetch, sample  # noqa: E402
 from forecast.generate import BACKENDS, generate  # noqa: E402
 from forecast.recipes import AT_ONCE, RECIPES, UNSEEN, Pace, Start  # noqa: E402
 from forecast.tables import pack  # noqa: E402
@@ -57,6 +60,16 @@ def main() -> None:
     packing = commands.add_parser("pack", help="join all runs of some folders in two files")
     packing.add_argument("--from", type=Path, required=True, nargs="+", dest="folders")
     packing.add_argument("--out", type=Path, required=True, help="a .parquet; the records go beside it, as -runs")
+    fetching = commands.add_parser("fetch", help="put all shards of the corpus into a folder, and check their hashes")
+    fetching.add_argument("--out", type=Path, default=Path("build/corpus"))
+    fetching.add_argument(
+        "--from", default="", dest="source", help="folder or URL (default: the history of this clone)"
+    )
+    sampling = commands.add_parser("sample", help="choose the runs that the repository keeps")
+    sampling.add_argument("--from", type=Path, default=Path("build/corpus"), dest="corpus", help="where fetch put it")
+    sampling.add_argument("--out", type=Path, default=SAMPLE)
+    sampling.add_argument("--runs", type=int, default=RUNS, help="about so many")
+    sampling.add_argument("--seed", type=int, default=SEED)
     commands.add_parser("recipes", help="list the recipes")
     args = parser.parse_args()
     if args.command.startswith("generate") and args.batch < 1:
@@ -81,6 +94,11 @@ def _do(args: argparse.Namespace) -> None:
     elif args.command == "pack":
         for path in pack(args.out, *args.folders, at_once={*AT_ONCE, *UNSEEN, *TRL_AT_ONCE}):
             print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
+        print(f"\nfor corpus.toml:\n{entry(args.out)}")
+    elif args.command == "fetch":
+        print(*fetch(args.out, args.source), sep="\n")
+    elif args.command == "sample":
+        print(*sample(args.corpus, args.out, args.runs, args.seed), sep="\n")
     else:
         for recipe in RECIPES.values():
             print(f"{recipe.family:15} {recipe.name:20} {recipe.about}")

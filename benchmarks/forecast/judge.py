@@ -1,7 +1,7 @@
 """The forecaster, poorer versions of it and simple tools, judged by one protocol; makes the leaderboard.
 
-    python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/judged
-    python benchmarks/forecast/judge.py benchmarks/forecast/corpus.parquet --out build/judged --page page.md \
+    python benchmarks/forecast/judge.py build/corpus --out build/judged
+    python benchmarks/forecast/judge.py build/corpus --out build/judged --page page.md \
         --scores "rlwatch alarms=build/tools/rlwatch-any.csv" --external ../shared/real_runs
 
 Known recipes: five folds by run. Recipes held out: five folds by recipe, so that no run of a failure's recipe is learnt

@@ -99,7 +99,7 @@ def write_run(folder: Path, info: RunInfo, columns: Mapping[str, Sequence[float 
     data |= {name: pa.array(columns[name], pa.float32()) for name in names}
     table = pa.table(data).replace_schema_metadata({KEY: json.dumps(info.row())})
     folder.mkdir(parents=True, exist_ok=True)
-    return _put(table, path_of(folder, info.run))
+    return put(table, path_of(folder, info.run))
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -114,18 +114,23 @@ def read_info(path: Path) -> dict[str, Any]:
 def pack(out: Path, *folders: Path, at_once: Collection[str] = ()) -> tuple[Path, Path]:
     """All runs of ``folders`` in ``out`` (rows, to three or four significant digits) and beside it ``-runs`` (records).
 
-    ``at_once``: recipes whose faults do not come gradually; the records say so.
+    ``at_once``: recipes whose faults do not come gradually; the records say so. Raises ``RLWatchError`` where ``out``
+    is there already: shards are added, never written again.
     """
+    if out.exists():
+        raise RLWatchError(
+            f"{out} is there already, and a shard is never written again: give new runs a shard of their own"
+        )
     paths = [path for folder in folders for path in sorted(folder.glob("*.parquet"))]
     if not paths:
         where = ", ".join(map(str, folders))
-        raise RLWatchError(f"no runs in {where}; make some with: python benchmarks/forecast generate --out FOLDER")
+        raise RLWatchError(f"no runs in {where}; make some with: python -m benchmarks.forecast generate --out FOLDER")
     rows = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
     short = {name: _rounded(x, name) for name in rows.column_names if (x := rows.column(name)).null_count < len(x)}
     known = [read_info(path) for path in paths]
     records = pa.Table.from_pylist([r | {"at_once": r["recipe"] in at_once} for r in known], schema=RUNS_SCHEMA)
     out.parent.mkdir(parents=True, exist_ok=True)
-    return _put(pa.table(short), out, "brotli"), _put(records, out.with_name(f"{out.stem}-runs{out.suffix}"))
+    return put(pa.table(short), out, "brotli"), put(records, out.with_name(f"{out.stem}-runs{out.suffix}"))
 
 
 def _rounded(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray | pa.Array:
@@ -139,7 +144,8 @@ def _rounded(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray | pa.Array:
     return pa.array(short, pa.float32(), mask=column.is_null().to_numpy())
 
 
-def _put(table: pa.Table, path: Path, compression: str = "zstd") -> Path:
+def put(table: pa.Table, path: Path, compression: str = "zstd") -> Path:
+    """Write a table beside its place and then put it there: whole or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         pq.write_table(

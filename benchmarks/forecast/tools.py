@@ -1,7 +1,7 @@
 """Scores of detectors on a table of runs: our own alarms, and two public packages by their own code.
 
-    python benchmarks/forecast/tools.py build/corpus.parquet --out build/tools --peers build/peers
-    rlwatch forecast evaluate build/corpus.parquet --scores "rlwatch alarms=build/tools/rlwatch.csv" ...
+    python benchmarks/forecast/tools.py build/corpus --out build/tools --peers build/peers
+    rlwatch forecast evaluate build/corpus --scores "rlwatch alarms=build/tools/rlwatch.csv" ...
 
 Writes one CSV a tool (``run, step, alarm``) and prints the options for ``rlwatch forecast evaluate``. Peers get the
 rows in environments of their own, one of them has our package's name; ``--peers`` names the folder, made if it is not

@@ -1,6 +1,6 @@
 """Makes the TRL part of the corpus: tiny policies trained by TRL itself and watched by rlwatch's own integration.
 
-    python benchmarks/forecast generate-trl --out build/corpus --runs 84 --jobs 1 --seed 1
+    python -m benchmarks.forecast generate-trl --out build/corpus --runs 84 --jobs 1 --seed 1
 
 One Parquet file a run (:mod:`tables`); a run that has its file is not made again. Metrics are what
 ``rlwatch.integrations.trl.watch`` recorded, under canonical names; metrics of the clock and of single layers and tasks

@@ -14,9 +14,9 @@ BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 if BENCHMARKS not in sys.path:
     sys.path.append(BENCHMARKS)
 
-from forecast import generate, knobs, policy, recipes, statistics, tables, task, training, update  # noqa: E402
+from forecast import artefacts, generate, knobs, policy, recipes, statistics, tables, task, training, update  # noqa: E402
 
-__all__ = ["generate", "policy", "recipes", "statistics", "tables", "task", "training", "update"]
+__all__ = ["artefacts", "generate", "policy", "recipes", "statistics", "tables", "task", "training", "update"]
 
 Change, Config, Knobs, Policy = knobs.Change, knobs.Config, knobs.Knobs, policy.Policy
 

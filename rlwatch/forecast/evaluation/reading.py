@@ -27,10 +27,10 @@ def read_runs(path: Path, runs: Path | None = None) -> RunTable:
     Parameters
     ----------
     path
-        A file, or a folder with a Parquet file for each run.
+        A file, or a folder of Parquet files: one for each run, or shards with many, each with ``NAME-runs`` beside it.
     runs
         The ``runs`` table (``run, recipe, family, pair, fault_step, at_once``); without it ``NAME-runs`` beside
-        ``path`` is read where there is one.
+        ``path`` is read where there is one, or those in the folder.
 
     Names of trainers are read as canonical ones (:mod:`rlwatch.metrics`); unknown and textual columns are left out.
 
@@ -201,12 +201,16 @@ def _records(path: Path, runs: Path | None) -> Mapping[str, Mapping[str, Any]]:
         runs = next((file for file in _beside(path) if file.is_file()), None)
     if runs is None:
         return _embedded(path)
-    table = files.read(runs)
+    return _read_records(runs)
+
+
+def _read_records(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    table = files.read(path)
     if "run" not in table.column_names:
-        raise ImportFormatError(str(runs), f"has no column 'run'; its columns are {_some(table.column_names)}")
+        raise ImportFormatError(str(path), f"has no column 'run'; its columns are {_some(table.column_names)}")
     rows = {row["run"]: row for row in table.to_pylist()}
     if len(rows) != len(table):
-        raise ImportFormatError(str(runs), "names a run twice")
+        raise ImportFormatError(str(path), "names a run twice")
     return rows
 
 
@@ -216,10 +220,14 @@ def _beside(path: Path) -> list[Path]:
 
 
 def _embedded(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Records inside a folder: those in the metadata of its files, and those of ``NAME-runs`` beside its shards."""
     paths = sorted(path.glob(f"*{files.PARQUET}")) if path.is_dir() else []
     found = [(files.arrow("pyarrow.parquet").read_schema(file).metadata or {}).get(_RECORD) for file in paths]
-    rows = [json.loads(record) for record in found if record]
-    return {row["run"]: row for row in rows}
+    rows: dict[str, Mapping[str, Any]] = {}
+    for file in paths:
+        if file.stem.endswith("-runs"):
+            rows.update(_read_records(file))
+    return rows | {row["run"]: row for row in (json.loads(record) for record in found if record)}
 
 
 def _told(table: Any, first: Ints, what: str, names: tuple[str, ...], known: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,0 +1,182 @@
+"""The corpus outside the repository, and the sample of it that is kept: chosen by a command, labelled, forecast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import pytest
+from forecast_testbed import artefacts, tables
+
+from rlwatch.errors import RLWatchError
+from rlwatch.forecast import Forecaster
+from rlwatch.forecast.evaluation import Outcome, label_runs, read_runs
+from rlwatch.records import ClosedStep
+
+KEPT = Path(artefacts.__file__).parent
+GOLDEN = json.loads((Path(__file__).parent / "golden_forecasts.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    return read_runs(artefacts.SAMPLE)
+
+
+def test_the_repository_keeps_five_megabytes_at_most():
+    """Whatever of it is data."""
+    kept = [path for path in KEPT.rglob("*") if path.suffix in {".parquet", ".csv", ".json"}]
+
+    assert artefacts.SAMPLE / "sample.parquet" in kept
+    assert sum(path.stat().st_size for path in kept) <= 5_000_000
+
+
+def test_the_sample_is_what_its_command_chooses(sampled):
+    """Of every source and outcome its share, and two runs at least."""
+    known = artefacts.known()
+    wanted = artefacts.chosen(known)
+
+    assert list(sampled.runs) == wanted
+    assert len(wanted) == pytest.approx(artefacts.RUNS, abs=6)
+    assert artefacts.chosen(known, seed=artefacts.SEED + 1) != wanted
+    groups = [(run.source, run.outcome) for run in known if run.run in set(wanted)]
+    assert {group: min(groups.count(group), 2) for group in groups} == {(r.source, r.outcome): 2 for r in known}
+
+
+def test_the_list_of_labels_counts_what_the_data_card_says():
+    """All 793 runs, which are not here."""
+    labels = pc.read_csv(artefacts.LABELS)
+    (shard,) = artefacts.shards()
+
+    assert (len(labels), shard.runs, shard.rows) == (793, 793, 360_466)
+    classes = labels.column("class").to_pylist()
+    counted = {outcome.value: classes.count(outcome.value) for outcome in Outcome}
+    assert counted == {"event": 325, "early": 4, "ambiguous": 29, "faulty": 97, "clean": 338}
+    types = [row["type"] for row in labels.to_pylist() if row["class"] == "event"]
+    assert {name: types.count(name) for name in set(types)} == {
+        "reward": 150,
+        "mismatch": 55,
+        "nan": 38,
+        "ent_high": 25,
+        "ref_kl": 21,
+        "grad": 19,
+        "ent_low": 17,
+    }
+
+
+def test_runs_of_the_sample_are_labelled_as_in_the_whole_corpus(sampled):
+    """Row by row of the list: a limit that moves shows."""
+    listed = {row["run"]: row for row in pc.read_csv(artefacts.LABELS).to_pylist()}
+    labels = label_runs(sampled)
+    columns = labels.columns()
+    made = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    assert labels.count(Outcome.EVENT) >= 50
+    assert labels.count(Outcome.CLEAN) >= 50
+    assert [row | {"onset": row["onset"]} for row in made] == [listed[run] for run in sampled.runs]
+
+
+def test_what_is_known_of_runs_comes_from_beside_the_shard(sampled):
+    """Also where the table is a folder: twins, sources of faults."""
+    records = {row["run"]: row for row in pq.read_table(KEPT / "corpus-runs.parquet").to_pylist()}
+
+    assert sampled.pairs == tuple(records[run]["pair"] for run in sampled.runs)
+    assert sampled.faults == tuple(records[run]["fault_step"] for run in sampled.runs)
+    assert sampled.at_once == tuple(records[run]["at_once"] for run in sampled.runs)
+    assert any(sampled.pairs)
+    assert any(sampled.at_once)
+
+
+@pytest.mark.parametrize("run", GOLDEN)
+def test_the_shipped_forecaster_says_what_it_said(sampled, run):
+    """Chances and risk every 40 rows, the alarms, and the limits that were named."""
+    forecaster = Forecaster()
+    rows = sampled.stream(sampled.place[run])
+    made = [f for step, metrics in rows if not (f := forecaster.update(ClosedStep(step, metrics))).absent]
+    golden = GOLDEN[run]
+
+    steps, chances, risks = zip(*golden["p50"], strict=True)
+    assert tuple(f.step for f in made[::40]) == steps
+    assert [f.p50 for f in made[::40]] == pytest.approx(chances, abs=1e-6)
+    assert [f.risk for f in made[::40]] == pytest.approx(risks, rel=1e-5, abs=1e-5)
+    alarms = [f.step for f in made if f.alarm]
+    assert [*alarms[:1], len(alarms)] == golden["alarms"]
+    assert sorted({f.limit for f in made}) == golden["limits"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A shard of two runs in a folder of its own, and its entry; what is known of its runs lies in an index."""
+    place, index = tmp_path / "elsewhere", tmp_path / "index"
+    for name in ("a", "b"):
+        tables.write_run(tmp_path / "runs", tables.RunInfo(name, "r", "f", "testbed", 1), {"step": [0, 1], "x": [1, 2]})
+    rows, records = tables.pack(place / "new.parquet", tmp_path / "runs")
+    index.mkdir()
+    records.rename(index / records.name)
+    (entry,) = tomllib.loads(artefacts.entry(rows))["shard"]
+    return place, index, artefacts.Shard(**entry)
+
+
+def test_a_shard_is_fetched_from_a_folder_once_and_whole(elsewhere, tmp_path):
+    """Its rows and its records; what is there is checked and not fetched again."""
+    place, index, shard = elsewhere
+    out = tmp_path / "out"
+
+    assert artefacts.fetch(out, str(place), listed=[shard], index=index) == [out / "new.parquet"]
+    assert (shard.runs, shard.rows, shard.bytes) == (2, 4, (out / "new.parquet").stat().st_size)
+    assert read_runs(out).families == ("f", "f")
+    (place / "new.parquet").unlink()
+    assert artefacts.fetch(out, str(place), listed=[shard], index=index) == [out / "new.parquet"]
+    assert sorted(path.name for path in out.iterdir()) == ["new-runs.parquet", "new.parquet"]
+
+
+def test_a_shard_is_fetched_from_the_history_of_a_clone(elsewhere, tmp_path):
+    """Though the file itself is gone from the tree."""
+    place, index, shard = elsewhere
+    git = ["git", "-C", index, "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    (index / "new.parquet").write_bytes((place / "new.parquet").read_bytes())
+    for command in (["init", "-q"], ["add", "new.parquet"], ["commit", "-qm", "Keep"]):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    blob = subprocess.run([*git, "rev-parse", "HEAD:new.parquet"], check=True, capture_output=True, text=True).stdout
+    subprocess.run([*git, "rm", "-q", "new.parquet"], check=True, capture_output=True)
+    known = artefacts.Shard(**{**vars(shard), "blob": blob.strip()})
+
+    artefacts.fetch(tmp_path / "out", listed=[known], index=index)
+    assert artefacts.digest(tmp_path / "out" / "new.parquet") == shard.sha256
+
+    with pytest.raises(RLWatchError, match=r"not in the history of this clone .*--from"):
+        artefacts.fetch(tmp_path / "more", listed=[artefacts.Shard(**{**vars(shard), "blob": "0" * 40})], index=index)
+    with pytest.raises(RLWatchError, match="never in the history"):
+        artefacts.fetch(tmp_path / "more", listed=[shard], index=index)
+    assert not list((tmp_path / "more").iterdir())
+
+
+def test_what_is_not_the_shard_is_refused(elsewhere, tmp_path):
+    """Nothing of it is left, and what was there is not written over."""
+    place, index, shard = elsewhere
+    (place / "new.parquet").write_bytes(b"something else")
+
+    with pytest.raises(RLWatchError, match=f"{shard.sha256} was expected"):
+        artefacts.fetch(tmp_path / "out", str(place), listed=[shard], index=index)
+    assert not list((tmp_path / "out").iterdir())
+    with pytest.raises(RLWatchError, match=r"new.parquet cannot be had from .*nowhere"):
+        artefacts.fetch(tmp_path / "out", str(tmp_path / "nowhere"), listed=[shard], index=index)
+
+
+def test_a_shard_is_never_written_again(elsewhere, tmp_path):
+    """New runs are a new shard beside it, and both are one table."""
+    place, _, _ = elsewhere
+    before = (place / "new.parquet").read_bytes()
+
+    with pytest.raises(RLWatchError, match="a shard is never written again"):
+        tables.pack(place / "new.parquet", tmp_path / "runs")
+    assert (place / "new.parquet").read_bytes() == before
+    tables.write_run(tmp_path / "later", tables.RunInfo("c", "r", "g", "testbed", 1), {"step": [0], "y": [1.0]})
+    tables.pack(place / "newer.parquet", tmp_path / "later")
+    both = read_runs(place)
+    assert both.runs == ("a", "b", "c")
+    assert pa.concat_tables([pq.read_table(place / "newer-runs.parquet")]).num_rows == 1
