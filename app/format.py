@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import unicodedata
 
+from rlwatch.catalogue import entry
+
 THIN = "\u202f"
 """Narrow no-break space: parts thousands, and a number from its unit."""
 
@@ -128,36 +130,16 @@ def shorten(text: str, limit: int) -> str:
 
 
 def words(kind: str) -> str:
-    """A kind as a person says it.
+    """A kind of finding, event or command as a person says it.
 
-    >>> words("entropy_collapse")
-    'entropy collapse'
+    >>> words("entropy_collapse"), words("lower-lr")
+    ('entropy collapse', 'lower learning rate')
     """
-    return _KINDS.get(kind) or kind.replace("_", " ").replace("-", " ")
+    return _OTHERS.get(kind) or entry(kind).label
 
 
-_KINDS = {
-    "nonfinite": "NaN or Inf",
-    "crash_forecast": "failure forecast",
-    "mismatch_growth": "engine mismatch growing",
-    "grad_spike": "gradient spike",
-    "gradient_localised": "gradient localised",
-    "kl_saturation": "KL saturated",
-    "kl_drift": "KL drift",
-    "reset_due": "reference reset due",
-    "k3_saturation": "KL estimator saturated",
-    "k3_bias": "KL estimators disagree",
-    "entropy_negative": "entropy growing from negative advantages",
-    "entropy_positive": "entropy collapse on positive advantages",
-    "entropy_budget": "entropy budget spent",
-    "clip_uninformative": "clip metric without information",
-    "weight_tail": "tail of importance weights",
-    "ratio_length_growth": "ratios spreading with length",
-    "off_policy_mask": "off-policy mask",
-    "staleness": "stale rollouts",
-    "silent_reference_reset": "reference moved unannounced",
-    "lost_reference_reset": "reference reset lost",
-    "no_signal": "no learning signal",
+_OTHERS = {
     "lower-lr": "lower learning rate",
     "set-kl-coef": "set KL coefficient",
 }
+"""Commands whose names leave something out; kinds of findings have their words from the catalogue."""

@@ -78,8 +78,8 @@ def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
     what = fmt.words(alert.kind)
     colour = {"■": VERMILLION, "▲": AMBER}.get(look.shape, GREY)
     return [
-        Mark(alert.onset_step, "", colour, f"{what} began", families, dashed=True),
-        Mark(seen, look.shape, colour, f"{what} alarm", families),
+        Mark(alert.onset_step, "", colour, f"{what} (onset)", families, dashed=True),
+        Mark(seen, look.shape, colour, f"{what} (alarm)", families),
     ]
 
 

@@ -12,7 +12,7 @@ from .health import Health, Word, crash_words, silence_words
 
 
 def clauses(alerts: Sequence[Alert]) -> list[str]:
-    """``["engine mismatch growing from step 4 410", "entropy collapse from step 4 690"]``: what fires."""
+    """``["responses are garbled from step 4 410", "entropy collapse from step 4 690"]``: what fires."""
     begins: dict[str, int] = {}
     for alert in alerts:
         if alert.state is AlertState.FIRING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from typing import TYPE_CHECKING
 
-from rlwatch.records import CRASH_FORECAST, JSON
+from rlwatch.catalogue import kinds
+from rlwatch.records import JSON
 
 if TYPE_CHECKING:
     from rlwatch.alerts.policy import Inhibition
@@ -18,12 +18,9 @@ HEARTBEAT_KINDS = (SILENT, CRASHED)
 """Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.heartbeat`)."""
 
 
-@cache
 def builtin_kinds() -> tuple[str, ...]:
-    """The kinds there are without detectors of one's own. Loads the detectors, which a run does without at first."""
-    from rlwatch.detectors.registry import REGISTRY
-
-    return (*(kind for detector in REGISTRY for kind in detector.kinds), CRASH_FORECAST, *HEARTBEAT_KINDS)
+    """The kinds there are without detectors of one's own."""
+    return tuple(kinds())
 
 
 def unknown_kinds(
@@ -37,7 +34,7 @@ def unknown_kinds(
     named = [(f"rule {rule.name!r}", kind) for rule in rules for kind in (*rule.kinds, *rule.except_kinds)]
     named += [("inhibit", kind) for inhibition in inhibitions for kind in (*inhibition.when, *inhibition.mutes)]
     named += [
-        (f"action {name!r}", kind) for name, kinds in ((a["name"], a["kinds"]) for a in actions) for kind in kinds
+        (f"action {name!r}", kind) for name, about in ((a["name"], a["kinds"]) for a in actions) for kind in about
     ]
     problems = []
     for who, kind in named:

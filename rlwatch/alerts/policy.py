@@ -7,18 +7,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
-from rlwatch.alerts.kinds import CRASHED, HEARTBEAT_KINDS, builtin_kinds
+from rlwatch.alerts.kinds import HEARTBEAT_KINDS
 from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.catalogue import kinds
 from rlwatch.errors import ConfigError
 from rlwatch.records import CRASH_FORECAST, Alert, Severity
 
-if TYPE_CHECKING:
-    from rlwatch.diagnosis.reading import Entry
-
-NONFINITE, MISMATCH = "nonfinite", "mismatch_growth"
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
@@ -133,30 +130,25 @@ class Inhibition:
 
 @cache
 def default_inhibitions() -> tuple[Inhibition, ...]:
-    """A crash keeps everything else back; a critical collapse what the playbook says follows from it; a critical
+    """A crash keeps everything else back; a critical collapse what the catalogue says follows from it; a critical
     mismatch only the warnings among that; anything critical the forecast, for it has come true. A collapse itself is
     kept back by nothing but a crash.
     """
-    from rlwatch.diagnosis.reading import playbook
-
-    book, kinds = playbook(), builtin_kinds()
-    collapses = [kind for kind in kinds if kind in book and book[kind].collapse and not book[kind].symptom]
-    causes = [kind for kind in collapses if kind != NONFINITE]
+    book = tuple(kinds().values())
+    heard = {kind.name for kind in book if kind.inhibits in ("all", "effects")}
+    after = {kind.name: tuple(effect for effect in kind.leads_to if effect not in heard) for kind in book}
+    collapses = [kind.name for kind in book if kind.inhibits == "effects" and after[kind.name]]
     return (
-        Inhibition((CRASHED,)),
-        Inhibition((NONFINITE,)),
-        *(Inhibition((kind,), follows) for kind in causes if (follows := _following(book[kind], collapses))),
-        Inhibition((MISMATCH,), _following(book[MISMATCH], collapses), up_to=Severity.WARNING),
-        Inhibition(tuple(k for k in kinds if k not in (CRASH_FORECAST, *HEARTBEAT_KINDS)), (CRASH_FORECAST,)),
+        # A process that died goes before a NaN: of two that keep each other back, the first is heard.
+        *(Inhibition((kind.name,)) for kind in reversed(book) if kind.inhibits == "all"),
+        *(Inhibition((name,), after[name]) for name in collapses),
+        *(Inhibition((k.name,), after[k.name], up_to=Severity.WARNING) for k in book if k.inhibits == "warnings"),
+        Inhibition(tuple(k for k in kinds() if k not in (CRASH_FORECAST, *HEARTBEAT_KINDS)), (CRASH_FORECAST,)),
     )
 
 
-def _following(entry: Entry, collapses: Sequence[str]) -> tuple[str, ...]:
-    return tuple(k for k in entry.leads_to if k in builtin_kinds() and k not in (entry.kind, *collapses))
-
-
 class _Usual(Sequence[Inhibition]):
-    """:func:`default_inhibitions`, made at first use: they need the kinds of every detector."""
+    """:func:`default_inhibitions`, made at first use."""
 
     def __getitem__(self, at: Any) -> Any:
         return default_inhibitions()[at]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlwatch.alerts import checks
-from rlwatch.alerts.kinds import HEARTBEAT_KINDS
-from rlwatch.records import CRASH_FORECAST, Finding, Severity
+from rlwatch.catalogue import kinds
+from rlwatch.records import Finding, Severity
 
 WARNING_STEPS = 10
 """By default a warning must last this many steps: one odd step is not news. A critical one is told at once."""
@@ -127,50 +128,28 @@ REPEAT_MINUTES = 240.0
 """By default a firing alert that nobody acknowledged is told again every four hours."""
 
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "non-finite": ("nonfinite", "silent_freeze", "id0_run", "degenerate_batch"),
-    "entropy": (
-        "entropy_collapse",
-        "entropy_explosion",
-        "entropy_negative",
-        "entropy_positive",
-        "entropy_budget",
-        "likelihood_displacement",
-        "diversity_decay",
-    ),
-    "mismatch": (
-        "off_policy_mask",
-        "staleness",
-        "mismatch_growth",
-        "mismatch_level",
-        "mismatch_tail",
-        "mismatch_correlation",
-        "mismatch_mask",
-        "mismatch_blind",
-        "moe_imbalance",
-        "routing_mismatch",
-        "retokenisation_drift",
-        "prefix_break",
-        "mask_leakage",
-    ),
-    "gradients": ("grad_spike", "layer_spike", "layer_heterogeneity"),
-    "kl": (
-        "kl_drift",
-        "k3_saturation",
-        "k3_bias",
-        "clip_saturation",
-        "weight_tail",
-        "ratio_drift",
-        "ratio_length_growth",
-    ),
-    "no-signal": ("no_signal", "zero_variance"),
-    "reward": ("reward_drop", "reward_constant", "reward_hacking"),
-    "length": ("length_explosion", "length_surge", "length_collapse"),
-    "text": ("garbled_output", "repetition"),
-    "throughput": ("long_tail", "throughput_drop"),
-    "logging": ("metric_vanished",),
+USUAL: Mapping[str, Any] = {
+    "for_steps": WARNING_STEPS,
+    "for_critical": 0,
+    "keep_firing_for": KEEP_STEPS,
+    "repeat_minutes": REPEAT_MINUTES,
 }
-"""Rule -> what it is about, of the rules that differ in nothing else: a warning must last, a critical one need not."""
+"""A rule as most are: a warning must last, a critical one need not."""
+USUALLY = "non-finite entropy mismatch gradients kl no-signal reward length text throughput logging"
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(USUALLY.split(), USUAL),
+    # Maintenance, not an emergency: twice the patience, and no reminders.
+    "reset-due": {"for_steps": 2 * WARNING_STEPS, "keep_firing_for": 2 * KEEP_STEPS},
+    # Something that happened, not a state that must last: told at once.
+    "reference": {"keep_firing_for": KEEP_STEPS},
+    # Time is what a forecast is for: three rows of each step, two of a coarser log.
+    "forecast": {**USUAL, "for_steps": FORECAST_STEPS},
+    # While the counter stands no step goes by, so there is nothing to wait for.
+    "standstill": {"keep_firing_for": KEEP_STEPS, "repeat_minutes": REPEAT_MINUTES},
+    # A run that fell silent is not live, and this is the news.
+    "heartbeat": {"repeat_minutes": REPEAT_MINUTES, "only_live": False},
+}
+"""The default rules but ``other``, in order: how patient each is. Which kinds it is about stands in the catalogue."""
 
 
 def default_rules() -> tuple[Rule, ...]:
@@ -180,42 +159,6 @@ def default_rules() -> tuple[Rule, ...]:
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'no-signal', 'reward', 'length', 'text', 'throughput',
      'logging', 'reset-due', 'reference', 'forecast', 'standstill', 'heartbeat', 'other']
     """
-    named = (
-        *(_family(name, *kinds) for name, kinds in FAMILIES.items()),
-        # Maintenance, not an emergency: twice the patience, and no reminders.
-        Rule(
-            "reset-due",
-            kinds=("kl_saturation", "reset_due"),
-            for_steps=2 * WARNING_STEPS,
-            keep_firing_for=2 * KEEP_STEPS,
-        ),
-        # Something that happened, not a state that must last: told at once.
-        Rule("reference", kinds=("silent_reference_reset", "lost_reference_reset"), keep_firing_for=KEEP_STEPS),
-        # Time is what a forecast is for: three rows of each step, two of a coarser log.
-        Rule(
-            "forecast",
-            kinds=(CRASH_FORECAST,),
-            for_steps=FORECAST_STEPS,
-            for_critical=0,
-            keep_firing_for=KEEP_STEPS,
-            repeat_minutes=REPEAT_MINUTES,
-        ),
-        # While the counter stands no step goes by, so there is nothing to wait for.
-        Rule("standstill", kinds=("stalled_steps",), keep_firing_for=KEEP_STEPS, repeat_minutes=REPEAT_MINUTES),
-        # A run that fell silent is not live, and this is the news.
-        Rule("heartbeat", kinds=HEARTBEAT_KINDS, repeat_minutes=REPEAT_MINUTES, only_live=False),
-    )
-    others = _family("other", except_kinds=tuple(kind for rule in named for kind in rule.kinds))
-    return (*named, others)
-
-
-def _family(name: str, *kinds: str, except_kinds: tuple[str, ...] = ()) -> Rule:
-    return Rule(
-        name,
-        kinds=kinds,
-        except_kinds=except_kinds,
-        for_steps=WARNING_STEPS,
-        for_critical=0,
-        keep_firing_for=KEEP_STEPS,
-        repeat_minutes=REPEAT_MINUTES,
-    )
+    about = {name: tuple(kind.name for kind in kinds().values() if kind.rule == name) for name in SHAPES}
+    named = tuple(Rule(name, kinds=about[name], **shape) for name, shape in SHAPES.items())
+    return (*named, Rule("other", except_kinds=tuple(kind for rule in named for kind in rule.kinds), **USUAL))

@@ -10,23 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlwatch.catalogue import collapse_kinds
 from rlwatch.records import Alert, Finding, Severity
 
 if TYPE_CHECKING:
     from rlwatch.forecast import Forecast
 
-COLLAPSE_KINDS = frozenset(
-    {
-        "nonfinite",
-        "entropy_collapse",
-        "entropy_explosion",
-        "mismatch_growth",
-        "no_signal",
-        "reward_drop",
-        "length_explosion",
-    }
-)
-"""Kinds of finding that, while critical, mean the policy is not fit to become a reference."""
+COLLAPSE_KINDS = collapse_kinds()
+"""Kinds of finding that, while critical, mean the policy is not fit to become a reference: the catalogue says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from rlwatch.catalogue import ROOM, reported_by
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 
 CARRY_ROWS = 10
@@ -18,7 +19,8 @@ class BaseDetector(ABC):
     """Implements the :class:`~rlwatch.ports.Detector` protocol around :meth:`judge`.
 
     ``reads`` are the metrics of which at least one must be measured (and finite) for a row to be judged.
-    A row without is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows.
+    A row without is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows. ``family`` and ``kinds`` come
+    from the catalogue's entries; a detector that has none there declares its own.
     """
 
     name: ClassVar[str]
@@ -26,6 +28,12 @@ class BaseDetector(ABC):
     kinds: ClassVar[tuple[str, ...]]
     requires: ClassVar[tuple[tuple[str, ...], ...]]
     reads: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        entries = reported_by(f"{cls.__module__}.{cls.__qualname__}".removeprefix(ROOM))
+        if entries:
+            cls.family, cls.kinds = entries[0].family, tuple(kind.name for kind in entries)
 
     def __init__(self) -> None:
         self._held: list[Finding] = []

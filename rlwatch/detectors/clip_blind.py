@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 FAR_ROWS = 20
@@ -41,8 +40,6 @@ class ClipBlind(BaseDetector):
     """
 
     name: ClassVar[str] = "clip_blind"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("clip_uninformative",)
     reads: ClassVar[tuple[str, ...]] = tuple(FAR)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((metric,) for metric in FAR)
 

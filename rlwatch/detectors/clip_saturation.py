@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 TOKENS = 0.1
@@ -29,8 +28,6 @@ class ClipSaturation(RiseDetector):
     """
 
     name: ClassVar[str] = "clip_saturation"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("clip_saturation",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("ratio/clipfrac", TOKENS, FACTOR, odds),
         Limit("ratio/clipfrac_low", TOKENS, FACTOR, odds),

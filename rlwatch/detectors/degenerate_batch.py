@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.company import silent_share
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -31,8 +30,6 @@ class DegenerateBatch(BaseDetector):
     """
 
     name: ClassVar[str] = "degenerate_batch"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("degenerate_batch",)
     reads: ClassVar[tuple[str, ...]] = ("len/min",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple(
         ("len/min", "len/mean", "len/max", "len/clipped", *said)

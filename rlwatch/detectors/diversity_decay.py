@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.change import Change
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -35,8 +34,6 @@ class DiversityDecay(BaseDetector):
     """
 
     name: ClassVar[str] = "diversity_decay"
-    family: ClassVar[str] = Family.EXPLORATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("diversity_decay",)
     reads: ClassVar[tuple[str, ...]] = (*(f"reward/pass_at_{k}" for k in DRAWS), *ANSWERS)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         *((f"reward/pass_at_{k}", "reward/pass_at_1") for k in DRAWS),

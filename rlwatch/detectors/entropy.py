@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite
 from rlwatch.detectors.company import Company
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -19,7 +18,6 @@ class EntropyDetector(BaseDetector):
     the finding. ``_moved`` dates it, ``_warned`` and ``_confirmed`` make it a warning and critical.
     """
 
-    family: ClassVar[str] = Family.EXPLORATION.value
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy",),)
     reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
 

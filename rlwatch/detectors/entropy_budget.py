@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.company import Company
 from rlwatch.detectors.entropy_law import Arrival, Law, LawFit
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -26,8 +25,6 @@ class EntropyBudget(BaseDetector):
     """
 
     name: ClassVar[str] = "entropy_budget"
-    family: ClassVar[str] = Family.EXPLORATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("entropy_budget",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy", "reward/mean"),)
     reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
 

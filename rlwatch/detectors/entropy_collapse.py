@@ -28,7 +28,6 @@ class EntropyCollapse(EntropyDetector):
     """
 
     name: ClassVar[str] = "entropy_collapse"
-    kinds: ClassVar[tuple[str, ...]] = ("entropy_collapse",)
 
     def __init__(self) -> None:
         super().__init__(Baseline(), Window(rows=10, steps=10))

@@ -23,7 +23,6 @@ class EntropyExplosion(EntropyDetector):
     """Token entropy above how the run began, with the reward falling or the ceiling log V in sight."""
 
     name: ClassVar[str] = "entropy_explosion"
-    kinds: ClassVar[tuple[str, ...]] = ("entropy_explosion",)
 
     def __init__(self) -> None:
         super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, theil_sen
 
@@ -63,8 +62,6 @@ class EntropySides(BaseDetector):
     """
 
     name: ClassVar[str] = "entropy_sides"
-    family: ClassVar[str] = Family.EXPLORATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("entropy_negative", "entropy_positive")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((POSITIVE, NEGATIVE),)
     reads: ClassVar[tuple[str, ...]] = (POSITIVE, NEGATIVE)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import finite, number, rounded
 from rlwatch.detectors.reward import RewardWatch
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -34,8 +33,6 @@ class GarbledOutput(RiseDetector):
     """
 
     name: ClassVar[str] = "garbled_output"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("garbled_output",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("text/garbled", 0.01, 5.0, odds),
         Limit("text/replacement", 0.005, 5.0, odds),

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, quantile
 
@@ -29,8 +28,6 @@ class GradSpike(BaseDetector):
     """
 
     name: ClassVar[str] = "grad_spike"
-    family: ClassVar[str] = Family.OPTIMISATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("grad_spike",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("optim/grad_norm",),)
     reads: ClassVar[tuple[str, ...]] = ("optim/grad_norm",)
 

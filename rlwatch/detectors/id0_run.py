@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -23,8 +22,6 @@ class Id0Run(BaseDetector):
     """
 
     name: ClassVar[str] = "id0_run"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("id0_run",)
     reads: ClassVar[tuple[str, ...]] = ("text/id0_frac",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("text/id0_frac",),)
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.rise import Limit, Rise, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
 
@@ -86,8 +85,6 @@ class KLEstimator(BaseDetector):
     """
 
     name: ClassVar[str] = "kl_estimator"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("k3_saturation", "k3_bias")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("policy/kl_ref_k1", "policy/kl_ref_k3"),
         ("policy/kl_ref_weighted", "policy/kl_ref_k3"),

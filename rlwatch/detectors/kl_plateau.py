@@ -8,7 +8,6 @@ from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.company import Company
 from rlwatch.detectors.reset_vetoes import Vetoes
 from rlwatch.detectors.validation import Validation
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, theil_sen
 
@@ -35,7 +34,6 @@ class KLPlateau(BaseDetector):
     makes the bad policy the anchor. While held-out scores still rise, no reset is due.
     """
 
-    family: ClassVar[str] = Family.TRUST_REGION.value
     reads: ClassVar[tuple[str, ...]] = ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k2", "policy/kl_ref_k1")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in reads)
 

@@ -36,7 +36,6 @@ class KLReference(KLPlateau):
     """
 
     name: ClassVar[str] = "kl_reference"
-    kinds: ClassVar[tuple[str, ...]] = ("kl_saturation", "kl_drift", "reset_due")
 
     def _restart(self) -> None:
         super()._restart()

@@ -9,7 +9,7 @@ from rlwatch.detectors.base import BaseDetector, number, rounded
 from rlwatch.detectors.reward import RewardWatch
 from rlwatch.layers import LayerStep, SpikingLayer, layer_health, layer_norms
 from rlwatch.layers.step import TIMES, WINDOW
-from rlwatch.metrics import LAYER_PREFIX, Family
+from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold
 
@@ -38,8 +38,6 @@ class LayerSpike(BaseDetector):
     """
 
     name: ClassVar[str] = "layer_spike"
-    family: ClassVar[str] = Family.OPTIMISATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("layer_spike", "layer_heterogeneity")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((LAYER_PREFIX,),)
     reads: ClassVar[tuple[str, ...]] = ()
 

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -28,8 +27,6 @@ class LengthCollapse(BaseDetector):
     """
 
     name: ClassVar[str] = "length_collapse"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("length_collapse",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("len/mean",), ("len/p50",), ("len/empty",))
     reads: ClassVar[tuple[str, ...]] = ("len/mean", "len/p50", "len/empty")
 

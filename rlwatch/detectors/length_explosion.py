@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -26,8 +25,6 @@ class LengthExplosion(BaseDetector):
     """
 
     name: ClassVar[str] = "length_explosion"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("length_explosion",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("len/clipped",),)
     reads: ClassVar[tuple[str, ...]] = ("len/clipped",)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.reward import RewardWatch
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -25,8 +24,6 @@ class LengthSurge(RiseDetector):
     """
 
     name: ClassVar[str] = "length_surge"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("length_surge",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("len/mean", 32.0, 2.0),
         Limit("len/clipped", 0.5, FACTOR, odds),

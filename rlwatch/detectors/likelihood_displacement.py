@@ -8,7 +8,6 @@ from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.company import Company
 from rlwatch.detectors.likelihood import Likelihood
 from rlwatch.detectors.rise import Limit, Rise, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -35,8 +34,6 @@ class LikelihoodDisplacement(BaseDetector):
     """
 
     name: ClassVar[str] = "likelihood_displacement"
-    family: ClassVar[str] = Family.EXPLORATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("likelihood_displacement",)
     reads: ClassVar[tuple[str, ...]] = ("lld/logp_positive", "lld/displaced_frac")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("lld/logp_positive",), ("lld/displaced_frac",))
 

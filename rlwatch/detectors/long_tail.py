@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import finite, number, rounded
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -24,8 +23,6 @@ class LongTail(RiseDetector):
     """
 
     name: ClassVar[str] = "long_tail"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("long_tail",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("len/tail_ratio", 4.0, 2.0),
         Limit("len/max_over_mean", 5.0, 2.0),

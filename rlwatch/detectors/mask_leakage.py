@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import Limit
 from rlwatch.detectors.standing import Standing
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 LEAK = Limit("tokens/environment_leak", 1e-3, 0.0)
@@ -18,8 +17,6 @@ class MaskLeakage(BaseDetector):
     """Share of tool and user tokens with mask 1. It has no healthy level, so no start to compare with."""
 
     name: ClassVar[str] = "mask_leakage"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("mask_leakage",)
     reads: ClassVar[tuple[str, ...]] = (LEAK.metric,)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((LEAK.metric,),)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 
 REGULAR = 20
@@ -55,8 +54,6 @@ class MetricVanished(BaseDetector):
     """
 
     name: ClassVar[str] = "metric_vanished"
-    family: ClassVar[str] = Family.SYSTEM.value
-    kinds: ClassVar[tuple[str, ...]] = ("metric_vanished",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((),)
     reads: ClassVar[tuple[str, ...]] = ()
 

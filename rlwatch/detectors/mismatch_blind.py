@@ -8,7 +8,6 @@ from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.mismatch_scales import SCALES
 from rlwatch.detectors.reward import RewardWatch
 from rlwatch.detectors.rise import Limit, Rise, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -37,8 +36,6 @@ class MismatchBlind(BaseDetector):
     """
 
     name: ClassVar[str] = "mismatch_blind"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("mismatch_blind",)
     reads: ClassVar[tuple[str, ...]] = tuple(tail.metric for tail in TAILS)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((mean, tail.metric) for mean in QUIET for tail in TAILS)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import finite, rounded
 from rlwatch.detectors.mismatch_scales import shortfall
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Window
 
@@ -20,8 +19,6 @@ class MismatchCorrelation(RiseDetector):
     """1 - Pearson's correlation against its start (verl's users ask for 0.98 in smoke tests; healthy 0.995 and up)."""
 
     name: ClassVar[str] = "mismatch_correlation"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("mismatch_correlation",)
     limits: ClassVar[tuple[Limit, ...]] = (Limit("mismatch/prob_corr", 0.98, 3.0, shortfall),)
     reads: ClassVar[tuple[str, ...]] = ("mismatch/prob_corr",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("mismatch/prob_corr",),)

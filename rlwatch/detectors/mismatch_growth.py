@@ -8,7 +8,7 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.log_trend import LogTrend
 from rlwatch.detectors.mismatch_scales import SCALES, Scale
-from rlwatch.metrics import BY_NAME, Family
+from rlwatch.metrics import BY_NAME
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Cusum, Hold, Window
 
@@ -83,8 +83,6 @@ class MismatchGrowth(BaseDetector):
     """
 
     name: ClassVar[str] = "mismatch_growth"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("mismatch_growth",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in SCALES)
     reads: ClassVar[tuple[str, ...]] = tuple(SCALES)
 

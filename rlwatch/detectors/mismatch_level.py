@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.mismatch_scales import BANDS
 from rlwatch.detectors.standing import Standing
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -18,8 +17,6 @@ class MismatchLevel(BaseDetector):
     """
 
     name: ClassVar[str] = "mismatch_level"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("mismatch_level",)
     reads: ClassVar[tuple[str, ...]] = tuple(band.metric for band in BANDS)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in reads)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.gap import GAPS, Gap
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -85,8 +84,6 @@ class MismatchMask(BaseDetector):
     """
 
     name: ClassVar[str] = "mismatch_mask"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("mismatch_mask",)
     reads: ClassVar[tuple[str, ...]] = MASKS
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((mask, gap) for mask in MASKS for gap in GAPS)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, spread_of_ess
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -42,8 +41,6 @@ class MismatchTail(RiseDetector):
     """
 
     name: ClassVar[str] = "mismatch_tail"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("mismatch_tail",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("mismatch/ess", 0.7, 4.0, spread_of_ess),
         Limit("mismatch/chi2", 0.5, 4.0),

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -17,8 +16,6 @@ class MoEImbalance(RiseDetector):
     """
 
     name: ClassVar[str] = "moe_imbalance"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("moe_imbalance",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("mismatch/moe_avg_vio", 0.5, 1.6),
         Limit("mismatch/moe_max_vio", 2.0, 2.0),

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.company import DETERMINISTIC, Company, silent_share
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -24,8 +23,6 @@ class NoSignal(BaseDetector):
     """
 
     name: ClassVar[str] = "no_signal"
-    family: ClassVar[str] = Family.REWARD.value
-    kinds: ClassVar[tuple[str, ...]] = ("no_signal",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("reward/zero_std_frac",),
         ("reward/std",),

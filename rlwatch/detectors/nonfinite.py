@@ -8,7 +8,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, rounded
 from rlwatch.detectors.nan_chain import CLASSES, Chain, ChainWatch, broken
 from rlwatch.detectors.origin import suspect
-from rlwatch.metrics import Family
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -49,8 +48,6 @@ class NonFinite(BaseDetector):
     """
 
     name: ClassVar[str] = "nonfinite"
-    family: ClassVar[str] = Family.OPTIMISATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("nonfinite",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in CORE)
     reads: ClassVar[tuple[str, ...]] = CORE
 

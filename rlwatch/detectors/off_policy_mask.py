@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import finite, number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -18,8 +17,6 @@ class OffPolicyMask(RiseDetector):
     """
 
     name: ClassVar[str] = "off_policy_mask"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("off_policy_mask",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("offpolicy/masked", 0.15, 4.0, odds),
         Limit("offpolicy/masked_neg", 0.3, 4.0, odds),

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, log_size
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 FACTOR = 5.0
@@ -22,8 +21,6 @@ class RatioDrift(RiseDetector):
     """
 
     name: ClassVar[str] = "ratio_drift"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("ratio_drift",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("ratio/geo_mean", 1.02, FACTOR, log_size),
         Limit("ratio/seq_mean", 1.1, FACTOR, log_size),

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import finite, number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Window
 
@@ -27,8 +26,6 @@ class RatioGrowth(RiseDetector):
     """
 
     name: ClassVar[str] = "ratio_growth"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("ratio_length_growth",)
     limits: ClassVar[tuple[Limit, ...]] = (Limit(METRIC, NOTABLE / LENGTH, FACTOR),)
     reads: ClassVar[tuple[str, ...]] = (METRIC,)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((METRIC,),)

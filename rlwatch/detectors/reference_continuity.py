@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Window, mad, median
 
@@ -76,8 +75,6 @@ class ReferenceContinuity(BaseDetector):
     """
 
     name: ClassVar[str] = "reference_continuity"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("silent_reference_reset", "lost_reference_reset")
     reads: ClassVar[tuple[str, ...]] = ("policy/kl_ref_k3", "policy/kl_ref", "policy/kl_ref_k2", "policy/kl_ref_k1")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in reads)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.reward import RewardWatch
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -24,8 +23,6 @@ class Repetition(RiseDetector):
     """
 
     name: ClassVar[str] = "repetition"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("repetition",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("text/looping_frac", 0.1, 4.0, odds),
         Limit("text/tail_loop", 0.1, 4.0, odds),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from rlwatch.catalogue import collapse_kinds, detector_class, kinds
 from rlwatch.detectors.base import finite
 from rlwatch.detectors.company import Company
-from rlwatch.detectors.entropy_collapse import EntropyCollapse
-from rlwatch.detectors.entropy_explosion import EntropyExplosion
-from rlwatch.detectors.mismatch_growth import MismatchGrowth
-from rlwatch.detectors.nonfinite import NonFinite
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Severity
 from rlwatch.stats import Window
@@ -19,10 +16,11 @@ ROWS = 20
 
 
 class Vetoes:
-    """NaN, engine mismatch, entropy off its course, garbled output, nearly every response cut, or a lost reward."""
+    """Signs of any kind that the catalogue calls a collapse, garbled output, cut responses, and a lost reward."""
 
     def __init__(self) -> None:
-        self._watch: tuple[Detector, ...] = (NonFinite(), EntropyCollapse(), EntropyExplosion(), MismatchGrowth())
+        makers = dict.fromkeys(detector_class(kind) for kind in kinds().values() if kind.collapse)
+        self._watch: tuple[Detector, ...] = tuple(make() for make in makers)
         self._garbled = {name: Window(rows=ROWS, steps=ROWS) for name, _ in GARBLED}
         self._ago: dict[str, int] = {}
 
@@ -31,7 +29,7 @@ class Vetoes:
         self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
         for detector in self._watch:
             for finding in detector.update(step):
-                if finding.severity is not Severity.INFO:
+                if finding.severity is not Severity.INFO and finding.kind in collapse_kinds():
                     self._ago[finding.kind] = 0
         for name, limit in GARBLED:
             value = finite(step, name)

@@ -8,7 +8,6 @@ from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.mismatch_scales import shortfall
 from rlwatch.detectors.rise import Limit, Rise, odds
 from rlwatch.detectors.standing import Standing
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -41,8 +40,6 @@ class Retokenisation(BaseDetector):
     """
 
     name: ClassVar[str] = "retokenisation"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("retokenisation_drift", "prefix_break")
     reads: ClassVar[tuple[str, ...]] = tuple(limit.metric for limits in LIMITS.values() for limit in limits)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in reads)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 
 SAME = 1e-9
@@ -35,8 +34,6 @@ class RewardConstant(BaseDetector):
     """
 
     name: ClassVar[str] = "reward_constant"
-    family: ClassVar[str] = Family.REWARD.value
-    kinds: ClassVar[tuple[str, ...]] = ("reward_constant",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("reward/mean",),)
     reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
 

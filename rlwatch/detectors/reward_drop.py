@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
 from rlwatch.detectors.reward import LIKELY, RewardWatch
 from rlwatch.detectors.task_rewards import TaskRewards
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -30,8 +29,6 @@ class RewardDrop(BaseDetector):
     """
 
     name: ClassVar[str] = "reward_drop"
-    family: ClassVar[str] = Family.REWARD.value
-    kinds: ClassVar[tuple[str, ...]] = ("reward_drop",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("reward/mean",),)
     reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
 

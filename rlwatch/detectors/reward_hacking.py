@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, number, rounded
 from rlwatch.detectors.hacking_signs import MODERATE, NAMES, STRONG, Sign, Signs
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -30,8 +29,6 @@ class RewardHacking(BaseDetector):
     """
 
     name: ClassVar[str] = "reward_hacking"
-    family: ClassVar[str] = Family.REWARD.value
-    kinds: ClassVar[tuple[str, ...]] = ("reward_hacking",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple(
         ("reward/mean", name) for name in ("val/score", "val-core/", *NAMES)
     )

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -18,8 +17,6 @@ class RoutingMismatch(RiseDetector):
     """
 
     name: ClassVar[str] = "routing_mismatch"
-    family: ClassVar[str] = Family.MISMATCH.value
-    kinds: ClassVar[tuple[str, ...]] = ("routing_mismatch",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("mismatch/routing_layer_frac", 0.02, 2.0, odds),
         Limit("mismatch/routing_layers", 1.0, 2.0),

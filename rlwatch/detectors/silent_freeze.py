@@ -6,7 +6,6 @@ import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
@@ -27,8 +26,6 @@ class SilentFreeze(BaseDetector):
     """
 
     name: ClassVar[str] = "silent_freeze"
-    family: ClassVar[str] = Family.OPTIMISATION.value
-    kinds: ClassVar[tuple[str, ...]] = ("silent_freeze",)
     reads: ClassVar[tuple[str, ...]] = ("optim/step_skipped", "optim/grad_norm")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("optim/step_skipped",),

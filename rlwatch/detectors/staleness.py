@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 
@@ -14,8 +13,6 @@ class Staleness(RiseDetector):
     """Policy versions between sampling and update, and versions one response was sampled under."""
 
     name: ClassVar[str] = "staleness"
-    family: ClassVar[str] = Family.ROLLOUTS.value
-    kinds: ClassVar[tuple[str, ...]] = ("staleness",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("staleness/mean", 3.0, 2.0),
         Limit("staleness/worst_mean", 4.0, 2.0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold
 
@@ -31,8 +30,6 @@ class StalledSteps(BaseDetector):
     """
 
     name: ClassVar[str] = "stalled_steps"
-    family: ClassVar[str] = Family.SYSTEM.value
-    kinds: ClassVar[tuple[str, ...]] = ("stalled_steps",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((),)
     reads: ClassVar[tuple[str, ...]] = ("time/step",)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 from rlwatch.detectors.base import finite, number, rounded
 from rlwatch.detectors.long_tail import inverse
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 SLOWER = 2.0
@@ -28,8 +27,6 @@ class ThroughputDrop(RiseDetector):
     """
 
     name: ClassVar[str] = "throughput_drop"
-    family: ClassVar[str] = Family.SYSTEM.value
-    kinds: ClassVar[tuple[str, ...]] = ("throughput_drop",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("time/throughput", MOST, SLOWER, inverse),
         Limit("time/step", LEAST, SLOWER),

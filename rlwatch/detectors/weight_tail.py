@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import number, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, log_size, spread_of_ess
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 
 SAYS = {
@@ -28,8 +27,6 @@ class WeightTail(RiseDetector):
     """
 
     name: ClassVar[str] = "weight_tail"
-    family: ClassVar[str] = Family.TRUST_REGION.value
-    kinds: ClassVar[tuple[str, ...]] = ("weight_tail",)
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("ratio/ess", 0.5, 4.0, spread_of_ess),
         Limit("ratio/seq_ess", 0.5, 4.0, spread_of_ess),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
@@ -30,8 +29,6 @@ class ZeroVariance(BaseDetector):
     """
 
     name: ClassVar[str] = "zero_variance"
-    family: ClassVar[str] = Family.REWARD.value
-    kinds: ClassVar[tuple[str, ...]] = ("zero_variance",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("reward/zero_std_frac",),
         ("reward/zero_std_right_frac", "reward/zero_std_wrong_frac"),

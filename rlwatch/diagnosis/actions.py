@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rlwatch.diagnosis.reading import playbook
+from rlwatch import catalogue
+from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 
 OURS = "rlwatch"
@@ -77,7 +78,7 @@ class Advice:
 
 
 def advice(kind: str, source: str = "") -> Advice | None:
-    """What is known about a kind of finding; None for a kind the playbook does not have.
+    """What is known about a kind of finding; None for a kind the catalogue does not have.
 
     Parameters
     ----------
@@ -92,18 +93,23 @@ def advice(kind: str, source: str = "") -> Advice | None:
     >>> advice("no_such_kind") is None
     True
     """
-    entry = playbook().get(kind)
+    entry = catalogue.kinds().get(kind)
     if entry is None:
         return None
-    return Advice(kind, entry.title, entry.meaning, tuple(_action(table, source) for table in entry.do))
+    return Advice(kind, entry.title, entry.meaning, tuple(_action(entry, used, source) for used in entry.do))
 
 
 def kinds() -> tuple[str, ...]:
-    """Every kind of finding the playbook has advice for, in alphabetical order."""
-    return tuple(sorted(playbook()))
+    """Every kind of finding there is advice for, in alphabetical order."""
+    return tuple(sorted(catalogue.kinds()))
 
 
-def _action(table: Mapping[str, JSON], source: str) -> Action:
+def _action(entry: catalogue.Kind, used: Mapping[str, str], source: str) -> Action:
+    """An action as its table describes it, in the words of the kind that uses it where those differ."""
+    known = catalogue.actions().get(used["action"])
+    if known is None:
+        raise ConfigError(f"the catalogue: {entry.name} uses the action {used['action']!r}, which nothing describes")
+    table = {**known, **used}
     return Action(
         id=table["action"],
         name=table["name"],

@@ -64,7 +64,7 @@ def diagnose(
 ) -> Diagnosis:
     """Rank what may have set the failure off.
 
-    A finding is explained by an earlier one that is known to lead to it (the playbook's chains); what
+    A finding is explained by an earlier one that is known to lead to it (``leads_to`` in the catalogue); what
     nothing explains is a cause, and ranks by what it explains. The order of ``findings`` does not
     matter, nor does anything after ``at``.
 
@@ -110,7 +110,7 @@ def _without_forecasts(held: list[Finding]) -> list[Finding]:
 
 
 def _causes(found: Sequence[Sign], slack: int, events: Sequence[Event], source: str) -> tuple[Cause, ...]:
-    worst = max(found, key=lambda sign: (sign.severity.rank, sign.entry.collapse, sign.onset_step, sign.kind))
+    worst = max(found, key=lambda sign: (sign.severity.rank, sign.entry.undone, sign.onset_step, sign.kind))
     cases = [case for case in _cases(chains(found, slack), worst, slack) if case.bad or not worst.bad]
     made = [(_rank(case, worst), _cause(case, found, events, source)) for case in cases]
     return tuple(cause for _, cause in sorted(made, key=lambda pair: pair[0])[:MOST])

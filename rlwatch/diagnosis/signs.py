@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from rlwatch.diagnosis.reading import Entry, playbook
+from rlwatch import catalogue
 from rlwatch.records import Event, Finding, Severity
 
 MOST = 400
@@ -30,11 +30,9 @@ class Sign:
     told_step: int = 0
 
     @property
-    def entry(self) -> Entry:
-        """What the playbook says of its kind; of a kind it does not know, the little that the name says."""
-        words = self.kind.replace("_", " ")
-        unknown = Entry(self.kind, words.capitalize(), words.capitalize(), f"{words} was found", "", ())
-        return playbook().get(self.kind, unknown)
+    def entry(self) -> catalogue.Kind:
+        """The catalogue's entry of its kind."""
+        return catalogue.entry(self.kind)
 
     @property
     def bad(self) -> bool:

@@ -17,7 +17,7 @@ def treatment(root: Sign, chain: Sequence[Sign], found: Sequence[Sign], source: 
     """The actions for a cause in order, and which advice was withheld and why ("" if none)."""
     known = advice(root.kind, source)
     actions = known.actions if known is not None else ()
-    if any(sign.entry.collapse and sign.bad for sign in chain):
+    if any(sign.entry.undone and sign.bad for sign in chain):
         actions = _undo_first(actions, source)
     trouble = [sign for sign in found if sign.bad and sign.kind != root.kind and _at_that_time(sign, root)]
     if trouble and any(action.id == RESET for action in actions):

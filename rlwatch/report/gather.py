@@ -95,7 +95,7 @@ def missing(metrics: Sequence[str] | set[str]) -> tuple[str, ...]:
     """Detectors that lack their metrics, and what they would need; none of a run that has not begun."""
     have = set(metrics)
     return tuple(
-        f"{words(detector.name)}: needs {_alternatives(detector.requires)}"
+        f"{detector.name.replace('_', ' ')}: needs {_alternatives(detector.requires)}"
         for detector in REGISTRY
         if have and not any(all(_has(have, name) for name in needed) for needed in detector.requires)
     )

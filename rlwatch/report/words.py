@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+from rlwatch.catalogue import entry
 from rlwatch.records import JSON
 
 
@@ -38,8 +39,12 @@ def moment(ts: float | None) -> str:
 
 
 def words(kind: str) -> str:
-    """``entropy_collapse`` as ``entropy collapse``."""
-    return kind.replace("_", " ").replace("-", " ")
+    """A kind of finding, event or command as a person says it.
+
+    >>> words("kl_drift"), words("reset-reference")
+    ('drift from the reference', 'reset reference')
+    """
+    return entry(kind).label
 
 
 def cell(value: JSON) -> str:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlwatch.catalogue import entry
 from rlwatch.metrics import BY_NAME, OPEN, Family
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
@@ -141,6 +142,7 @@ def check_finding(detector: Detector, finding: Finding, step: ClosedStep) -> Non
     assert finding.kind in detector.kinds
     assert finding.family == detector.family
     assert finding.severity in Severity
+    assert finding.severity.rank <= entry(finding.kind).severity.rank, "worse than the catalogue says"
     assert finding.step == step.step
     assert finding.onset_step <= finding.step
     assert (finding.attempt, finding.seq) == (step.attempt, step.seq)

@@ -229,7 +229,7 @@ def test_by_default_a_critical_collapse_keeps_back_what_follows_from_it_and_no_o
 
 
 def test_the_usual_inhibitions_name_kinds_that_are_reported():
-    """What the playbook knows and nothing reports yet is left out."""
+    """Or they would never hold."""
     assert unknown_kinds((), default_inhibitions()) == []
 
 

@@ -244,9 +244,9 @@ def test_marks_of_a_run_in_their_order():
         (15, "attempt 2 began", False),
         (9, "reference reset", False),
         (11, "lower learning rate", False),
-        (5, "failure forecast", False),
-        (12, "entropy collapse began", True),
-        (20, "entropy collapse alarm", False),
+        (5, "a failure is forecast", False),
+        (12, "entropy collapse (onset)", True),
+        (20, "entropy collapse (alarm)", False),
     ]
     assert "Exploration" in found[-1].families
 

@@ -73,7 +73,7 @@ def test_a_run_that_ended_in_a_collapse_says_so_rather_than_what_was_resolved():
         alert("r", kind="grad_spike", severity=Severity.WARNING, onset_step=3),
     ]
     (entry,) = overview.entries(fleet(run("r", state=RunState.FINISHED), alerts={"r": alerts}), NOW)
-    assert overview.why(entry) == "unresolved: reward drop since step 9 (21 steps), and 1 more"
+    assert overview.why(entry) == "unresolved: the reward fell since step 9 (21 steps), and 1 more"
 
 
 def test_filters_combine_and_search_everything_one_remembers():

@@ -18,7 +18,10 @@ NOW = 1_000_000.0
 def test_why_tells_what_fires_in_the_order_it_began():
     """Cause before effect, as far as time tells."""
     told = story.clauses([alert(onset_step=4690), alert(kind="mismatch_growth", onset_step=4410)])
-    assert told == ["engine mismatch growing from step 4\u202f410", "entropy collapse from step 4\u202f690"]
+    assert told == [
+        "trainer and rollout engine drift apart from step 4\u202f410",
+        "entropy collapse from step 4\u202f690",
+    ]
 
 
 def test_why_is_silent_about_what_is_over():

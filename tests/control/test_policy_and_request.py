@@ -38,6 +38,14 @@ def test_every_collapse_kind_is_one_a_detector_can_report():
     assert {kind for detector in REGISTRY for kind in detector.kinds} >= COLLAPSE_KINDS
 
 
+@pytest.mark.parametrize("kind", ["id0_run", "garbled_output", "silent_freeze", "length_collapse"])
+def test_broken_output_and_frozen_weights_are_collapses_too(kind):
+    """Advice called them so, and a reset was carried out all the same."""
+    assert veto_reset_reference(Health((finding(kind),))) is not None
+    assert veto_save_checkpoint(Health((finding(kind),)), kept=2) is not None
+    assert veto_set_kl_coef(Health((finding(kind),)), old=0.1, new=0.0) is not None
+
+
 @pytest.mark.parametrize("kind", sorted(COLLAPSE_KINDS))
 def test_every_critical_collapse_vetoes_a_reset(kind):
     """A warning does not, and force overrules it."""

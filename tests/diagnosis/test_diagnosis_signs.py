@@ -75,7 +75,7 @@ def test_only_the_newest_signs_are_considered():
     assert (told[0].onset_step, told[-1].onset_step) == (50, 10 * (MOST + 4))
 
 
-def test_a_kind_the_playbook_does_not_know_speaks_for_itself():
+def test_a_kind_the_catalogue_does_not_know_speaks_for_itself():
     """In the words of its name, leading to nothing."""
     (sign,) = signs([found("gpu_on_fire", 3, WARNING)])
 

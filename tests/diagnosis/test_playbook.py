@@ -5,34 +5,18 @@ import re
 import pytest
 from playbook_options import actions
 
-from rlwatch.alerts.rules import default_rules
-from rlwatch.detectors.registry import REGISTRY
+from rlwatch import catalogue
 from rlwatch.diagnosis import Strength, advice, kinds
 from rlwatch.diagnosis.actions import RESET
-from rlwatch.diagnosis.reading import playbook
 from rlwatch.errors import ConfigError
 
-REGISTERED = sorted({kind for detector in REGISTRY for kind in detector.kinds})
-CRASHES = [kind for kind, entry in playbook().items() if entry.collapse]
-
-
-@pytest.mark.parametrize("kind", REGISTERED)
-def test_every_kind_a_registered_detector_reports_has_advice(kind):
-    """A finding nobody can act on is half a finding."""
-    assert advice(kind) is not None, (
-        f"the kind {kind!r} has no advice: add a table [{kind}] (title, cause, happened, meaning, leads_to, "
-        f"[[{kind}.do]] ...) to the family's file in rlwatch/diagnosis/playbook/kinds/, and new actions to "
-        f"rlwatch/diagnosis/playbook/actions/"
-    )
-
-
-def test_alert_rules_name_only_kinds_with_advice():
-    """The kinds that rules know are kinds with advice."""
-    assert [kind for rule in default_rules() for kind in rule.kinds if advice(kind) is None] == []
+BOOK = catalogue.kinds()
+COLLAPSES = sorted(catalogue.collapse_kinds())
+CRASHES = [kind for kind, entry in BOOK.items() if entry.undone]
 
 
 def test_an_unknown_kind_has_none():
-    """A detector of one's own may report what the playbook does not know."""
+    """A detector of one's own may report what the catalogue does not know."""
     assert advice("made_up") is None
 
 
@@ -58,7 +42,7 @@ def test_each_action_gives_its_source_and_evidence(kind):
         assert action.evidence.endswith(".")
 
 
-@pytest.mark.parametrize("kind", CRASHES)
+@pytest.mark.parametrize("kind", COLLAPSES)
 def test_no_collapse_is_answered_with_a_reference_reset(kind):
     """It makes the bad policy the anchor: it saved 0 of 14 runs."""
     known = advice(kind)
@@ -115,34 +99,31 @@ def test_a_trainer_variant_overrides_its_family():
 
 @pytest.mark.parametrize("kind", kinds())
 def test_what_a_kind_leads_to_exists(kind):
-    """Causal chains are made of kinds the playbook has."""
-    entry = playbook()[kind]
+    """Causal chains are made of kinds the catalogue has."""
+    entry = BOOK[kind]
 
-    assert [effect for effect in entry.leads_to if effect not in playbook()] == []
+    assert [effect for effect in entry.leads_to if effect not in BOOK] == []
     assert kind not in entry.leads_to
     assert entry.reach > 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind, entry in playbook().items() if entry.symptom])
+@pytest.mark.parametrize("kind", [kind for kind, entry in BOOK.items() if entry.symptom])
 def test_a_symptom_follows_from_something(kind):
     """Or it would be told as a cause whenever it is found."""
-    assert [cause for cause, entry in playbook().items() if kind in entry.leads_to]
+    assert [cause for cause, entry in BOOK.items() if kind in entry.leads_to]
 
 
 def test_a_kind_that_uses_an_unknown_action_is_refused(monkeypatch):
-    """The mistake is named when the book is read."""
-    tables = {"actions": {}, "kinds": {"k": {"do": [{"action": "pray"}]}}}
-    monkeypatch.setattr("rlwatch.diagnosis.reading._tables", tables.__getitem__)
+    """The mistake is named."""
+    monkeypatch.setattr(catalogue, "actions", dict)
 
-    with pytest.raises(ConfigError, match="k uses the action 'pray'"):
-        playbook.__wrapped__()
+    with pytest.raises(ConfigError, match="entropy_collapse uses the action 'roll-back'"):
+        advice("entropy_collapse")
 
 
 def test_every_action_is_used():
     """An action no kind uses is dead text."""
-    from rlwatch.diagnosis.reading import _tables
-
-    assert set(_tables("actions")) - {action.id for action in actions()} == set()
+    assert set(catalogue.actions()) - {action.id for action in actions()} == set()
 
 
 def test_advice_is_plain_data():

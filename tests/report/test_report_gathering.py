@@ -123,7 +123,7 @@ def test_a_log_has_a_report_too():
     assert facts.title == "seed3"
     assert facts.status == "critical alarm"
     assert facts.diagnosis.causes[0].kind == "nonfinite"
-    assert "nonfinite at step" in facts.head["alarms"]
+    assert "NaN or infinity at step" in facts.head["alarms"]
 
 
 def test_a_curve_keeps_every_spike():

@@ -1,0 +1,119 @@
+"""The catalogue of failures: everything that is known of a kind of finding, in one entry of ``kinds.toml``.
+
+The detectors' registry, default alert rules and inhibitions, the veto of a reset, advice, labels and the tables in
+``docs/`` derive from it; no other place may list kinds.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlwatch.errors import ConfigError
+from rlwatch.records import JSON, Severity
+
+REACH = 300
+"""Steps within which an effect follows its cause, unless a kind says otherwise: published collapses by mismatch,
+entropy or likelihood took 40 to 300 steps from their first sign."""
+ROOM = "rlwatch.detectors."
+"""Package below which entries name their detectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of finding: an entry of ``kinds.toml``, whose head says what each field means."""
+
+    name: str
+    title: str
+    cause: str
+    happened: str
+    meaning: str = ""
+    family: str = ""
+    detector: str = ""
+    severity: Severity = Severity.CRITICAL
+    critical_when: str = ""
+    rule: str = "other"
+    collapse: bool = False
+    symptom: bool = False
+    inhibits: str = ""
+    leads_to: tuple[str, ...] = ()
+    reach: int = REACH
+    source: str = ""
+    do: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The title within a sentence: ``entropy collapse``, ``NaN or infinity``, ``KL to the reference saturated``."""
+        first, _, rest = self.title.partition(" ")
+        return f"{first.lower() if first.istitle() else first}{' ' if rest else ''}{rest}"
+
+    @property
+    def undone(self) -> bool:
+        """Answered by rolling back before anything else: the policy itself is lost."""
+        return bool(self.do) and self.do[0]["action"] == "roll-back"
+
+
+@cache
+def kinds() -> Mapping[str, Kind]:
+    """Every kind there is, by name, in the order of the catalogue."""
+    return {name: _kind(name, table) for name, table in _read("kinds.toml").items()}
+
+
+@cache
+def actions() -> Mapping[str, Mapping[str, JSON]]:
+    """Tables of the actions that kinds name, by id."""
+    return _read("actions.toml")
+
+
+def entry(name: str) -> Kind:
+    """The entry of a kind; of one that the catalogue does not have, the little that its name says.
+
+    >>> entry("kl_drift").title, entry("my_kind").label
+    ('Drift from the reference', 'my kind')
+    """
+    known = kinds().get(name)
+    if known is not None:
+        return known
+    words = re.sub("[_-]", " ", name)
+    return Kind(name, words.capitalize(), words.capitalize(), f"{words} was found")
+
+
+@cache
+def collapse_kinds() -> frozenset[str]:
+    """Kinds that, while critical, mean the policy is not fit to become a reference."""
+    return frozenset(name for name, kind in kinds().items() if kind.collapse)
+
+
+def reported_by(detector: str) -> tuple[Kind, ...]:
+    """The entries of a detector, given as ``module.Class`` below ``rlwatch.detectors``."""
+    return tuple(kind for kind in kinds().values() if kind.detector == detector)
+
+
+def detector_class(kind: Kind) -> Any:
+    """The class that reports a kind. Raises ``ConfigError`` where there is none of that name."""
+    module, _, name = kind.detector.rpartition(".")
+    try:
+        return getattr(import_module(ROOM + module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ConfigError(f"the catalogue's entry {kind.name} names the detector {kind.detector!r}: {error}") from error
+
+
+def _kind(name: str, table: Mapping[str, Any]) -> Kind:
+    fields = dict(table)
+    fields["severity"] = Severity(fields["severity"])
+    fields["leads_to"] = tuple(fields.get("leads_to", ()))
+    fields["do"] = tuple({"action": one} if isinstance(one, str) else one for one in fields["do"])
+    try:
+        return Kind(name=name, **fields)
+    except TypeError as error:
+        raise ConfigError(f"the catalogue's entry {name} has a field that does not exist: {error}") from error
+
+
+def _read(file: str) -> dict[str, Mapping[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))

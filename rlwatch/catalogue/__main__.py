@@ -1,0 +1,77 @@
+"""Write the pages that the catalogue makes: ``python -m rlwatch.catalogue [--check]``, in a clone's root.
+
+Pages of ``docs/`` hold blocks between ``<!-- catalogue: NAME -->`` and
+``<!-- end -->``; what stands between them is made here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from rlwatch.catalogue import Kind, kinds
+from rlwatch.metrics import Family
+
+PAGES = ("docs/findings.md", "docs/control.md", "docs/alerts.md")
+BLOCK = re.compile(r"(<!-- catalogue: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WHOLE = "Of a run as a whole"
+"""Heading of the kinds that no detector reports."""
+
+
+def page(text: str) -> str:
+    """The page with its blocks made anew. Raises ``KeyError`` for a block of no such name."""
+    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
+
+
+def findings() -> str:
+    """Tables of all kinds, by family."""
+    known = kinds().values()
+    tables = [_table(family.value, (k for k in known if k.detector and k.family == family.value)) for family in Family]
+    return "\n".join((*tables, _table(WHOLE, (kind for kind in known if not kind.detector))))
+
+
+def _table(heading: str, rows: Iterable[Kind]) -> str:
+    head = f"## {heading}\n\n| kind | what it is | at worst | alert rule |\n|---|---|---|---|\n"
+    return head + "".join(_row(kind) for kind in rows)
+
+
+def _row(kind: Kind) -> str:
+    worst = f"critical if {kind.critical_when}" if kind.critical_when else kind.severity.value
+    said = f"**{kind.title}.** {kind.meaning}" + (f" Source: {kind.source}." if kind.source else "")
+    return f"| `{kind.name}` | {said} | {worst}{', vetoes a reset' if kind.collapse else ''} | `{kind.rule}` |\n"
+
+
+def collapses() -> str:
+    """The kinds that veto a reset while they are critical."""
+    return ", ".join(f"`{kind.name}`" for kind in kinds().values() if kind.collapse) + ".\n"
+
+
+def rules() -> str:
+    """The default alert rules and what each is about."""
+    names = dict.fromkeys(kind.rule for kind in kinds().values())
+    rows = ((name, [kind.name for kind in kinds().values() if kind.rule == name]) for name in names)
+    lines = [f"| `{name}` | {', '.join(f'`{kind}`' for kind in about)} |\n" for name, about in rows]
+    return "| rule | kinds |\n|---|---|\n" + "".join(lines)
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {"findings": findings, "collapses": collapses, "rules": rules}
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite the pages; with ``--check`` only say which are out of date."""
+    stale = []
+    for path in map(Path, PAGES):
+        text = path.read_text(encoding="utf-8")
+        if (made := page(text)) != text:
+            stale.append(str(path))
+            if "--check" not in arguments:
+                path.write_text(made, encoding="utf-8")
+    if stale:
+        sys.stdout.write(f"{'out of date' if '--check' in arguments else 'written'}: {', '.join(stale)}\n")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
