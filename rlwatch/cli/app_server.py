@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -160,9 +160,9 @@ def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = S
 def refuses_strangers(url: str) -> str | None:
     """None if whoever has no token is turned away; else what they got instead."""
     try:
-        with urllib.request.urlopen(f"{url}/", timeout=10.0) as answer:  # noqa: S310  (http, this machine)
+        with urlopen(f"{url}/", timeout=10.0) as answer:  # noqa: S310  (http, this machine)
             return f"a stranger is answered with {answer.status}"
-    except urllib.error.HTTPError as refusal:
+    except HTTPError as refusal:
         return None if refusal.code == 401 else f"a stranger is answered with {refusal.code}"
     except OSError as error:
         return f"no answer: {error}"
@@ -170,9 +170,9 @@ def refuses_strangers(url: str) -> str | None:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/_stcore/health", timeout=2.0) as answer:  # noqa: S310  (http, loopback)
+        with urlopen(f"{url}/_stcore/health", timeout=2.0) as answer:  # noqa: S310  (http, loopback)
             return bool(answer.status == 200 and answer.read().strip() == b"ok")
-    except (urllib.error.URLError, OSError):
+    except (URLError, OSError):
         return False
 
 
