@@ -1,25 +1,28 @@
-"""``rlwatch alerts [RUN]``: what fired, whether anybody was told, and why one is quiet."""
+"""``rlwatch alerts``: what fired and who was told; acknowledging, silencing, delivery, trying a channel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from rlwatch.cli.console import Cell, print_json, print_table, say
-from rlwatch.cli.findings_table import severity_cell
-from rlwatch.cli.lookup import find_run
-from rlwatch.cli.options import ConfigOption, Format, FormatOption, StoreOption, examples
-from rlwatch.cli.stores import opened
-from rlwatch.cli.strict_json import plain
-from rlwatch.cli.wording import STATUS_STYLES, one_line, step
+from rlwatch.cli.background import deliver_once
+from rlwatch.cli.console import Cell, plain, print_json, print_table, say
+from rlwatch.cli.options import ConfigOption, Format, FormatOption, StoreOption, examples, find_run, opened
+from rlwatch.cli.view_text import severity_cell
+from rlwatch.cli.wording import STATUS_STYLES, age, clean, one_line, step
 from rlwatch.clock import SystemClock
-from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus
+from rlwatch.errors import ConfigError
+from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus, Silence
 
 if TYPE_CHECKING:
+    from rlwatch.alerts.trial import Trial
     from rlwatch.ports import Store
+
 
 EPILOG = examples(
     "rlwatch alerts list",
@@ -39,8 +42,8 @@ def alerts(
         run_id = None if run is None else find_run(source, run).run_id
         found = source.alerts(run_id)
         messages = source.outbox(run_id)
-        quiet = _quiet(source, found, run_id, config)
-    rows = [as_row(alert, messages) | {"quiet": quiet.get(alert.alert_id, "")} for alert in found]
+        quiet = _why_quiet(source, found, run_id, config)
+    rows = [alert_row(alert, messages) | {"quiet": quiet.get(alert.alert_id, "")} for alert in found]
     if output is Format.JSON:
         print_json(rows)
     elif not rows:
@@ -48,11 +51,11 @@ def alerts(
     else:
         print_table(
             ("id", "state", "severity", "kind", "run", ">onset", ">step", "delivery", "what"),
-            [_cells(row) for row in rows],
+            [_alert_cells(row) for row in rows],
         )
 
 
-def _quiet(store: Store, found: Sequence[Alert], run_id: str | None, config: Path | None) -> dict[str, str]:
+def _why_quiet(store: Store, found: Sequence[Alert], run_id: str | None, config: Path | None) -> dict[str, str]:
     from rlwatch.alerts.config import load_config
     from rlwatch.alerts.people import standing
 
@@ -68,7 +71,7 @@ def _quiet(store: Store, found: Sequence[Alert], run_id: str | None, config: Pat
     )
 
 
-def as_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
+def alert_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
     """The alert and, under ``delivery``, the messages that tell of it, without their payload."""
     from rlwatch.alerts.told import alert_ids
 
@@ -86,7 +89,7 @@ def as_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
     return dict(plain(alert)) | {"delivery": plain(delivery)}
 
 
-def _cells(row: dict[str, JSON]) -> list[Cell]:
+def _alert_cells(row: dict[str, JSON]) -> list[Cell]:
     what = one_line(row["message"], 80)
     return [
         row["alert_id"],
@@ -113,3 +116,312 @@ def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
             why = f": {one_line(entry['last_error'], 40)}" if entry["last_error"] and status != "sent" else ""
             return (f"{entry['channel']} {status}{tries}{why}", STATUS_STYLES.get(status.value, "yellow"))
     return ("unknown", "dim")
+
+
+# ``rlwatch alerts ack | silence | silences | unsilence``: what people do about alerts.
+
+ByOption = Annotated[
+    str, typer.Option("--by", metavar="NAME", help="Who does it, for those who ask later.", show_default="you@host")
+]
+ACK = examples("rlwatch alerts ack 3f2a9c", "rlwatch alerts ack 3f2a9c --by ann --why 'rolled back to step 400'")
+SILENCE = examples(
+    "rlwatch alerts silence --run math-7b-s3 --for 2h --why 'new data, expected'",
+    "rlwatch alerts silence --kind grad_spike --label team=rl --for 1d --why 'clipping is being tuned'",
+    "rlwatch alerts silence --all --until 2026-12-24T18:00 --why 'the cluster is down'",
+)
+SILENCES = examples("rlwatch alerts silences", "rlwatch alerts silences --over")
+UNSILENCE = examples("rlwatch alerts unsilence 5d1e")
+
+
+def ack(
+    alert: Annotated[str, typer.Argument(metavar="ALERT", help="Its id, or how that begins; see rlwatch alerts.")],
+    by: ByOption = "",
+    why: Annotated[str, typer.Option("--why", help="What you are doing about it.")] = "",
+    store: StoreOption = None,
+) -> None:
+    """Take a firing alert on: no repeats and no escalation any more, unless it gets worse. Its end is still told."""
+    from rlwatch.alerts.people import acknowledge, find_alert
+
+    with opened(store) as target:
+        found = find_alert(target.alerts(), alert)
+        kept = acknowledge(target, found, by=by or _me(), why=why)
+    whose = f"{found.kind} on {found.run_id} since step {step(found.onset_step)}"
+    before = "" if kept.by == (by or _me()).strip() else ", who had it already"
+    say(f"{found.alert_id}: {whose}: acknowledged by {kept.by}{before}")
+
+
+def silence(
+    *,
+    run: Annotated[str, typer.Option("--run", help="Only of this run: its id or name, exactly.")] = "",
+    project: Annotated[str, typer.Option("--project", help="Only of runs of this project.")] = "",
+    kind: Annotated[str, typer.Option("--kind", help="Only of this kind, as in entropy_collapse.")] = "",
+    rule: Annotated[str, typer.Option("--rule", help="Only of this rule.")] = "",
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only of rules with this label.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Of everything in this store.")] = False,
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="For so long: 90m, 2h, 1d12h.")] = "",
+    until: Annotated[str, typer.Option("--until", metavar="WHEN", help="Or until then: 2026-12-24T18:00.")] = "",
+    by: ByOption = "",
+    why: Annotated[str, typer.Option("--why", help="The reason; it is shown wherever an alert is missing.")] = "",
+    store: StoreOption = None,
+) -> None:
+    """Tell nobody of alerts that fit all that is given, until it is over; what still fires then is told then."""
+    from rlwatch.alerts import people
+    from rlwatch.alerts.kinds import builtin_kinds
+
+    for_s = _length(duration, until, SystemClock().now())
+    labels = _labels(label or [])
+    with opened(store) as target:
+        fresh = people.silence(
+            target,
+            by=by or _me(),
+            why=why,
+            for_s=for_s,
+            run=run,
+            project=project,
+            kind=kind,
+            rule=rule,
+            labels=labels,
+            everything=everything,
+        )
+    say(f"{fresh.silence_id}: {matchers(fresh)} silenced until {_local_moment(fresh.until)}")
+    if kind and kind not in builtin_kinds():
+        say(f"no shipped detector reports the kind {kind!r}", style="yellow")
+
+
+def silences(
+    over: Annotated[bool, typer.Option("--over", help="Also those that are over.")] = False,
+    store: StoreOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """List silences, newest last."""
+    now = SystemClock().now()
+    with opened(store) as source:
+        found = [each for each in source.silences() if over or each.until > now]
+    if output is Format.JSON:
+        print_json([dict(plain(each)) | {"over": each.until <= now} for each in found])
+    elif not found:
+        say("no silences")
+    else:
+        print_table(("id", "what", "until", ">left", "by", "why"), [_silence_cells(each, now) for each in found])
+
+
+def unsilence(
+    silence_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, or how that begins.")],
+    store: StoreOption = None,
+) -> None:
+    """End a silence now; alerts it kept back are told if they still fire."""
+    from rlwatch.alerts.people import end_silence
+
+    with opened(store) as target:
+        ended = end_silence(target, silence_id)
+    say(f"{ended.silence_id}: {matchers(ended)} is told again")
+
+
+def matchers(silence: Silence) -> str:
+    """What it is about: ``run seed3, kind kl_drift``."""
+    keys = ("run", "project", "kind", "rule")
+    found = [f"{key} {getattr(silence, key)}" for key in keys if getattr(silence, key)]
+    return ", ".join([*found, *(f"label {key}={value}" for key, value in silence.labels.items())]) or "everything"
+
+
+def _silence_cells(silence: Silence, now: float) -> list[Cell]:
+    left: Cell = age(silence.until - now) if silence.until > now else ("over", "dim")
+    return [
+        silence.silence_id,
+        matchers(silence),
+        _local_moment(silence.until),
+        left,
+        silence.by,
+        one_line(silence.why, 80),
+    ]
+
+
+def _length(duration: str, until: str, now: float) -> float:
+    from rlwatch.alerts.durations import seconds_of
+
+    if bool(duration) == bool(until):
+        raise ConfigError("say how long the silence lasts: either --for 2h or --until 2026-12-24T18:00")
+    if duration:
+        return seconds_of(duration)
+    try:
+        end = datetime.fromisoformat(until).timestamp()
+    except ValueError:
+        raise ConfigError(f"--until {until!r} is no time; give one as in 2026-12-24T18:00 (local time)") from None
+    if end <= now:
+        raise ConfigError(f"--until {until} is in the past")
+    return end - now
+
+
+def _labels(given: list[str]) -> dict[str, str]:
+    wrong = [text for text in given if "=" not in text or text.startswith("=")]
+    if wrong:
+        raise ConfigError(f"--label {wrong[0]!r} is not KEY=VALUE")
+    return {key: value for key, _, value in (text.partition("=") for text in given)}
+
+
+def _local_moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _me() -> str:
+    from rlwatch.control.request import whoami
+
+    return whoami()
+
+
+# ``rlwatch alerts test | dead | retry``: does a channel work, what never arrived, and sending it again.
+
+TEST = examples("rlwatch alerts test", "rlwatch alerts test --channel slack")
+DEAD = examples("rlwatch alerts dead", "rlwatch alerts dead math-7b-s3 --format json")
+RETRY = examples("rlwatch alerts retry 5d1e9a", "rlwatch alerts retry --all")
+
+
+def trial(
+    channel: Annotated[
+        str, typer.Option("--channel", metavar="NAME", help="Only this one.", show_default="all but the console")
+    ] = "",
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Send one trial message to each channel, on the way alerts take, and say what its receiver answered.
+
+    Exit code 0: all took it; 1: one did not.
+    """
+    from rlwatch.alerts.config import build_notifiers, load_config
+    from rlwatch.alerts.trial import try_channels
+
+    with opened(store) as place:
+        loaded = load_config(config, store_root=getattr(place, "root", None))
+    if channel and channel not in loaded.channel_names:
+        raise ConfigError(f"there is no channel {channel!r}; there are {', '.join(loaded.channel_names)}")
+    built = build_notifiers(loaded, console=channel == "console")
+    chosen = {name: notifier for name, notifier in built.items() if channel in ("", name)}
+    if not chosen:
+        raise ConfigError("there is no channel to try: add [notify.NAME] to rlwatch.toml or set RLWATCH_WEBHOOK_URL")
+    trials = try_channels(chosen, dashboard_url=loaded.dashboard_url)
+    _show_trials(trials, output)
+    if not all(trial.delivery.ok for trial in trials):
+        raise typer.Exit(1)
+
+
+def dead(
+    run: Annotated[str | None, typer.Argument(help="Only of this run: id, name or unambiguous prefix.")] = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """List the messages that were given up, with the reason; rlwatch alerts retry sends them again."""
+    with opened(store) as source:
+        run_id = None if run is None else find_run(source, run).run_id
+        given_up = [message for message in source.outbox(run_id) if message.status is OutboxStatus.DEAD]
+    rows = [_message_row(message) for message in given_up]
+    if output is Format.JSON:
+        print_json(rows)
+    elif not rows:
+        say("no message was given up")
+    else:
+        print_table(
+            ("message", "channel", "run", "event", "what", ">tries", "written", "why"), map(_message_cells, rows)
+        )
+
+
+def retry(
+    message: Annotated[
+        str, typer.Argument(metavar="[MESSAGE]", help="Its id, or how that begins; see rlwatch alerts dead.")
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All that were given up.")] = False,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Send messages that were given up again, now, under the same id; what fails again waits as new ones do."""
+    from rlwatch.cli.options import alerting_of
+
+    if bool(message) == everything:
+        raise ConfigError("name one message, or give --all")
+    with opened(store) as target:
+        chosen = _messages_to_retry(target.outbox(), message)
+        alerting = alerting_of(config, target)
+        for each in chosen:
+            target.retry_message(each)
+        said = deliver_once(target, alerting) if chosen else ""
+    elsewhere = sorted({each.channel for each in chosen} - set(alerting.notifiers))
+    say(f"{len(chosen)} to be sent again" + (f": {said}" if said else ""))
+    if elsewhere:
+        say(f"not configured here, so left to a process that has it: {', '.join(map(clean, elsewhere))}", style="dim")
+
+
+def _messages_to_retry(outbox: list[OutboxMessage], beginning: str) -> list[OutboxMessage]:
+    """Dead ones; or the one whose id begins so, if it is not sent. Raises ``ConfigError``."""
+    if not beginning:
+        return [message for message in outbox if message.status is OutboxStatus.DEAD]
+    found = [message for message in outbox if message.message_id.startswith(beginning)]
+    if len(found) != 1:
+        raise ConfigError(f"{len(found)} messages have an id that begins with {beginning!r}")
+    if found[0].status is OutboxStatus.SENT:
+        raise ConfigError(f"message {found[0].message_id} was delivered; it is not sent again")
+    return found
+
+
+def _message_row(message: OutboxMessage) -> dict[str, JSON]:
+    alert = message.payload.get("alert") or {}
+    return {
+        "message_id": message.message_id,
+        "run_id": message.run_id,
+        "alert_id": message.alert_id,
+        "channel": message.channel,
+        "event": message.payload.get("event"),
+        "kind": alert.get("kind") if isinstance(alert, dict) else None,
+        "attempts": message.attempts,
+        "created_at": message.created_at,
+        "last_error": message.last_error,
+    }
+
+
+def _message_cells(row: dict[str, JSON]) -> list[Cell]:
+    written = f"{age(SystemClock().now() - row['created_at'])} ago"
+    what = [one_line(str(row[key] or ""), 40) for key in ("channel", "run_id", "event", "kind")]
+    return [row["message_id"][:12], *what, str(row["attempts"]), written, one_line(row["last_error"], 80)]
+
+
+def _show_trials(trials: list[Trial], output: Format) -> None:
+    if output is Format.JSON:
+        print_json(
+            [plain(trial.delivery) | {"channel": trial.channel, "message_id": trial.message_id} for trial in trials]
+        )
+        return
+    words = {True: ("delivered", "green"), False: ("failed", "bold red")}
+    rows: list[list[Cell]] = [
+        [t.channel, words[t.delivery.ok], one_line(t.delivery.reason, 100), t.message_id] for t in trials
+    ]
+    print_table(("channel", "", "answer", "message"), rows)
+
+
+# ``rlwatch alerts``: what can be done about alerts; a run, an option or nothing after it lists them.
+
+LIST = "list"
+
+
+class ListsUnlessTold(TyperGroup):
+    """``rlwatch alerts RUN`` is ``rlwatch alerts list RUN``, unless RUN is the name of a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command where none is named."""
+        named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else [LIST, *args])
+
+
+group = typer.Typer(
+    cls=ListsUnlessTold,
+    help="List alerts, acknowledge and silence them, see to their delivery, try a channel.",
+    epilog=examples("rlwatch alerts", "rlwatch alerts math-7b-s3", "rlwatch alerts list --format json"),
+)
+group.command(LIST, epilog=EPILOG)(alerts)
+group.command("ack", epilog=ACK)(ack)
+group.command("silence", epilog=SILENCE)(silence)
+group.command("silences", epilog=SILENCES)(silences)
+group.command("unsilence", epilog=UNSILENCE)(unsilence)
+group.command("test", epilog=TEST)(trial)
+group.command("dead", epilog=DEAD)(dead)
+group.command("retry", epilog=RETRY)(retry)

@@ -8,7 +8,7 @@ import typer
 
 from rlwatch import __version__
 from rlwatch.cli import (
-    alerts_group,
+    alerts,
     command,
     demo,
     doctor,
@@ -23,7 +23,7 @@ from rlwatch.cli import (
     ui,
     watch,
 )
-from rlwatch.cli.failures import FailingInOneLine
+from rlwatch.cli.console import FailingInOneLine
 from rlwatch.cli.options import examples
 
 app = typer.Typer(
@@ -43,7 +43,7 @@ app.command("import", epilog=import_log.EPILOG)(import_log.import_log)
 app.command("runs", epilog=runs.EPILOG)(runs.runs)
 app.command("show", epilog=show.EPILOG)(show.show)
 app.command("report", epilog=report.EPILOG)(report.report)
-app.add_typer(alerts_group.group, name="alerts")
+app.add_typer(alerts.group, name="alerts")
 app.command("command", epilog=command.EPILOG)(command.command)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)

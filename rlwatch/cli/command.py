@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from rlwatch.cli.answers import wait_until_settled
 from rlwatch.cli.console import errors, print_json, say
-from rlwatch.cli.lookup import find_run
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
-from rlwatch.cli.stores import opened
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, find_run, opened
 from rlwatch.cli.wording import STATUS_STYLES, age, step
-from rlwatch.clock import SystemClock
-from rlwatch.errors import ConfigError
-from rlwatch.ports import Store
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ConfigError, StoreBusyError
+from rlwatch.ports import CommandStore, Store
 from rlwatch.records import JSON, Command, CommandStatus, RunInfo, RunState
 
 EPILOG = examples(
@@ -244,3 +243,32 @@ def _report(command: Command) -> None:
     result = f": {command.result}" if command.result else ""
     style = STATUS_STYLES.get(command.status, "")
     say(f"{command.kind} {command.status}{at}{result}  ({command.command_id})", style=style)
+
+
+# Waiting for what becomes of a command.
+
+POLL_S = 0.5
+
+
+def wait_until_settled(
+    store: CommandStore, command: Command, clock: Clock, sleep: Callable[[float], None], wait_s: float
+) -> Command:
+    """The command as it stands once it is settled, or after ``wait_s`` seconds.
+
+    One that nobody claimed in its time counts as expired, though its row is marked only by the next claim.
+    """
+    deadline = clock.monotonic() + wait_s
+    while command.status.open and clock.monotonic() < deadline:
+        sleep(min(POLL_S, max(0.0, deadline - clock.monotonic())))
+        command = _again(store, command)
+        if command.status is CommandStatus.QUEUED and 0 < command.expires_at <= clock.now():
+            return replace(command, status=CommandStatus.EXPIRED, result="no trainer claimed it in time")
+    return command
+
+
+def _again(store: CommandStore, command: Command) -> Command:
+    try:
+        rows = store.commands(command.run_id)
+    except StoreBusyError:
+        return command
+    return next((row for row in rows if row.command_id == command.command_id), command)

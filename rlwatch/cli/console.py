@@ -1,17 +1,32 @@
-"""Where text goes: rich consoles that stay plain, wide and uncoloured when nobody watches."""
+"""Print to a terminal, a pipe or a script: plain, wide and uncoloured when nobody watches; JSON, tables, errors."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
+import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
-from rlwatch.cli.strict_json import dumps
 from rlwatch.cli.wording import clean
+from rlwatch.errors import RLWatchError
+from rlwatch.records import JSON, StepRecord
+
+if TYPE_CHECKING:
+    from rlwatch.importers import Tail
+
 
 PIPE_WIDTH = 2000
 """Columns of a table that goes into a file or a pipe: so wide that no cell is cut or wrapped."""
@@ -67,3 +82,174 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title
 def _cell(cell: Cell) -> Text:
     text, style = cell if isinstance(cell, tuple) else (cell, "")
     return Text(clean(text), style=style)
+
+
+# Records as JSON that every parser accepts.
+#
+# JSON has no NaN and no infinities: they are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+# What was not measured is absent, or ``null`` where a field must exist.
+
+
+def plain(value: object) -> JSON:
+    """``value`` built of dict, list, str, int, finite float, bool and None only.
+
+    >>> plain({"kl": float("inf"), "steps": (1, 2)})
+    {'kl': 'Infinity', 'steps': [1, 2]}
+    """
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return _from_elsewhere(value)
+
+
+def _number(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(value)
+
+
+def _from_elsewhere(value: object) -> JSON:
+    """Numpy arrays and scalars through ``tolist``, other collections as lists, the rest as its ``str``."""
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:
+        return plain(tolist())
+    if isinstance(value, set | frozenset):
+        return [plain(item) for item in sorted(value, key=str)]
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def dumps(value: object) -> str:
+    """Strict JSON, indented, in ASCII (so that no terminal's encoding can break it)."""
+    return json.dumps(plain(value), allow_nan=False, indent=2)
+
+
+# A table of as many columns as the terminal has room for: the most important ones, each whole.
+
+GAP = 2
+"""Blank columns that a table without lines leaves between two cells."""
+
+
+def columns_that_fit(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], importance: Sequence[str], width: int
+) -> list[int]:
+    """Which columns to show in ``width`` characters, in their order; ``importance`` names them, most important first.
+
+    One is always shown, however narrow it is; a column that does not fit makes room for less important, narrower ones.
+    """
+    names = [header.removeprefix(">") for header in headers]
+    widest = [max(map(cell_len, (name, *(clean(row[i]) for row in rows)))) for i, name in enumerate(names)]
+    chosen: list[int] = []
+    left = width
+    for name in (*importance, *(name for name in names if name not in importance)):
+        i = names.index(name) if name in names else None
+        if i is not None and (not chosen or widest[i] + GAP <= left):
+            chosen.append(i)
+            left -= widest[i] + GAP
+    return sorted(chosen)
+
+
+def print_fitting(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], importance: Sequence[str], *, title: str = ""
+) -> None:
+    """The table, without the columns that have no room; a pipe or file has room for all."""
+    chosen = columns_that_fit(headers, rows, importance, output().width + GAP)
+    print_table([headers[i] for i in chosen], [[row[i] for i in chosen] for row in rows], title=title)
+
+
+# Progress on stderr, for people only: nothing is drawn unless a terminal is there to see it.
+
+LARGE = 10_000_000
+"""Bytes of a log from which on catching up with it takes long enough to be watched."""
+WORTH_SHOWING = 5_000
+"""Records of a log from which on the replay takes long enough to be watched."""
+
+
+def progress_bar(records: Sequence[StepRecord]) -> Iterable[StepRecord]:
+    """``records``, with a bar that shows how far the replay is where that makes sense."""
+    if len(records) < WORTH_SHOWING or not sys.stderr.isatty():
+        return records
+    from rich.progress import track
+
+    return track(records, description="replaying", console=errors(), transient=True)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say that ``path`` is being read while it is."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with errors().status(f"reading {clean(str(path))}"):
+        yield
+
+
+@contextmanager
+def backlog(tail: Tail) -> Iterator[Callable[[], None]]:
+    """While a log that was there before the watch is read: gives what to call when a piece of it has been."""
+    if not sys.stderr.isatty() or tail.read[1] < LARGE:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("catching up"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors(), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show() -> None:
+            done, size = tail.read
+            bar.update(task, completed=done, total=size)
+
+        yield show
+
+
+# How the command line fails: one line on stderr and an exit code, never a traceback for a known error.
+
+UNREADABLE = 2
+"""Exit code: the input, the store or the request is wrong."""
+
+INTERRUPTED = 130
+"""Exit code: Ctrl-C, as shells count it (128 + SIGINT)."""
+
+
+def debugging() -> bool:
+    """``RLWATCH_DEBUG=1`` asks for tracebacks."""
+    return os.environ.get("RLWATCH_DEBUG", "").lower() not in {"", "0", "false", "no"}
+
+
+def complain(error: BaseException | str) -> None:
+    """Print ``error: ...`` in red on stderr, as one line."""
+    text = " ".join(clean(str(error)).split()) or type(error).__name__
+    errors().print(f"error: {text}", style="red", soft_wrap=True)
+
+
+class FailingInOneLine(TyperGroup):
+    """A command group that turns known errors into a line and exit code 2.
+
+    Known are :class:`RLWatchError` and what the operating system refuses (``OSError``); anything else is a
+    bug of ours and keeps its traceback. A closed pipe is left to typer, which is quiet about it.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            raise
+        except (RLWatchError, OSError) as error:
+            if debugging():
+                raise
+            complain(error)
+            raise typer.Exit(UNREADABLE) from error

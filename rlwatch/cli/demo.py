@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlwatch.cli.ending import sigterm_as_ctrl_c
+from rlwatch.cli.background import sigterm_as_ctrl_c
 from rlwatch.cli.options import StoreOption, examples
 
 EPILOG = examples("rlwatch demo", "rlwatch demo --exit", "rlwatch demo --no-ui --store /tmp/demo-runs")

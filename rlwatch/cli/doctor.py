@@ -2,13 +2,393 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import platform
+import sqlite3
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
-from rlwatch.cli.checks import Check, Level, installation, storage, verl, webhook
+import rlwatch
+from rlwatch.cli import app_login
 from rlwatch.cli.console import print_json, print_table
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
+from rlwatch.errors import ConfigError, StoreError
+from rlwatch.integrations.verl.compat import LAUNCH, loads_plugins, verl_version
+from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat, directory, latest
+from rlwatch.ports import Store
+
+if TYPE_CHECKING:
+    from rlwatch.alerts.config import ChannelConfig, Config
+
+
+class Level(StrEnum):
+    """``fail``: rlwatch will not work; ``warn``: something you may need does not."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was looked at, how it is, and what to do about it."""
+
+    name: str
+    level: Level
+    text: str
+
+
+# Is this Python fit for rlwatch, and is it this rlwatch that is imported?
+
+DISTRIBUTION = "rlwatch-monitor"
+NAMESAKE = "rlwatch"
+"""A distribution of somebody else's that also installs ``rlwatch/__init__.py``."""
+
+PYTHON_NEEDED = (3, 11)
+SQLITE_NEEDED = (3, 24, 0)
+"""UPSERT."""
+WAL_RESET_FIXED = (3, 51, 3)
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "alerts": ("pydantic", "httpx", "tenacity"),
+    "cli": ("typer", "rich"),
+    "app": ("streamlit", "limits"),
+    "trl": ("torch", "transformers", "trl"),
+    "transformers": ("torch", "transformers", "accelerate"),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
+    "notify": ("apprise",),
+}
+"""What each optional part needs."""
+
+TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "trl": ((1, 0), (2,)),
+    "transformers": ((5, 0), (6,)),
+    "verl": ((0, 9), (0, 10)),
+    "openrlhf": ((0, 11), (0, 12)),
+    "wandb": ((0, 19), (1,)),
+}
+"""Trainer (or tracker) -> the versions whose names and hooks are known: from the first up to, not with, the second."""
+
+
+def python_check() -> Check:
+    """The interpreter's version."""
+    text = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info[:2] < PYTHON_NEEDED:
+        return Check("python", Level.FAIL, f"{text}: rlwatch needs 3.11 or newer")
+    return Check("python", Level.OK, text)
+
+
+def sqlite_check(version: str = sqlite3.sqlite_version) -> Check:
+    """The SQLite this Python was built with."""
+    number = _numbers(version)
+    if number < SQLITE_NEEDED:
+        return Check("sqlite", Level.FAIL, f"{version}: rlwatch needs 3.24 or newer")
+    if number < WAL_RESET_FIXED:
+        note = "has the WAL-reset bug fixed in 3.51.3; rlwatch avoids it by keeping one writer per run file"
+        return Check("sqlite", Level.OK, f"{version} ({note}: do not write to run files with other tools)")
+    return Check("sqlite", Level.OK, version)
+
+
+def package_check() -> Check:
+    """Which rlwatch this is, and from where."""
+    where = Path(rlwatch.__file__).parent
+    installed = _version(DISTRIBUTION)
+    text = f"{rlwatch.__version__} from {where}"
+    if installed is None:
+        return Check("rlwatch", Level.WARN, f"{text}, which is not installed (no {DISTRIBUTION} distribution)")
+    if installed != rlwatch.__version__:
+        return Check("rlwatch", Level.WARN, f"{text}, but {DISTRIBUTION} {installed} is installed: reinstall it")
+    return Check("rlwatch", Level.OK, text)
+
+
+def namesake_check() -> Check:
+    """Whether the unrelated distribution called ``rlwatch`` is installed as well."""
+    version = _version(NAMESAKE)
+    if version is None:
+        return Check("namesake", Level.OK, f"the unrelated PyPI distribution {NAMESAKE!r} is not installed")
+    return Check(
+        "namesake",
+        Level.FAIL,
+        f"the unrelated PyPI distribution {NAMESAKE!r} {version} is installed too and overwrites the same files; run: "
+        f"pip uninstall -y {NAMESAKE} && pip install --force-reinstall --no-deps {DISTRIBUTION}",
+    )
+
+
+def extras_checks() -> list[Check]:
+    """Each optional part: complete, or what it lacks."""
+    return [_extra(name, packages) for name, packages in EXTRAS.items()]
+
+
+def login_check() -> Check:
+    """Whether the dashboard's tokens and the secret its sessions are signed with are secret."""
+    path = app_login.secret_path()
+    try:
+        set_ones = [token.source for token in app_login.tokens().values() if token.source]
+        if path.exists():
+            app_login.session_secret(path)
+    except (ConfigError, OSError) as error:
+        return Check("dashboard", Level.FAIL, f"rlwatch ui will not start: {error}")
+    kept = f"{path}, yours alone" if path.exists() else f"{path}, which the first rlwatch ui makes"
+    chosen = f"; token from {' and '.join(set_ones)}" if set_ones else "; each start makes new tokens"
+    return Check("dashboard", Level.OK, f"sessions are signed with {kept}{chosen}")
+
+
+def _extra(name: str, packages: Iterable[str]) -> Check:
+    versions = {package: _version(package) for package in packages}
+    absent = [package for package, version in versions.items() if version is None]
+    if not absent:
+        return Check(f"extra {name}", Level.OK, ", ".join(f"{p} {v}" for p, v in versions.items()))
+    wanted = f"rlwatch-monitor[{name}]" if " " not in name else " ".join(absent)
+    return Check(f"extra {name}", Level.WARN, f"without {', '.join(absent)}; if you need it: pip install '{wanted}'")
+
+
+def trainer_checks() -> list[Check]:
+    """Each installed trainer: a version whose names and hooks are known, or not."""
+    found = ((name, _version(name)) for name in TRAINERS)
+    checks = [_trainer(name, version) for name, version in found if version is not None]
+    return checks or [Check("trainers", Level.OK, f"none of {', '.join(TRAINERS)} here: use rlwatch.init and run.log")]
+
+
+def _trainer(name: str, version: str) -> Check:
+    first, beyond = TRAINERS[name]
+    if first <= _numbers(version) < beyond:
+        return Check(name, Level.OK, f"{version}, a version rlwatch knows")
+    known = f"{'.'.join(map(str, first))} up to before {'.'.join(map(str, beyond))}"
+    return Check(name, Level.WARN, f"{version} is not known (known: {known}): metrics may be missing or renamed")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: ``1.16.0.dev0`` -> (1, 16, 0)."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+# Can the store be reached and written, and can its runs be read?
+
+MOST_LISTED = 10
+
+
+def storage_checks(url: str | None) -> list[Check]:
+    """The place, its file system, its runs."""
+    from rlwatch.store.url import open_store
+
+    try:
+        store = open_store(url)
+    except StoreError as error:
+        return [Check("store", Level.FAIL, f"cannot be opened: {error}")]
+    try:
+        return [*_place(store), *_runs(store)]
+    finally:
+        store.close()
+
+
+def root_of(url: str | None) -> Path | None:
+    """The directory of the store, where it is one."""
+    from rlwatch.store.url import open_store
+
+    try:
+        return getattr(open_store(url), "root", None)
+    except StoreError:
+        return None
+
+
+def _place(store: Store) -> list[Check]:
+    root: Path | None = getattr(store, "root", None)
+    if root is None:
+        return [Check("store", Level.OK, store.url)]
+    return [_writable(root), *_network(root)]
+
+
+def _network(root: Path) -> list[Check]:
+    from rlwatch.store.sqlite.netfs import network_file_system
+
+    kind = network_file_system(root)
+    if kind is None:
+        return []
+    return [
+        Check(
+            "file system",
+            Level.WARN,
+            f"{root} lies on a network file system ({kind}): runs are written node-locally and copied there every "
+            "minute, and commands cannot reach the trainer; choose a local directory if you can",
+        )
+    ]
+
+
+def _writable(root: Path) -> Check:
+    """Judged by permissions: looking must not create anything."""
+    existing = next(place for place in (root, *root.parents) if place.exists())
+    if not os.access(existing, os.R_OK | os.X_OK):
+        return Check("store", Level.FAIL, f"{root} cannot be read: check the permissions of {existing}")
+    if not os.access(existing, os.W_OK):
+        return Check("store", Level.WARN, f"{root} is read-only here: runs can be shown, not recorded or commanded")
+    return Check("store", Level.OK, f"{root} {'is writable' if existing == root else 'will be made by the first run'}")
+
+
+def _runs(store: Store) -> list[Check]:
+    try:
+        readable, unreadable = store.runs(), store.unreadable()
+    except StoreError as error:
+        return [Check("runs", Level.FAIL, str(error))]
+    checks = [Check("runs", Level.OK, f"{len(readable)} readable")]
+    checks += [Check("runs", Level.WARN, f"{name}: {why}") for name, why in list(unreadable.items())[:MOST_LISTED]]
+    if len(unreadable) > MOST_LISTED:
+        checks.append(Check("runs", Level.WARN, f"and {len(unreadable) - MOST_LISTED} more that cannot be read"))
+    return checks
+
+
+# Is rlwatch's plugin where verl finds it, was it loaded, and did it find what it knows? verl itself would not say.
+
+GROUP, NAME = "verl.plugins", "rlwatch"
+POLICY = "VERL_USE_EXTERNAL_PLUGINS"
+
+
+def verl_checks() -> list[Check]:
+    """Nothing where verl is neither installed nor ever loaded the plugin."""
+    beats = latest()
+    if not verl_version():
+        return _heard(beats) if beats else []
+    return [_entry_point(), *_policy(), *_heard(beats)]
+
+
+def _entry_point() -> Check:
+    if not loads_plugins():
+        text = f"verl {verl_version()} loads no plugins, and refuses 'rlwatch' as a logger; start it with: {LAUNCH}"
+        return Check("verl plugin", Level.WARN, text)
+    if any(point.name == NAME for point in metadata.entry_points(group=GROUP)):
+        return Check("verl plugin", Level.OK, f"registered under {GROUP!r}")
+    return Check("verl plugin", Level.WARN, f"not registered under {GROUP!r}: reinstall rlwatch-monitor here")
+
+
+def _policy() -> list[Check]:
+    policy = os.environ.get(POLICY, "auto").strip().lower()
+    if policy == "auto" or NAME in {name.strip() for name in policy.split(",")}:
+        return []
+    return [Check("verl plugin", Level.WARN, f"{POLICY}={policy} keeps verl from loading it; add {NAME!r} to the list")]
+
+
+def _heard(beats: list[Heartbeat]) -> list[Check]:
+    if not beats:
+        how = "`python -c 'import verl'` loads it"
+        return [Check("verl heartbeat", Level.WARN, f"no process has loaded the plugin yet ({directory()}); {how}")]
+    checks = [_beat("verl heartbeat", beats[0])]
+    for role in ("driver", "worker"):
+        acted = next((beat for beat in beats if beat.role == role), None)
+        if acted is not None and acted is not beats[0]:
+            checks.append(_beat(f"verl {role}", acted))
+    return checks
+
+
+def _beat(name: str, beat: Heartbeat) -> Check:
+    where = f"verl {beat.verl or '?'} loaded rlwatch {beat.rlwatch} {_ago(beat.loaded_at)} on {beat.host}"
+    role = f", watched as {beat.role}" if beat.role else ""
+    wrong = [f"{hook}: {how}" for hook, how in beat.hooks.items() if how not in (IN_PLACE, WAITING)]
+    wrong += [beat.error] if beat.error else []
+    if wrong:
+        return Check(name, Level.WARN, f"{where}{role}, but {'; '.join(wrong)}")
+    return Check(name, Level.OK, f"{where}{role}")
+
+
+def _ago(then: float) -> str:
+    minutes = max(0.0, time.time() - then) / 60.0
+    for unit, length in (("days", 1440.0), ("hours", 60.0)):
+        if minutes >= 2 * length:
+            return f"{minutes / length:.0f} {unit} ago"
+    return f"{minutes:.0f} minutes ago"
+
+
+# Is alerting configured as it can work, and are the webhooks' receivers there? No address is ever shown.
+
+PING_S = 5.0
+
+
+def webhook_checks(*, ping: bool = False, store_root: Path | None = None) -> list[Check]:
+    """The configuration, each webhook it names, and with ``ping`` whether anybody answers there."""
+    from rlwatch.alerts.config import load_config
+
+    try:
+        config = load_config(store_root=store_root)
+    except ConfigError as error:
+        return [Check("configuration", Level.FAIL, str(error))]
+    where = str(config.path) if config.path else "the defaults (no rlwatch.toml here)"
+    checks = [Check("configuration", Level.OK, f"{where}, {len(config.rules)} alert rules")]
+    said = [*config.warnings, *([config.refused] if config.refused else [])]
+    checks += [Check("configuration", Level.WARN, warning) for warning in said]
+    return checks + _channels(config, ping=ping)
+
+
+def _channels(config: Config, *, ping: bool) -> list[Check]:
+    from rlwatch.alerts.config import URL_VARIABLE, build_notifiers
+
+    channels = [channel for channel in config.channels if channel.kind != "console"]
+    if not channels:
+        return [Check("webhook", Level.OK, f"none ({URL_VARIABLE} is not set): alerts stay in the store")]
+    try:
+        build_notifiers(config, console=False)
+    except ConfigError as error:
+        return [Check("channels", Level.FAIL, f"cannot be used: {error}")]
+    checks = [_described(channel) for channel in channels]
+    return checks + [_ping(channel) for channel in channels if ping and channel.kind == "webhook"]
+
+
+def _described(channel: ChannelConfig) -> Check:
+    from rlwatch.alerts.config import SECRET_VARIABLE
+    from rlwatch.redaction import redact_url
+
+    if channel.kind != "webhook":
+        return Check(channel.name, Level.OK, f"{channel.kind}; rlwatch alerts test --channel {channel.name} tries it")
+    shown = redact_url(_value(channel, "url"))
+    if not _value(channel, "secret"):
+        unsigned = f"unsigned: set {SECRET_VARIABLE} and receivers can tell our messages from others"
+        return Check(channel.name, Level.WARN, f"{shown}, {unsigned}")
+    return Check(channel.name, Level.OK, f"{shown}, signed")
+
+
+def _value(channel: ChannelConfig, key: str) -> str:
+    from rlwatch.alerts.config import REFERENCE
+
+    value = str(channel.options.get(key) or "")
+    return os.environ.get(value.removeprefix(REFERENCE), "") if value.startswith(REFERENCE) else value
+
+
+def _ping(channel: ChannelConfig) -> Check:
+    """HEAD carries no message; any HTTP answer, be it 405, means that somebody is there."""
+    import httpx
+
+    from rlwatch.notify.quiet import quiet_http_logs
+    from rlwatch.notify.webhook import LOOPBACK
+    from rlwatch.redaction import Redactor
+
+    url, name = _value(channel, "url"), f"{channel.name} ping"
+    local = urlsplit(url).hostname in LOOPBACK
+    try:
+        with quiet_http_logs():
+            answer = httpx.head(url, timeout=PING_S, follow_redirects=False, trust_env=not local)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        return Check(name, Level.FAIL, f"nobody answers: {Redactor(urls=[url]).error(error)}")
+    return Check(name, Level.OK, f"somebody answers (HTTP {answer.status_code} to HEAD)")
+
 
 EPILOG = examples("rlwatch doctor", "rlwatch doctor --ping", "rlwatch doctor --format json")
 
@@ -34,14 +414,14 @@ def doctor(
 def examine(store: str | None, *, ping: bool = False) -> list[Check]:
     """Every check, in the order of a person's questions."""
     return [
-        installation.python(),
-        installation.sqlite(),
-        installation.package(),
-        installation.namesake(),
-        *installation.extras(),
-        installation.dashboard_login(),
-        *installation.trainers(),
-        *verl.examine(),
-        *storage.examine(store),
-        *webhook.examine(ping=ping, store_root=storage.root_of(store)),
+        python_check(),
+        sqlite_check(),
+        package_check(),
+        namesake_check(),
+        *extras_checks(),
+        login_check(),
+        *trainer_checks(),
+        *verl_checks(),
+        *storage_checks(store),
+        *webhook_checks(ping=ping, store_root=root_of(store)),
     ]

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from rlwatch.cli.console import errors, print_table, say
+from rlwatch.cli.console import dumps, errors, print_table, reading, say
 from rlwatch.cli.forecast_label import RunsOption, TableArgument
 from rlwatch.cli.options import examples
-from rlwatch.cli.progress import reading
-from rlwatch.cli.strict_json import dumps
 from rlwatch.cli.written import write_text
 from rlwatch.errors import ConfigError
 

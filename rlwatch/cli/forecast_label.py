@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.console import print_json, print_table, reading, say
 from rlwatch.cli.options import Format, FormatOption, examples
-from rlwatch.cli.progress import reading
 from rlwatch.cli.wording import step
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.progress import reading
-from rlwatch.cli.stores import opened
+from rlwatch.cli.console import reading
+from rlwatch.cli.options import opened
 from rlwatch.errors import ConfigError
 
 if TYPE_CHECKING:

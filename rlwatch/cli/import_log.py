@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, say
-from rlwatch.cli.importing import import_run, info_of, require_new
-from rlwatch.cli.log_run import plain_id
+from rlwatch.cli.console import print_json, progress_bar, reading, say
 from rlwatch.cli.options import (
     Format,
     FormatOption,
@@ -19,16 +23,16 @@ from rlwatch.cli.options import (
     StoreOption,
     TrainerOption,
     examples,
+    opened,
 )
-from rlwatch.cli.progress import progress_bar, reading
-from rlwatch.cli.stores import opened
-from rlwatch.errors import ConfigError, ImportFormatError
-from rlwatch.records import JSON
+from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
+from rlwatch.layers import DerivedLayers
+from rlwatch.ports import RunReader, Store
+from rlwatch.records import JSON, Finding, ForecastRecord, RunInfo, RunState, StepRecord
 
 if TYPE_CHECKING:
     from rlwatch.importers import ImportedRun
-    from rlwatch.ports import Store
-    from rlwatch.records import RunInfo
+
 
 EPILOG = examples(
     "rlwatch import train.log --project math-rl --name seed3",
@@ -92,3 +96,108 @@ def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> d
     report = replay(imported, source=info.source, progress=progress_bar)
     import_run(store, info, list(imported.records), [*report.findings, *report.forecasts], now)
     return {"run_id": info.run_id, "steps": report.steps, "findings": len(report.findings), "format": report.format}
+
+
+# A log's run as a finished run of the store.
+
+
+def holds(store: RunReader, run_id: str) -> bool:
+    """Whether the store has a run of this id. Raises ``StoreError`` for one it cannot read."""
+    try:
+        store.run(run_id)
+    except RunNotFoundError:
+        return False
+    return True
+
+
+def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
+    """Raises ``ConfigError`` unless each of ``run_ids`` is new to the store and to the others."""
+    for index, run_id in enumerate(run_ids):
+        if holds(store, run_id):
+            raise ConfigError(
+                f"run {run_id!r} exists in this store and is left as it is; choose another id with --run-id"
+            )
+        if run_id in run_ids[:index]:
+            raise ConfigError(f"two runs of this log would be called {run_id!r}; import them singly: --run, --run-id")
+
+
+def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, source: str, now: float) -> RunInfo:
+    """Who the imported run is; times are the log's own where it has any."""
+    first = next((record.ts for record in imported.records if record.ts), now)
+    return RunInfo(
+        run_id=run_id,
+        project=project,
+        name=name or imported.name or run_id,
+        source=source or imported.source,
+        created_at=first,
+        tags=("imported",),
+    )
+
+
+def import_run(
+    store: Store,
+    info: RunInfo,
+    records: list[StepRecord],
+    judged: Sequence[Finding | ForecastRecord],
+    now: float,
+) -> None:
+    """Write the run, attempt by attempt, and finish it. Nobody is alerted: what a log tells is over."""
+    last = max((record.ts for record in records), default=0.0) or now
+    groups = [(attempt, list(group)) for attempt, group in groupby(records, key=lambda record: record.attempt)]
+    for number, (attempt, group) in enumerate(groups, 1):
+        writer = store.open_run(info)
+        try:
+            writer.write([*DerivedLayers().added(group), *(item for item in judged if item.attempt == attempt)])
+            if number == len(groups):
+                writer.finish(RunState.FINISHED, "imported from a log", last)
+        finally:
+            writer.close()
+
+
+# Which run of the store a log becomes.
+
+LONGEST_ID = 120
+
+
+def plain_id(name: str) -> str:
+    """``name`` with only what a run id may hold.
+
+    >>> plain_id("train v2: seed/3")
+    'train-v2-seed-3'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:LONGEST_ID] or "imported"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log and what its run shall be called; empty fields are filled from the log."""
+
+    path: Path
+    run: str | None = None
+    read_as: str | None = None
+    trainer: str = ""
+    project: str = "default"
+    name: str = ""
+    run_id: str | None = None
+
+    def info(self, name: str, source: str, now: float) -> RunInfo:
+        """The run in the store; the same log has the same id whenever it is watched."""
+        run_id = self.run_id or log_id(self.path, self.run or "")
+        return RunInfo(
+            run_id=run_id,
+            project=self.project,
+            name=self.name or name,
+            source=self.trainer or source,
+            created_at=now,
+            tags=("watched",),
+        )
+
+
+def log_id(path: Path, run: str = "") -> str:
+    """An id that tells the log: its file's name, and a trace of where it lies.
+
+    >>> log_id(Path("/runs/a/train.log")) == log_id(Path("/runs/b/train.log"))
+    False
+    """
+    trace = hashlib.sha256(f"{path.absolute()}\0{run}".encode(errors="surrogateescape")).hexdigest()[:8]
+    return plain_id(f"{run or path.stem}-{trace}")

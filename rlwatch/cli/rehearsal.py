@@ -9,7 +9,7 @@ from math import isfinite
 from uuid import uuid4
 
 from rlwatch.alerts.policy import Policy
-from rlwatch.cli.recording import Recording
+from rlwatch.cli.watch_log import Recording
 from rlwatch.clock import ManualClock
 from rlwatch.importers import ImportedRun
 from rlwatch.ports import Store

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlwatch.cli.console import say
-from rlwatch.cli.lookup import find_run
-from rlwatch.cli.options import ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples
-from rlwatch.cli.stores import opened
+from rlwatch.cli.options import ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples, find_run, opened
 
 if TYPE_CHECKING:
     from rlwatch.report import Facts

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlwatch.cli.console import Cell, print_json, print_table, say
-from rlwatch.cli.findings_table import severity_cell
 from rlwatch.cli.options import (
     ConfigOption,
     Format,
@@ -21,6 +20,7 @@ from rlwatch.cli.options import (
     TrainerOption,
     examples,
 )
+from rlwatch.cli.view_text import severity_cell
 from rlwatch.cli.wording import step
 from rlwatch.errors import ConfigError
 from rlwatch.records import Severity
@@ -129,7 +129,7 @@ def _try_on(
 ) -> None:
     from rlwatch.alerts.config import load_config
     from rlwatch.alerts.kinds import HEARTBEAT_KINDS
-    from rlwatch.cli.progress import reading
+    from rlwatch.cli.console import reading
     from rlwatch.cli.rehearsal import rehearse
     from rlwatch.importers import read_log
     from rlwatch.run.alerting import actions_of

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from rlwatch.cli.console import Cell, print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
-from rlwatch.cli.stores import opened
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
 from rlwatch.cli.wording import STATUS_STYLES, age, number, one_line, status, step
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Store

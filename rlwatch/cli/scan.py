@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rlwatch.cli.config_file import rules_of
-from rlwatch.cli.console import print_json, say
-from rlwatch.cli.diagnosis_rows import print_diagnosis
-from rlwatch.cli.findings_table import print_alarms, print_findings
-from rlwatch.cli.forecast_rows import print_forecast
+from rlwatch.cli.console import print_json, progress_bar, reading, say
 from rlwatch.cli.options import (
     ConfigOption,
     Format,
@@ -21,8 +17,9 @@ from rlwatch.cli.options import (
     RunOfLogOption,
     TrainerOption,
     examples,
+    rules_of,
 )
-from rlwatch.cli.progress import progress_bar, reading
+from rlwatch.cli.view_text import print_alarms, print_diagnosis, print_findings, print_forecast
 from rlwatch.cli.wording import step
 
 if TYPE_CHECKING:

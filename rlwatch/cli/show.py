@@ -1,30 +1,35 @@
-"""``rlwatch show RUN``: one run in detail."""
+"""``rlwatch show RUN``: one run in detail; on demand its metrics, the tokens behind its spikes, its completions."""
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
 
-from rlwatch.cli.action_rows import action_rows, print_actions
-from rlwatch.cli.completion_rows import completion_rows, print_completions
-from rlwatch.cli.console import print_json, print_table, say
-from rlwatch.cli.culprit_rows import culprit_rows, localisations, print_culprits
-from rlwatch.cli.diagnosis_rows import print_diagnosis
-from rlwatch.cli.findings_table import print_findings
-from rlwatch.cli.forecast_rows import newest_row, print_forecast
-from rlwatch.cli.lookup import find_run
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
+from rlwatch.cli.console import Cell, print_fitting, print_json, print_table, say
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, find_run, opened
 from rlwatch.cli.runs import describe, key_values
-from rlwatch.cli.spike_rows import print_token_spikes, spike_rows
-from rlwatch.cli.stores import opened
-from rlwatch.cli.wording import STATUS_STYLES, age, number, step
+from rlwatch.cli.view_text import newest_row, print_diagnosis, print_findings, print_forecast
+from rlwatch.cli.wording import STATUS_STYLES, age, number, one_line, step
 from rlwatch.diagnosis import Diagnosis, diagnose
 from rlwatch.metrics import BY_NAME, known, resolve
 from rlwatch.ports import Store
-from rlwatch.records import CULPRITS, JSON, Finding, RunInfo
+from rlwatch.records import (
+    CULPRITS,
+    JSON,
+    LOCALISED,
+    RESPONSES,
+    Command,
+    CompletionBatch,
+    Event,
+    Finding,
+    RunInfo,
+    SpikeBatch,
+)
 from rlwatch.redaction import recordable
 
 EPILOG = examples(
@@ -163,3 +168,295 @@ def _print_metrics(rows: list[dict[str, JSON]]) -> None:
         [(r["metric"], r["canonical"] or "-", r["unit"] or "-", step(r["step"]), number(r["value"])) for r in rows],
         title="Metrics",
     )
+
+
+# What was done to a run without asking anybody, would have been done, or was not, and why: the audit of a policy.
+
+ACTION_EVENT = "action"
+"""Kind of event, as :mod:`rlwatch.run.acting` records them."""
+
+
+def action_rows(events: Sequence[Event], commands: Sequence[Command]) -> list[dict[str, JSON]]:
+    """The decisions of all actions, oldest first; ``answer`` is what became of the command, where one was requested."""
+    answers = {command.idempotency_key: command for command in commands}
+    return [_action_row(event, answers) for event in events if event.kind == ACTION_EVENT]
+
+
+def _action_row(event: Event, commands: dict[str, Command]) -> dict[str, JSON]:
+    said = event.body
+    command = commands.get(f"{said.get('action')}/{said.get('alert')}@{event.step}")
+    answer = f"{command.status.value}: {command.result}".removesuffix(": ") if command else ""
+    return {"step": event.step, **said, "answer": answer if said.get("outcome") == "requested" else ""}
+
+
+def print_actions(rows: Sequence[dict[str, JSON]]) -> None:
+    """A table; nothing where no action ever decided."""
+    if not rows:
+        return
+    print_table(
+        (">step", "action", "command", "upon", "outcome", "why not, or answer"),
+        [_action_cells(row) for row in rows],
+        title="Actions",
+    )
+
+
+def _action_cells(row: dict[str, JSON]) -> list[Cell]:
+    args = " ".join(f"{name}={value}" for name, value in (row.get("args") or {}).items() if value is not None)
+    outcome = row.get("outcome", "")
+    return [
+        step(row["step"]),
+        one_line(str(row.get("action", ""))),
+        one_line(f"{row.get('do', '')} {args}".strip()),
+        str(row.get("kind_of_alert", "")),
+        str(outcome),
+        one_line(str(row.get("why_not") or row["answer"] or "-")),
+    ]
+
+
+# Token spikes as rows: from columns of equal length to one dictionary per token, the worst first.
+
+MOST_ROWS = 50
+WORST_BY = ("contribution", "screen", "ratio", "advantage", "entropy")
+"""The first of these columns a batch has decides which of its tokens are the worst."""
+SPIKE_IMPORTANCE = (
+    "step", "rank", "sequence", "position", "token_id", "text", "logp", "old_logp", "rollout_logp", "ratio",
+    "advantage", "screen", "entropy", "ref_logp", "reason",
+)  # fmt: skip
+"""Columns in the order in which a narrow terminal gives them room."""
+
+
+def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dict[str, JSON]]:
+    """At most ``most`` rows, newest step first, within a step the largest (or non-finite) first.
+
+    Not of culprits, which have rows of their own, and not of whole responses, which are no spikes.
+    """
+    rows: list[dict[str, JSON]] = []
+    far_out = [batch for batch in batches if batch.reason not in {CULPRITS, RESPONSES}]
+    for batch in sorted(far_out, key=lambda batch: batch.step, reverse=True):
+        rows.extend(_worst_first(batch))
+        if len(rows) >= most:
+            break
+    return rows[:most]
+
+
+def print_token_spikes(rows: list[dict[str, JSON]]) -> None:
+    """As a table, or a word that there are none."""
+    if not rows:
+        say("no token spikes recorded")
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if all(row["rank"] == 0 for row in rows):
+        names.remove("rank")
+    print_fitting(
+        [name if name in {"text", "reason"} else f">{name}" for name in names],
+        [[_spike_cell(row.get(name)) for name in names] for row in rows],
+        SPIKE_IMPORTANCE,
+        title="Far-out tokens",
+    )
+
+
+def _spike_cell(value: JSON) -> str:
+    if isinstance(value, float) or value is None:
+        return number(value)
+    return one_line(value, 40)
+
+
+def rows_of(batch: SpikeBatch) -> list[dict[str, JSON]]:
+    """Each token of a batch with its step, rank and reason, in the order they were recorded."""
+    columns = {name: column_values(column) for name, column in batch.columns.items()}
+    return [
+        {"step": batch.step, "rank": batch.rank, "reason": batch.reason}
+        | {name: column[index] for name, column in columns.items()}
+        for index in range(len(batch))
+    ]
+
+
+def _worst_first(batch: SpikeBatch) -> list[dict[str, JSON]]:
+    rows = rows_of(batch)
+    decisive = next((name for name in WORST_BY if name in batch.columns), None)
+    return rows if decisive is None else sorted(rows, key=lambda row: -_badness(row[decisive], decisive))
+
+
+def column_values(column: object) -> list[JSON]:
+    """A column's values as plain Python."""
+    tolist = getattr(column, "tolist", None)
+    return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]
+
+
+def _badness(value: float, name: str) -> float:
+    """How far out a value is: a ratio of 1/8 is as far from 1 as a ratio of 8; NaN is beyond all."""
+    if math.isnan(value):
+        return math.inf
+    if name == "ratio":
+        return abs(math.log(value)) if value > 0 else math.inf
+    return abs(value)
+
+
+# Culprits of gradient localisation as rows, and how a terminal shows them.
+
+MOST_CULPRITS = 50
+MOST_SUMMARIES = 3
+
+Row = dict[str, JSON]
+
+
+def culprit_rows(batches: Sequence[SpikeBatch], most: int = MOST_CULPRITS) -> list[Row]:
+    """At most ``most`` culprits, newest step first, within a step as they were recorded: worst first."""
+    newest = sorted((b for b in batches if b.reason == CULPRITS), key=lambda batch: -batch.step)
+    rows = [row for batch in newest for row in rows_of(batch)]
+    return [row | {"layers": _layers(row)} for row in rows[:most]]
+
+
+def localisations(events: Sequence[Event], most: int = MOST_CULPRITS) -> list[Row]:
+    """What each localisation said of its step, newest first."""
+    found = [event for event in events if event.kind == LOCALISED]
+    return [{"step": event.step, **event.body} for event in reversed(found[-most:])]
+
+
+def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
+    """A few lines on the newest localisations, then the culprits in a table; nothing where there are neither."""
+    for summary in summaries[:MOST_SUMMARIES]:
+        say(f"step {step(summary.get('step'))}: {_localisation_summary(summary)}", style="bold")
+        for line in _localisation_details(summary):
+            say(f"  {line}")
+    if rows:
+        ranks = len({row["rank"] for row in rows}) > 1
+        shown = {name: show for name, show in _CULPRIT_COLUMNS.items() if ranks or name != ">rank"}
+        cells = [[show(row) for show in shown.values()] for row in rows]
+        known = [i for i in range(len(shown)) if any(line[i] != "-" for line in cells)]
+        headers = [list(shown)[i] for i in known]
+        print_fitting(
+            headers,
+            [[line[i] for i in known] for line in cells],
+            _CULPRIT_IMPORTANCE,
+            title="Culprits, those of the newest step first",
+        )
+
+
+def _localisation_summary(found: Mapping[str, JSON]) -> str:
+    """``gradient norm 8.31 (threshold 1.2), token ratio; by fd, gap 1e-04, complete``."""
+    threshold, gap, method = found.get("threshold"), found.get("gap"), found.get("method")
+    limit = "" if threshold is None else f" (threshold {number(threshold)})"
+    text = f"gradient norm {number(found.get('norm'))}{limit}"
+    if found.get("culprits"):
+        text += f", {found.get('cause') or 'unexplained'}"
+    if method:
+        text += f"; by {method}"
+    if gap is not None:
+        text += f", gap {number(gap)}, {'complete' if found.get('complete') else 'incomplete'}"
+    return text
+
+
+def _localisation_details(found: Mapping[str, JSON]) -> list[str]:
+    lines = [f"not localised: {found['why_not']}"] if found.get("why_not") else []
+    if found.get("message"):
+        lines.append(str(found["message"]))
+    chain = (found.get("trace") or {}).get("chain")
+    if chain:
+        lines.append(f"not finite, in order of time: {', '.join(chain)}")
+    lines += [f"note: {note}" for note in found.get("notes") or []]
+    cost = found.get("cost") or {}
+    if cost.get("forwards") or cost.get("backwards"):
+        passes = f"{cost.get('forwards', 0)} forwards, {cost.get('backwards', 0)} backwards"
+        lines.append(f"cost: {passes}, {number(float(cost.get('seconds') or 0.0))} s")
+    return lines
+
+
+def _layers(row: Row) -> dict[str, float]:
+    """The stored JSON object; empty where there is none."""
+    text = row.get("layers")
+    found = json.loads(text) if isinstance(text, str) and text else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _token(row: Row) -> str:
+    """Its text where that was kept, and its id."""
+    token, text = row.get("token_id"), row.get("text")
+    known = "-" if token is None else str(token)
+    return f"{one_line(repr(text), 16)} {known}" if text else known
+
+
+def _layer(row: Row) -> str:
+    """The layer with the largest share of the token's own gradient."""
+    layers = row["layers"]
+    if not layers:
+        return "-"
+    name = max(layers, key=layers.__getitem__)
+    return f"{name.removeprefix('model.')} {layers[name]:.0%}"
+
+
+def _share(row: Row) -> str:
+    share = row.get("share")
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _own(row: Row) -> str:
+    return number(row.get("own_norm")) if row.get("verified") else "-"
+
+
+def _plain(name: str) -> Callable[[Row], str]:
+    return lambda row: number(row.get(name))
+
+
+_CULPRIT_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    ">step": lambda row: step(row["step"]),
+    ">rank": lambda row: str(row["rank"]),
+    ">seq": lambda row: str(row.get("sequence", "-")),
+    ">pos": lambda row: str(row.get("position", "-")),
+    "token": _token,
+    "cause": lambda row: str(row.get("cause", "-")),
+    ">share": _share,
+    ">contribution": _plain("contribution"),
+    ">own norm": _own,
+    ">ratio": _plain("ratio"),
+    ">advantage": _plain("advantage"),
+    ">reward": _plain("reward"),
+    ">logp": _plain("logp"),
+    ">old": _plain("old_logp"),
+    ">rollout": _plain("rollout_logp"),
+    ">ref": _plain("ref_logp"),
+    ">entropy": _plain("entropy"),
+    ">coefficient": _plain("coefficient"),
+    "layer": _layer,
+    "why": lambda row: str(row.get("why") or "-"),
+}
+_CULPRIT_IMPORTANCE = (
+    "step", "rank", "seq", "pos", "token", "cause", "share", "own norm", "ratio", "advantage", "logp", "layer",
+    "entropy", "contribution", "old", "rollout", "ref", "reward", "coefficient",
+)  # fmt: skip
+
+
+# Recorded completions as rows, and how a terminal shows them.
+
+MOST_COMPLETIONS = 50
+WIDTH = 100
+
+
+def completion_rows(batches: Sequence[CompletionBatch], most: int = MOST_COMPLETIONS) -> list[dict[str, JSON]]:
+    """At most ``most`` completions, newest step first, in the order they were recorded."""
+    rows: list[dict[str, JSON]] = []
+    for batch in sorted(batches, key=lambda batch: batch.step, reverse=True):
+        columns = {name: column_values(column) for name, column in batch.columns.items()}
+        rows += [
+            {"step": batch.step, "rank": batch.rank} | {name: column[index] for name, column in columns.items()}
+            for index in range(len(batch))
+        ]
+    return rows[:most]
+
+
+def print_completions(rows: list[dict[str, JSON]]) -> None:
+    """As a table, or a word on how to record some."""
+    if not rows:
+        say("no completions recorded; they are kept only where the trainer was watched with completions=...")
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    texts = {name for name in names if any(isinstance(row.get(name), str) for row in rows)}
+    print_table(
+        [name if name in texts else f">{name}" for name in names],
+        [[_completion_cell(row.get(name)) for name in names] for row in rows],
+        title="Completions",
+    )
+
+
+def _completion_cell(value: JSON) -> str:
+    return one_line(value, WIDTH) if isinstance(value, str) else number(value)

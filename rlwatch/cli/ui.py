@@ -1,23 +1,31 @@
-"""``rlwatch ui``: the dashboard, for whoever has its token."""
+"""``rlwatch ui``: the dashboard as a process, for whoever has its token."""
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import typer
 
-from rlwatch.cli import app_login, app_server
-from rlwatch.cli.app_login import Login, Place
-from rlwatch.cli.config_file import alerting_of
-from rlwatch.cli.console import errors, say
-from rlwatch.cli.delivery import delivering
-from rlwatch.cli.ending import sigterm_as_ctrl_c
-from rlwatch.cli.failures import complain
-from rlwatch.cli.looking_after import looking_after
-from rlwatch.cli.options import ConfigOption, StoreOption, examples
-from rlwatch.cli.stores import opened
+import rlwatch
+from rlwatch.alerts.config import CONFIG_VARIABLE, own_file
+from rlwatch.cli import app_login
+from rlwatch.cli.app_login import VARIABLES, Login, Place
+from rlwatch.cli.background import delivering, looking_after, sigterm_as_ctrl_c
+from rlwatch.cli.console import complain, errors, say
+from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
+from rlwatch.errors import ConfigError, MissingExtraError
 
 EPILOG = examples(
     "rlwatch ui",
@@ -88,10 +96,10 @@ def ui(
 
     RLWATCH_UI_TOKEN and RLWATCH_UI_VIEWER_TOKEN, or the same with _FILE, set tokens of your own.
     """
-    app_server.require_streamlit()
+    require_streamlit()
     where = app_login.place(
         host,
-        app_server.free_port(host) if check else port,
+        free_port(host) if check else port,
         base_path=base_path,
         public_urls=public_url or (),
         proxies=behind_proxy or (),
@@ -102,8 +110,8 @@ def ui(
     if check:
         passing = Login(app_login.tokens(), secrets.token_urlsafe(48))
         raise typer.Exit(_check(where, passing, store, config))
-    app_server.require_free_port(where.host, where.port)
-    script, login = app_server.app_script(), Login.of_user()
+    require_free_port(where.host, where.port)
+    script, login = app_script(), Login.of_user()
     _introduce(where, login)
     with sigterm_as_ctrl_c(), opened(store) as outbox:
         alerting = alerting_of(config, outbox)
@@ -134,25 +142,194 @@ def warn(text: str) -> None:
 
 def _serve(script: Path, where: Place, login: Login, store: str | None, config: Path | None) -> int:
     """Until the server ends by itself (then its exit code) or Ctrl-C ends both."""
-    server = app_server.start(script, where, login, store, config=config)
+    server = start_server(script, where, login, store, config=config)
     try:
         return server.wait()
     except KeyboardInterrupt:
         return 0
     finally:
-        app_server.stop(server)
+        stop_server(server)
 
 
 def _check(where: Place, login: Login, store: str | None, config: Path | None) -> int:
-    server = app_server.start(app_server.app_script(), where, login, store, quiet=True, config=config)
+    server = start_server(app_script(), where, login, store, quiet=True, config=config)
     try:
-        problem = app_server.wait_healthy(server, where.local + where.base_path)
-        problem = problem or app_server.refuses_strangers(where.local + where.base_path)
+        problem = wait_healthy(server, where.local + where.base_path)
+        problem = problem or refuses_strangers(where.local + where.base_path)
     finally:
-        app_server.stop(server)
+        stop_server(server)
     if problem is None:
         say("ok: the dashboard starts, is healthy, and lets nobody in without a token", style="green")
         return 0
     said, _ = server.communicate()
     complain(f"the dashboard does not start: {problem}; it said: {said[-2000:]}")
     return 1
+
+
+# The dashboard as a process: where its script lies, how it is started, whether it answers.
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 5.0
+SETTINGS = "RLWATCH_UI_SETTINGS"
+"""The variable in which the server is told who may come in; see ``app/gate.py``."""
+
+
+def app_script() -> Path:
+    """``main.py`` of the app: in the wheel (``rlwatch/_app``), or beside the package in a checkout."""
+    package = Path(rlwatch.__file__).parent
+    places = (package / "_app" / "main.py", package.parent / "app" / "main.py")
+    for place in places:
+        if place.is_file():
+            return place
+    raise ConfigError(f"the dashboard's files are missing: looked for {places[0]} and {places[1]}; reinstall rlwatch")
+
+
+def require_streamlit() -> None:
+    """Raises ``MissingExtraError`` where streamlit, or what the login needs, is not installed."""
+    for package in ("streamlit", "limits"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "app", "rlwatch ui")
+
+
+def free_port(host: str) -> int:
+    """A port nobody listens on at this moment."""
+    with _socket(host) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises ``ConfigError`` if ``port`` cannot be listened on."""
+    with _socket(host) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+
+
+def _socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def server_command(script: Path) -> list[str]:
+    """The command line of the server, which tells the other users of the machine nothing. ``-P``: no Python file beside
+    it, or of the working directory, is imported by its bare name.
+    """
+    return [sys.executable, "-P", str(script)]
+
+
+def server_environment(
+    place: Place,
+    login: Login,
+    store_url: str | None,
+    outer: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> dict[str, str]:
+    """The environment of the server, which its owner alone can read: the store it shows, whose configuration, and who
+    may come in.
+    """
+    environment = dict(os.environ if outer is None else outer)
+    for name in VARIABLES.values():
+        environment.pop(name, None)
+    from rlwatch.store.url import absolute_url
+
+    environment["RLWATCH_STORE"] = absolute_url(store_url or environment.get("RLWATCH_STORE"))
+    if environment.get("PYTHONPATH"):  # the server runs in another directory
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(Path(part).absolute()) for part in environment["PYTHONPATH"].split(os.pathsep) if part
+        )
+    named = config.absolute() if config is not None else own_file()
+    if named is not None:
+        environment[CONFIG_VARIABLE] = str(named)
+    settings = {
+        "origins": place.origins,
+        "wildcard": place.wildcard,
+        "port": place.port,
+        "base_path": place.base_path,
+        "proxies": place.proxies,
+        "user_header": place.user_header,
+        "tokens": {role: token.value for role, token in login.tokens.items()},
+        "secret": login.signing_key(environment["RLWATCH_STORE"]),
+    }
+    streamlit = {
+        "server.address": place.host,
+        "server.port": place.port,
+        "server.baseUrlPath": place.base_path.strip("/"),
+        "server.headless": True,
+        "server.fileWatcherType": "none",
+        "server.enableCORS": True,
+        "server.enableXsrfProtection": True,
+        "server.xsrfCookieSameSite": "strict",
+        "browser.gatherUsageStats": False,
+        "client.showErrorDetails": "none",
+        "logger.hideWelcomeMessage": True,
+    }
+    environment[SETTINGS] = json.dumps(settings)
+    environment[f"{SETTINGS}_STREAMLIT"] = json.dumps(streamlit)
+    return environment
+
+
+def start_server(
+    script: Path,
+    place: Place,
+    login: Login,
+    store_url: str | None,
+    *,
+    quiet: bool = False,
+    config: Path | None = None,
+) -> subprocess.Popen[str]:
+    """Start the server; with ``quiet`` its words are kept in the process's ``stdout``.
+
+    Not in the working directory, which may be a store: Streamlit obeys the ``.streamlit`` that lies there.
+    """
+    return subprocess.Popen(
+        server_command(script),
+        env=server_environment(place, login, store_url, config=config),
+        cwd=script.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.STDOUT if quiet else None,
+        text=True,
+    )
+
+
+def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = START_DEADLINE_S) -> str | None:
+    """None as soon as the server says it is healthy; else why it did not within ``deadline_s`` seconds."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            return f"the server ended with code {process.returncode}"
+        if _healthy(url):
+            return None
+        time.sleep(0.1)
+    return f"no healthy answer from {url} within {deadline_s:g} s"
+
+
+def refuses_strangers(url: str) -> str | None:
+    """None if whoever has no token is turned away; else what they got instead."""
+    try:
+        with urlopen(f"{url}/", timeout=10.0) as answer:  # noqa: S310  (http, this machine)
+            return f"a stranger is answered with {answer.status}"
+    except HTTPError as refusal:
+        return None if refusal.code == 401 else f"a stranger is answered with {refusal.code}"
+    except OSError as error:
+        return f"no answer: {error}"
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/_stcore/health", timeout=2.0) as answer:  # noqa: S310  (http, loopback)
+            return bool(answer.status == 200 and answer.read().strip() == b"ok")
+    except (URLError, OSError):
+        return False
+
+
+def stop_server(process: subprocess.Popen[str]) -> None:
+    """End the server: asked first, then made to."""
+    process.terminate()
+    try:
+        process.wait(STOP_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

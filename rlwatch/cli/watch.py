@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import typer
 
-from rlwatch.cli.ending import sigterm_as_ctrl_c
-from rlwatch.cli.log_run import Log
+from rlwatch.cli.background import sigterm_as_ctrl_c
+from rlwatch.cli.import_log import Log
 from rlwatch.cli.options import ConfigOption, ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
 

@@ -1,33 +1,324 @@
-"""``rlwatch watch`` of a log: read what is there, then what comes."""
+"""``rlwatch watch`` of a log: what there is, then what comes, on its way into a store, judged row by row."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from urllib.parse import unquote
 
-from rlwatch.cli.config_file import alerting_of
-from rlwatch.cli.console import errors, say
-from rlwatch.cli.delivery import deliver_once, delivering
-from rlwatch.cli.ending import unbroken
-from rlwatch.cli.forecast_rows import print_forecast
-from rlwatch.cli.importing import holds
-from rlwatch.cli.log_run import Log
-from rlwatch.cli.log_watch import LogWatch
-from rlwatch.cli.news import tell_outcome
-from rlwatch.cli.progress import backlog
-from rlwatch.cli.recording import Recording
-from rlwatch.cli.stores import opened
-from rlwatch.cli.watch_position import Positions
+from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.notices import Notice
+from rlwatch.alerts.policy import Policy
+from rlwatch.cli.background import deliver_once, delivering, unbroken
+from rlwatch.cli.console import backlog, errors, say
+from rlwatch.cli.import_log import Log, holds, log_id
+from rlwatch.cli.options import alerting_of, opened
+from rlwatch.cli.view_text import print_forecast, print_outcome
 from rlwatch.cli.wording import clean, one_line
-from rlwatch.clock import Clock
-from rlwatch.errors import ImportFormatError
-from rlwatch.importers import ImportedRun, Tail, read_log
-from rlwatch.ports import Store
-from rlwatch.records import AlertState, Severity
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ImportFormatError, RunNotFoundError
+from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
+from rlwatch.layers import DerivedLayers
+from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.judge import Judging, past_of
+from rlwatch.monitor.sink import MonitorSink
+from rlwatch.ports import Checkpoint, Progress, RunWriter, Store
+from rlwatch.records import AlertState, RunInfo, RunState, Severity, StepRecord
 from rlwatch.run.alerting import Alerting
+
+_SCHEME = "sqlite://"
+_PLACE = ".watch"
+
+
+class Positions:
+    """The positions of the logs that ``store`` holds as runs; nothing is kept for a store in memory."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._directory = Path(unquote(store.url[len(_SCHEME) :])) / _PLACE if store.url.startswith(_SCHEME) else None
+
+    def load(self, run_id: str) -> tuple[Position | None, int]:
+        """Where reading of the run's log stood, and the ``seq`` of its last record; None and 0 if it is new."""
+        try:
+            last = self._store.records(run_id, last=1)
+        except RunNotFoundError:
+            return None, 0
+        data: object = None
+        if self._directory is not None:
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                data = json.loads((self._directory / f"{run_id}.json").read_text("utf-8"))
+        return Position.from_dict(data), last[-1].seq if last else 0
+
+    def save(self, run_id: str, position: Position) -> None:
+        """Keep it, in place of the last one. A full disk is not said: the store will say it."""
+        if self._directory is None:
+            return
+        file = self._directory / f"{run_id}.json"
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._directory, suffix=".new", delete=False) as new:
+                new.write(json.dumps(position.to_dict()))
+            Path(new.name).replace(file)  # a name nobody could lay a link under
+
+
+# A growing log on its way into a store, judged row by row: what a trainer's own process would do.
+
+HEARTBEAT_S = 5.0
+
+
+class Recording:
+    """One run of a log, written to ``store`` and judged by ``policy``.
+
+    Records carry their place in the log as ``seq``. Those the store has from an earlier watch of the same
+    log are passed over; that watch and this one are two attempts of the run, as are two starts of a trainer
+    in one log.
+
+    Parameters
+    ----------
+    policy, dashboard_url
+        What it is judged by, and what messages link to.
+    console
+        Whether messages are written for the channel ``console``, too.
+    on_outcome
+        Told what was found, in order.
+
+    Raises
+    ------
+    RunLockedError
+        If somebody writes this run already.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        info: RunInfo,
+        *,
+        policy: Policy | None = None,
+        dashboard_url: str = "",
+        on_outcome: Callable[[Outcome], None],
+        clock: Clock | None = None,
+        console: bool = False,
+    ) -> None:
+        self.records = 0
+        self._store = store
+        self._info = info
+        self._policy = policy or Policy()
+        self._desk = Desk(
+            store, self._policy, dashboard_url=dashboard_url, clock=clock or SystemClock(), console=console
+        )
+        self._tell = on_outcome
+        self._clock = clock or SystemClock()
+        self._log_attempt: int | None = None
+        self._beat_due = 0.0
+        self._begin()
+
+    @property
+    def run(self) -> RunInfo:
+        """The run as the store began it."""
+        return self._writer.run
+
+    @property
+    def kept(self) -> tuple[tuple[Notice, str], ...]:
+        """What was due when somebody last looked, but kept back, and why."""
+        return self._desk.kept.kept
+
+    def take(self, records: Sequence[StepRecord]) -> None:
+        """Store and judge the next records of the log."""
+        fresh = [record for record in records if record.seq > self._writer.last_seq]
+        for attempt, group in groupby(fresh, key=lambda record: record.attempt):
+            if self._log_attempt not in (None, attempt):
+                self._let_go()
+                self._begin()
+            self._log_attempt = attempt
+            derived = self._layers.added(group)
+            batch = [replace(record, attempt=self._writer.run.attempt) for record in derived]
+            self._writer.write(batch)
+            self._judging.take(batch)
+            self.records += len(batch)
+
+    def tick(self) -> None:
+        """Say that somebody still watches; store what a busy store refused."""
+        self._judging.tick()
+        if self._clock.monotonic() >= self._beat_due:
+            self._beat_due = self._clock.monotonic() + HEARTBEAT_S
+            self._writer.heartbeat(self._clock.now())
+
+    def finish(self, reason: str) -> None:
+        """Judge the last step and end the run."""
+        self._judging.close()
+        self._writer.finish(RunState.FINISHED, reason, self._clock.now())
+        self._writer.close()
+
+    def _begin(self) -> None:
+        self._writer: RunWriter = self._store.open_run(self._info)
+        self._layers = DerivedLayers()
+        run = self._writer.run
+        monitor = Monitor(
+            run_id=run.run_id,
+            source=run.source,
+            rules=self._policy.rules,
+            history=past_of(self._store, run.run_id, lambda: monitor),
+        )
+        self._sink = MonitorSink(
+            monitor,
+            run,
+            self._store,
+            desk=self._desk,
+            keep=self._writer.write,
+            announce=self._tell,
+            clock=self._clock,
+        )
+        self._judging = Judging(monitor, self._sink, self._store, run.run_id, judged=self._judged)
+        self._judging.begin(self._writer.last_seq)
+        while self._judging.stored():  # what an earlier watch stored and did not judge
+            pass
+
+    def _judged(self, seq: int, kept: Checkpoint | None) -> None:
+        self._writer.write([], Progress(judged=seq, checkpoint=kept))
+
+    def _let_go(self) -> None:
+        self._judging.close()
+        self._writer.close()
+
+
+# One log on its way into a store: what there is, then what comes.
+
+MOST = 500
+"""Records taken at a time: in between Ctrl-C is heard, and memory does not grow with the log."""
+SAVE_S = 30.0
+QUIET_S = 30.0
+"""Seconds after which the unfinished end of a log is taken to be all there will be of it."""
+
+
+class LogWatch:
+    """Reads a log and has it recorded, bit by bit.
+
+    Parameters
+    ----------
+    start
+        Begins the recording, once the log tells what it is.
+    tail
+        Where the records come from, if not from the file at the log's path.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        positions: Positions,
+        start: Callable[[Tail], Recording],
+        *,
+        tail: Tail | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.log = log
+        self.run_id = log.run_id or log_id(log.path, log.run or "")
+        self.recording: Recording | None = None
+        self._positions, self._start, self._clock = positions, start, clock or SystemClock()
+        position, last_seq = positions.load(self.run_id)
+        self.tail: Tail = tail or LogTail(
+            log.path, run=log.run, format=log.read_as, position=position, last_seq=last_seq
+        )
+        self.is_new = position is None and last_seq == 0
+        self._saved = position
+        self._save_due = 0.0
+        self._caught_up = False
+
+    @property
+    def records(self) -> int:
+        """How many records were new to the store."""
+        return self.recording.records if self.recording else 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more to be read at once."""
+        return self.tail.behind
+
+    @property
+    def left_out(self) -> str:
+        """What of the log could not be used, and how often; empty if all could."""
+        return "; ".join(f"{skipped.count:,} x {skipped.reason}" for skipped in self.tail.skipped)
+
+    @property
+    def why_nothing(self) -> str:
+        """Why no row of the log could be recorded so far."""
+        if self.tail.problem:
+            return self.tail.problem
+        left_out = self.left_out
+        return (
+            f"holds no metrics of any step, read as {self.tail.format}{f'; left out: {left_out}' if left_out else ''}"
+        )
+
+    def look(self) -> int:
+        """Take the next records; how many there were."""
+        records = self.tail.poll(MOST)
+        self._take(_stamped(records, self._clock.now() if self._caught_up else 0.0))
+        self._caught_up = self._caught_up or not self.tail.behind
+        if self.recording is not None:
+            self.recording.tick()
+        return len(records)
+
+    def end(self, reason: str, *, whole: bool = False) -> None:
+        """End the run. ``whole``: also its unfinished end is taken, even if it may still be written to."""
+        if self.recording is None and not whole:
+            self.tail.release()
+            return
+        try:
+            if whole or self._quiet():
+                self._take(_stamped(self.tail.close(), 0.0))
+            self._save(self.tail.position)
+        finally:
+            self.abandon(reason)
+
+    def abandon(self, reason: str) -> None:
+        """End the run without another look at the log."""
+        self.tail.release()
+        if self.recording is not None:
+            self.recording.finish(reason)
+
+    def _take(self, records: Sequence[StepRecord]) -> None:
+        if records:
+            if not self.tail.turned:
+                self._note(self.tail.position)
+            self.recording = self.recording or self._start(self.tail)
+            self.recording.take(records)
+        if records or self._clock.monotonic() >= self._save_due:
+            self._note(self.tail.position)
+
+    def _note(self, position: Position | None) -> None:
+        """Keep the position: that of a new file at once, others now and then."""
+        if position is None or position == self._saved:
+            return
+        new = self._saved is None or (position.file, position.base) != (self._saved.file, self._saved.base)
+        if new or self._clock.monotonic() >= self._save_due:
+            self._save(position)
+
+    def _save(self, position: Position | None) -> None:
+        if position is not None:
+            self._positions.save(self.run_id, position)
+            self._saved = position
+            self._save_due = self._clock.monotonic() + SAVE_S
+
+    def _quiet(self) -> bool:
+        """Whether nobody has written to the log for a while."""
+        try:
+            return self._clock.now() - self.tail.modified >= QUIET_S
+        except OSError:  # it is gone
+            return True
+
+
+def _stamped(records: Sequence[StepRecord], now: float) -> list[StepRecord]:
+    """Rows that came while we looked came now; of those that were there before nobody knows when."""
+    return [record if record.ts else replace(record, ts=now) for record in records]
+
+
+# ``rlwatch watch`` of a log: read what is there, then what comes.
 
 
 def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail | None = None) -> int:
@@ -139,7 +430,7 @@ def _recording(log: Log, name: str, source: str, store: Store, alerting: Alertin
         info,
         policy=alerting.policy,
         dashboard_url=alerting.dashboard_url,
-        on_outcome=partial(tell_outcome, prefix=prefix),
+        on_outcome=partial(print_outcome, prefix=prefix),
     )
 
 

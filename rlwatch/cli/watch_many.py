@@ -1,27 +1,267 @@
-"""``rlwatch watch`` of a directory: every log in it and below is a run, also those that come later."""
+"""``rlwatch watch`` of a directory: every log in it and below is a run, none in another's way, also later ones."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlwatch.cli.config_file import alerting_of
+from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import errors, say
-from rlwatch.cli.delivery import deliver_once, delivering
-from rlwatch.cli.ending import unbroken
-from rlwatch.cli.fleet import Fleet
-from rlwatch.cli.log_run import Log
-from rlwatch.cli.log_watch import LogWatch
-from rlwatch.cli.stores import opened
-from rlwatch.cli.watch_log import ever_critical, watch_of
+from rlwatch.cli.import_log import Log
+from rlwatch.cli.options import alerting_of, opened
+from rlwatch.cli.watch_log import LogWatch, ever_critical, watch_of
 from rlwatch.cli.wording import clean, one_line
-from rlwatch.clock import Clock
-from rlwatch.errors import ImportFormatError
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ImportFormatError, RLWatchError
+from rlwatch.importers.directories import logs_below
+from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.ports import Store
 from rlwatch.run.alerting import Alerting
+
+DISCOVER_S = 10.0
+"""Seconds between two searches for new logs."""
+RETRY_S = 60.0
+"""Seconds after which a log that could not be read is tried again, and of silence after which it is said why not."""
+RETRY_FACTOR = 20.0
+"""Of the time that the last try took: what fails slowly must not keep the watch from the other logs."""
+REST_S = 6 * 3600.0
+"""Seconds of silence after which a log is taken to be finished until it grows."""
+OLD_S = 3600.0
+"""The same for a log that is there before the watch."""
+MOST_OPEN = 64
+"""Log files kept open between two looks: those that grew last."""
+MOST_LIVE = 100
+"""Runs written at the same time; beyond, the longest silent one rests."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One log of the fleet. It rests while ``watch`` is None: until ``mark`` changes or ``retry_at`` has come."""
+
+    path: Path
+    name: str
+    watch: LogWatch | None = None
+    grew_at: float = 0.0
+    patience: float = REST_S
+    mark: object = None
+    retry_at: float | None = None
+    problem: str = ""
+    spent: float = 0.0
+    """Seconds that were spent on it since it was last begun."""
+
+
+class Fleet:
+    """The logs below ``directory`` that ``patterns`` fit.
+
+    Parameters
+    ----------
+    begin
+        Makes the watch of a log, given its path and what to call it.
+    tell
+        Told in one line what happens to a log: it appears as a run, is gone, or cannot be read (``problem``).
+    once
+        Logs are read to their ends and no further: what is there is all there will be.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        patterns: Sequence[str],
+        begin: Callable[[Path, str], LogWatch],
+        tell: Callable[[str, bool], None],
+        *,
+        clock: Clock | None = None,
+        once: bool = False,
+    ) -> None:
+        self.members: dict[Path, Member] = {}
+        self.recorded: dict[str, None] = {}
+        """Ids of the runs that were ever recorded."""
+        self._closed: dict[Path, str] = {}
+        """Directories that cannot be searched, and why."""
+        self._directory, self._patterns = directory, patterns
+        self._begin, self._tell = begin, tell
+        self._clock = clock or SystemClock()
+        self._once = once
+        self._discover_at = 0.0
+        self._begun = 0
+        self._crowded = False
+
+    @property
+    def runs(self) -> list[Member]:
+        """The logs that are being recorded."""
+        return [member for member in self.members.values() if member.watch and member.watch.recording]
+
+    def look(self) -> bool:
+        """One lot of every log; whether some have more to be read at once."""
+        if self._clock.monotonic() >= self._discover_at:
+            self._search()
+            self._discover_at = self._clock.monotonic() + DISCOVER_S
+        behind = self._crowded = False
+        for member in list(self.members.values()):
+            with unbroken():
+                behind = self._guarded(member, self._look_at) or behind
+        with unbroken():
+            self._keep_bounds(MOST_LIVE)
+        return behind or self._crowded
+
+    def end(self, reason: str) -> None:
+        """End all runs."""
+        for member in self.members.values():
+            self._guarded(member, lambda one: self._rest(one, reason))
+
+    def _search(self) -> None:
+        try:
+            self._discover()
+        except Exception as error:  # noqa: BLE001  (the logs that are known must be read on)
+            self._unsearched(self._directory, error)
+
+    def _unsearched(self, directory: Path, error: Exception) -> None:
+        problem = error_line(error)
+        if self._closed.get(directory) != problem:
+            self._closed[directory] = problem
+            self._tell(f"{directory}: cannot be searched for logs: {problem}", True)
+
+    def _discover(self) -> None:
+        there = dict.fromkeys(logs_below(self._directory, self._patterns, self._unsearched))
+        for path in there:
+            if path not in self.members:
+                self.members[path] = Member(path, str(path.relative_to(self._directory)) or path.name)
+        for path in [path for path in self.members if path not in there and not path.exists()]:
+            member = self.members.pop(path)
+            if member.watch is not None and member.watch.recording is not None:
+                self._tell(f"{member.name}: the log is gone; its run ends", False)
+            self._guarded(member, lambda one: self._rest(one, "the log is gone"))
+
+    def _guarded(self, member: Member, do: Callable[[Member], bool]) -> bool:
+        """What one log does wrong, also what nobody foresaw, is told once, and concerns no other."""
+        began = self._clock.monotonic()
+        try:
+            return do(member)
+        except Exception as error:  # noqa: BLE001
+            self._complain(member, error_line(error))
+            watch, member.watch = member.watch, None
+            now = self._clock.monotonic()
+            spent, member.spent = member.spent + now - began, 0.0
+            member.retry_at, member.mark = now + max(RETRY_S, RETRY_FACTOR * spent), None
+            if watch is not None:
+                self._abandon(watch)
+            return False
+        finally:
+            member.spent += self._clock.monotonic() - began
+
+    def _complain(self, member: Member, problem: str) -> None:
+        if problem != member.problem:
+            self._tell(f"{member.name}: {problem}", True)
+        member.problem = problem
+
+    def _abandon(self, watch: LogWatch) -> None:
+        with suppress(Exception):  # the run stays as its writer left it; the problem was told
+            watch.abandon("its log could not be read any more")
+
+    def _look_at(self, member: Member) -> bool:
+        watch = member.watch or self._woken(member)
+        if watch is None:
+            return False
+        began = watch.recording is None
+        found = watch.look()
+        if found:
+            member.grew_at, member.problem = self._clock.monotonic(), ""
+        if began and watch.recording is not None:
+            self.recorded[watch.run_id] = None
+            self._tell(f"{member.name}: run {watch.run_id} ({watch.tail.format})", False)
+        if watch.recording is None and not watch.behind and self._clock.now() - _modified(member.path) > RETRY_S:
+            self._say_why_not(member, watch)
+        if not watch.behind and self._clock.monotonic() - member.grew_at >= member.patience:
+            self._rest(member, "nothing came for hours")
+        return watch.behind
+
+    def _woken(self, member: Member) -> LogWatch | None:
+        """A fresh watch of a log that is new, has changed since it went to rest, or is to be tried again."""
+        now = self._clock.monotonic()
+        if member.retry_at is not None and now < member.retry_at:
+            return None
+        mark = _mark(member.path)
+        if member.retry_at is None and mark == member.mark:
+            return None
+        if not self._has_room():
+            self._crowded = True
+            return None
+        first = member.mark is None and member.retry_at is None
+        member.retry_at = None
+        member.watch = self._begin(member.path, member.name)
+        old = first and self._clock.now() - _modified(member.path) > OLD_S
+        member.grew_at, member.patience = (now - REST_S, 0.0) if old else (now, REST_S)
+        return member.watch
+
+    def _has_room(self) -> bool:
+        """Whether one more run may be begun: in one look a directory must not have all its runs open at once."""
+        self._begun += 1
+        if self._begun <= MOST_LIVE // 4:
+            return True
+        self._keep_bounds(MOST_LIVE * 3 // 4)
+        self._begun = 0
+        return len(self.runs) < MOST_LIVE  # else those that are behind are read first
+
+    def _rest(self, member: Member, reason: str) -> bool:
+        watch, member.watch = member.watch, None
+        if watch is not None:
+            member.mark = _mark(member.path)
+            watch.end(reason, whole=self._once)
+            if watch.recording is not None:
+                self.recorded[watch.run_id] = None
+            elif self._once:
+                self._say_why_not(member, watch, also_empty=True)
+            if self._once and watch.recording is not None and (left_out := watch.left_out):
+                self._tell(f"{member.name}: left out: {left_out}", False)
+        return False
+
+    def _say_why_not(self, member: Member, watch: LogWatch, *, also_empty: bool = False) -> None:
+        """Why nothing of the log was recorded."""
+        if also_empty or watch.tail.read[1]:
+            self._complain(member, watch.why_nothing)
+
+    def _keep_bounds(self, live: int) -> None:
+        """Let go of the files of logs that have been silent longest, and of the runs of the very longest."""
+        waiting = sorted((m for m in self.members.values() if m.watch), key=lambda m: m.grew_at, reverse=True)
+        for member in waiting[MOST_OPEN:]:
+            if member.watch is not None:
+                member.watch.tail.release()
+        for member in [m for m in waiting if m.watch and m.watch.recording and not m.watch.behind][live:]:
+            self._guarded(member, lambda one: self._rest(one, "silent while many others wrote"))
+
+
+def error_line(error: Exception) -> str:
+    """An error in one line; one that nobody foresaw with its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, RLWatchError | OSError):
+        return text
+    return f"unexpected {type(error).__name__}{f': {text}' if text else ''}"
+
+
+def _mark(path: Path) -> object:
+    """Changes when the log does; None if it is not there."""
+    try:
+        stats = [(file.name, file.stat()) for file in _files(path)]
+    except OSError:
+        return None
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return max((file.stat().st_mtime for file in _files(path)), default=0.0)
+    except OSError:
+        return 0.0
+
+
+def _files(path: Path) -> list[Path]:
+    return event_files(path) if path.is_dir() else [path]
+
+
+# ``rlwatch watch`` of a directory: every log in it and below is a run, also those that come later.
 
 LONGEST_LINE = 600
 """Characters of what is told of a log."""
@@ -115,7 +355,7 @@ def _fleet(
             prefix=f"{one_line(name, 200)}  ",
         )
 
-    return Fleet(log.path, patterns, begin, _tell, clock=clock, once=once)
+    return Fleet(log.path, patterns, begin, _print_line, clock=clock, once=once)
 
 
 def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:
@@ -124,7 +364,7 @@ def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:
     return f"none of its {len(fleet.members)} logs could be read; the reason of each is above"
 
 
-def _tell(line: str, problem: bool) -> None:
+def _print_line(line: str, problem: bool) -> None:
     line = one_line(line, LONGEST_LINE)  # names of files may hold line ends
     if problem:
         errors().print(clean(line), style="yellow", soft_wrap=True)

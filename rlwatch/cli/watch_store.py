@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rlwatch.cli.config_file import alerting_of
+from rlwatch.cli.background import deliver_once, delivering, looking_after, watchman
 from rlwatch.cli.console import errors, say
-from rlwatch.cli.delivery import deliver_once, delivering
-from rlwatch.cli.looking_after import looking_after, watchman
-from rlwatch.cli.lookup import find_run
-from rlwatch.cli.news import tell_alert, tell_finding
-from rlwatch.cli.stores import opened
+from rlwatch.cli.options import alerting_of, find_run, opened
+from rlwatch.cli.view_text import print_alert_line, print_finding_line
 from rlwatch.cli.wording import clean, one_line
 from rlwatch.errors import RunNotFoundError, StoreError
 from rlwatch.ports import Store
@@ -100,6 +97,6 @@ def _require_a_run(store: Store) -> None:
 
 def _tell(watch: StoreWatch) -> None:
     for run, finding in watch.findings():
-        tell_finding(finding, f"{run.name or run.run_id}  ")
+        print_finding_line(finding, f"{run.name or run.run_id}  ")
     for alert in watch.alerts():
-        tell_alert(alert, f"{alert.run_id}  ")
+        print_alert_line(alert, f"{alert.run_id}  ")

@@ -1,7 +1,6 @@
 """The post-mortem of a run: what happened, why, and what to do, in one file that needs nothing else."""
 
-from rlwatch.report.facts import Facts
-from rlwatch.report.gather import facts_of_report, facts_of_run
+from rlwatch.report.gather import Facts, facts_of_report, facts_of_run
 from rlwatch.report.html import html
 from rlwatch.report.markdown import markdown
 

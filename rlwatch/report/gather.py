@@ -1,33 +1,275 @@
-"""Collects what a post-mortem tells: of a run in a store, or of a log that was replayed."""
+"""Collect the facts of a post-mortem, of a stored run or a replayed log: head, timeline, charts, tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlwatch.detectors.registry import REGISTRY
-from rlwatch.diagnosis import diagnose
-from rlwatch.metrics import known
+from rlwatch.diagnosis import Diagnosis, diagnose
+from rlwatch.metrics import BY_NAME, known, resolve
 from rlwatch.ports import Series, Store
-from rlwatch.records import CULPRITS, JSON, RunInfo, SpikeBatch
+from rlwatch.records import CULPRITS, JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, SpikeBatch
 from rlwatch.redaction import recordable
-from rlwatch.report.charting import attempt_starts, charts, wanted
-from rlwatch.report.facts import Facts
-from rlwatch.report.timeline import timeline
-from rlwatch.report.words import cell, cut, moment, step, words
+from rlwatch.report.words import cell, cut, moment, number, step, words
 
 if TYPE_CHECKING:
     from rlwatch.importers.base import ImportedRun
     from rlwatch.scanner import Report
+
+
+BUCKETS = 260
+"""Step ranges of which the smallest and the largest value are drawn: as many as a picture has columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """``steps`` and ``values`` (N,) finite, in order; ``bad``: steps with a value that is not finite, and its name."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    bad: tuple[tuple[int, str], ...] = ()
+    replaced: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.bad)
+
+
+def curve(series: Series, starts: Mapping[int, int]) -> Curve:
+    """The newest branch of a series. ``starts``: first step of each attempt; what a later one ran again is left out."""
+    ends = {a: min((first for later, first in starts.items() if later > a), default=np.inf) for a in starts}
+    limits = np.array([ends.get(int(attempt), np.inf) for attempt in series.attempts], dtype=np.float64)
+    kept = series.steps < limits
+    steps, values = series.steps[kept], series.values[kept]
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    finite = np.isfinite(values)
+    shown = _extremes(steps[finite], values[finite])
+    return Curve(
+        tuple(steps[finite][shown].tolist()),
+        tuple(values[finite][shown].tolist()),
+        _bad(steps[~finite], values[~finite]),
+        int((~kept).sum()),
+    )
+
+
+def _extremes(steps: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Places of the first, the last, and the extremes of every bucket."""
+    if len(steps) <= 2 * BUCKETS:
+        return np.arange(len(steps))
+    edges = np.linspace(steps[0], steps[-1], BUCKETS + 1)[1:-1]
+    firsts = np.unique(np.concatenate(([0], np.searchsorted(steps, edges))))
+    parts = np.split(values, firsts[1:])
+    low = [int(first + part.argmin()) for first, part in zip(firsts, parts, strict=True) if len(part)]
+    high = [int(first + part.argmax()) for first, part in zip(firsts, parts, strict=True) if len(part)]
+    return np.unique(np.array([0, len(steps) - 1, *low, *high]))
+
+
+def _bad(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[tuple[int, str], ...]:
+    """The first of each kind in each of ``BUCKETS`` step ranges."""
+    found: dict[tuple[int, str], int] = {}
+    width = max(1, (int(steps[-1]) - int(steps[0])) // BUCKETS) if len(steps) else 1
+    for at, value in zip(steps.tolist(), values.tolist(), strict=True):
+        word = "NaN" if np.isnan(value) else "Inf" if value > 0 else "-Inf"
+        found.setdefault((at // width, word), at)
+    return tuple(sorted((at, word) for (_, word), at in found.items()))
+
+
+# What a post-mortem tells, apart from how it looks.
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A metric to draw: its canonical name, unit, the source's own name, its line, and its level in health."""
+
+    name: str
+    unit: str
+    known_as: str
+    curve: Curve
+    baseline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A row of the timeline. ``number`` marks it in the charts (0: not drawn); ``level`` is a severity or ""."""
+
+    step: int
+    text: str
+    level: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A run's story.
+
+    ``head`` maps labels to texts in the order to show them; ``culprits`` are rows of tokens blamed for a
+    gradient; ``missing`` says what was not measured, and why that matters; ``config`` holds no secrets.
+    """
+
+    title: str
+    status: str
+    head: Mapping[str, str] = field(default_factory=dict)
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    timeline: tuple[Moment, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    culprits: tuple[Mapping[str, JSON], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    commands: tuple[Command, ...] = ()
+    events: tuple[Event, ...] = ()
+    config: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    made_at: str = ""
+
+
+# Which metrics a post-mortem draws: those its findings speak of first, then the vital ones.
+
+MOST_CHARTS = 9
+"""Charts drawn."""
+VITAL = (
+    "reward/mean",
+    "policy/entropy",
+    "policy/kl_ref",
+    "policy/kl_ref_k3",
+    "optim/grad_norm",
+    "mismatch/k3",
+    "mismatch/logp_absdiff",
+    "len/mean",
+    "len/clipped",
+    "ratio/clipfrac",
+    "reward/zero_std_frac",
+    "optim/lr",
+)
+
+
+def metrics_to_draw(names: Sequence[str], source: str, findings: Sequence[Finding]) -> list[str]:
+    """Source names of the metrics to draw: one for each canonical name, the closest reading of it."""
+    best: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: _distance(name, source)):
+        reading = resolve(name, source)
+        best.setdefault(reading.metric.name if reading is not None else name, name)
+    spoken = [
+        finding.metric for finding in sorted(findings, key=lambda f: (-f.severity.rank, f.onset_step)) if finding.metric
+    ]
+    vital = [name for name in VITAL if name in best]
+    order = dict.fromkeys([*vital[:1], *(name for name in spoken if name in best), *vital])
+    return [best[name] for name in list(order)[:MOST_CHARTS]]
+
+
+def charts(
+    series: Mapping[str, Series], source: str, findings: Iterable[Finding], starts: Mapping[int, int]
+) -> tuple[Chart, ...]:
+    """The lines of the wanted metrics, in the order given."""
+    levels = {f.metric: f.baseline for f in findings if f.metric and f.baseline is not None}
+    drawn = []
+    for name, one in series.items():
+        reading = resolve(name, source)
+        canonical = reading.metric.name if reading is not None else name
+        unit = BY_NAME[canonical].unit if canonical in BY_NAME else ""
+        known_as = "" if name == canonical else name
+        drawn.append(Chart(canonical, unit, known_as, curve(one, starts), levels.get(canonical)))
+    return tuple(chart for chart in drawn if chart.curve)
+
+
+def attempt_starts(series: Iterable[Series]) -> dict[int, int]:
+    """First step of every attempt, over all ``series``."""
+    starts: dict[int, int] = {}
+    for one in series:
+        for attempt in sorted(set(one.attempts.tolist())):
+            first = int(one.steps[one.attempts == attempt].min())
+            starts[attempt] = min(first, starts.get(attempt, first))
+    return starts
+
+
+def _distance(name: str, source: str) -> tuple[int, str]:
+    reading = resolve(name, source)
+    return (reading.closeness if reading is not None else 9, name)
+
+
+# What happened when: onsets, alarms, events and commands in one order, the likeliest cause's signs numbered.
+
+MOST_MOMENTS = 60
+"""Rows: the likeliest cause's, then the first ones."""
+LONGEST_MOMENT = 220
+EVENT_TEXTS = {
+    "reference_reset": "the reference was reset",
+    "reference_restored": "the reference was restored from a checkpoint",
+    "resume": "the run was resumed",
+    "step_skipped": "the update of a culprit batch was skipped",
+    "signal": "the process got a signal",
+}
+
+
+def timeline(
+    said: Diagnosis,
+    findings: Sequence[Finding],
+    alerts: Sequence[Alert],
+    events: Sequence[Event],
+    commands: Sequence[Command],
+) -> tuple[Moment, ...]:
+    """Rows in order of step."""
+    signs = [e for e in said.causes[0].evidence if e.severity is not None] if said.causes else []
+    numbered = [
+        Moment(e.step, f"{words(e.kind)}: {e.message or e.text}", e.severity.value if e.severity else "", number)
+        for number, e in enumerate(signs, 1)
+    ]
+    told = {(sign.kind, sign.step) for sign in signs}
+    others = [
+        Moment(f.onset_step, f"{words(f.kind)}: {f.message}", f.severity.value)
+        for f in _once(findings)
+        if (f.kind, f.onset_step) not in told and f.severity.rank > 0
+    ]
+    alarms = [Moment(a.step, f"alarm: {words(a.kind)}", a.severity.value) for a in alerts if a.fired_at is not None]
+    asked = [_asked(command) for command in commands if command.finished_step is not None]
+    rest = [*alarms, *filter(None, map(_happened, events)), *asked, *others]
+    kept = [*numbered, *sorted(rest, key=_order)[: MOST_MOMENTS - len(numbered)]]
+    return tuple(Moment(m.step, cut(m.text, LONGEST_MOMENT), m.level, m.number) for m in sorted(kept, key=_order))
+
+
+def _order(moment: Moment) -> tuple[int, bool, int, str]:
+    return (moment.step, moment.number == 0, moment.number, moment.text)
+
+
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    """Each failure's beginning once, in its severest words."""
+    worst: dict[tuple[str, int], Finding] = {}
+    for finding in findings:
+        known = worst.get((finding.kind, finding.onset_step))
+        if known is None or finding.severity.rank > known.severity.rank:
+            worst[finding.kind, finding.onset_step] = finding
+    return list(worst.values())
+
+
+def _happened(event: Event) -> Moment | None:
+    if event.step is None:
+        return None
+    if event.kind == LOCALISED:
+        said = event.body.get("message") or event.body.get("why_not")
+        return Moment(event.step, f"gradient localised: {said}") if said else None
+    if event.kind == "exception":
+        return Moment(event.step, f"training ended: {event.body.get('error', 'an exception')}", "critical")
+    return Moment(event.step, EVENT_TEXTS[event.kind]) if event.kind in EVENT_TEXTS else None
+
+
+def _asked(command: Command) -> Moment:
+    by = f" by {command.requested_by}" if command.requested_by else ""
+    why = f" ({command.why})" if command.why else ""
+    return Moment(command.finished_step or 0, f"command {command.kind}{by}: {command.status.value}{why}")
+
+
+# Collects what a post-mortem tells: of a run in a store, or of a log that was replayed.
 
 MOST_CULPRITS = 40
 """Tokens shown: the newest localised steps first."""
 MOST_BATCHES = 8
 ALTERNATIVES = 3
 """Ways to feed a detector that are named."""
-LONGEST = 300
+LONGEST_OPTION = 300
 """Characters of a value of the configuration."""
 
 
@@ -42,7 +284,7 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
     alerts, commands = store.alerts(run_id), store.commands(run_id)
     metrics = known(names, run.source)
     said = diagnose(findings, events=events, source=run.source, measured=metrics)
-    series = store.series(run_id, wanted(names, run.source, findings))
+    series = store.series(run_id, metrics_to_draw(names, run.source, findings))
     rows = timeline(said, findings, alerts, events, commands)
     return Facts(
         title=run.name or run.run_id,
@@ -66,7 +308,7 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Fac
     """The story of a log, from its replay."""
     source = imported.source
     names = sorted({name for record in imported.records for name in record.metrics})
-    series = _series(imported, wanted(names, source, report.findings))
+    series = _series(imported, metrics_to_draw(names, source, report.findings))
     alarms = ", ".join(dict.fromkeys(f"{words(alarm.kind)} at step {step(alarm.step)}" for alarm in report.alarms))
     head = {
         "log": report.source,
@@ -165,7 +407,7 @@ def shown(config: Mapping[str, JSON]) -> dict[str, str]:
     >>> shown({"optim": {"lr": 1e-6}, "hub_token": "hf_x", "hook": "https://u:pw@h/hooks/x"})
     {'hook': 'https://h/[redacted]', 'hub_token': '[redacted]', 'optim.lr': '1e-06'}
     """
-    return {name: cut(text, LONGEST) for name, text in sorted(_flat(recordable(config), ""))}
+    return {name: cut(text, LONGEST_OPTION) for name, text in sorted(_flat(recordable(config), ""))}
 
 
 def _flat(table: Mapping[str, JSON], prefix: str) -> Iterator[tuple[str, str]]:
@@ -181,3 +423,100 @@ def _value(value: JSON) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     return cell(value)
+
+
+# The tables of a post-mortem, as plain rows: HTML and Markdown show the same.
+
+MOST_ROWS = 80
+LONGEST_CELL = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table: a header that starts with ``>`` is of numbers; ``left_out`` rows are not shown."""
+
+    headers: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    left_out: int = 0
+    folded: bool = False
+    note: str = ""
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False, note: str = "") -> Rows:
+    shown = tuple(tuple(cut(text, LONGEST_CELL) for text in row) for row in rows[:MOST_ROWS])
+    return Rows(tuple(headers), shown, max(0, len(rows) - MOST_ROWS), folded, note)
+
+
+def findings_table(facts: Facts) -> Rows:
+    """Each, newest first."""
+    rows = [
+        (f.severity.value, words(f.kind), step(f.onset_step), step(f.step), f.message) for f in reversed(facts.findings)
+    ]
+    return _table(("severity", "kind", ">onset", ">seen at", "what"), rows, folded=len(rows) > 12)
+
+
+def alerts_table(facts: Facts) -> Rows:
+    """Each, in order of onset."""
+    rows = [
+        (a.severity.value, words(a.kind), a.state.value, step(a.onset_step), step(a.resolved_step), a.message)
+        for a in facts.alerts
+    ]
+    return _table(("severity", "kind", "state", ">onset", ">over at", "what"), rows)
+
+
+def commands_table(facts: Facts) -> Rows:
+    """What people asked of the run, oldest first."""
+    rows = [
+        (moment(c.created_at), words(c.kind), c.status.value, step(c.finished_step), c.requested_by, c.why, c.result)
+        for c in facts.commands
+    ]
+    return _table(("when", "command", "status", ">at step", "by", "why", "result"), rows)
+
+
+CULPRIT_COLUMNS = {
+    "step": ">step",
+    "text": "token",
+    "token_id": ">id",
+    "share": ">share",
+    "contribution": ">contribution",
+    "cause": "cause",
+    "why": "why",
+    "advantage": ">advantage",
+    "logp": ">log-prob",
+    "rollout_logp": ">rollout log-prob",
+    "entropy": ">entropy",
+    "sequence": ">response",
+    "position": ">position",
+}
+
+
+def culprits_table(facts: Facts) -> Rows:
+    """Tokens blamed for a gradient, newest step first."""
+    columns = [name for name in CULPRIT_COLUMNS if any(name in row for row in facts.culprits)]
+    rows = [[_quoted(row, name) for name in columns] for row in facts.culprits]
+    note = "Share: of the gradient norm of the step. Text is what the model wrote, shown as it is."
+    return _table([CULPRIT_COLUMNS[name] for name in columns], rows, note=note if rows else "")
+
+
+def _quoted(row: Mapping[str, JSON], name: str) -> str:
+    value = row.get(name)
+    if name == "text" and value is not None:
+        return f"“{cut(str(value), 60)}”"
+    if name == "share" and isinstance(value, float):
+        return f"{number(100 * value)} %"
+    return cell(value)
+
+
+def config_table(facts: Facts) -> Rows:
+    """Flat, without secrets."""
+    rows = list(facts.config.items())
+    return Rows(("option", "value"), tuple(rows[:400]), max(0, len(rows) - 400), folded=True)
+
+
+TABLES: Mapping[str, Callable[[Facts], Rows]] = {
+    "Tokens that did it": culprits_table,
+    "Findings": findings_table,
+    "Alerts": alerts_table,
+    "Commands": commands_table,
+    "Configuration": config_table,
+}

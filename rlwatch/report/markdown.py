@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 
 from rlwatch.diagnosis import Action, Cause, Diagnosis
-from rlwatch.report.facts import Chart, Facts, Moment
+from rlwatch.report.gather import TABLES, Chart, Facts, Moment, Rows
 from rlwatch.report.markup import inert
-from rlwatch.report.tables import TABLES, Rows
 from rlwatch.report.words import cut, number, step
 
 BLOCKS = "▁▂▃▄▅▆▇█"

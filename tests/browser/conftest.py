@@ -12,7 +12,7 @@ import pytest
 from real_dashboard import ROOT, environment
 from waiting import until
 
-from rlwatch.cli import app_server
+from rlwatch.cli import ui
 from rlwatch.cli.app_login import Login, Token, place
 from rlwatch.store.url import open_store
 
@@ -86,12 +86,12 @@ TOKENS = {"operator": "the operator's token", "viewer": "a viewer's own token"}
 def app(store_url, monkeypatch):
     """Address of the app over ``store_url``, started as ``rlwatch ui`` starts it."""
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    where = place("127.0.0.1", app_server.free_port("127.0.0.1"))
+    where = place("127.0.0.1", ui.free_port("127.0.0.1"))
     login = Login({role: Token(token) for role, token in TOKENS.items()}, "what sessions are signed with")
-    server = app_server.start(app_server.app_script(), where, login, store_url, quiet=True)
-    problem = app_server.wait_healthy(server, where.local)
+    server = ui.start_server(ui.app_script(), where, login, store_url, quiet=True)
+    problem = ui.wait_healthy(server, where.local)
     yield where.local if problem is None else pytest.fail(problem)
-    app_server.stop(server)
+    ui.stop_server(server)
 
 
 def log_in(context, app, role="operator", name="ann"):

@@ -12,7 +12,7 @@ import httpx
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from rlwatch.cli import app_server
+from rlwatch.cli import ui
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ class Dashboard:
 
     def __init__(self, directory):
         self.directory, self.store = directory, str(directory / "store")
-        self.port = app_server.free_port("127.0.0.1")
+        self.port = ui.free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = directory / "log"
 
@@ -40,7 +40,7 @@ class Dashboard:
                 [*command, *options],
                 env={**environment(), **state, **variables}, cwd=self.directory, stdout=log, stderr=log,
             )  # fmt: skip
-        problem = app_server.wait_healthy(self.process, self.url)
+        problem = ui.wait_healthy(self.process, self.url)
         assert problem is None, f"{problem}: {self.log.read_text()}"
         self.links = dict(re.findall(r"(operator|viewer) .*(http\S+token=\S+)", self.log.read_text()))
         return self

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from real_dashboard import ROOT, Dashboard
 from waiting import until
 
-from rlwatch.cli import app_server
+from rlwatch.cli import ui
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
 
@@ -51,7 +51,7 @@ def nginx():
 @pytest.fixture
 def proxied(tmp_path):
     """nginx as documented, but for the port, the names of files, and the login of nginx's that is a comment there."""
-    dashboard, port = Dashboard(tmp_path), app_server.free_port("127.0.0.1")
+    dashboard, port = Dashboard(tmp_path), ui.free_port("127.0.0.1")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
          "-addext", "subjectAltName=DNS:localhost", "-keyout", tmp_path / "key", "-out", tmp_path / "pem"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli_helpers import record_run, strict
 
-from rlwatch.cli.action_rows import action_rows
+from rlwatch.cli.show import action_rows
 from rlwatch.control.actions import Action, key_of
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Event, RunInfo, Severity
 from rlwatch.store.url import open_store

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlwatch.cli.answers import POLL_S, wait_until_settled
+from rlwatch.cli.command import POLL_S, wait_until_settled
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreBusyError
 from rlwatch.records import Command, CommandStatus

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import rlwatch
-from rlwatch.cli import app_server
+from rlwatch.cli import ui
 from rlwatch.cli.app_login import Login, Token, place
 from rlwatch.errors import ConfigError, MissingExtraError
 
@@ -28,12 +28,12 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
         port = taken.getsockname()[1]
 
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*--port"):
-            app_server.require_free_port("127.0.0.1", port)
+            ui.require_free_port("127.0.0.1", port)
 
 
 def test_a_free_port_can_be_listened_on() -> None:
     """The one that --check uses."""
-    app_server.require_free_port("127.0.0.1", app_server.free_port("127.0.0.1"))
+    ui.require_free_port("127.0.0.1", ui.free_port("127.0.0.1"))
 
 
 @pytest.mark.parametrize("place", ["rlwatch/_app", "app"])
@@ -46,7 +46,7 @@ def test_the_app_is_found_in_a_wheel_and_in_a_checkout(
     main.touch()
     monkeypatch.setattr(rlwatch, "__file__", str(tmp_path / "rlwatch" / "__init__.py"))
 
-    assert app_server.app_script() == main
+    assert ui.app_script() == main
 
 
 def test_a_missing_app_is_said_with_both_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,15 +54,15 @@ def test_a_missing_app_is_said_with_both_places(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(rlwatch, "__file__", str(tmp_path / "rlwatch" / "__init__.py"))
 
     with pytest.raises(ConfigError, match=r"_app.*app.*reinstall"):
-        app_server.app_script()
+        ui.app_script()
 
 
 def test_a_missing_streamlit_is_answered_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra that brings it."""
-    monkeypatch.setattr(app_server, "find_spec", lambda name: None)
+    monkeypatch.setattr(ui, "find_spec", lambda name: None)
 
     with pytest.raises(MissingExtraError, match=r"pip install 'rlwatch-monitor\[app\]'"):
-        app_server.require_streamlit()
+        ui.require_streamlit()
 
 
 LOGIN = Login({"operator": Token("an operator's token"), "viewer": Token("a viewer's token", "FILE")}, "a secret")
@@ -75,7 +75,7 @@ def handed_over(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, 
 
 def test_the_server_watches_no_files_and_reports_nothing_home() -> None:
     """Nor shows it tracebacks to whoever looks, or an address without a token."""
-    _, streamlit = handed_over(app_server.server_environment(place("::1", 8501, base_path="/x/"), LOGIN, None))
+    _, streamlit = handed_over(ui.server_environment(place("::1", 8501, base_path="/x/"), LOGIN, None))
 
     assert streamlit == {
         "server.address": "::1",
@@ -94,23 +94,21 @@ def test_the_server_watches_no_files_and_reports_nothing_home() -> None:
 
 def test_no_secret_stands_on_the_command_line() -> None:
     """Every user of the machine can read it. The environment is its owner's alone."""
-    assert app_server.server_command(Path("main.py")) == [sys.executable, "-P", "main.py"]
+    assert ui.server_command(Path("main.py")) == [sys.executable, "-P", "main.py"]
 
 
 def test_the_server_learns_the_store_and_who_may_come_in() -> None:
     """Tokens that were set reach it by this one way only; the rest of the environment is kept."""
     given = {"PATH": "/bin", "RLWATCH_STORE": "old", "RLWATCH_UI_TOKEN": "x" * 16}
 
-    environment = app_server.server_environment(place("127.0.0.5", 80), LOGIN, "/data/runs", given)
+    environment = ui.server_environment(place("127.0.0.5", 80), LOGIN, "/data/runs", given)
     settings, _ = handed_over(environment)
 
     assert environment["RLWATCH_STORE"] == "/data/runs"
     assert (environment["PATH"], "RLWATCH_UI_TOKEN" in environment) == ("/bin", False)
     assert settings["tokens"] == {"operator": "an operator's token", "viewer": "a viewer's token"}
     assert settings["origins"] == ["http://localhost", "http://127.0.0.1", "http://[::1]", "http://127.0.0.5"]
-    assert app_server.server_environment(place("::1", 80), LOGIN, None, given)["RLWATCH_STORE"] == str(
-        Path("old").absolute()
-    )
+    assert ui.server_environment(place("::1", 80), LOGIN, None, given)["RLWATCH_STORE"] == str(Path("old").absolute())
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -150,7 +148,7 @@ def health() -> Iterator[str]:
 
 def test_a_healthy_answer_ends_the_wait(sleeper: subprocess.Popen[str], health: str) -> None:
     """200 and the word ok."""
-    assert app_server.wait_healthy(sleeper, health, deadline_s=10.0) is None
+    assert ui.wait_healthy(sleeper, health, deadline_s=10.0) is None
 
 
 @pytest.mark.parametrize(("status", "body"), [(503, b"ok"), (200, b"starting")])
@@ -161,7 +159,7 @@ def test_any_other_answer_is_not_health(
     monkeypatch.setattr(Health, "status", status)
     monkeypatch.setattr(Health, "body", body)
 
-    assert "within 0.3 s" in str(app_server.wait_healthy(sleeper, health, deadline_s=0.3))
+    assert "within 0.3 s" in str(ui.wait_healthy(sleeper, health, deadline_s=0.3))
 
 
 def test_a_server_that_died_is_not_waited_for() -> None:
@@ -169,12 +167,12 @@ def test_a_server_that_died_is_not_waited_for() -> None:
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"], text=True)
     process.wait()
 
-    assert app_server.wait_healthy(process, "http://127.0.0.1:1", 60.0) == "the server ended with code 7"
+    assert ui.wait_healthy(process, "http://127.0.0.1:1", 60.0) == "the server ended with code 7"
 
 
 def test_stopping_ends_the_process_even_if_it_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     """First asked, then made to."""
-    monkeypatch.setattr(app_server, "STOP_DEADLINE_S", 0.2)
+    monkeypatch.setattr(ui, "STOP_DEADLINE_S", 0.2)
     stubborn = (
         "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); sys.stdin.read()"
     )
@@ -184,7 +182,7 @@ def test_stopping_ends_the_process_even_if_it_does_not_listen(monkeypatch: pytes
     assert process.stdout is not None
     process.stdout.readline()
 
-    app_server.stop(process)
+    ui.stop_server(process)
 
     assert process.returncode == -9
     process.communicate()

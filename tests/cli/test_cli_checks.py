@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import rlwatch
-from rlwatch.cli.checks import Level, installation, webhook
+from rlwatch.cli import doctor
+from rlwatch.cli.doctor import Level
 
 SECRET_URL = "https://hooks.example.com/services/T0SECRET/B1SECRET"
 
@@ -33,16 +34,16 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_this_python_is_fine() -> None:
     """Else these tests would not run."""
-    assert installation.python().level is Level.OK
-    assert sys.executable in installation.python().text
+    assert doctor.python_check().level is Level.OK
+    assert sys.executable in doctor.python_check().text
 
 
 def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is needed."""
     monkeypatch.setattr(sys, "version_info", (3, 10, 9))
 
-    assert installation.python().level is Level.FAIL
-    assert "3.11" in installation.python().text
+    assert doctor.python_check().level is Level.FAIL
+    assert "3.11" in doctor.python_check().text
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_sqlite_with_the_wal_reset_bug_is_noted(version: str, level: Level, noted: bool) -> None:
     """It is no failure: rlwatch keeps to one writer."""
-    check = installation.sqlite(version)
+    check = doctor.sqlite_check(version)
 
     assert check.level is level
     assert ("WAL-reset" in check.text) is noted
@@ -65,10 +66,10 @@ def test_an_sqlite_with_the_wal_reset_bug_is_noted(version: str, level: Level, n
 
 def test_the_namesake_beside_us_fails_with_the_way_out(site: Path) -> None:
     """Both own rlwatch/__init__.py: whoever was installed last wins."""
-    assert installation.namesake().level is Level.OK
+    assert doctor.namesake_check().level is Level.OK
     _distribution(site, "rlwatch", "0.3.0")
 
-    check = installation.namesake()
+    check = doctor.namesake_check()
 
     assert check.level is Level.FAIL
     assert "0.3.0" in check.text
@@ -79,16 +80,16 @@ def test_our_own_distribution_is_not_taken_for_the_namesake(site: Path) -> None:
     """Their names begin alike."""
     _distribution(site, "rlwatch-monitor", rlwatch.__version__)
 
-    assert installation.namesake().level is Level.OK
-    assert installation.package().level is Level.OK
+    assert doctor.namesake_check().level is Level.OK
+    assert doctor.package_check().level is Level.OK
 
 
 def test_an_import_that_is_not_the_installed_version_warns(site: Path) -> None:
     """A checkout on the path hides the installed package."""
-    assert installation.package().level is Level.WARN
+    assert doctor.package_check().level is Level.WARN
     _distribution(site, "rlwatch-monitor", "99.0")
 
-    check = installation.package()
+    check = doctor.package_check()
 
     assert check.level is Level.WARN
     assert "99.0" in check.text
@@ -101,7 +102,7 @@ def test_each_extra_says_what_it_lacks(site: Path) -> None:
     _distribution(site, "rich", "15.0.0")
     _distribution(site, "httpx", "0.28.1")
 
-    checks = {check.name: check for check in installation.extras()}
+    checks = {check.name: check for check in doctor.extras_checks()}
 
     assert checks["extra cli"].level is Level.OK
     assert checks["extra cli"].text == "typer 0.29.1, rich 15.0.0"
@@ -132,7 +133,7 @@ def test_a_trainer_of_an_unknown_version_warns(name: str, version: str, level: L
     """Its metric names may have changed."""
     _distribution(site, name, version)
 
-    (check,) = installation.trainers()
+    (check,) = doctor.trainer_checks()
 
     assert (check.name, check.level) == (name, level)
     assert version in check.text
@@ -140,7 +141,7 @@ def test_a_trainer_of_an_unknown_version_warns(name: str, version: str, level: L
 
 def test_without_a_trainer_the_plain_loop_is_recommended(site: Path) -> None:
     """No trainer is no fault."""
-    (check,) = installation.trainers()
+    (check,) = doctor.trainer_checks()
 
     assert check.level is Level.OK
     assert "rlwatch.init" in check.text
@@ -148,7 +149,7 @@ def test_without_a_trainer_the_plain_loop_is_recommended(site: Path) -> None:
 
 def test_no_webhook_is_fine() -> None:
     """And says which variable would set one."""
-    configuration, check = webhook.examine(ping=True)
+    configuration, check = doctor.webhook_checks(ping=True)
 
     assert (configuration.level, check.level) == (Level.OK, Level.OK)
     assert "RLWATCH_WEBHOOK_URL" in check.text
@@ -160,7 +161,7 @@ def test_a_webhook_is_named_by_its_host_only(secret: str, level: Level, monkeypa
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", SECRET_URL)
     monkeypatch.setenv("RLWATCH_WEBHOOK_SECRET", secret)
 
-    _, check = webhook.examine()
+    _, check = doctor.webhook_checks()
 
     assert check.level is level
     assert "hooks.example.com" in check.text
@@ -172,7 +173,7 @@ def test_an_address_that_is_none_fails_without_being_shown(monkeypatch: pytest.M
     """Someone may have put the secret there."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "hunter2-is-my-password")
 
-    _, check = webhook.examine(ping=True)
+    _, check = doctor.webhook_checks(ping=True)
 
     assert check.level is Level.FAIL
     assert "hunter2" not in check.text
@@ -205,7 +206,7 @@ def test_a_receiver_that_refuses_head_is_there(receiver: str, monkeypatch: pytes
     """Only then is it asked, and no message is sent."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", receiver)
 
-    _, *checks = webhook.examine(ping=True)
+    _, *checks = doctor.webhook_checks(ping=True)
 
     assert [check.name for check in checks] == ["webhook", "webhook ping"]
     assert checks[1].level is Level.OK
@@ -216,7 +217,7 @@ def test_a_receiver_that_is_gone_fails_without_its_address(monkeypatch: pytest.M
     """Port 1 of this machine answers nobody."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "http://127.0.0.1:1/T0SECRET")
 
-    _, *checks = webhook.examine(ping=True)
+    _, *checks = doctor.webhook_checks(ping=True)
 
     assert checks[1].level is Level.FAIL
     assert not [check for check in checks if "T0SECRET" in check.text]
@@ -226,7 +227,7 @@ def test_a_wrong_configuration_fails(tmp_path: Path) -> None:
     """The tests run in ``tmp_path``."""
     (tmp_path / "rlwatch.toml").write_text("[rules]\nx = 1 =")
 
-    (check,) = webhook.examine()
+    (check,) = doctor.webhook_checks()
 
     assert (check.name, check.level) == ("configuration", Level.FAIL)
     assert "rlwatch.toml" in check.text
@@ -236,7 +237,7 @@ def test_a_webhook_whose_address_is_in_an_unset_variable_fails(tmp_path: Path) -
     """Naming the variable."""
     (tmp_path / "rlwatch.toml").write_text('[notify.pager]\nkind = "webhook"\nurl = "env:PAGER_URL"\n')
 
-    _, check = webhook.examine()
+    _, check = doctor.webhook_checks()
 
     assert check.level is Level.FAIL
     assert "PAGER_URL" in check.text
@@ -250,7 +251,7 @@ def test_a_webhook_of_the_file_is_named_by_its_channel(tmp_path: Path, monkeypat
         '[notify.pager]\nkind = "webhook"\nurl = "env:PAGER_URL"\nsecret = "env:PAGER_SECRET"\n'
     )
 
-    _, check = webhook.examine()
+    _, check = doctor.webhook_checks()
 
     assert (check.name, check.level) == ("pager", Level.OK)
     assert check.text == "https://hooks.example.com/[redacted], signed"
@@ -263,9 +264,9 @@ def test_channels_other_than_webhooks_are_named_with_the_way_to_try_them(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rlwatch.toml").write_text('[notify.chat]\nkind = "wecom"\nurl = "env:CHAT"\n')
     monkeypatch.setenv("CHAT", "wecombot://hush-hush")
-    described = webhook.examine(ping=True)[-1]
+    described = doctor.webhook_checks(ping=True)[-1]
     monkeypatch.setenv("CHAT", "json://hush-hush")
-    broken = webhook.examine()[-1]
+    broken = doctor.webhook_checks()[-1]
 
     assert (described.name, described.level) == ("chat", Level.OK)
     assert "rlwatch alerts test --channel chat" in described.text

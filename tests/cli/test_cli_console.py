@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from rlwatch.cli import console
-from rlwatch.cli.news import alert_line, finding_line, tell_alert
+from rlwatch.cli.view_text import alert_line, finding_line, print_alert_line
 from rlwatch.records import Alert, AlertState, Finding, Severity
 
 
@@ -114,7 +114,7 @@ def test_an_alert_on_one_line_is_dated_and_coloured_by_what_happened(
     )
 
     with redirect_stdout(terminal):
-        tell_alert(alert, "seed1  ")
+        print_alert_line(alert, "seed1  ")
 
     assert alert_line(alert) == line
     assert terminal.getvalue().startswith(f"{colour}seed1  step")

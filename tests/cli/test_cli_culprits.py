@@ -12,9 +12,8 @@ import pytest
 from cli_helpers import NOW, Invoke, strict
 
 from rlwatch import open_store
-from rlwatch.cli.culprit_rows import culprit_rows, localisations
-from rlwatch.cli.fitting import columns_that_fit
-from rlwatch.cli.spike_rows import spike_rows
+from rlwatch.cli.console import columns_that_fit
+from rlwatch.cli.show import culprit_rows, localisations, spike_rows
 from rlwatch.records import CULPRITS, FAR_OUT, LOCALISED, RESPONSES, Event, RunInfo, SpikeBatch, StepRecord
 
 BODY = {

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cli_helpers import Inbox, Invoke, record_run
 
-from rlwatch.cli import app_server
-from rlwatch.cli.config_file import alerting_of, rules_of
-from rlwatch.cli.delivery import deliver_once, delivering
+from rlwatch.cli import ui
+from rlwatch.cli.background import deliver_once, delivering
+from rlwatch.cli.options import alerting_of, rules_of
 from rlwatch.errors import ConfigError, StoreBusyError
 from rlwatch.ports import Store
 from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, Severity
@@ -90,11 +90,11 @@ def test_the_dashboard_delivers_while_it_is_open(
     """Here a stand-in, which ends when a message has arrived."""
     ended = tmp_path / "ended"
     code = f"import pathlib, time\nwhile not pathlib.Path({str(ended)!r}).exists(): time.sleep(0.05)"
-    monkeypatch.setattr(app_server, "server_command", lambda script: [sys.executable, "-c", code])
+    monkeypatch.setattr(ui, "server_command", lambda script: [sys.executable, "-c", code])
     received = inbox.arrived.set
     monkeypatch.setattr(inbox.arrived, "set", lambda: (received(), ended.touch()))
 
-    result = invoke("ui", "--store", tmp_path / "runs", "--port", app_server.free_port("127.0.0.1"))
+    result = invoke("ui", "--store", tmp_path / "runs", "--port", ui.free_port("127.0.0.1"))
 
     assert result.exit_code == 0, result.output
     assert "http://127.0.0.1:" in result.stdout
@@ -105,9 +105,9 @@ def test_the_exit_code_of_a_dashboard_that_ends_by_itself_is_passed_on(
     tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash must not look like an end."""
-    monkeypatch.setattr(app_server, "server_command", lambda script: [sys.executable, "-c", "exit(7)"])
+    monkeypatch.setattr(ui, "server_command", lambda script: [sys.executable, "-c", "exit(7)"])
 
-    result = invoke("ui", "--store", tmp_path / "runs", "--port", app_server.free_port("127.0.0.1"))
+    result = invoke("ui", "--store", tmp_path / "runs", "--port", ui.free_port("127.0.0.1"))
 
     assert result.exit_code == 7
 

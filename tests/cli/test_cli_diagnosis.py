@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cli_helpers import NOW, Invoke, strict
 
-from rlwatch.cli.diagnosis_rows import print_diagnosis
+from rlwatch.cli.view_text import print_diagnosis
 from rlwatch.diagnosis import diagnose
 from rlwatch.records import Finding, RunInfo, Severity, StepRecord
 from rlwatch.store.url import open_store

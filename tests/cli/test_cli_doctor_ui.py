@@ -15,8 +15,8 @@ import pytest
 from cli_helpers import Invoke, record_run, strict
 
 import rlwatch
-from rlwatch.cli import app_login, app_server, ui
-from rlwatch.cli.checks import Level, installation, storage
+from rlwatch.cli import app_login, doctor, ui
+from rlwatch.cli.doctor import Level
 from rlwatch.store.sqlite import netfs
 from rlwatch.store.url import open_store
 
@@ -46,7 +46,7 @@ def test_doctor_as_json_is_a_list_of_checks(tmp_path: Path, invoke: Invoke) -> N
 
 def test_doctor_exits_1_if_anything_fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other checks are still made."""
-    monkeypatch.setattr(installation, "_version", lambda name: "0.3.0" if name == "rlwatch" else None)
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.3.0" if name == "rlwatch" else None)
 
     result = invoke("doctor", "--format", "json")
 
@@ -60,7 +60,7 @@ def test_a_store_that_cannot_be_opened_fails(tmp_path: Path) -> None:
     """A file is no store."""
     (tmp_path / "file").write_text("x")
 
-    (check,) = storage.examine(str(tmp_path / "file"))
+    (check,) = doctor.storage_checks(str(tmp_path / "file"))
 
     assert check.level is Level.FAIL
 
@@ -72,10 +72,10 @@ def test_unreadable_runs_are_listed_with_their_reasons(tmp_path: Path) -> None:
         record_run(store, f"r{number}", steps=1)
         (tmp_path / "runs" / f"r{number}" / "run.db").write_bytes(b"no database" * 500)
 
-    checks = [check for check in storage.examine(str(tmp_path / "runs")) if check.name == "runs"]
+    checks = [check for check in doctor.storage_checks(str(tmp_path / "runs")) if check.name == "runs"]
 
     assert checks[0].text == "0 readable"
-    assert len(checks) == 1 + storage.MOST_LISTED + 1
+    assert len(checks) == 1 + doctor.MOST_LISTED + 1
     assert all(check.level is Level.WARN for check in checks[1:])
     assert checks[-1].text == "and 2 more that cannot be read"
 
@@ -87,7 +87,7 @@ def test_a_store_that_may_not_be_written_or_read_is_told(
     """Root may do anything, so permission is made up here."""
     monkeypatch.setattr(os, "access", lambda path, wanted: wanted & mode == wanted)
 
-    checks = {check.name: check for check in storage.examine(str(tmp_path))}
+    checks = {check.name: check for check in doctor.storage_checks(str(tmp_path))}
 
     assert checks["store"].level is level
 
@@ -98,7 +98,7 @@ def test_a_network_file_system_is_warned_of(tmp_path: Path, monkeypatch: pytest.
     mounts.write_text(f"1 1 0:1 / {tmp_path} rw - nfs4 server:/x rw\n")
     monkeypatch.setattr(netfs, "_MOUNTS", mounts)
 
-    checks = {check.name: check for check in storage.examine(str(tmp_path / "runs"))}
+    checks = {check.name: check for check in doctor.storage_checks(str(tmp_path / "runs"))}
 
     assert checks["file system"].level is Level.WARN
     assert "nfs4" in checks["file system"].text
@@ -107,7 +107,7 @@ def test_a_network_file_system_is_warned_of(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_memory_store_is_not_looked_for_on_disk() -> None:
     """It has no place."""
-    assert [check.level for check in storage.examine("memory://doctor")] == [Level.OK, Level.OK]
+    assert [check.level for check in doctor.storage_checks("memory://doctor")] == [Level.OK, Level.OK]
 
 
 def test_the_written_rules_pass_the_test_and_change_nothing(tmp_path: Path, invoke: Invoke) -> None:
@@ -159,7 +159,7 @@ def test_a_wrong_file_is_refused(content: str, tmp_path: Path, invoke: Invoke) -
 
 def test_a_missing_streamlit_is_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install."""
-    monkeypatch.setattr(app_server, "find_spec", lambda name: None)
+    monkeypatch.setattr(ui, "find_spec", lambda name: None)
 
     result = invoke("ui", "--check")
 
@@ -192,7 +192,7 @@ def test_a_dashboard_that_does_not_start_exits_1_with_what_it_said(
 ) -> None:
     """Its last words, on stderr."""
     command = [sys.executable, "-c", "raise SystemExit('the reason')"]
-    monkeypatch.setattr(app_server, "server_command", lambda script: command)
+    monkeypatch.setattr(ui, "server_command", lambda script: command)
 
     result = invoke("ui", "--check", "--store", tmp_path / "runs")
 
@@ -203,7 +203,7 @@ def test_a_dashboard_that_does_not_start_exits_1_with_what_it_said(
 
 def test_the_dashboard_prints_a_link_a_role_and_dies_with_its_command(tmp_path: Path) -> None:
     """The links let in; nothing else printed does, and a stranger gets the login page."""
-    port = app_server.free_port("127.0.0.1")
+    port = ui.free_port("127.0.0.1")
     command = [sys.executable, "-u", "-m", "rlwatch.cli", "ui", "--port", str(port), "--store", str(tmp_path)]
     environment = {**os.environ, "RLWATCH_STATE_DIR": str(tmp_path / "state")}
     process = subprocess.Popen(
@@ -211,8 +211,8 @@ def test_the_dashboard_prints_a_link_a_role_and_dies_with_its_command(tmp_path: 
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        assert app_server.wait_healthy(process, url) is None
-        assert app_server.refuses_strangers(url) is None
+        assert ui.wait_healthy(process, url) is None
+        assert ui.refuses_strangers(url) is None
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=600)
     finally:
@@ -235,7 +235,7 @@ def test_beyond_loopback_without_tls_is_warned_of(
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("RLWATCH_UI_TOKEN", "correct horse battery")
     monkeypatch.setattr(ui, "_serve", lambda *given: 0)
-    port = str(app_server.free_port("127.0.0.1"))
+    port = str(ui.free_port("127.0.0.1"))
 
     plain = invoke("ui", "--host", "0.0.0.0", "--port", port, "--store", tmp_path / "runs")
     proxied = invoke(
@@ -272,7 +272,7 @@ def test_doctor_says_whether_sessions_are_safe(
         app_login.session_secret()
         app_login.secret_path().chmod(mode)
 
-    check = installation.dashboard_login()
+    check = doctor.login_check()
 
     assert (check.level, words in check.text) == (level, True)
 
@@ -282,4 +282,4 @@ def test_doctor_tells_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("RLWATCH_UI_TOKEN", "1234")
 
-    assert "RLWATCH_UI_TOKEN has 4 characters" in installation.dashboard_login().text
+    assert "RLWATCH_UI_TOKEN has 4 characters" in doctor.login_check().text

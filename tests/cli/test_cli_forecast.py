@@ -9,7 +9,7 @@ import pytest
 from cli_helpers import Invoke, strict, write_log
 from scripted import Oracle
 
-from rlwatch.cli.forecast_rows import forecast_line, newest_row
+from rlwatch.cli.view_text import forecast_line, newest_row
 from rlwatch.forecast import Forecast
 from rlwatch.monitor import engine
 from rlwatch.store.url import open_store

@@ -12,7 +12,7 @@ from cli_helpers import NOW
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlwatch.cli.recording import HEARTBEAT_S, Recording
+from rlwatch.cli.watch_log import HEARTBEAT_S, Recording
 from rlwatch.clock import ManualClock
 from rlwatch.errors import RunLockedError
 from rlwatch.monitor import Outcome

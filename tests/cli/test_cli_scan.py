@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cli_helpers import Invoke, strict, write_log
 
-from rlwatch.cli import progress
-from rlwatch.cli.log_run import plain_id
+from rlwatch.cli import console
+from rlwatch.cli.import_log import plain_id
 from rlwatch.records import RunState, StepRecord
 from rlwatch.store.url import open_store
 
@@ -185,11 +185,11 @@ def test_no_bar_is_drawn_where_nobody_looks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever the size of the log."""
-    monkeypatch.setattr(progress, "WORTH_SHOWING", 1)
+    monkeypatch.setattr(console, "WORTH_SHOWING", 1)
     records = [StepRecord(1, {}), StepRecord(2, {})]
 
-    assert progress.progress_bar(records) is records
-    with progress.reading(Path("x")):
+    assert console.progress_bar(records) is records
+    with console.reading(Path("x")):
         pass
     assert capsys.readouterr() == ("", "")
 
@@ -198,12 +198,12 @@ def test_a_bar_is_drawn_on_a_terminal_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On stderr."""
-    monkeypatch.setattr(progress, "WORTH_SHOWING", 1)
+    monkeypatch.setattr(console, "WORTH_SHOWING", 1)
     records = [StepRecord(1, {}), StepRecord(2, {})]
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
 
-    assert list(progress.progress_bar(records)) == records
+    assert list(console.progress_bar(records)) == records
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "replaying" in captured.err

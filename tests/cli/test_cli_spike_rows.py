@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from rlwatch.cli.spike_rows import spike_rows
+from rlwatch.cli.show import spike_rows
 from rlwatch.records import SpikeBatch
 
 

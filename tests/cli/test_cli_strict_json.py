@@ -12,7 +12,7 @@ from cli_helpers import strict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.cli.strict_json import dumps, plain
+from rlwatch.cli.console import dumps, plain
 from rlwatch.records import Finding, RunInfo, Severity
 
 VALUES = st.recursive(

@@ -15,7 +15,7 @@ from cli_helpers import Invoke
 from typer.main import get_command
 
 import rlwatch
-from rlwatch.cli import entry, failures
+from rlwatch.cli import console, entry
 from rlwatch.cli.app import app
 from rlwatch.errors import ConfigError
 
@@ -162,7 +162,7 @@ def test_a_terminal_that_cannot_show_a_character_gets_a_question_mark(tmp_path: 
 
 def _tree_that(raises: BaseException) -> typer.Typer:
     """A command line whose only command fails."""
-    tree = typer.Typer(cls=failures.FailingInOneLine, pretty_exceptions_enable=False)
+    tree = typer.Typer(cls=console.FailingInOneLine, pretty_exceptions_enable=False)
 
     @tree.command()
     def fail() -> None:

@@ -5,16 +5,17 @@ from importlib import metadata
 
 import pytest
 
-from rlwatch.cli.checks import Level, verl
+from rlwatch.cli import doctor
+from rlwatch.cli.doctor import Level
 from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path, monkeypatch):
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path))
-    monkeypatch.delenv(verl.POLICY, raising=False)
-    monkeypatch.setattr(verl, "verl_version", lambda: "0.9.1")
-    monkeypatch.setattr(verl, "loads_plugins", lambda: True)
+    monkeypatch.delenv(doctor.POLICY, raising=False)
+    monkeypatch.setattr(doctor, "verl_version", lambda: "0.9.1")
+    monkeypatch.setattr(doctor, "loads_plugins", lambda: True)
     monkeypatch.setattr(metadata, "entry_points", lambda group: [metadata.EntryPoint("rlwatch", "x", group)])
 
 
@@ -23,14 +24,14 @@ def beat(pid=1, *, age_s=60.0, role="", error="", **hooks):
 
 
 def said():
-    return {check.name: (check.level, check.text) for check in verl.examine()}
+    return {check.name: (check.level, check.text) for check in doctor.verl_checks()}
 
 
 def test_without_verl_there_is_nothing_to_say(monkeypatch):
     """Most people have no verl."""
-    monkeypatch.setattr(verl, "verl_version", lambda: "")
+    monkeypatch.setattr(doctor, "verl_version", lambda: "")
 
-    assert verl.examine() == []
+    assert doctor.verl_checks() == []
 
 
 def test_a_plugin_that_was_loaded_is_fine():
@@ -54,8 +55,8 @@ def test_an_installation_without_the_entry_point_is_told(monkeypatch):
 
 def test_a_verl_that_loads_no_plugins_is_told_with_the_line_that_works(monkeypatch):
     """Before 0.9: verl itself would only say that 'rlwatch' is no logger."""
-    monkeypatch.setattr(verl, "verl_version", lambda: "0.7.1")
-    monkeypatch.setattr(verl, "loads_plugins", lambda: False)
+    monkeypatch.setattr(doctor, "verl_version", lambda: "0.7.1")
+    monkeypatch.setattr(doctor, "loads_plugins", lambda: False)
 
     level, text = said()["verl plugin"]
     assert level is Level.WARN
@@ -70,10 +71,10 @@ def test_a_verl_that_loads_no_plugins_is_told_with_the_line_that_works(monkeypat
 )
 def test_verls_own_switch_is_heeded(monkeypatch, policy, kept_away):
     """``VERL_USE_EXTERNAL_PLUGINS`` may keep it from loading."""
-    monkeypatch.setenv(verl.POLICY, policy)
+    monkeypatch.setenv(doctor.POLICY, policy)
     beat()
 
-    texts = [check.text for check in verl.examine()]
+    texts = [check.text for check in doctor.verl_checks()]
     assert any("keeps verl from loading it" in text for text in texts) is kept_away
 
 
@@ -109,7 +110,7 @@ def test_the_last_watched_driver_and_worker_are_told_apart():
 
 def test_heartbeats_of_another_environment_are_still_heard(monkeypatch):
     """The command may run where verl is not installed."""
-    monkeypatch.setattr(verl, "verl_version", lambda: "")
+    monkeypatch.setattr(doctor, "verl_version", lambda: "")
     beat()
 
     assert list(said()) == ["verl heartbeat"]

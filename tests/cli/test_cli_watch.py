@@ -17,7 +17,7 @@ from cli_helpers import NOW, Inbox, Invoke, record_run, write_log
 
 import rlwatch
 from rlwatch.cli import watch_log, watch_store
-from rlwatch.cli.log_run import Log, log_id
+from rlwatch.cli.import_log import Log, log_id
 from rlwatch.cli.watch_store import StoreWatch
 from rlwatch.clock import ManualClock
 from rlwatch.importers.wandb_online import WandbTail

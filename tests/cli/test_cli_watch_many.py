@@ -15,11 +15,11 @@ import pytest
 from cli_helpers import Invoke
 from test_cli_watch import BROKEN, Steps, _append, _rows, write_log
 
-from rlwatch.cli import fleet as fleets
 from rlwatch.cli import watch_many
-from rlwatch.cli.fleet import Fleet
-from rlwatch.cli.log_run import Log, log_id
-from rlwatch.cli.log_watch import LogWatch
+from rlwatch.cli import watch_many as fleets
+from rlwatch.cli.import_log import Log, log_id
+from rlwatch.cli.watch_log import LogWatch
+from rlwatch.cli.watch_many import Fleet
 from rlwatch.clock import ManualClock
 from rlwatch.importers.directories import PATTERNS
 from rlwatch.records import RunState

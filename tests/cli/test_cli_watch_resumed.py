@@ -14,10 +14,9 @@ from cli_helpers import Invoke
 from rich.console import Console
 
 import rlwatch
-from rlwatch.cli import log_watch, progress, watch_log
-from rlwatch.cli.log_run import Log, log_id
-from rlwatch.cli.log_watch import LogWatch
-from rlwatch.cli.watch_position import Positions
+from rlwatch.cli import console, watch_log
+from rlwatch.cli.import_log import Log, log_id
+from rlwatch.cli.watch_log import LogWatch, Positions
 from rlwatch.clock import ManualClock
 from rlwatch.importers import LogTail, Position
 from rlwatch.ports import Store
@@ -89,7 +88,7 @@ def test_an_end_that_is_still_being_written_is_left_for_the_next_watch(log: Path
         watch_log.follow(Log(log), store.url, None, _stop, clock)
     early = [dict(record.metrics) for record in store.records(log_id(log))]
     _write(log, "75\n3,0.5,")
-    clock.advance(log_watch.QUIET_S + log.stat().st_mtime)
+    clock.advance(watch_log.QUIET_S + log.stat().st_mtime)
     watch_log.follow(Log(log), store.url, None, _stop, clock)
 
     assert early == [{"loss": 0.5, "reward": 1.25}]
@@ -102,7 +101,7 @@ def _stop() -> None:
 
 def test_ctrl_c_is_heard_between_two_lots_of_a_backlog(log: Path, store: Store, monkeypatch: Any) -> None:
     """What was begun is finished, the run is ended, and the rest is there for the next watch."""
-    monkeypatch.setattr(log_watch, "MOST", 4)
+    monkeypatch.setattr(watch_log, "MOST", 4)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     look = LogWatch.look
 
@@ -126,11 +125,11 @@ def test_ctrl_c_is_heard_between_two_lots_of_a_backlog(log: Path, store: Store, 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rlwatch.cli import log_watch, watch_log
-from rlwatch.cli.log_run import Log
-from rlwatch.cli.recording import Recording
+from rlwatch.cli import watch_log
+from rlwatch.cli.import_log import Log
+from rlwatch.cli.watch_log import Recording
 
-log_watch.MOST, left, take = 7, int(sys.argv[3]), Recording.take
+watch_log.MOST, left, take = 7, int(sys.argv[3]), Recording.take
 
 def killed(self, records):
     global left
@@ -192,13 +191,13 @@ def test_positions_are_kept_beside_the_runs_and_never_fail(tmp_path: Path, store
 def test_a_large_backlog_is_shown_to_people_only(log: Path, monkeypatch: Any) -> None:
     """A bar of bytes on a terminal, nothing in a script."""
     tail = LogTail(log)
-    with progress.backlog(tail) as show:
+    with console.backlog(tail) as show:
         show()
-    monkeypatch.setattr(progress, "LARGE", 1)
+    monkeypatch.setattr(console, "LARGE", 1)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     terminal = Console(file=(log.with_name("screen")).open("w+"), force_terminal=True, width=80)
-    monkeypatch.setattr(progress, "errors", lambda: terminal)
-    with progress.backlog(tail) as show:
+    monkeypatch.setattr(console, "errors", lambda: terminal)
+    with console.backlog(tail) as show:
         tail.poll()
         show()
     terminal.file.close()

@@ -11,9 +11,7 @@ from rlwatch.importers.base import ImportedRun
 from rlwatch.ports import Series
 from rlwatch.records import CULPRITS, Event, Finding, RunInfo, RunState, Severity, SpikeBatch, StepRecord
 from rlwatch.report import facts_of_report, facts_of_run, html, markdown
-from rlwatch.report.charting import wanted
-from rlwatch.report.curves import BUCKETS, curve
-from rlwatch.report.gather import missing, shown
+from rlwatch.report.gather import BUCKETS, curve, metrics_to_draw, missing, shown
 from rlwatch.scanner import replay
 from rlwatch.store.url import open_store
 
@@ -161,8 +159,8 @@ def test_metrics_findings_speak_of_are_drawn_first():
     found = [Finding("d", "length_explosion", Severity.CRITICAL, 9, 8, "", metric="len/clipped")]
     names = ["reward", "entropy", "completions/clipped_ratio", "kl", "grad_norm", *(f"my/{n}" for n in range(300))]
 
-    assert wanted(names, "trl/grpo", found)[:3] == ["reward", "completions/clipped_ratio", "entropy"]
-    assert len(wanted(names, "trl/grpo", found)) <= 9
+    assert metrics_to_draw(names, "trl/grpo", found)[:3] == ["reward", "completions/clipped_ratio", "entropy"]
+    assert len(metrics_to_draw(names, "trl/grpo", found)) <= 9
 
 
 def test_what_was_not_measured_names_what_would_be_needed():

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rlwatch.diagnosis import diagnose
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Event, Finding, Severity
 from rlwatch.report import Facts, html, markdown
-from rlwatch.report.curves import Curve
-from rlwatch.report.facts import Chart, Moment
+from rlwatch.report.gather import Chart, Curve, Moment
 from rlwatch.report.markdown import blocks, plain
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e`|[x](http://evil)\n# h"

@@ -16,7 +16,7 @@ import pytest
 
 from rlwatch.alerts.config import CONFIG_VARIABLE, Config, load_config
 from rlwatch.alerts.rules import default_rules
-from rlwatch.cli.app_server import free_port
+from rlwatch.cli.ui import free_port
 from rlwatch.records import OutboxMessage, RunInfo, Severity
 from rlwatch.store.url import default_store_url, open_store
 from rlwatch.testing.webhook_receiver import WebhookReceiver
@@ -163,7 +163,7 @@ def test_the_dashboard_runs_nothing_of_its_store(
         text=True,
     )
     try:
-        from rlwatch.cli.app_server import wait_healthy
+        from rlwatch.cli.ui import wait_healthy
 
         problem = wait_healthy(server, f"http://127.0.0.1:{port}")
     finally:

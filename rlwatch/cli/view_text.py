@@ -1,0 +1,192 @@
+"""Findings, alarms, forecasts and the diagnosis as text: the same wherever they appear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rlwatch.cli.console import Cell, print_table, say
+from rlwatch.cli.wording import SEVERITY_STYLES, one_line, step
+from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness
+from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
+
+if TYPE_CHECKING:
+    from rlwatch.forecast import Forecast
+    from rlwatch.monitor.engine import Outcome
+    from rlwatch.records import Alert
+
+
+LONGEST = 300
+"""Characters of a message in a table; a terminal folds them."""
+
+
+def severity_cell(severity: str) -> Cell:
+    """The word in its colour."""
+    return (str(severity), SEVERITY_STYLES[Severity(severity)])
+
+
+def print_findings(findings: Iterable[Finding], *, title: str = "Findings") -> None:
+    """Kind, onset, step and message of each finding."""
+    rows = [
+        (severity_cell(f.severity), f.kind, step(f.onset_step), step(f.step), one_line(f.message, LONGEST))
+        for f in findings
+    ]
+    if rows:
+        print_table(("severity", "kind", ">onset", ">seen at", "what"), rows, title=title)
+
+
+def print_alarms(alarms: Sequence[tuple[str, str, int, str]]) -> None:
+    """Alarms as (severity, kind, step, reason): what would have been sent."""
+    rows = [(severity_cell(s), kind, step(at), one_line(reason, LONGEST)) for s, kind, at, reason in alarms]
+    if rows:
+        print_table(("severity", "kind", ">step", "reason"), rows, title="Alarms (what would have been sent)")
+
+
+# What was forecast of a run, in one line.
+
+
+def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
+    """The newest forecast as a script reads it, why included; None where there is none."""
+    from dataclasses import asdict
+
+    from rlwatch.forecast.record import forecast_of
+
+    return asdict(forecast_of(records[-1])) if records else None
+
+
+def forecast_line(said: Sequence[Forecast], *, now: bool = False) -> str:
+    """The highest chance and the first alarm; ``now``: the newest chance, too. Empty where nothing was forecast.
+
+    >>> from rlwatch.forecast import Forecast
+    >>> forecast_line([Forecast(40, p50=0.02), Forecast(41, p50=0.83, alarm=True), Forecast(42, p50=0.5)], now=True)
+    'forecast: now 50 % within 50 steps; highest 83 % at step 41; alarm from step 41'
+    """
+    alarms = [forecast.step for forecast in said if forecast.alarm]
+    known = [forecast for forecast in said if forecast.p50 is not None]
+    if not known:
+        return _by_limits(said, alarms)
+    highest = max(known, key=lambda forecast: forecast.p50 or 0.0)
+    parts = [f"now {percent(known[-1].p50)} within 50 steps"] if now else []
+    parts.append(f"highest {percent(highest.p50)}{'' if now else ' within 50 steps'} at step {step(highest.step)}")
+    parts.append(f"alarm from step {step(alarms[0])}" if alarms else "no alarm")
+    return f"forecast: {'; '.join(parts)}"
+
+
+def _by_limits(said: Sequence[Forecast], alarms: Sequence[int]) -> str:
+    """Of a run that logs too little for a chance: whether a limit came near, and why no more is said."""
+    reasons = [forecast.limits_only for forecast in said if forecast.limits_only]
+    if not reasons:
+        return ""
+    near = f"a limit is near from step {step(alarms[0])}" if alarms else "no limit came near"
+    return f"forecast: {near}; {reasons[-1]}"
+
+
+def percent(chance: float | None) -> str:
+    """Whole per cents, and what is hardly anything as such.
+
+    >>> percent(0.734), percent(0.002), percent(0.999)
+    ('73 %', 'under 1 %', 'over 99 %')
+    """
+    chance = chance or 0.0
+    if chance < 0.01:
+        return "under 1 %"
+    return "over 99 %" if chance > 0.99 else f"{chance:.0%}".replace("%", " %")
+
+
+def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> None:
+    """The line, or why there is none; nothing of a run nobody forecast."""
+    from rlwatch.forecast.record import forecast_of
+
+    said = [forecast_of(record) for record in records]
+    line = forecast_line(said, now=now)
+    if line:
+        say(line, style="yellow" if said[-1].alarm or "alarm from" in line else "")
+    elif said and now:
+        say(said[-1].absent, style="dim")
+
+
+# A diagnosis as text: why, how sure, in which order, and what to do first.
+
+FEW = 3
+"""Actions told unless everything is asked for."""
+WORSE = (Severity.WARNING, Severity.CRITICAL)
+STYLES = {Sureness.STRONG: "bold red", Sureness.PLAUSIBLE: "yellow", Sureness.WEAK: "dim"}
+
+
+def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
+    """The likeliest cause with its evidence and the first actions; the other causes in a line each."""
+    if not any(evidence.severity in WORSE for cause in diagnosis.causes for evidence in cause.evidence):
+        return
+    first, *others = diagnosis.causes
+    say("Diagnosis", style="bold")
+    if diagnosis.enough:
+        say(f"  most likely: {first.title} ({first.sure.value}: {first.why})", style=STYLES[first.sure])
+    else:
+        say(f"  {diagnosis.why_not}", style=STYLES[Sureness.WEAK])
+    _print_evidence(first)
+    for other in others:
+        say(f"  or: {other.title} ({other.sure.value}): {other.summary}", style="dim")
+    if diagnosis.enough or everything:
+        _print_actions(first, everything=everything)
+
+
+def _print_evidence(cause: Cause) -> None:
+    for evidence in cause.evidence:
+        seen = f" (seen at {step(evidence.seen_step)})" if evidence.seen_step is not None else ""
+        said = evidence.message or evidence.text
+        say(f"    step {step(evidence.step):>7}{seen:<18}  {evidence.kind}: {one_line(said, LONGEST)}")
+
+
+def _print_actions(cause: Cause, *, everything: bool) -> None:
+    if cause.actions:
+        say("What to do, in order", style="bold")
+    for place, action in enumerate(cause.actions if everything else cause.actions[:FEW], 1):
+        _print_action(place, action)
+    left = len(cause.actions) - FEW
+    if left > 0 and not everything:
+        say(f"  and {left} more: rlwatch report RUN, or --format json", style="dim")
+    if cause.withheld:
+        say(f"  {cause.withheld}", style="yellow")
+
+
+def _print_action(place: int, action: Action) -> None:
+    say(f"  {place}. {action.name} ({action.strength.value})")
+    say(f"     {action.what}")
+    for trainer, text in action.options.items():
+        say(f"     {trainer}: {text}", style="cyan")
+    say(f"     evidence: {action.evidence} [{action.source}]", style="dim")
+
+
+# Findings and alerts as lines of a stream.
+
+
+def finding_line(finding: Finding) -> str:
+    """One finding as one line."""
+    since = f" since {step(finding.onset_step)}" if finding.onset_step < finding.step else ""
+    return f"step {step(finding.step)}  {finding.severity}  {finding.kind}{since}: {one_line(finding.message, 160)}"
+
+
+def alert_line(alert: Alert) -> str:
+    """One change of an alert as one line."""
+    at = alert.resolved_step if alert.resolved_step is not None else alert.step
+    return f"step {step(at)}  ALERT {alert.state}  {alert.severity}  {alert.kind} (rule {alert.rule})"
+
+
+def print_finding_line(finding: Finding, prefix: str = "") -> None:
+    """Print a finding in the colour of its severity."""
+    say(prefix + finding_line(finding), style=SEVERITY_STYLES[finding.severity])
+
+
+def print_alert_line(alert: Alert, prefix: str = "") -> None:
+    """Print a change of an alert: green when it is over."""
+    over = alert.state is AlertState.RESOLVED
+    say(prefix + alert_line(alert), style="green" if over else SEVERITY_STYLES[alert.severity])
+
+
+def print_outcome(outcome: Outcome, prefix: str = "") -> None:
+    """Print what a batch of records brought: findings, then the alerts that people are told of."""
+    for finding in outcome.findings:
+        print_finding_line(finding, prefix)
+    for transition in outcome.transitions:
+        if transition.notify:
+            print_alert_line(transition.alert, prefix)
