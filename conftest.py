@@ -7,6 +7,9 @@ and more of them.
 from __future__ import annotations
 
 import gc
+import os
+import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -26,6 +29,22 @@ def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collecto
     collectors = yield
     in_tests = file_path.is_relative_to(Path(__file__).parent / "tests")
     return [one for one in collectors if not (in_tests and isinstance(one, DoctestModule))]
+
+
+PROCESSES = "RLWATCH_TEST_PROCESSES"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where all workers find the server of ``tests/processes``, which lives as long as this process."""
+    if not hasattr(config, "workerinput") and PROCESSES not in os.environ:
+        os.environ[PROCESSES] = f"{tempfile.mkdtemp(prefix='rlwatch-processes-')}:{os.getpid()}"
+
+
+def pytest_unconfigure() -> None:
+    """Whoever made the folder removes it."""
+    folder, _, tests = os.environ.get(PROCESSES, "").rpartition(":")
+    if tests == str(os.getpid()):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 LONGEST = (

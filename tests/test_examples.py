@@ -1,10 +1,9 @@
 """Every example runs, and leaves the run it promises."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import run_program
 
 from rlwatch.store.url import open_store
 
@@ -33,8 +32,7 @@ def played(tmp_path_factory):
     def play(name):
         if name not in known:
             folder = tmp_path_factory.mktemp(name)
-            command = [sys.executable, str(EXAMPLES / name), "--store", str(folder / "runs"), *ARGUMENTS[name]]
-            out = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=folder)
+            out = run_program(None, "--store", folder / "runs", *ARGUMENTS[name], script=EXAMPLES / name, cwd=folder)
             known[name] = out, open_store(str(folder / "runs"))
         return known[name]
 
@@ -48,31 +46,31 @@ def test_example_runs_and_records(name, played):
     out, store = played(name)
 
     assert out.returncode == 0, out.stderr[-2000:]
-    (run,) = store.runs()
-    assert run.run_id in out.stdout
-    assert run.last_step is not None
-    assert run.last_step >= int(ARGUMENTS[name][1]) - 1
+    (stored,) = store.runs()
+    assert stored.run_id in out.stdout
+    assert stored.last_step is not None
+    assert stored.last_step >= int(ARGUMENTS[name][1]) - 1
 
 
 @pytest.mark.torch
 def test_the_own_loop_is_reset_by_another_process_while_it_runs(played):
     """KL to the reference is 0 at the step after the one the answer names."""
     out, store = played("own_loop.py")
-    (run,) = store.runs()
-    (event,) = [event for event in store.events(run.run_id) if event.kind == "reference_reset"]
-    series = store.series(run.run_id, ["policy/kl_ref_k3"])["policy/kl_ref_k3"]
+    (stored,) = store.runs()
+    (event,) = [event for event in store.events(stored.run_id) if event.kind == "reference_reset"]
+    series = store.series(stored.run_id, ["policy/kl_ref_k3"])["policy/kl_ref_k3"]
     kl = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
 
     assert f"reset-reference done at step {event.step}" in out.stdout
     assert kl[event.step] > 1e-4
-    assert event.step == run.last_step or kl[event.step + 1] < 1e-6
+    assert event.step == stored.last_step or kl[event.step + 1] < 1e-6
 
 
 @pytest.mark.torch
 def test_what_the_mirrored_training_collapsed_of_is_told_to_wandb(played):
     """The example promises an alert."""
     _, store = played("tee_wandb.py")
-    (run,) = store.runs()
+    (stored,) = store.runs()
 
-    assert (run.project, run.name) == ("examples", "collapse")
-    assert "entropy_collapse" in {alert.kind for alert in store.alerts(run.run_id) if alert.state == "firing"}
+    assert (stored.project, stored.name) == ("examples", "collapse")
+    assert "entropy_collapse" in {alert.kind for alert in store.alerts(stored.run_id) if alert.state == "firing"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from preloaded import Program
 from real_dashboard import ROOT, environment
 from waiting import until
 
@@ -27,7 +27,7 @@ HARMLESS = ("Failed to load resource: the server responded with a status of 404"
 class Trainer:
     """A live trainer process and its run."""
 
-    process: subprocess.Popen[bytes]
+    process: Program
     run_id: str
     name: str
     log: Path
@@ -53,8 +53,8 @@ def train(tmp_path, store_url):
     def start(script: str, steps: int = 5) -> Trainer:
         log = directory / "log"
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, str(HERE / script), store_url, str(directory)],
+            process = Program(
+                None, store_url, directory, script=HERE / script,
                 env=environment(), cwd=directory, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
         started.append(process)

@@ -3,11 +3,11 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from preloaded import Program
 
 from rlwatch.integrations.handlers.reference import Anchored
 from rlwatch.integrations.handlers.reference_files import read_facts
@@ -31,9 +31,7 @@ def found(directory):
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     started = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, directory], env={**common, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
+        Program(None, directory, script=SCRIPT, env={**common, "RANK": str(rank)}, stderr=subprocess.PIPE)
         for rank in (0, 1)
     ]
     for process in started:

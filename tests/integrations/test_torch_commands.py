@@ -3,11 +3,11 @@
 import copy
 import math
 import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from preloaded import Program
 from tiny_loop import CLIP, FakeRun, fresh_policy, train
 
 import rlwatch
@@ -376,7 +376,7 @@ def test_another_process_resets_the_reference_and_then_stops_the_loop(tmp_path):
     from rlwatch.store.url import open_store
 
     script = textwrap.dedent(LOOP).format(here=str(Path(__file__).parent), store=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as loop:
+    with Program(script, stdout=subprocess.PIPE) as loop:
         assert loop.stdout.readline().strip() == "ready"
         store = open_store(str(tmp_path))
         reset = request(store, "loop", "reset-reference", why="KL saturated", by="ann@lab")

@@ -2,12 +2,12 @@
 
 import logging
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
 import transformers
+from preloaded import run_program
 from tiny_loop import FakeRun
 from tiny_trainer import make_trainer
 from transformers import Trainer, TrainerCallback
@@ -274,7 +274,7 @@ def test_gradients_of_a_loop_that_clips_through_its_accelerator_are_the_same(tmp
 def test_without_the_extra_the_message_says_what_to_install():
     """The one import error a user can meet."""
     code = "import sys; sys.modules['transformers'] = None; import rlwatch.integrations.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program(code)
 
     assert "the transformers integration needs the package 'transformers'" in done.stderr
     assert "pip install 'rlwatch-monitor[transformers]'" in done.stderr
@@ -291,6 +291,6 @@ def test_it_works_where_trl_is_not_installed(tmp_path):
         f"run = watch(trainer, store={str(tmp_path / 'runs')!r})\n"
         "trainer.train()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_program(code, check=True)
 
     assert rlwatch.open_store(str(tmp_path / "runs")).runs()[0].last_step == 1

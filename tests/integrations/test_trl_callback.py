@@ -2,10 +2,9 @@
 
 import logging
 import math
-import subprocess
-import sys
 
 import pytest
+from preloaded import run_program
 from tiny_trl import FakeRun, make_trainer
 from transformers import TrainingArguments
 from trl import GRPOConfig
@@ -145,7 +144,7 @@ def test_camel_case_becomes_words(name, source):
 def test_without_the_extra_the_message_says_what_to_install(missing):
     """The one import error a user can meet."""
     code = f"import sys; sys.modules[{missing!r}] = None; import rlwatch.integrations.trl"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program(code)
 
     assert done.returncode == 1
     assert f"MissingExtraError: the TRL integration needs the package '{missing}'" in done.stderr

@@ -5,10 +5,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from functools import cache
 from pathlib import Path
+
+from preloaded import Program
 
 import rlwatch
 
@@ -32,11 +33,10 @@ def several(scenario, ranks, folder):
 
 @cache
 def _launcher():
-    """One for all tests of this process, since it takes seconds to import what trains; it ends with its input."""
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "launch.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        env={**os.environ, **ENVIRONMENT},
-    )  # fmt: skip
+    """One for all tests of this process, with what trains imported; it ends with its input."""
+    return Program(
+        script=HERE / "launch.py", stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}
+    )
 
 
 def each_of(*scenarios):

@@ -1,0 +1,162 @@
+"""Programs that import torch or TRL, begun in milliseconds: forked from a server that has imported them once.
+
+All workers of the tests share one server; it begins with the first program and ends with the tests. What a program is
+cannot be told from one that was started by ``subprocess``, but for the heavy modules that are there already.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+FOLDER = "RLWATCH_TEST_PROCESSES"
+"""FOLDER:PID in the environment, from ``conftest.py``: where the server is to be, and with whom it ends."""
+LIMIT_S = 600.0
+
+
+def _server() -> str:
+    """Its address; starts it where it does not run."""
+    folder, _, tests = os.environ[FOLDER].rpartition(":")
+    address = f"{folder}/socket"
+    with Path(folder, "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not Path(address).exists():
+            env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            env |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+            with Path(folder, "log").open("wb") as log:
+                server = subprocess.Popen(
+                    [sys.executable, str(Path(__file__).with_name("preloaded_server.py")), address, tests],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/", start_new_session=True,
+                )  # fmt: skip
+            while not Path(address).exists():
+                if server.poll() is not None:
+                    raise RuntimeError(f"what starts programs has ended: {Path(folder, 'log').read_text()[-3000:]}")
+                time.sleep(0.05)
+    return address
+
+
+class Program:
+    """A running program, as ``subprocess.Popen`` with ``text=True`` has it; killed when its ``with`` block ends."""
+
+    stdin: IO[str] | None
+    stdout: IO[str] | None
+    stderr: IO[str] | None
+
+    def __init__(self, code=None, *argv, script=None, env=None, cwd=None, stdin=None, stdout=None, stderr=None):  # type: ignore[no-untyped-def]
+        self.returncode: int | None = None
+        self._end = socket.socket(socket.AF_UNIX)
+        address = _server()
+        for _ in range(200):
+            try:
+                self._end.connect(address)
+                break
+            except ConnectionRefusedError:  # bound, and not yet listening
+                time.sleep(0.05)
+        theirs, ours = [], []
+        for number, wanted in enumerate((stdin, stdout, stderr)):
+            if wanted == subprocess.PIPE:
+                read, write = os.pipe()
+                theirs.append(read if number == 0 else write)
+                ours.append(os.fdopen(write, "w", 1) if number == 0 else os.fdopen(read))
+            else:
+                ours.append(None)
+                if wanted == subprocess.STDOUT:
+                    theirs.append(os.dup(theirs[1]))
+                elif wanted is None:
+                    theirs.append(os.open(os.devnull, os.O_RDONLY) if number == 0 else os.dup(number))
+                else:
+                    theirs.append(os.dup(wanted if isinstance(wanted, int) else wanted.fileno()))
+        self.stdin, self.stdout, self.stderr = ours
+        asked = {
+            "code": code or "",
+            "script": str(script) if script else "",
+            "argv": [str(argument) for argument in argv],
+            "env": dict(os.environ if env is None else env),
+            "cwd": str(cwd or Path.cwd()),
+        }
+        text = json.dumps(asked).encode() + b"\n"
+        sent = socket.send_fds(self._end, [text], theirs)
+        self._end.sendall(text[sent:])
+        for stream in theirs:
+            os.close(stream)
+        self.pid = int(self._answer())
+
+    def _answer(self) -> bytes:
+        """One line, and nothing of the next."""
+        line = b""
+        while not line.endswith(b"\n"):
+            part = self._end.recv(1)
+            assert part, "what starts programs has ended"
+            line += part
+        return line
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                self.wait(0.001)
+            except subprocess.TimeoutExpired:
+                return None
+        return self.returncode
+
+    def wait(self, timeout: float | None = LIMIT_S) -> int:
+        if self.returncode is None:
+            self._end.settimeout(timeout)
+            try:
+                self.returncode = int(self._answer())
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(f"program {self.pid}", timeout or 0.0) from None
+            self._end.close()
+        return self.returncode
+
+    def communicate(self, timeout: float = LIMIT_S) -> tuple[str, str]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        if self.stdin:
+            self.stdin.close()
+        with ThreadPoolExecutor(2) as pool:
+            said = [pool.submit(stream.read) if stream else None for stream in (self.stdout, self.stderr)]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            out, err = ("" if one is None else one.result() for one in said)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.kill()
+        self.wait()
+        for stream in filter(None, (self.stdin, self.stdout, self.stderr)):
+            stream.close()
+
+
+def run_program(code=None, *argv, timeout=LIMIT_S, check=False, **more) -> subprocess.CompletedProcess[str]:  # type: ignore[no-untyped-def]
+    """As ``subprocess.run`` with ``capture_output=True, text=True``."""
+    with Program(code, *argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more) as program:
+        out, err = program.communicate(timeout)
+    done = subprocess.CompletedProcess(["python", *argv], program.wait(), out, err)
+    if check:
+        assert not done.returncode, f"ended with {done.returncode}:\n{out[-2000:]}\n{err[-4000:]}"
+    return done
