@@ -24,7 +24,7 @@ from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.alerts.template import default_toml
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.notify.console import one_line
+from rlwatch.notify.encode import one_line
 from rlwatch.notify.registry import build_notifier
 from rlwatch.ports import Notifier
 from rlwatch.records import JSON, Severity

@@ -45,15 +45,45 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from rlwatch.alerts.notices import Notice
+from rlwatch.alerts.rules import Rule
 from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.diagnosis import Cause, advice
 from rlwatch.notify.encode import json_safe
-from rlwatch.records import JSON, Alert, OutboxMessage, RunInfo, Severity
+from rlwatch.records import JSON, Acknowledgement, Alert, OutboxMessage, RunInfo, Severity
 
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One alert with all that bears on what is told of it. ``live``: its run goes on."""
+
+    alert: Alert
+    rule: Rule
+    run: RunInfo
+    live: bool
+    acknowledgement: Acknowledgement | None = None
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether somebody took it on as bad as it is now."""
+        taken = self.acknowledgement
+        return taken is not None and taken.severity.rank >= self.alert.severity.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing to tell one channel of one alert. ``number`` counts repeats; ``why`` it is told now."""
+
+    case: Case
+    event: AlertEvent
+    channel: str
+    severity: Severity
+    why: str
+    number: int = 0
 
 
 def message(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from rlwatch.alerts.notices import Notice
+from rlwatch.alerts.messages import Notice
 from rlwatch.alerts.policy import Policy
 from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.records import Alert, RunInfo, Silence

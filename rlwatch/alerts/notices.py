@@ -6,44 +6,14 @@ Nothing here knows of silences, quiet hours and inhibition: :mod:`rlwatch.alerts
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.messages import Case, Notice
 from rlwatch.alerts.told import Telling
 from rlwatch.alerts.transitions import AlertEvent
-from rlwatch.records import Acknowledgement, Alert, AlertState, RunInfo, Severity
+from rlwatch.records import AlertState, Severity
 
 FRESH_S = 24 * 3600.0
 """Of a run that is no longer live, alerts nobody was told of are news for so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One alert with all that bears on what is told of it. ``live``: its run goes on."""
-
-    alert: Alert
-    rule: Rule
-    run: RunInfo
-    live: bool
-    acknowledgement: Acknowledgement | None = None
-
-    @property
-    def acknowledged(self) -> bool:
-        """Whether somebody took it on as bad as it is now."""
-        taken = self.acknowledgement
-        return taken is not None and taken.severity.rank >= self.alert.severity.rank
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """One thing to tell one channel of one alert. ``number`` counts repeats; ``why`` it is told now."""
-
-    case: Case
-    event: AlertEvent
-    channel: str
-    severity: Severity
-    why: str
-    number: int = 0
 
 
 def due(case: Case, telling: Telling, now: float) -> list[Notice]:

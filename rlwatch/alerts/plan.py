@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlwatch.alerts.messages import message
+from rlwatch.alerts.messages import Case, Notice, message
 from rlwatch.alerts.muting import WAITING, kept_back
-from rlwatch.alerts.notices import Case, Notice, due
+from rlwatch.alerts.notices import due
 from rlwatch.alerts.policy import GroupBy, Policy, inhibitors
 from rlwatch.alerts.settling import ended, settling
 from rlwatch.alerts.told import Telling

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.notices import Notice
+from rlwatch.alerts.messages import Notice
 from rlwatch.alerts.policy import Policy
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import backlog, errors, say

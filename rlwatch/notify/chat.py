@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from rlwatch.notify.console import one_line
+from rlwatch.notify.encode import one_line
 from rlwatch.records import JSON
 
 BREAK = "\u200b"

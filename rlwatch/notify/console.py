@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from rlwatch.notify.encode import one_line
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 
@@ -34,8 +35,3 @@ class ConsoleNotifier:
         level = logging.INFO if resolved else LEVELS.get(alert.get("severity", ""), logging.WARNING)
         self._logger.log(level, "%s", one_line(str(payload.get("text", ""))), extra={"message_id": message.message_id})
         return Delivery(ok=True, reason="logged")
-
-
-def one_line(text: str) -> str:
-    """``text`` without line breaks and control characters: nobody writes a log line of their own through it."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

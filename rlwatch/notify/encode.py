@@ -43,3 +43,8 @@ def _words(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks and control characters: nobody writes a log line of their own through it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

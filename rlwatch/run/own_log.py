@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 
+from rlwatch.alerts.messages import Case, Notice
 from rlwatch.alerts.muting import silenced
-from rlwatch.alerts.notices import Case, Notice
 from rlwatch.alerts.policy import Policy, inhibitors
 from rlwatch.alerts.transitions import AlertEvent, Transition
 from rlwatch.errors import StoreError

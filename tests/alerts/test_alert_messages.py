@@ -11,8 +11,7 @@ import pytest
 from desk_examples import CRITICAL, RESOLVED, WARNING, alert
 
 from rlwatch.alerts import messages
-from rlwatch.alerts.messages import message, run_page
-from rlwatch.alerts.notices import Case, Notice
+from rlwatch.alerts.messages import Case, Notice, message, run_page
 from rlwatch.alerts.rules import Rule
 from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.diagnosis import Cause, Sureness, advice

@@ -10,8 +10,7 @@ import jsonschema
 import pytest
 from desk_examples import CRITICAL, RESOLVED, alert
 
-from rlwatch.alerts.messages import SCHEMA_VERSION, message
-from rlwatch.alerts.notices import Case, Notice
+from rlwatch.alerts.messages import SCHEMA_VERSION, Case, Notice, message
 from rlwatch.alerts.rules import Rule
 from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.alerts.trial import EVENT, trial_message

@@ -20,6 +20,7 @@ from rlwatch.records import (
     StepRecord,
 )
 from rlwatch.store.sqlite import progress, reading, runrow
+from rlwatch.store.sqlite import series as series_rows
 
 
 class RunTables(ABC):
@@ -100,8 +101,6 @@ class RunTables(ABC):
 
     def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
         """Whole series of ``names``."""
-        from rlwatch.store.sqlite import series as series_rows  # numpy: nothing a trainer needs to begin
-
         with self._reading(run_id) as db:
             return series_rows.load(db, names)
 

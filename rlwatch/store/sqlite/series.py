@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rlwatch.ports import Series
 from rlwatch.store.sqlite.reading import metric_sets, tables
 
+if TYPE_CHECKING:  # imported where it is used: a trainer that logs numbers alone starts without it
+    import numpy as np
+
 _WIDTH = 8  # bytes of a float64
-_Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_Part = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
 
 
 def load(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Series]:
@@ -27,6 +29,8 @@ def load(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Series]:
 
 
 def _of_set(db: sqlite3.Connection, kept_in: str, number: int, places: dict[str, int]) -> list[tuple[str, _Part]]:
+    import numpy as np
+
     low, high = min(places.values()), max(places.values()) + 1
     rows = db.execute(
         f"SELECT seq, step, attempt, substr(v, ?, ?) FROM {kept_in} WHERE mset = ? ORDER BY seq",  # noqa: S608  (our tables)
@@ -41,6 +45,8 @@ def _of_set(db: sqlite3.Connection, kept_in: str, number: int, places: dict[str,
 
 
 def _joined(name: str, parts: list[_Part]) -> Series:
+    import numpy as np
+
     if not parts:
         none = np.empty(0, dtype=np.int64)
         return Series(name, none, np.empty(0), none.copy(), none.copy())
