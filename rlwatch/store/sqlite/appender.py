@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from rlwatch.errors import StoreError
-from rlwatch.ports import Journal, Progress, Storable
+from rlwatch.ports import Journal as JournalPort
+from rlwatch.ports import Progress, Storable
 from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import progress as progress_rows
 from rlwatch.store.sqlite import runrow
@@ -37,7 +38,7 @@ class Appender:
         self, db: sqlite3.Connection, run: RunInfo, where: str, guard: AbstractContextManager[object] | None = None
     ) -> None:
         self.run = run
-        self.journal: Journal | None = None
+        self.journal: JournalPort | None = None
         self._db: sqlite3.Connection | None = db
         self._where = where
         self._guard = guard or nullcontext()
