@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlwatch.alerts.people import acknowledge, find_alert
-from rlwatch.alerts.told import alert_ids
+from rlwatch.alerts.dispatch import alert_ids
+from rlwatch.alerts.silencing import acknowledge, find_alert
 from rlwatch.clock import Clock
 from rlwatch.ports import AlertStore
 from rlwatch.records import Acknowledgement, Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, RunState, Silence
@@ -79,7 +79,7 @@ def entries(
 ) -> list[Entry]:
     """Alerts, the one told last first, without those nobody was or will be told of.
 
-    ``standing``: why some are quiet, by alert (:func:`rlwatch.alerts.people.standing`).
+    ``standing``: why some are quiet, by alert (:func:`rlwatch.alerts.silencing.quiet_reasons`).
     """
     by_alert: dict[str, list[OutboxMessage]] = {}
     for message in messages:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlwatch.clock import Clock
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS, cancel, request
 from rlwatch.control.policy import COLLAPSE_KINDS
-from rlwatch.control.request import cancel, request
 from rlwatch.errors import RLWatchError
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Alert, AlertState, Command, CommandStatus, RunInfo, RunState, Severity
@@ -162,7 +161,7 @@ def send(
         args=args,
         why=why.strip(),
         by=by.name,
-        force=force and KINDS[kind].vetoed,
+        force=force and COMMAND_KINDS[kind].vetoed,
         idempotency_key=key,
         clock=clock,
     )

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlwatch.control.liveness import Pace, dead_since, silent_for
-from rlwatch.control.pauses import Pause
+from rlwatch.control.liveness import Pace, Pause, dead_since, silent_for
 from rlwatch.records import Alert, AlertState, RunInfo, RunState, Severity
 
 from . import format as fmt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlwatch.control.pauses import Pause, pause_of
+from rlwatch.control.liveness import Pause, pause_of
 
 from . import format as fmt
 

@@ -6,8 +6,12 @@ Usage: python benchmarks/delivery_faults.py
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 
-from rlwatch.testing.delivery_faults import scenarios, table
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "alerts"))
+
+from delivery_faults import scenarios, table
 
 
 def main() -> int:

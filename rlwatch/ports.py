@@ -374,7 +374,7 @@ class AlertStore(Protocol):
 
 
 class Store(RunReader, CommandStore, AlertStore, Protocol):
-    """A place for runs. The contract in prose is in :mod:`rlwatch.store.base`."""
+    """A place for runs. The contract in prose is in :mod:`rlwatch.store`."""
 
     url: str
 

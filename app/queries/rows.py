@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlwatch.alerts import people
+from rlwatch.alerts import silencing
 from rlwatch.alerts.config import load_config
-from rlwatch.alerts.policy import Policy
+from rlwatch.alerts.rules import Policy
 from rlwatch.errors import ConfigError
 from rlwatch.records import Alert, Command, Event, Finding, OutboxMessage, RunInfo, Silence
 
@@ -72,6 +72,6 @@ def standing(found: Sequence[Alert], runs: Mapping[str, RunInfo], now: float) ->
         policy = load_config(store_root=getattr(store(), "root", None)).policy
     except ConfigError:
         policy = Policy()
-    return people.standing(
+    return silencing.quiet_reasons(
         found, policy, now, runs=runs, acknowledgements=store().acknowledgements(), silences=silences(now)
     )

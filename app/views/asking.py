@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from rlwatch.control.arguments import Choice, Number
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS, Choice, Number
 from rlwatch.errors import RLWatchError
 from rlwatch.records import JSON, RunInfo
 
@@ -53,7 +52,7 @@ def _dialog(run: RunInfo, ask: Ask, key: str) -> None:
     st.html(joined(*(_check(check) for check in _checks(run, ask.kind))))
     args = _arguments(ask)
     why = st.text_input("Why", key="why", max_chars=300, placeholder="kept with the command, for whoever asks later")
-    force = KINDS[ask.kind].vetoed and st.checkbox("Force: even during a collapse", key="force")
+    force = COMMAND_KINDS[ask.kind].vetoed and st.checkbox("Force: even during a collapse", key="force")
     typed = st.text_input(f"Type {_quoted(run)} to confirm", key="typed", live=True) if ask.typed else ""
     shell.signed()
     send, cancel = st.columns([1, 1])
@@ -68,7 +67,7 @@ def _dialog(run: RunInfo, ask: Ask, key: str) -> None:
 def _arguments(ask: Ask) -> dict[str, JSON]:
     """What the kind takes, each by a widget of its type; what is left empty is not sent."""
     args: dict[str, JSON] = {}
-    for name, argument in KINDS[ask.kind].args.items():
+    for name, argument in COMMAND_KINDS[ask.kind].args.items():
         label, key = ask.labels.get(name, name), f"arg-{name}"
         if isinstance(argument, Choice):
             args[name] = st.radio(label, argument.values, format_func=lambda v: ask.values.get(v, v), key=key)

@@ -44,17 +44,20 @@ Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity".
 from __future__ import annotations
 
 import hashlib
+import socket
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
+from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.diagnosis import Cause, advice
-from rlwatch.notify.encode import json_safe
+from rlwatch.notify.payload import json_safe
 from rlwatch.records import JSON, Acknowledgement, Alert, OutboxMessage, RunInfo, Severity
 
 SCHEMA_VERSION = 1
+TRIAL_EVENT = "test"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class Notice:
     number: int = 0
 
 
-def message(
+def compose_message(
     notices: Sequence[Notice],
     *,
     thread: str = "",
@@ -230,3 +233,40 @@ def _alert(notice: Notice) -> dict[str, JSON]:
         "labels": notice.case.rule.labels,
         "run_id": alert.run_id,
     }
+
+
+def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:
+    """A message with the parts of an alert's, that says it is none."""
+    said = f"a trial message from {socket.gethostname()}: nothing is wrong, and this channel works"
+    trial_id = uuid.uuid4().hex
+    alert: dict[str, JSON] = {
+        "id": f"trial-{trial_id[:8]}",
+        "rule": "trial",
+        "kind": "trial",
+        "detector": "rlwatch alerts test",
+        "severity": "info",
+        "state": "firing",
+        "message": said,
+        "reason": "somebody ran rlwatch alerts test",
+        "onset_step": 0,
+        "step": 0,
+        "resolved_step": None,
+        "fired_at": now,
+        "resolved_at": None,
+        "labels": {},
+        "run_id": "trial",
+    }
+    payload: dict[str, JSON] = {
+        "schema_version": SCHEMA_VERSION,
+        "event": TRIAL_EVENT,
+        "text": f"[{TRIAL_EVENT}] {said}",
+        "alert": alert,
+        "also": [],
+        "group": {"id": alert["id"], "firing": 0},
+        "earlier": [],
+        "finding": {"detector": alert["detector"], "evidence": {}},
+        "advice": None,
+        "run": {"id": "trial", "name": "trial", "project": "rlwatch", "source": ""},
+        "links": {"dashboard": dashboard_url.partition("?")[0]} if dashboard_url else {},
+    }
+    return OutboxMessage(trial_id, "trial", alert["id"], channel, payload, created_at=now)

@@ -1,4 +1,4 @@
-"""Delivering the outbox: lease, try once, write the outcome back.
+"""Deliver the outbox: lease a message, try once, write the outcome back.
 
 A message is a row from the moment its alert fired, so it outlives the process; whoever has its channel may
 deliver it. Delivery is at least once: a process that dies between the delivery and its row delivers again,
@@ -8,17 +8,117 @@ with the same message id, which receivers can recognise.
 from __future__ import annotations
 
 import logging
+import random
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
+from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
 
-from rlwatch.alerts.backoff import exponential
-from rlwatch.alerts.outcomes import Patience, is_first_word, precedes, settled
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.errors import StoreBusyError
-from rlwatch.notify.console import ConsoleNotifier
+from rlwatch.errors import MissingExtraError, StoreBusyError
+from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.ports import AlertStore, Delivery, Notifier
-from rlwatch.records import OutboxMessage, OutboxStatus
+from rlwatch.records import OutboxMessage, OutboxStatus, RunInfo
+from rlwatch.seam import described, say, tireless
+from rlwatch.store.url import open_store
+
+Backoff = Callable[[int], float]
+"""``backoff(attempts)``: seconds to wait after so many failed tries (>= 1)."""
+
+
+def exponential(*, first_s: float = 5.0, longest_s: float = 900.0, jitter_s: float = 5.0) -> Backoff:
+    """``first_s * 2**(attempts - 1)``, at most ``longest_s``, plus a random part below ``jitter_s`` so that
+    many senders do not return at once.
+
+    Raises
+    ------
+    MissingExtraError
+        If tenacity is not installed.
+    """
+    try:
+        import tenacity
+    except ImportError:
+        raise MissingExtraError("tenacity", "alerts", "delivering alerts again after a failure") from None
+    wait = tenacity.wait_exponential(multiplier=first_s, max=longest_s)
+    chance = random.Random()  # not the process's: the trainer may draw from that
+
+    def backoff(attempts: int) -> float:
+        state = tenacity.RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
+        state.attempt_number = attempts
+        return float(wait(state)) + chance.uniform(0.0, jitter_s)
+
+    return backoff
+
+
+# What a try to deliver makes of a message: sent, again later, or given up. Pure.
+
+LONGEST_WISH_S = 3600.0
+"""The most a receiver can put us off (``Retry-After``)."""
+
+_TELLING_ORDER = {"firing": 0, "escalated": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When to try again and when to give up.
+
+    ``backoff(attempts)`` seconds pass between tries. A message is given up when its ``max_attempts``-th try
+    fails, or one fails that comes more than ``max_age_s`` after it was written; so a message that nobody
+    could deliver over a weekend, because nobody ran, still gets its try. One that nobody tried for ``stale_s``
+    is no news any more: who configures a webhook today is not told of last month's crashes.
+    """
+
+    backoff: Backoff
+    max_attempts: int = 200
+    max_age_s: float = 48 * 3600.0
+    stale_s: float = 7 * 24 * 3600.0
+
+    def stale(self, message: OutboxMessage, now: float) -> bool:
+        """Whether a message nobody tried is too old to be told."""
+        return message.attempts == 0 and 0 < message.created_at < now - self.stale_s
+
+
+def after_try(message: OutboxMessage, delivery: Delivery, now: float, patience: Patience) -> OutboxMessage:
+    """The message after a try that ended at ``now`` (Unix seconds)."""
+    tried = replace(message, attempts=message.attempts + 1)
+    if delivery.ok:
+        return replace(tried, status=OutboxStatus.SENT, sent_at=now, last_error="")
+    given_up = _why_given_up(tried, delivery, now, patience)
+    if given_up:
+        return replace(tried, status=OutboxStatus.DEAD, last_error=f"{delivery.reason} ({given_up})")
+    wait = max(patience.backoff(tried.attempts), min(delivery.retry_after_s or 0.0, LONGEST_WISH_S))
+    return replace(tried, next_attempt_at=now + wait, last_error=delivery.reason)
+
+
+def _why_given_up(tried: OutboxMessage, delivery: Delivery, now: float, patience: Patience) -> str:
+    if not delivery.retryable:
+        return "trying again would not help"
+    if tried.attempts >= patience.max_attempts:
+        return f"given up after {tried.attempts} tries"
+    age = now - tried.created_at if tried.created_at > 0 else 0.0  # 0: not known
+    return f"given up after {age / 3600:.0f} h" if age > patience.max_age_s else ""
+
+
+def precedes(first: OutboxMessage, second: OutboxMessage) -> bool:
+    """Whether ``first`` still has to reach the channel of ``second`` before it: nobody shall read "firing"
+    after "resolved".
+    """
+    return (
+        first.status is OutboxStatus.PENDING
+        and (first.alert_id, first.channel) == (second.alert_id, second.channel)
+        and _place(first) < _place(second)
+    )
+
+
+def is_first(message: OutboxMessage) -> bool:
+    """Whether nothing can precede it."""
+    return _place(message)[0] == 0
+
+
+def _place(message: OutboxMessage) -> tuple[int, float]:
+    return (_TELLING_ORDER.get(str(message.payload.get("event")), 0), message.created_at)
+
 
 logger = logging.getLogger("rlwatch")
 
@@ -130,7 +230,7 @@ class Deliverer:
     def _outcome(self, message: OutboxMessage) -> OutboxMessage:
         if self._patience.stale(message, self.clock.now()):
             return replace(message, status=OutboxStatus.DEAD, last_error="nobody could deliver it while it was news")
-        return settled(message, self._try(message), self.clock.now(), self._patience)
+        return after_try(message, self._try(message), self.clock.now(), self._patience)
 
     def _postponed(self, message: OutboxMessage) -> OutboxMessage | None:
         """The message as it goes back untried, with the reason; None if it is to be tried."""
@@ -138,7 +238,7 @@ class Deliverer:
         if message.channel not in self._notifiers:
             reason = f"no channel {message.channel!r} in this process; another may have it"
             return replace(message, next_attempt_at=now + UNKNOWN_CHANNEL_S, last_error=reason)
-        others = [] if is_first_word(message) else self._store.outbox(message.run_id)
+        others = [] if is_first(message) else self._store.outbox(message.run_id)
         earlier = [other.next_attempt_at for other in others if precedes(other, message)]
         if earlier:
             reason = "waits for an earlier message about the same alert"
@@ -176,3 +276,154 @@ def _default_patience(notifiers: Mapping[str, Notifier]) -> Patience:
     """The console never fails: a trainer without the extra ``alerts`` can still use that."""
     remote = any(not isinstance(notifier, ConsoleNotifier) for notifier in notifiers.values())
     return Patience(exponential() if remote else lambda attempts: 60.0 * attempts)
+
+
+# Delivery in the background, for a trainer, ``rlwatch watch`` or the dashboard.
+
+IDLE_SHARE = 0.01
+"""Of its time the thread spends at most this share on looking at an outbox that has nothing for it."""
+
+
+class DeliveryThread:
+    """Delivers until stopped. A daemon: it does not keep a process alive.
+
+    Parameters
+    ----------
+    store, notifiers, clock, patience
+        As for :class:`rlwatch.alerts.outbox.Deliverer`.
+    poll_s
+        Seconds between looks at the outbox, more where looking is slow; :meth:`wake` asks for one now.
+    failed
+        Told of every round that failed.
+
+    Raises
+    ------
+    MissingExtraError
+        As for the Deliverer.
+    """
+
+    def __init__(
+        self,
+        store: AlertStore,
+        notifiers: Mapping[str, Notifier],
+        *,
+        clock: Clock | None = None,
+        patience: Patience | None = None,
+        poll_s: float = 2.0,
+        failed: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        self.report = DeliveryReport()
+        """All that was delivered so far."""
+        self.failures = 0
+        """Rounds that ended with an error of the store other than busy."""
+        self._clock = clock or SystemClock()
+        self._deliverer = Deliverer(store, notifiers, self._clock, patience=patience)
+        self._poll_s = poll_s
+        self._wakeup = threading.Event()
+        self._stop_at: float | None = None
+        self._failed = failed
+        self._thread = threading.Thread(
+            target=tireless, args=(self._work, self._note), name="rlwatch-delivery", daemon=True
+        )
+
+    @property
+    def errors(self) -> int:
+        """How often a notifier raised, which it must not."""
+        return self._deliverer.errors
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look now: there is something new."""
+        self._wakeup.set()
+
+    def stop(self, deadline_s: float = 5.0) -> bool:
+        """Deliver what is due, for at most ``deadline_s`` seconds, and end; whether it ended in time.
+
+        What is left stays in the outbox for the next process.
+        """
+        if self._stop_at is None:
+            self._stop_at = self._clock.monotonic() + deadline_s
+        self._wakeup.set()
+        if self._thread.is_alive():
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while self._stop_at is None:
+            self._wakeup.wait(self._round())
+            self._wakeup.clear()
+        self._round()
+
+    def _round(self) -> float:
+        """Deliver what is due; returns the seconds until the next look."""
+        began = self._clock.monotonic()
+        try:
+            report = self._deliverer.run_once(enough=self._out_of_time)
+        except BaseException as error:  # noqa: BLE001  (seam: notifier delivery; a broken store must not end delivery)
+            self._note(error)
+            return self._poll_s
+        self.report += report
+        idle = report == DeliveryReport()
+        return max(self._poll_s, (self._clock.monotonic() - began) / IDLE_SHARE if idle else 0.0)
+
+    def _note(self, error: BaseException) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            say(logging.WARNING, "alert delivery: %s; further ones are only counted", described(error))
+        if self._failed is not None:
+            self._failed(error)
+
+    def _out_of_time(self) -> bool:
+        return self._stop_at is not None and self._clock.monotonic() >= self._stop_at
+
+
+# A trial message on the real way: a row of an outbox, leased, delivered by the channel's notifier, settled.
+
+ABSENT = Delivery(ok=False, reason="cannot be tried from here: only the trainer's own process has this channel")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of one trial message."""
+
+    channel: str
+    message_id: str
+    delivery: Delivery
+
+
+class _Overheard:
+    """A notifier that remembers what came of it: rows keep no reason for a success."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self.name, self.outcome = notifier.name, ABSENT
+        self.present = getattr(notifier, "present", lambda: True)
+        self._notifier = notifier
+
+    def deliver(self, message: OutboxMessage) -> Delivery:
+        self.outcome = self._notifier.deliver(message)
+        return self.outcome
+
+
+def try_channels(
+    notifiers: Mapping[str, Notifier], *, dashboard_url: str = "", clock: Clock | None = None
+) -> list[Trial]:
+    """Send one message to each channel, once, and tell what its receiver answered.
+
+    The outbox is one of its own, in a temporary place: no run's alerts are touched.
+    """
+    from rlwatch.alerts.messages import trial_message  # with all of diagnosis, which a trainer delivers without
+
+    clock = clock or SystemClock()
+    overheard = {channel: _Overheard(notifier) for channel, notifier in notifiers.items()}
+    messages = {channel: trial_message(channel, dashboard_url, clock.now()) for channel in notifiers}
+    with TemporaryDirectory(prefix="rlwatch-trial-") as place:
+        store = open_store(place)
+        writer = store.open_run(RunInfo("trial", project="rlwatch", name="trial"))
+        store.put_alerts([], list(messages.values()))
+        Deliverer(store, overheard, clock).run_once()
+        writer.close()
+        store.close()
+    return [Trial(channel, messages[channel].message_id, each.outcome) for channel, each in overheard.items()]

@@ -1,19 +1,142 @@
-"""Alert rules: which findings become alerts, after how many steps, and who is told.
+"""Say which findings become alerts, after how many steps, and who is notified.
 
 The words are those of Prometheus alerting rules (``for``, ``keep_firing_for``, labels), except that
 durations are counted in step numbers: a rule says the same of a live run and of a replay, and of a log
-with one row every ten steps.
+with one row every ten steps. A :class:`Policy` adds what applies to all rules: which alerts share a message, which
+are held back because of another (inhibition), and when people sleep (quiet hours).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import cache
 from typing import Any
+from zoneinfo import ZoneInfo
 
-from rlwatch.alerts import checks
 from rlwatch.catalogue import kinds
-from rlwatch.records import Finding, Severity
+from rlwatch.errors import ConfigError
+from rlwatch.records import CRASH_FORECAST, JSON, Alert, Finding, Severity
+
+SILENT, CRASHED = "run_silent", "run_crashed"
+HEARTBEAT_KINDS = (SILENT, CRASHED)
+"""Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.heartbeat`)."""
+
+
+def builtin_kinds() -> tuple[str, ...]:
+    """The kinds there are without detectors of one's own."""
+    return tuple(kinds())
+
+
+def unknown_kinds(
+    rules: Iterable[Rule],
+    inhibitions: Iterable[Inhibition] = (),
+    actions: Iterable[Mapping[str, JSON]] = (),
+    known: Sequence[str] | None = None,
+) -> list[str]:
+    """One sentence for each kind that a rule, an inhibition or an action (its table) names and nothing reports."""
+    known = builtin_kinds() if known is None else known
+    named = [(f"rule {rule.name!r}", kind) for rule in rules for kind in (*rule.kinds, *rule.except_kinds)]
+    named += [("inhibit", kind) for inhibition in inhibitions for kind in (*inhibition.when, *inhibition.mutes)]
+    named += [
+        (f"action {name!r}", kind) for name, about in ((a["name"], a["kinds"]) for a in actions) for kind in about
+    ]
+    problems = []
+    for who, kind in named:
+        if kind not in known:
+            near = get_close_matches(kind, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
+            problems.append(f"{who} names the kind {kind!r}, which no detector reports; {hint}")
+    return problems
+
+
+# Checks of a rule's values; each raises ``ConfigError`` with the rule, the key and the value got.
+
+_RULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def check_rule_name(value: object) -> None:
+    """A name that can be part of an alert's identity and of a TOML key."""
+    if not isinstance(value, str) or not _RULE_NAME.fullmatch(value):
+        raise ConfigError(
+            "a rule's name is made of letters, digits, '_', '.' and '-' and begins with a letter or digit: "
+            f"got {value!r}"
+        )
+
+
+def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
+    """A sequence of non-empty names."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ConfigError(f"rule {rule!r}: {key} must be a list of names, got {value!r}")
+    found = tuple(value)
+    for name in found:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"rule {rule!r}: {key} must hold non-empty names, got {name!r}")
+    return found
+
+
+def check_severity(rule: str, key: str, value: object) -> Severity | None:
+    """A severity, or None for keys that need not be set."""
+    if value is None and key != "min_severity":
+        return None
+    try:
+        return Severity(str(value))
+    except ValueError:
+        raise ConfigError(f"rule {rule!r}: {key} must be info, warning or critical, got {value!r}") from None
+
+
+def check_steps(rule: str, key: str, value: object) -> None:
+    """A whole number of steps >= 0, or for ``for_critical`` None."""
+    if value is None and key == "for_critical":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"rule {rule!r}: {key} must be a number of steps >= 0, got {value!r}")
+
+
+def check_minutes(rule: str, key: str, value: object) -> float:
+    """A time in minutes >= 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ConfigError(f"rule {rule!r}: {key} must be a number of minutes >= 0, got {value!r}")
+    return float(value)
+
+
+def check_flag(rule: str, key: str, value: object) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"rule {rule!r}: {key} must be true or false, got {value!r}")
+
+
+def check_escalation(rule: str, after: float, to: tuple[str, ...], level: Severity | None) -> None:
+    """When to escalate and what then: one is nothing without the other."""
+    if after and not to and level is None:
+        raise ConfigError(
+            f"rule {rule!r}: it escalates, but to nobody and to no severity: set escalate_to or escalate_severity"
+        )
+    if (to or level is not None) and not after:
+        raise ConfigError(
+            f"rule {rule!r}: it says how to escalate, not when: set escalate_after_minutes or escalate_after_steps"
+        )
+
+
+def check_patience(rule: str, for_steps: int, for_critical: int | None) -> None:
+    """Critical findings do not wait longer than others."""
+    if for_critical is not None and for_critical > for_steps:
+        raise ConfigError(f"rule {rule!r}: for_critical must not exceed for_steps ({for_steps}), got {for_critical!r}")
+
+
+def check_labels(rule: str, value: object) -> dict[str, str]:
+    """A table of text to text."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"rule {rule!r}: labels must be a table of text, got {value!r}")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise ConfigError(f"rule {rule!r}: labels must be text to text, got {key!r}: {text!r}")
+    return dict(value)
+
 
 WARNING_STEPS = 10
 """By default a warning must last this many steps: one odd step is not news. A critical one is told at once."""
@@ -93,20 +216,20 @@ class Rule:
     only_live: bool = True
 
     def __post_init__(self) -> None:
-        checks.rule_name(self.name)
+        check_rule_name(self.name)
         for key in ("kinds", "detectors", "channels", "except_kinds", "escalate_to"):
-            object.__setattr__(self, key, checks.names(self.name, key, getattr(self, key)))
+            object.__setattr__(self, key, check_names(self.name, key, getattr(self, key)))
         for key in ("min_severity", "severity", "escalate_severity"):
-            object.__setattr__(self, key, checks.severity(self.name, key, getattr(self, key)))
+            object.__setattr__(self, key, check_severity(self.name, key, getattr(self, key)))
         for key in ("for_steps", "keep_firing_for", "for_critical", "escalate_after_steps"):
-            checks.steps(self.name, key, getattr(self, key))
+            check_steps(self.name, key, getattr(self, key))
         for key in ("repeat_minutes", "escalate_after_minutes"):
-            object.__setattr__(self, key, checks.minutes(self.name, key, getattr(self, key)))
-        checks.flag(self.name, "only_live", self.only_live)
-        checks.patience(self.name, self.for_steps, self.for_critical)
+            object.__setattr__(self, key, check_minutes(self.name, key, getattr(self, key)))
+        check_flag(self.name, "only_live", self.only_live)
+        check_patience(self.name, self.for_steps, self.for_critical)
         after = self.escalate_after_minutes or self.escalate_after_steps
-        checks.escalation(self.name, after, self.escalate_to, self.escalate_severity)
-        object.__setattr__(self, "labels", checks.labels(self.name, self.labels))
+        check_escalation(self.name, after, self.escalate_to, self.escalate_severity)
+        object.__setattr__(self, "labels", check_labels(self.name, self.labels))
 
     def matches(self, finding: Finding) -> bool:
         """Whether the rule is about this finding."""
@@ -162,3 +285,188 @@ def default_rules() -> tuple[Rule, ...]:
     about = {name: tuple(kind.name for kind in kinds().values() if kind.rule == name) for name in SHAPES}
     named = tuple(Rule(name, kinds=about[name], **shape) for name, shape in SHAPES.items())
     return (*named, Rule("other", except_kinds=tuple(kind for rule in named for kind in rule.kinds), **USUAL))
+
+
+# What applies to all rules: which alerts share a message, which are kept back, and when people sleep.
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+class GroupBy(StrEnum):
+    """What alerts that begin together must share to be told in one message."""
+
+    NONE = "none"
+    RUN = "run"
+    PROJECT = "project"
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """``wait_s``: seconds a firing alert waits for others of its group. 0: those of one step share a message."""
+
+    by: GroupBy = GroupBy.RUN
+    wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.by not in set(GroupBy):
+            raise ConfigError(f"grouping.by must be one of {', '.join(GroupBy)}, got {self.by!r}")
+        object.__setattr__(self, "by", GroupBy(self.by))
+        if isinstance(self.wait_s, bool) or not 0 <= self.wait_s <= 3600:
+            raise ConfigError(f"grouping.wait_s must be 0 to 3600 seconds, got {self.wait_s!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """From ``start`` to ``end`` (local times of ``time_zone``, over midnight if end <= start) only alerts of
+    ``let_through`` and worse are told; the others when the hours are over, if they still hold then.
+
+    ``days``: those on which the hours begin, of ``mon``...``sun``.
+    """
+
+    start: time
+    end: time
+    time_zone: str = "UTC"
+    let_through: Severity = Severity.CRITICAL
+    days: tuple[str, ...] = DAYS
+
+    def __post_init__(self) -> None:
+        self.zone()
+        object.__setattr__(self, "let_through", _severity_of("quiet_hours.let_through", self.let_through))
+        wrong = [day for day in self.days if day not in DAYS]
+        if wrong or not self.days:
+            raise ConfigError(f"quiet_hours.days must be of {', '.join(DAYS)}, got {', '.join(wrong) or 'none'}")
+        if self.start == self.end:
+            raise ConfigError(f"quiet_hours: from and to are both {self.start:%H:%M}; leave the table out for none")
+
+    def zone(self) -> tzinfo:
+        """The time zone. Raises ``ConfigError`` for a name this machine does not know."""
+        if self.time_zone == "UTC":
+            return UTC
+        try:
+            return ZoneInfo(self.time_zone)
+        except (KeyError, ValueError, OSError):
+            raise ConfigError(
+                f"quiet_hours.time_zone: no time zone {self.time_zone!r} on this machine; give a name as in "
+                "'Europe/Berlin' (pip install tzdata where none is known)"
+            ) from None
+
+    def until(self, now: float) -> float | None:
+        """When the hours end that ``now`` (Unix seconds) lies in; None outside of them.
+
+        >>> night = QuietHours(time(22), time(7))
+        >>> night.until(23 * 3600.0) / 3600, night.until(12 * 3600.0)
+        (31.0, None)
+        """
+        zone = self.zone()
+        local = datetime.fromtimestamp(now, zone)
+        for begins in (local.date() - timedelta(days=1), local.date()):
+            ends = begins + timedelta(days=0 if self.start < self.end else 1)
+            first, last = (datetime.combine(day, at, zone) for day, at in ((begins, self.start), (ends, self.end)))
+            if DAYS[begins.weekday()] in self.days and first.timestamp() <= now < last.timestamp():
+                return last.timestamp()
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Inhibition:
+    """While an alert of a kind in ``when`` fires at ``min_severity`` or worse, alerts of ``mutes`` on the same run
+    (none named: of all other kinds) are kept back, up to the severity ``up_to``. They come when it is over and they
+    went on without it (:mod:`rlwatch.alerts.dispatch`). What says that the run itself is gone is kept back only where
+    its kind is named.
+    """
+
+    when: tuple[str, ...]
+    mutes: tuple[str, ...] = ()
+    min_severity: Severity = Severity.CRITICAL
+    up_to: Severity = Severity.CRITICAL
+
+    def __post_init__(self) -> None:
+        for key in ("min_severity", "up_to"):
+            object.__setattr__(self, key, _severity_of(f"inhibit.{key}", getattr(self, key)))
+        if not self.when:
+            raise ConfigError("inhibit: when must name the kinds that keep others back, got none")
+        both = [kind for kind in self.when if kind in self.mutes]
+        if both:
+            raise ConfigError(f"inhibit: {both[0]!r} cannot keep itself back; name it in when or in mutes")
+
+    def inhibits(self, cause: Alert, symptom: Alert) -> bool:
+        """Whether ``cause``, which fires, keeps ``symptom`` back."""
+        return (
+            cause.run_id == symptom.run_id
+            and cause.kind in self.when
+            and cause.severity.rank >= self.min_severity.rank
+            and symptom.kind not in self.when
+            and symptom.severity.rank <= self.up_to.rank
+            and (symptom.kind in self.mutes if self.mutes else symptom.kind not in HEARTBEAT_KINDS)
+        )
+
+
+@cache
+def default_inhibitions() -> tuple[Inhibition, ...]:
+    """A crash keeps everything else back; a critical collapse what the catalogue says follows from it; a critical
+    mismatch only the warnings among that; anything critical the forecast, for it has come true. A collapse itself is
+    kept back by nothing but a crash.
+    """
+    book = tuple(kinds().values())
+    heard = {kind.name for kind in book if kind.inhibits in ("all", "effects")}
+    after = {kind.name: tuple(effect for effect in kind.leads_to if effect not in heard) for kind in book}
+    collapses = [kind.name for kind in book if kind.inhibits == "effects" and after[kind.name]]
+    return (
+        # A process that died goes before a NaN: of two that keep each other back, the first is heard.
+        *(Inhibition((kind.name,)) for kind in reversed(book) if kind.inhibits == "all"),
+        *(Inhibition((name,), after[name]) for name in collapses),
+        *(Inhibition((k.name,), after[k.name], up_to=Severity.WARNING) for k in book if k.inhibits == "warnings"),
+        Inhibition(tuple(k for k in kinds() if k not in (CRASH_FORECAST, *HEARTBEAT_KINDS)), (CRASH_FORECAST,)),
+    )
+
+
+class _DefaultInhibitions(Sequence[Inhibition]):
+    """:func:`default_inhibitions`, made at first use."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return default_inhibitions()[at]
+
+    def __len__(self) -> int:
+        return len(default_inhibitions())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(other) == default_inhibitions()
+
+    def __hash__(self) -> int:
+        return hash(default_inhibitions())
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything that decides who is told what and when."""
+
+    rules: tuple[Rule, ...] = field(default_factory=default_rules)
+    grouping: Grouping = Grouping()
+    quiet_hours: tuple[QuietHours, ...] = ()
+    inhibitions: Sequence[Inhibition] = _DefaultInhibitions()
+
+    def rule(self, name: str) -> Rule | None:
+        """The rule of that name; None if it is another process's."""
+        return next((rule for rule in self.rules if rule.name == name), None)
+
+
+def _severity_of(key: str, value: object) -> Severity:
+    try:
+        return Severity(str(value))
+    except ValueError:
+        raise ConfigError(f"{key} must be info, warning or critical, got {value!r}") from None
+
+
+def inhibitors(alerts: Sequence[Alert], firing: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> dict[str, Alert]:
+    """Alert id -> the alert that keeps it back.
+
+    Inhibitions are taken in order, and what is itself kept back keeps nothing back: so of two that would
+    silence each other one is heard.
+    """
+    kept: dict[str, Alert] = {}
+    for inhibition in inhibitions:
+        for cause in sorted(firing, key=lambda alert: (alert.onset_step, alert.alert_id)):
+            if cause.alert_id not in kept:
+                muted = [a for a in alerts if a.alert_id not in kept and inhibition.inhibits(cause, a)]
+                kept |= {symptom.alert_id: cause for symptom in muted}
+    return kept

@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
 
-from rlwatch.alerts.policy import DAYS, GroupBy, Grouping, Inhibition, Policy, QuietHours, default_inhibitions
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.rules import DAYS, GroupBy, Grouping, Inhibition, Policy, QuietHours, Rule, default_inhibitions
 from rlwatch.errors import ConfigError
 from rlwatch.notify.registry import HOMES
 from rlwatch.records import JSON, Severity
@@ -52,14 +51,14 @@ Level = Annotated[Severity, Strict(strict=False)]
 
 
 class GroupingTable(_Table):
-    """``[grouping]``: :class:`rlwatch.alerts.policy.Grouping`."""
+    """``[grouping]``: :class:`rlwatch.alerts.rules.Grouping`."""
 
     by: GroupBy = Field(default=GroupBy.RUN, strict=False)
     wait_s: float = Field(default=0.0, ge=0, le=3600, strict=False)
 
 
 class QuietHoursTable(_Table):
-    """``[[quiet_hours]]``: :class:`rlwatch.alerts.policy.QuietHours`."""
+    """``[[quiet_hours]]``: :class:`rlwatch.alerts.rules.QuietHours`."""
 
     start: time = Field(alias="from")
     end: time = Field(alias="to")
@@ -78,7 +77,7 @@ class QuietHoursTable(_Table):
 
 
 class InhibitTable(_Table):
-    """``[[inhibit]]``: :class:`rlwatch.alerts.policy.Inhibition`."""
+    """``[[inhibit]]``: :class:`rlwatch.alerts.rules.Inhibition`."""
 
     when: list[str]
     mutes: list[str] = []
@@ -100,7 +99,7 @@ class NotifyTable(_Table):
 
 
 class ActionTable(_Table):
-    """``[[actions]]``: the fields of :class:`rlwatch.control.actions.Action`, which checks their values."""
+    """``[[actions]]``: the fields of :class:`rlwatch.control.policy.Action`, which checks their values."""
 
     name: str
     kinds: list[str]

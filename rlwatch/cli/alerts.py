@@ -20,7 +20,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus, Silence
 
 if TYPE_CHECKING:
-    from rlwatch.alerts.trial import Trial
+    from rlwatch.alerts.outbox import Trial
     from rlwatch.ports import Store
 
 
@@ -57,11 +57,11 @@ def alerts(
 
 def _why_quiet(store: Store, found: Sequence[Alert], run_id: str | None, config: Path | None) -> dict[str, str]:
     from rlwatch.alerts.config import load_config
-    from rlwatch.alerts.people import standing
+    from rlwatch.alerts.silencing import quiet_reasons
 
     policy = load_config(config, store_root=getattr(store, "root", None)).policy
     runs = {run.run_id: run for run in store.runs()}
-    return standing(
+    return quiet_reasons(
         found,
         policy,
         SystemClock().now(),
@@ -73,7 +73,7 @@ def _why_quiet(store: Store, found: Sequence[Alert], run_id: str | None, config:
 
 def alert_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
     """The alert and, under ``delivery``, the messages that tell of it, without their payload."""
-    from rlwatch.alerts.told import alert_ids
+    from rlwatch.alerts.dispatch import alert_ids
 
     mine = [message for message in messages if alert.alert_id in alert_ids(message)]
     delivery = [
@@ -140,7 +140,7 @@ def ack(
     store: StoreOption = None,
 ) -> None:
     """Take a firing alert on: no repeats and no escalation any more, unless it gets worse. Its end is still told."""
-    from rlwatch.alerts.people import acknowledge, find_alert
+    from rlwatch.alerts.silencing import acknowledge, find_alert
 
     with opened(store) as target:
         found = find_alert(target.alerts(), alert)
@@ -167,13 +167,13 @@ def silence(
     store: StoreOption = None,
 ) -> None:
     """Tell nobody of alerts that fit all that is given, until it is over; what still fires then is told then."""
-    from rlwatch.alerts import people
-    from rlwatch.alerts.kinds import builtin_kinds
+    from rlwatch.alerts import silencing
+    from rlwatch.alerts.rules import builtin_kinds
 
     for_s = _length(duration, until, SystemClock().now())
     labels = _labels(label or [])
     with opened(store) as target:
-        fresh = people.silence(
+        fresh = silencing.silence(
             target,
             by=by or _me(),
             why=why,
@@ -212,7 +212,7 @@ def unsilence(
     store: StoreOption = None,
 ) -> None:
     """End a silence now; alerts it kept back are told if they still fire."""
-    from rlwatch.alerts.people import end_silence
+    from rlwatch.alerts.silencing import end_silence
 
     with opened(store) as target:
         ended = end_silence(target, silence_id)
@@ -239,7 +239,7 @@ def _silence_cells(silence: Silence, now: float) -> list[Cell]:
 
 
 def _length(duration: str, until: str, now: float) -> float:
-    from rlwatch.alerts.durations import seconds_of
+    from rlwatch.alerts.silencing import seconds_of
 
     if bool(duration) == bool(until):
         raise ConfigError("say how long the silence lasts: either --for 2h or --until 2026-12-24T18:00")
@@ -266,7 +266,7 @@ def _local_moment(at: float) -> str:
 
 
 def _me() -> str:
-    from rlwatch.control.request import whoami
+    from rlwatch.control.commands import whoami
 
     return whoami()
 
@@ -291,7 +291,7 @@ def trial(
     Exit code 0: all took it; 1: one did not.
     """
     from rlwatch.alerts.config import build_notifiers, load_config
-    from rlwatch.alerts.trial import try_channels
+    from rlwatch.alerts.outbox import try_channels
 
     with opened(store) as place:
         loaded = load_config(config, store_root=getattr(place, "root", None))

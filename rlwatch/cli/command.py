@@ -45,7 +45,7 @@ CANCEL_S = 5.0
 
 
 class Kind(StrEnum):
-    """Commands a trainer may understand; see :mod:`rlwatch.control.kinds`."""
+    """Commands a trainer may understand; see :mod:`rlwatch.control.commands`."""
 
     RESET_REFERENCE = "reset-reference"
     SAVE_CHECKPOINT = "save-checkpoint"
@@ -170,7 +170,7 @@ def command(
 
     stop: training ends in good order.
     """
-    from rlwatch.control.request import request
+    from rlwatch.control.commands import request
 
     clock = SystemClock()
     if (kind is None) == (cancel is None):
@@ -193,7 +193,7 @@ def command(
 
 
 def _cancelled(store: Store, run_id: str, beginning: str, why: str) -> Command:
-    from rlwatch.control.request import cancel
+    from rlwatch.control.commands import cancel
 
     rows = store.commands(run_id)
     found = [row for row in rows if beginning and row.command_id.startswith(beginning)]

@@ -221,7 +221,7 @@ def _place(store: Store) -> list[Check]:
 
 
 def _network(root: Path) -> list[Check]:
-    from rlwatch.store.sqlite.netfs import network_file_system
+    from rlwatch.store.sqlite.layout import network_file_system
 
     kind = network_file_system(root)
     if kind is None:
@@ -376,7 +376,7 @@ def _ping(channel: ChannelConfig) -> Check:
     """HEAD carries no message; any HTTP answer, be it 405, means that somebody is there."""
     import httpx
 
-    from rlwatch.notify.quiet import quiet_http_logs
+    from rlwatch.notify.http import quiet_http_logs
     from rlwatch.notify.webhook import LOOPBACK
     from rlwatch.redaction import Redactor
 

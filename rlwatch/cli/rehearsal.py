@@ -8,7 +8,7 @@ from datetime import datetime, tzinfo
 from math import isfinite
 from uuid import uuid4
 
-from rlwatch.alerts.policy import Policy
+from rlwatch.alerts.rules import Policy
 from rlwatch.cli.watch_log import Recording
 from rlwatch.clock import ManualClock
 from rlwatch.importers import ImportedRun

@@ -26,10 +26,9 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import Severity
 
 if TYPE_CHECKING:
-    from rlwatch.alerts.policy import Policy
-    from rlwatch.alerts.rules import Rule
+    from rlwatch.alerts.rules import Policy, Rule
     from rlwatch.cli.rehearsal import Line, Rehearsal
-    from rlwatch.control.actions import Action
+    from rlwatch.control.policy import Action
 
 INIT_EPILOG = examples("rlwatch rules init", "rlwatch rules init configs/rlwatch.toml")
 TEST_EPILOG = examples(
@@ -128,7 +127,7 @@ def _try_on(
     output: Format,
 ) -> None:
     from rlwatch.alerts.config import load_config
-    from rlwatch.alerts.kinds import HEARTBEAT_KINDS
+    from rlwatch.alerts.rules import HEARTBEAT_KINDS
     from rlwatch.cli.console import reading
     from rlwatch.cli.rehearsal import rehearse
     from rlwatch.importers import read_log

@@ -13,9 +13,9 @@ from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote
 
-from rlwatch.alerts.desk import Desk
+from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.messages import Notice
-from rlwatch.alerts.policy import Policy
+from rlwatch.alerts.rules import Policy
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import backlog, errors, say
 from rlwatch.cli.import_log import Log, holds, log_id
@@ -110,7 +110,7 @@ class Recording:
         self._store = store
         self._info = info
         self._policy = policy or Policy()
-        self._desk = Desk(
+        self._desk = Dispatcher(
             store, self._policy, dashboard_url=dashboard_url, clock=clock or SystemClock(), console=console
         )
         self._tell = on_outcome

@@ -1,8 +1,4 @@
-"""Whether a run goes on: the one definition, for the dashboard, the command line and the heartbeat alert.
-
-A run is silent when no step came for five of its own median step times, but never sooner than two minutes, nor
-than half as long again as the longest pause among its newest steps: checkpoints and evaluations are no alarm.
-"""
+"""Whether a live run is paused, read from what it was told and what it did since (pure)."""
 
 from __future__ import annotations
 
@@ -15,11 +11,52 @@ from itertools import pairwise
 from math import isfinite
 from statistics import median
 
-from rlwatch.control.pauses import Pause, pause_of
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import ControlUnavailableError
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Store
-from rlwatch.records import RunInfo, RunState, StepRecord
+from rlwatch.records import Command, CommandStatus, RunInfo, RunState, StepRecord
+
+_PAUSING = frozenset({"pause", "resume", "stop"})
+"""Commands that begin or end a pause."""
+
+PAUSE_ALIVE_S = 60.0
+"""A paused trainer's writer lives: a heartbeat older than this, in seconds, is no pause but an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Since which step, who asked for it, why, and when it ends by itself (Unix seconds)."""
+
+    step: int
+    by: str
+    why: str
+    until: float
+
+
+def pause_of(run: RunInfo, commands: Sequence[Command], now: float) -> Pause | None:
+    """The pause ``run`` is in; None if it trains, has ended, or does not live."""
+    done = [c for c in commands if c.kind in _PAUSING and c.status is CommandStatus.DONE and c.finished_at is not None]
+    last = max(done, key=lambda command: command.finished_at or 0.0, default=None)
+    if last is None or last.kind != "pause" or run.state is not RunState.RUNNING:
+        return None
+    pause = Pause(
+        last.finished_step or 0, last.requested_by, last.why, (last.finished_at or 0.0) + _pause_length_s(last)
+    )
+    went_on = (run.last_step or 0) > pause.step
+    dead = now - (run.heartbeat_at or now) > PAUSE_ALIVE_S
+    return None if went_on or dead or now > pause.until + PAUSE_ALIVE_S else pause
+
+
+def _pause_length_s(command: Command) -> float:
+    minutes = command.args.get("minutes", COMMAND_KINDS["pause"].args["minutes"].default)
+    return 60.0 * float(minutes)
+
+
+# Whether a run goes on: the one definition, for the dashboard, the command line and the heartbeat alert.
+#
+# A run is silent when no step came for five of its own median step times, but never sooner than two minutes, nor than
+# half as long again as the longest pause among its newest steps: checkpoints and evaluations are no alarm.
 
 FACTOR = 5.0
 """Of its own median step times."""

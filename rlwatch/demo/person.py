@@ -5,8 +5,8 @@ Asks for a reset of the reference once KL has saturated, and asks again, rashly,
 
 from __future__ import annotations
 
+from rlwatch.control.commands import request
 from rlwatch.control.policy import COLLAPSE_KINDS
-from rlwatch.control.request import request
 from rlwatch.demo.facts import KL, Facts
 from rlwatch.errors import StoreBusyError
 from rlwatch.ports import CommandStore

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rlwatch.alerts.episode import alert_id
-from rlwatch.alerts.kinds import CRASHED, HEARTBEAT_KINDS, SILENT
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.engine import alert_id
+from rlwatch.alerts.rules import CRASHED, HEARTBEAT_KINDS, SILENT, Rule
 from rlwatch.control.liveness import Sign
 from rlwatch.records import JSON, Alert, AlertState, RunInfo, RunState, Severity
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.policy import Policy
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.rules import Policy
 from rlwatch.monitor import checkpoint
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.sink import MonitorSink
@@ -45,7 +45,7 @@ def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> Histor
 
 
 def judge_rest(
-    store: Store, run_id: str, policy: Policy, desk: Desk, announce: Callable[[Outcome], None] | None = None
+    store: Store, run_id: str, policy: Policy, desk: Dispatcher, announce: Callable[[Outcome], None] | None = None
 ) -> bool:
     """Judge what a dead process left stored and not judged, and tell it, once; whether there was anything.
 

@@ -13,9 +13,9 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.kinds import HEARTBEAT_KINDS
-from rlwatch.alerts.transitions import Reason, Transition
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.engine import Reason, Transition
+from rlwatch.alerts.rules import HEARTBEAT_KINDS
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.policy import Health
 from rlwatch.errors import StoreBusyError, StoreError
@@ -64,7 +64,7 @@ class MonitorSink:
         run: RunInfo,
         store: Store,
         *,
-        desk: Desk,
+        desk: Dispatcher,
         keep: Callable[[Sequence[Storable]], object],
         publish: Callable[[Health], None] | None = None,
         announce: Callable[[Outcome], None] | None = None,

@@ -6,10 +6,8 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.kinds import HEARTBEAT_KINDS
-from rlwatch.alerts.policy import Policy
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, Policy, Rule
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.liveness import sign_of
 from rlwatch.errors import RLWatchError, StoreError
@@ -54,7 +52,7 @@ class Watchman:
         self._judged: dict[str, object] = {}
         self._rules = [rule for rule in policy.rules if _is_about_heartbeats(rule)]
         self._clock = clock or SystemClock()
-        self._desk = Desk(store, policy, dashboard_url=dashboard_url, clock=self._clock, live=self._lives)
+        self._desk = Dispatcher(store, policy, dashboard_url=dashboard_url, clock=self._clock, live=self._lives)
 
     def look(self) -> int:
         """Look once; returns how many messages were written."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlwatch.errors import ConfigError
-from rlwatch.notify.encode import encode
+from rlwatch.notify.payload import encode
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 

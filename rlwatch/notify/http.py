@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 from urllib.parse import urlsplit
 
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.notify.quiet import quiet_http_logs
+from rlwatch.ports import Delivery
 from rlwatch.redaction import Redactor
 from rlwatch.seam import Contained
 
 if TYPE_CHECKING:
     import httpx
+
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -147,3 +153,113 @@ def _import_httpx() -> ModuleType:
     except ImportError:
         raise MissingExtraError("httpx", "alerts", "sending alerts to a webhook") from None
     return httpx
+
+
+# Libraries that carry alerts write whole addresses and messages to their logs; ours are secrets.
+
+QUIET_LOGGERS = (
+    "httpx",
+    "httpcore.connection",
+    "httpcore.http11",
+    "httpcore.http2",
+    "httpcore.proxy",
+    "httpcore.socks",
+    "apprise",
+)
+
+
+class _OurDeliveries(logging.Filter):
+    """Drops what these libraries log about our own deliveries, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = threading.local()
+
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  (the interface of logging)
+        return not getattr(self.now, "delivering", False)
+
+
+_our_deliveries = _OurDeliveries()
+
+
+@contextmanager
+def quiet_http_logs() -> Iterator[None]:
+    """Within it this thread's requests leave no line in the libraries' logs. May be nested."""
+    for name in QUIET_LOGGERS:
+        logging.getLogger(name).addFilter(_our_deliveries)  # a filter is only added once
+    before = getattr(_our_deliveries.now, "delivering", False)
+    _our_deliveries.now.delivering = True
+    try:
+        yield
+    finally:
+        _our_deliveries.now.delivering = before
+
+
+# The seam to what others wrote and we send through: apprise, wandb.
+
+P = ParamSpec("P")
+
+
+def raised_by(send: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
+    """What ``send(*args, **kwargs)`` raised, or None. The logs of HTTP libraries are quiet meanwhile.
+
+    No more than the error's type (and a server's number) may be shown: its text could hold an address.
+    """
+    try:
+        with quiet_http_logs():
+            send(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  (seam: what a library over a network raises has no common type)
+        return error
+    return None
+
+
+# What an HTTP answer means for a delivery.
+
+RETRYABLE = frozenset({408, 425, 429})
+"""Answers below 500 that say "later", not "no"."""
+
+
+def judge_status(status: int, headers: Mapping[str, str], now: float) -> Delivery:
+    """2xx is delivered; 408, 425, 429 and 5xx may be tried again; all else will not get better.
+
+    A redirect is not followed: the alert would go to an address nobody configured.
+    """
+    if 200 <= status < 300:
+        return Delivery(ok=True, reason=f"HTTP {status}")
+    if 300 <= status < 400:
+        return Delivery(
+            ok=False, reason=f"HTTP {status}: redirects are not followed, configure the new address", retryable=False
+        )
+    wait = retry_after(headers.get("retry-after", ""), now)
+    asked = "" if wait is None else f", Retry-After {wait:.0f} s"
+    return Delivery(
+        ok=False,
+        reason=f"HTTP {status}{_standard_phrase(status)}{asked}",
+        retryable=status >= 500 or status in RETRYABLE,
+        retry_after_s=wait,
+    )
+
+
+def retry_after(value: str, now: float) -> float | None:
+    """Seconds to stay away, from ``Retry-After`` as seconds or as an HTTP date (RFC 9110, 10.2.3).
+
+    >>> retry_after("120", now=0.0), retry_after("soon", now=0.0)
+    (120.0, None)
+    """
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        then = parsedate_to_datetime(value)
+        zoned = then if then.tzinfo else then.replace(tzinfo=UTC)  # HTTP knows no other zone; asctime() names none
+        return max(0.0, zoned.timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _standard_phrase(status: int) -> str:
+    """The standard words only: the receiver's own could hold anything."""
+    try:
+        return f" {HTTPStatus(status).phrase}"
+    except ValueError:
+        return ""

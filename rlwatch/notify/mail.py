@@ -9,10 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from rlwatch.errors import ConfigError
-from rlwatch.notify.chat import headline
-from rlwatch.notify.replies import by_status
-from rlwatch.notify.seam import raised_by
-from rlwatch.notify.services import Service, compose, imported, plugin_for
+from rlwatch.notify.http import raised_by
+from rlwatch.notify.payload import headline
+from rlwatch.notify.services import Service, by_status, compose, imported, plugin_for
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 

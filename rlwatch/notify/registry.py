@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import cast
 
 from rlwatch.errors import ConfigError
-from rlwatch.ports import Notifier
-from rlwatch.records import JSON
+from rlwatch.notify.payload import one_line
+from rlwatch.ports import Delivery, Notifier
+from rlwatch.records import JSON, OutboxMessage
 
 HOMES = {
-    "console": "rlwatch.notify.console:ConsoleNotifier",
+    "console": "rlwatch.notify.registry:ConsoleNotifier",
     "webhook": "rlwatch.notify.webhook:WebhookNotifier",
     "slack": "rlwatch.notify.services:slack",
     "discord": "rlwatch.notify.services:discord",
@@ -50,3 +52,34 @@ def build_notifier(kind: str, name: str, options: Mapping[str, JSON] | None = No
 def _factory(kind: str) -> Callable[..., Notifier]:
     module, _, attribute = HOMES[kind].partition(":")
     return cast("Callable[..., Notifier]", getattr(import_module(module), attribute))
+
+
+# Alerts on this process's own log.
+
+LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+
+
+class ConsoleNotifier:
+    """Writes one line to the logger ``rlwatch``: what ends, and info, as INFO; critical as ERROR.
+
+    Parameters
+    ----------
+    name
+        The channel.
+    """
+
+    def __init__(self, *, name: str = "console") -> None:
+        self.name = name
+        self._logger = logging.getLogger("rlwatch")
+
+    def __repr__(self) -> str:
+        return f"ConsoleNotifier(name={self.name!r})"
+
+    def deliver(self, message: OutboxMessage) -> Delivery:
+        """Log it."""
+        payload = message.payload
+        alert = payload.get("alert") or {}
+        resolved = payload.get("event") == "resolved"
+        level = logging.INFO if resolved else LEVELS.get(alert.get("severity", ""), logging.WARNING)
+        self._logger.log(level, "%s", one_line(str(payload.get("text", ""))), extra={"message_id": message.message_id})
+        return Delivery(ok=True, reason="logged")

@@ -1,29 +1,191 @@
-"""Chat and paging services, through apprise: one line each says how it differs."""
+"""apprise composes requests and would send them with ``requests``; here they go out through our own HTTP.
+
+So that a delivery is one request, within our limits, without redirects, and its answer is known: apprise
+itself says no more than yes or no. Other threads' use of ``requests`` is as it was.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.notify.chat import chat_text
-from rlwatch.notify.http import Courier, TransportError
-from rlwatch.notify.outlet import Outlet
-from rlwatch.notify.quiet import quiet_http_logs
-from rlwatch.notify.replies import Reading, by_code, by_ok, by_status
-from rlwatch.notify.seam import raised_by
+from rlwatch.notify.http import Courier, Reply, TransportError, judge_status, quiet_http_logs, raised_by
+from rlwatch.notify.payload import chat_text
 from rlwatch.ports import Delivery
-from rlwatch.records import OutboxMessage
+from rlwatch.records import JSON, OutboxMessage
 from rlwatch.redaction import Redactor
 
 __all__ = ["SERVICES", "Service", "ServiceNotifier", "TransportError"]
+
+
+MOST_ANSWER_BYTES = 65_536
+"""Bytes of an answer that are read."""
+
+_DROPPED = frozenset({"content-length", "connection", "accept-encoding", "transfer-encoding", "host"})
+
+_current = threading.local()
+_teaching = threading.Lock()
+
+
+class Outlet:
+    """Where the request of one delivery leaves the house; what ``requests`` calls an adapter.
+
+    Parameters
+    ----------
+    message_id
+        Sent along as ``X-RLWatch-Delivery``.
+    """
+
+    def __init__(self, requests: ModuleType, courier: Courier, message_id: str) -> None:
+        self.reply: Reply | None = None
+        self.trouble = ""
+        """Why there is no reply."""
+        self._requests, self._courier, self._message_id = requests, courier, message_id
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Within it this thread's ``requests`` leave here."""
+        _teach(self._requests)
+        _current.outlet = self
+        try:
+            yield
+        finally:
+            _current.outlet = None
+
+    def send(self, request: Any, *, verify: object = True, **_: object) -> Any:
+        """The answer to the first request of this delivery; a second one is refused."""
+        if self.reply is not None or self.trouble:
+            raise self._requests.ConnectionError("one request is all there is for one delivery")
+        try:
+            self.reply = self._exchange(request, verify=verify is not False)
+        except TransportError as error:
+            self.trouble = str(error)
+            raise self._requests.ConnectionError("no answer") from None
+        return self._response(request, self.reply)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _exchange(self, request: Any, *, verify: bool) -> Reply:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _DROPPED}
+        headers |= {"Accept-Encoding": "identity", "X-RLWatch-Delivery": self._message_id}
+        body = request.body or b""
+        content = body.encode() if isinstance(body, str) else bytes(body)
+        return self._courier.send(
+            request.url, content, headers, method=request.method, verify=verify, keep=MOST_ANSWER_BYTES
+        )
+
+    def _response(self, request: Any, reply: Reply) -> Any:
+        response = self._requests.Response()
+        response.status_code, response.request, response.url = reply.status, request, request.url
+        response.headers.update(reply.headers)
+        response.raw = io.BytesIO(reply.body)
+        return response
+
+
+def _teach(requests: ModuleType) -> None:
+    """Let sessions ask for the outlet of their thread, once per process."""
+    with _teaching:
+        session: Any = requests.Session
+        usual = session.get_adapter
+        if getattr(usual, "knows_outlets", False):
+            return
+
+        def get_adapter(self: Any, url: str) -> Any:
+            outlet = getattr(_current, "outlet", None)
+            return usual(self, url) if outlet is None else outlet
+
+        get_adapter.knows_outlets = True  # type: ignore[attr-defined]
+        session.get_adapter = get_adapter
+
+
+# What the answers of chat services mean. Some say HTTP 200 and refuse in the body.
+#
+# Of what a service says only numbers and short words of its own vocabulary are repeated: the rest could hold
+# anything.
+
+Reading = Callable[[Reply, float], Delivery]
+"""``reading(reply, now)``."""
+
+_ERROR_WORD = re.compile(r"[a-z]+(_[a-z]+){0,5}")
+
+
+def by_status(reply: Reply, now: float) -> Delivery:
+    """By the status, and how long to stay away also where only the body tells (Discord, Telegram)."""
+    delivery = judge_status(reply.status, reply.headers, now)
+    if delivery.ok or delivery.retry_after_s is not None:
+        return delivery
+    body = _json_object(reply)
+    parameters = body.get("parameters")
+    wish = body.get("retry_after", parameters.get("retry_after") if isinstance(parameters, Mapping) else None)
+    return replace(delivery, retry_after_s=float(wish)) if _is_time(wish) else delivery
+
+
+def by_code(*keys: str, later: frozenset[int]) -> Reading:
+    """By a number in the body that is 0 for yes; ``later``: those that say "not now"."""
+
+    def reading(reply: Reply, now: float) -> Delivery:
+        delivery = by_status(reply, now)
+        if not delivery.ok:
+            return delivery
+        codes = [
+            code for code in map(_json_object(reply).get, keys) if isinstance(code, int) and not isinstance(code, bool)
+        ]
+        if not codes:
+            return _not_the_service(reply)
+        if codes[0] == 0:
+            return delivery
+        return Delivery(ok=False, reason=f"HTTP {reply.status}, code {codes[0]}", retryable=codes[0] in later)
+
+    return reading
+
+
+def by_ok(reply: Reply, now: float) -> Delivery:
+    """By the body: the text ``ok``, or an object whose ``ok`` is true (Slack, Telegram)."""
+    delivery = by_status(reply, now)
+    if not delivery.ok or reply.body.strip() == b"ok":
+        return delivery
+    body = _json_object(reply)
+    if "ok" not in body:
+        return _not_the_service(reply)
+    if body["ok"] is True:
+        return delivery
+    word = str(body.get("error", ""))
+    why = f": {word}" if _ERROR_WORD.fullmatch(word) and len(word) <= 40 else ""
+    later = word in {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable"}
+    return Delivery(ok=False, reason=f"HTTP {reply.status}, refused{why}", retryable=later)
+
+
+def _not_the_service(reply: Reply) -> Delivery:
+    """A proxy's page, say: nobody can know whether it arrived, so that it is sent again."""
+    return Delivery(ok=False, reason=f"HTTP {reply.status}, but not the answer of the service")
+
+
+def _json_object(reply: Reply) -> Mapping[str, JSON]:
+    try:
+        body = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _is_time(value: JSON) -> TypeGuard[float]:
+    """Whether ``value`` is a length of time in seconds; JSON knows integers that no float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+
 
 TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
 """Severity -> what apprise calls it."""

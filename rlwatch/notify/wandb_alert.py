@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rlwatch.notify.chat import chat_text, headline, shortened
-from rlwatch.notify.seam import raised_by
+from rlwatch.notify.http import raised_by
+from rlwatch.notify.payload import chat_text, headline, shortened
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 

@@ -6,23 +6,23 @@ Headers of a delivery::
     X-RLWatch-Event: firing | escalated | repeated | unacknowledged | resolved | test
     X-RLWatch-Delivery: <message id>       the same at every retry: a receiver may drop what it has seen
     X-RLWatch-Timestamp: <Unix seconds>
-    X-RLWatch-Signature: sha256=<hex>      with a secret only; see rlwatch.notify.signing
+    X-RLWatch-Signature: sha256=<hex>      with a secret only; see rlwatch.notify.webhook
 
 The body is the payload of :mod:`rlwatch.alerts.messages` with the message's id as ``message_id``; its shape is
-``rlwatch/notify/alert.schema.json`` (:mod:`rlwatch.notify.schema`). Any 2xx answer means delivered; the answer's body
+``rlwatch/notify/alert.schema.json`` (:mod:`rlwatch.notify.payload`). Any 2xx answer means delivered; the answer's body
 is not read.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from urllib.parse import urlsplit
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError
-from rlwatch.notify.answers import judge
-from rlwatch.notify.encode import encode
-from rlwatch.notify.http import LOOPBACK, Courier, TransportError
-from rlwatch.notify.signing import sign, verify_signature
+from rlwatch.notify.http import LOOPBACK, Courier, TransportError, judge_status
+from rlwatch.notify.payload import encode
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 from rlwatch.redaction import Redactor, redact_url
@@ -83,7 +83,7 @@ class WebhookNotifier:
             reply = self._courier.send(self._url, body, self._headers(message, body))
         except TransportError as error:
             return Delivery(ok=False, reason=self._redactor.text(str(error)))
-        return judge(reply.status, reply.headers, self._clock.now())
+        return judge_status(reply.status, reply.headers, self._clock.now())
 
     def _headers(self, message: OutboxMessage, body: bytes) -> dict[str, str]:
         timestamp = str(int(self._clock.now()))
@@ -114,3 +114,55 @@ def _checked_url(name: str, url: str) -> str:
             f"got {got} (the rest is not shown: it may be a secret)"
         )
     return url
+
+
+# Signatures of webhook deliveries: what the sender writes and what a receiver checks.
+#
+# ``X-RLWatch-Signature: sha256=<hex>`` is the HMAC-SHA256, under the shared secret, of the bytes of
+# ``X-RLWatch-Timestamp``, a full stop, and the body as sent. Covering the time makes an old delivery useless to
+# whoever recorded it.
+
+SCHEME = "sha256="
+TOLERANCE_S = 300.0
+"""How far a delivery's time stamp may be from the receiver's clock."""
+
+
+def sign(secret: str, timestamp: str | int, body: bytes) -> str:
+    """The value of ``X-RLWatch-Signature``."""
+    signed = f"{timestamp}.".encode() + body
+    return SCHEME + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+
+
+def verify_signature(
+    secret: str,
+    timestamp: str | int,
+    body: bytes,
+    signature: str,
+    *,
+    now: float,
+    tolerance_s: float = TOLERANCE_S,
+) -> bool:
+    """Whether a delivery comes from someone who knows ``secret`` and is not older than ``tolerance_s``.
+
+    For receivers. Give the header values as received and the body's bytes before any parsing; never raises
+    for what a stranger may have sent. Compares in constant time.
+
+    >>> body = b'{"event":"firing"}'
+    >>> verify_signature("s3cret", "1000", body, sign("s3cret", 1000, body), now=1200.0)
+    True
+    >>> verify_signature("s3cret", "1000", body, sign("s3cret", 1000, body), now=1301.0)
+    False
+    """
+    if not secret:
+        return False
+    expected = sign(secret, timestamp, body).encode()
+    genuine = hmac.compare_digest(expected, signature.encode("utf-8", errors="replace"))
+    return genuine and _recent(timestamp, now, tolerance_s)
+
+
+def _recent(timestamp: str | int, now: float, tolerance_s: float) -> bool:
+    try:
+        sent = float(timestamp)
+    except (ValueError, OverflowError):
+        return False
+    return abs(now - sent) <= tolerance_s

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlwatch.alerts.transitions import AlertEvent
-from rlwatch.control.actions import Action, Past, key_of, refusal
-from rlwatch.control.request import request
+from rlwatch.alerts.engine import AlertEvent
+from rlwatch.control.commands import request
+from rlwatch.control.policy import Action, ActionHistory, action_key, action_refusal
 from rlwatch.errors import RLWatchError, StoreBusyError
 from rlwatch.monitor.engine import Outcome
 from rlwatch.ports import CommandStore
@@ -37,7 +37,7 @@ class Acting:
     store: CommandStore
     run_id: str
     record: Record
-    _tried: dict[str, Past] = field(default_factory=dict)
+    _tried: dict[str, ActionHistory] = field(default_factory=dict)
     _waiting: list[tuple[Action, Alert]] = field(default_factory=list)
     _refused: set[tuple[str, str, str]] = field(default_factory=set)
 
@@ -52,7 +52,7 @@ class Acting:
     def _decide(self, action: Action, alert: Alert) -> None:
         try:
             past = self._past(action)
-            why_not = refusal(action, alert, past)
+            why_not = action_refusal(action, alert, past)
             if why_not is None and action.dry_run:
                 self._tried[action.name] = past.more(alert.step)
             elif why_not is None:
@@ -71,10 +71,10 @@ class Acting:
         self._refused.add(refused)
         return not known
 
-    def _past(self, action: Action) -> Past:
+    def _past(self, action: Action) -> ActionHistory:
         if action.dry_run:
-            return self._tried.get(action.name, Past())
-        return Past.of(action, self.store.commands(self.run_id))
+            return self._tried.get(action.name, ActionHistory())
+        return ActionHistory.of(action, self.store.commands(self.run_id))
 
     def _ask(self, action: Action, alert: Alert) -> None:
         why = f"{alert.kind} since step {alert.onset_step}: {alert.message}"
@@ -85,7 +85,7 @@ class Acting:
             args=action.args,
             why=why,
             by=action.by,
-            idempotency_key=key_of(action, alert),
+            idempotency_key=action_key(action, alert),
         )
 
     def _tell(self, action: Action, alert: Alert, why_not: str | None) -> None:

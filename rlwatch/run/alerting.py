@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlwatch.alerts.config import Config, build_notifiers, load_config
-from rlwatch.alerts.policy import Policy
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.rules import Policy, Rule
 from rlwatch.clock import Clock
-from rlwatch.control.actions import Action
+from rlwatch.control.policy import Action
 from rlwatch.errors import ConfigError
 from rlwatch.ports import Notifier, Store
 from rlwatch.records import RunInfo
 
 if TYPE_CHECKING:
-    from rlwatch.alerts.delivery import DeliveryThread
-    from rlwatch.alerts.desk import Desk
+    from rlwatch.alerts.dispatch import Dispatcher
+    from rlwatch.alerts.outbox import DeliveryThread
 
 logger = logging.getLogger("rlwatch")
 _said: set[str] = set()
@@ -41,19 +40,19 @@ class Alerting:
 
     def desk(
         self, store: Store, *, clock: Clock | None = None, live: Callable[[RunInfo], bool] = lambda _: True
-    ) -> Desk:
+    ) -> Dispatcher:
         """Where alerts of the store's runs are put down: messages are also written for channels this process
         lacks, which another may have.
         """
-        from rlwatch.alerts.desk import Desk  # with all of diagnosis: the judge's thread loads it
+        from rlwatch.alerts.dispatch import Dispatcher  # with all of diagnosis: the judge\'s thread loads it
 
-        return Desk(store, self.policy, dashboard_url=self.dashboard_url, clock=clock, live=live)
+        return Dispatcher(store, self.policy, dashboard_url=self.dashboard_url, clock=clock, live=live)
 
     def start(self, store: Store, failed: Callable[[BaseException], object] | None = None) -> DeliveryThread | None:
         """Begin to deliver what the store's outbox holds, if there is a channel; ``failed`` is told what goes wrong."""
         if not self.notifiers:
             return None
-        from rlwatch.alerts.delivery import DeliveryThread
+        from rlwatch.alerts.outbox import DeliveryThread
 
         thread = DeliveryThread(store, self.notifiers, failed=failed)
         thread.start()

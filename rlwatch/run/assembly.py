@@ -21,7 +21,7 @@ from rlwatch.run.alerting import Alerting
 from rlwatch.run.run import Engine, Run
 
 if TYPE_CHECKING:
-    from rlwatch.alerts.delivery import DeliveryThread
+    from rlwatch.alerts.outbox import DeliveryThread
     from rlwatch.monitor.judge import Judging
 
 

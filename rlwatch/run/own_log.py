@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 
+from rlwatch.alerts.dispatch import silenced
+from rlwatch.alerts.engine import AlertEvent, Transition
 from rlwatch.alerts.messages import Case, Notice
-from rlwatch.alerts.muting import silenced
-from rlwatch.alerts.policy import Policy, inhibitors
-from rlwatch.alerts.transitions import AlertEvent, Transition
+from rlwatch.alerts.rules import Policy, inhibitors
 from rlwatch.errors import StoreError
 from rlwatch.monitor.engine import Outcome
 from rlwatch.records import Alert, AlertState, RunInfo, Silence

@@ -15,13 +15,13 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import RunLockedError, RunNotFoundError
 from rlwatch.ports import RunWriter
 from rlwatch.records import Event, RunInfo, StepRecord
-from rlwatch.store.base import check_run_id
+from rlwatch.store import check_run_id
 from rlwatch.store.sqlite import runrow, schema
-from rlwatch.store.sqlite.appender import Appender
-from rlwatch.store.sqlite.controltables import ControlTables
-from rlwatch.store.sqlite.migrations import migrate
-from rlwatch.store.sqlite.problems import explained
-from rlwatch.store.sqlite.runtables import RunTables
+from rlwatch.store.sqlite.connection import explained
+from rlwatch.store.sqlite.control import ControlTables
+from rlwatch.store.sqlite.reading import RunTables
+from rlwatch.store.sqlite.schema import migrate
+from rlwatch.store.sqlite.writer import Appender
 
 
 def _tables() -> sqlite3.Connection:
@@ -75,7 +75,7 @@ class MemoryStore(RunTables, ControlTables):
                 )
             if held is None:
                 held = _Run()
-                migrate(held.tables, schema.RUN, self.url)
+                migrate(held.tables, schema.RUN_TABLES, self.url)
                 begun = runrow.create(held.tables, run, self._clock.now())
                 self._place.runs[run.run_id] = held
             else:
@@ -119,7 +119,7 @@ class MemoryStore(RunTables, ControlTables):
             run = self._existing(run_id)
             if run.control is None:
                 run.control = _tables()
-                migrate(run.control, schema.CONTROL, self.url)
+                migrate(run.control, schema.CONTROL_TABLES, self.url)
             yield run.control
 
     @contextmanager
@@ -132,7 +132,7 @@ class MemoryStore(RunTables, ControlTables):
         with self._place.lock, explained(self.url):
             if self._place.desk is None:
                 self._place.desk = _tables()
-                migrate(self._place.desk, schema.DESK, self.url)
+                migrate(self._place.desk, schema.STORE_WIDE, self.url)
             yield self._place.desk
 
     def _existing(self, run_id: str) -> _Run:

@@ -96,8 +96,8 @@ def _directory(scheme: str, slashes: str | None, rest: str) -> Path:
 
 def _open_directory(path: Path, control_timeout_s: float, clock: Clock | None) -> Store:
     from rlwatch.store.sqlite.filestore import FileStore
-    from rlwatch.store.sqlite.netfs import network_file_system
-    from rlwatch.store.sqlite.sharedstore import SharedStore
+    from rlwatch.store.sqlite.layout import network_file_system
+    from rlwatch.store.sqlite.shared import SharedStore
 
     try:
         is_file, is_run = path.exists() and not path.is_dir(), (path / "run.db").exists()

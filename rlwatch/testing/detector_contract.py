@@ -19,9 +19,7 @@ from rlwatch.catalogue import entry
 from rlwatch.metrics import BY_NAME, OPEN, Family
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
-from rlwatch.testing.engine_metrics import engine_broken
-from rlwatch.testing.healthy import healthy_run
-from rlwatch.testing.healthy_rollouts import EMPTY, HELD_OUT, ROLLOUTS_BROKEN, VANISHES
+from rlwatch.testing.healthy_runs import EMPTY, HELD_OUT, ROLLOUTS_BROKEN, VANISHES, engine_broken, healthy_run
 
 Make = Callable[[], Detector]
 LAYERS = 6

@@ -1,16 +1,84 @@
-"""Contract: opening, resuming, locking, finishing and listing runs."""
+"""Contract of a run's life: opening, resuming, locking, finishing, and the history an attempt continues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
+from typing import cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rlwatch.errors import RunLockedError, RunNotFoundError, StoreError
-from rlwatch.ports import Store
-from rlwatch.records import Event, RunInfo, RunState
-from rlwatch.testing.store_hooks import StoreHooks, fill, steps
+from rlwatch.ports import Item, Storable, Store
+from rlwatch.records import (
+    Alert,
+    AlertState,
+    Command,
+    Event,
+    ForecastRecord,
+    OutboxMessage,
+    RunInfo,
+    RunState,
+    Severity,
+    StepRecord,
+)
+from rlwatch.store.url import open_store
+
+_numbers = count()
+
+
+class StoreHooks:
+    """Give the fixture ``store``: an empty store, new for each test."""
+
+    @pytest.fixture
+    def store(self) -> Store:
+        """An empty store."""
+        raise NotImplementedError("a store contract needs a fixture `store`")
+
+    def reopen(self, store: Store) -> Store:
+        """The same store as another process would see it."""
+        return open_store(store.url)
+
+
+def new_run() -> str:
+    """A run id not given before in this process: examples of one property share a store."""
+    return f"run{next(_numbers)}"
+
+
+def fill(store: Store, items: Sequence[Storable] = (), run_id: str = "run", *, finish: bool = False) -> RunInfo:
+    """One attempt of ``run_id`` that writes ``items``; returns the run as its writer had it."""
+    writer = store.open_run(RunInfo(run_id))
+    writer.write(items)
+    if finish:
+        writer.finish(RunState.FINISHED, "", 2.0)
+    writer.close()
+    return writer.run
+
+
+def steps(*numbers: int, attempt: int = 1, name: str = "kl") -> list[StepRecord]:
+    """A record a number, whose one metric is a tenth of it."""
+    return [StepRecord(number, {name: number / 10}, ts=float(number), attempt=attempt) for number in numbers]
+
+
+def command(command_id: str = "c1", run_id: str = "run", *, expires_at: float = 0.0, key: str = "") -> Command:
+    """A queued command."""
+    return Command(command_id, run_id, "reset-reference", expires_at=expires_at, idempotency_key=key)
+
+
+def alert(alert_id: str = "a1", run_id: str = "run", *, state: AlertState = AlertState.FIRING) -> Alert:
+    """An alert on step 7."""
+    return Alert(alert_id, run_id, "rule", "entropy_collapse", Severity.CRITICAL, state, 5, 7, "entropy is collapsing")
+
+
+def message(message_id: str = "m1", run_id: str = "run", *, channel: str = "hook", due: float = 0.0) -> OutboxMessage:
+    """A pending message."""
+    return OutboxMessage(message_id, run_id, "a1", channel, {"text": "entropy"}, next_attempt_at=due)
+
+
+# Contract: opening, resuming, locking, finishing and listing runs.
 
 _READS: list[Callable[[Store], object]] = [
     lambda store: store.run("absent"),
@@ -193,3 +261,165 @@ class RunContract(StoreHooks):
         store.close()
 
         assert len(self.reopen(store).records("run")) == 1
+
+
+# Contract: the history a resumed attempt continues.
+
+_spans = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=5)
+
+
+def _items_of(store: Store, attempt: int, before_step: int, run_id: str = "run") -> list[tuple[int, int | str | None]]:
+    """(attempt, step) of records and (attempt, kind) of events, in order."""
+    return [
+        (item.attempt, item.step if isinstance(item, StepRecord) else item.kind)
+        for item in store.branch(run_id, attempt, before_step)
+    ]
+
+
+class BranchContract(StoreHooks):
+    """Of each earlier attempt, what lies below where the next one took over."""
+
+    def test_a_first_attempt_continues_nothing(self, store: Store) -> None:
+        """Whatever it has written itself."""
+        fill(store, steps(0, 1, 2))
+
+        assert list(store.branch("run", 1, 2)) == []
+
+    def test_a_resumed_attempt_continues_what_lies_below_its_start(self, store: Store) -> None:
+        """Steps past the checkpoint belong to the abandoned branch."""
+        fill(store, [*steps(1, 2, 3, 4, 5), *steps(4, 5, attempt=2)])
+
+        assert list(store.branch("run", 2, 4)) == store.records("run", limit=3)
+
+    def test_each_attempt_is_cut_where_the_next_began(self, store: Store) -> None:
+        """Back to the first; an attempt that wrote nothing (3) is passed over."""
+        fill(store, [*steps(1, 2, 3, 4), *steps(3, 4, 5, 6, attempt=2), *steps(5, 6, 7, attempt=4)])
+
+        assert _items_of(store, 5, 7) == [(1, 1), (1, 2), (2, 3), (2, 4), (4, 5), (4, 6)]
+        assert _items_of(store, 4, 5) == [(1, 1), (1, 2), (2, 3), (2, 4)]
+
+    def test_going_back_further_than_the_last_start_skips_that_attempt(self, store: Store) -> None:
+        """From checkpoint 2 nothing of an attempt begun at 5 is left, and of the first only what is below 2."""
+        fill(store, [*steps(1, 2, 3, 4, 5, 6), *steps(5, 6, attempt=2)])
+
+        assert _items_of(store, 3, 2) == [(1, 1)]
+
+    def test_events_belong_if_they_came_before_the_cut(self, store: Store) -> None:
+        """By number, and by step where they have one."""
+        items: list[Item] = [
+            Event("begun"),
+            *steps(1),
+            Event("reset", step=1),
+            *steps(2),
+            Event("early word of 3", step=3),
+            Event("between"),
+            *steps(3),
+            Event("after the cut"),
+            Event("late word of 1", step=1),
+            Event("other attempt", attempt=2),
+            Event("own", attempt=3),
+        ]
+        fill(store, items)
+
+        assert _items_of(store, 3, 3) == [
+            (1, "begun"),
+            (1, 1),
+            (1, "reset"),
+            (1, 2),
+            (1, "between"),
+            (2, "other attempt"),
+        ]
+
+    @settings(
+        max_examples=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
+    @given(spans=_spans, before_step=st.integers(0, 20))
+    def test_a_branch_is_one_line_of_steps(self, store: Store, spans: list[tuple[int, int]], before_step: int) -> None:
+        """Whatever the restarts: below its bound, strictly rising, and in order of arrival."""
+        run_id = new_run()
+        written = [
+            record
+            for attempt, (start, length) in enumerate(spans, start=1)
+            for record in steps(*range(start, start + length), attempt=attempt)
+        ]
+        fill(store, written, run_id)
+
+        branch = list(store.branch(run_id, len(spans) + 1, before_step))
+
+        line = [record.step for record in branch if isinstance(record, StepRecord)]
+        assert line == sorted(set(line))
+        assert all(step < before_step for step in line)
+        assert [item.seq for item in branch] == sorted(item.seq for item in branch)
+        newest = [record.step for record in branch if record.attempt == len(spans)]
+        start, length = spans[-1]
+        assert newest == [step for step in range(start, start + length) if step < before_step]
+
+
+# Contract: forecasts are kept beside what was measured, once each, and never come back as measurements.
+
+
+def forecast(step: int, p50: float, seq: int, attempt: int = 1) -> ForecastRecord:
+    """A forecast of the record ``seq``."""
+    body = {"alarm": p50 > 0.5, "limit": "reward", "why": [["mismatch/k3", 0.5]]}
+    return ForecastRecord(step, {"forecast/p50": p50}, body, ts=1.5, attempt=attempt, seq=seq)
+
+
+class ForecastContract(StoreHooks):
+    """What was forecast, step by step."""
+
+    def test_forecasts_come_back_whole_and_in_order(self, store: Store) -> None:
+        """All of them, or the newest; also one without a number."""
+        absent = ForecastRecord(3, {}, {"absent": "needs 40 steps; at 3"}, seq=3)
+        written = [forecast(1, 0.1, 1), forecast(2, 0.7, 2), absent]
+        fill(store, [*steps(1, 2, 3), *written])
+
+        assert self.reopen(store).forecasts("run") == written
+        assert store.forecasts("run", last=2) == written[1:]
+
+    def test_forecasts_are_series_of_the_run(self, store: Store) -> None:
+        """With the steps and numbers of the records they are of, beside one that was measured."""
+        fill(store, [StepRecord(7, {"kl": 1.0}), StepRecord(9, {"kl": 2.0}), forecast(7, 0.1, 1), forecast(9, 0.7, 2)])
+
+        series = store.series("run", ["forecast/p50", "kl"])
+        told, measured = series["forecast/p50"], series["kl"]
+        assert (told.steps.tolist(), told.values.tolist(), told.seqs.tolist()) == ([7, 9], [0.1, 0.7], [1, 2])
+        assert measured.values.tolist() == [1.0, 2.0]
+        assert store.metric_names("run") == ["forecast/p50", "kl"]
+        assert store.last_values("run") == {"forecast/p50": (9, 0.7), "kl": (9, 2.0)}
+
+    def test_forecasts_are_no_records(self, store: Store) -> None:
+        """They take no number and are no part of a branch: a replay sees what was measured, nothing else."""
+        fill(store, [*steps(1), forecast(1, 0.7, 1), *steps(2)])
+
+        assert [(record.step, record.seq) for record in store.records("run")] == [(1, 1), (2, 2)]
+        assert list(store.branch("run", 2, 9)) == store.records("run")
+        assert store.run("run").last_step == 2
+
+    def test_a_forecast_is_kept_once(self, store: Store) -> None:
+        """A resumed run relives its past and says it again, perhaps in a newer program's words."""
+        fill(store, [*steps(1), forecast(1, 0.7, 1)])
+        fill(store, [forecast(1, 0.2, 1), *steps(2), forecast(2, 0.3, 2, attempt=2)])
+
+        assert [(f.step, f.attempt, f.metrics["forecast/p50"]) for f in store.forecasts("run")] == [
+            (1, 1, 0.7),
+            (2, 2, 0.3),
+        ]
+
+    def test_a_forecast_that_cannot_be_stored_takes_nothing_with_it_by_half(self, store: Store) -> None:
+        """A batch is whole or nothing, as for records."""
+        fill(store)
+        writer = store.open_run(RunInfo("run"))
+        with pytest.raises(StoreError, match="forecast/p50"):
+            writer.write([*steps(1), ForecastRecord(1, {"forecast/p50": cast("float", "high")}, seq=1)])
+        writer.close()
+
+        assert (store.records("run"), store.forecasts("run")) == ([], [])
+
+    def test_a_run_without_forecasts_has_none(self, store: Store) -> None:
+        """Not even an empty metric."""
+        fill(store, steps(1))
+
+        assert store.forecasts("run") == []
+        assert len(store.series("run", ["forecast/p50"])["forecast/p50"].steps) == 0

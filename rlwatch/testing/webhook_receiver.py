@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.notify.signing import verify_signature
+from rlwatch.notify.webhook import verify_signature
 from rlwatch.records import JSON
 
 LARGEST_BODY = 1_000_000

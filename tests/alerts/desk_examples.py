@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.episode import alert_id
-from rlwatch.alerts.policy import Policy
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.engine import alert_id
+from rlwatch.alerts.rules import Policy, Rule
 from rlwatch.clock import ManualClock
 from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, Severity, StepRecord
 from rlwatch.store.url import open_store
@@ -46,9 +45,9 @@ class Office:
             self.store.open_run(RunInfo(run, project="math", name=f"name of {run}", source="verl")).close()
         self.desk = self.another_desk()
 
-    def another_desk(self) -> Desk:
+    def another_desk(self) -> Dispatcher:
         """As another process would have one: nothing is shared but the store."""
-        return Desk(self.store, self.policy, clock=self.clock, live=lambda _: self.live)
+        return Dispatcher(self.store, self.policy, clock=self.clock, live=lambda _: self.live)
 
     def tell(self, *alerts: Alert, run: str = "run", last_word: bool = False) -> list[str]:
         """Put alerts down; what was written."""

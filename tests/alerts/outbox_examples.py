@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlwatch.alerts.backoff import Backoff
-from rlwatch.alerts.outcomes import Patience
+from rlwatch.alerts.outbox import Backoff, Patience
 from rlwatch.ports import Delivery, Store
 from rlwatch.records import OutboxMessage, OutboxStatus, RunInfo
 

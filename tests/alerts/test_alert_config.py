@@ -13,12 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.alerts.config import ChannelConfig, Config, build_notifiers, default_toml, load_config
-from rlwatch.alerts.kinds import builtin_kinds
-from rlwatch.alerts.policy import Policy, QuietHours
-from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.alerts.config import ChannelConfig, Config, build_notifiers, default_toml, load_config, rule_toml
+from rlwatch.alerts.rules import Policy, QuietHours, Rule, builtin_kinds, default_rules
 from rlwatch.alerts.schema import RuleTable, parse
-from rlwatch.alerts.template import rule_toml
 from rlwatch.errors import ConfigError, MissingExtraError
 
 URL, SECRET = "https://hooks.example.com/services/hush-hush", "hush-hush-secret"

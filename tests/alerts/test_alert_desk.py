@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 from desk_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, said
 
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.policy import Grouping, Inhibition, Policy, QuietHours
-from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.told import alert_ids
+from rlwatch.alerts.dispatch import Dispatcher, alert_ids
+from rlwatch.alerts.rules import Grouping, Inhibition, Policy, QuietHours, Rule
 from rlwatch.records import Acknowledgement, Alert, Finding, RunInfo, Silence
 from rlwatch.store.url import open_store
 
@@ -434,7 +432,7 @@ def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
     store.open_run(RunInfo("run")).close()
 
     def looks(number: int) -> None:
-        desk = Desk(open_store(tmp_path), Policy(rules=(HOOK,)))
+        desk = Dispatcher(open_store(tmp_path), Policy(rules=(HOOK,)))
         for kind in "abc":
             desk.tell("run", [alert(kind)] if number % 2 else [])
 

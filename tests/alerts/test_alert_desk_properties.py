@@ -9,9 +9,8 @@ from desk_examples import CRITICAL, FIRING, NOON, RESOLVED, WARNING, Office, ale
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.alerts.policy import GroupBy, Grouping, Inhibition
-from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.told import Telling
+from rlwatch.alerts.dispatch import Publications
+from rlwatch.alerts.rules import GroupBy, Grouping, Inhibition, Rule
 from rlwatch.records import Acknowledgement, Alert, Severity, Silence
 
 KINDS = ("cause", "symptom", "other")
@@ -93,7 +92,7 @@ def lived(history, grouping: Grouping, *, two: bool = True) -> World:
 
 def stories(world: World) -> dict[tuple[str, str], list[tuple[str, Severity]]]:
     """(alert, channel) -> what was said of it, in order."""
-    telling, found = Telling(world.office.store.outbox("run")), {}
+    telling, found = Publications(world.office.store.outbox("run")), {}
     for one in world.office.store.alerts("run"):
         for channel in telling.channels(one.alert_id):
             told = telling.of(one.alert_id, channel)
@@ -122,7 +121,7 @@ def test_nothing_is_lost_once_nothing_keeps_it_back(history, grouping):
     world = lived(history, grouping)
     for what in (("resolve", "cause"), ("wait", 200), ("deliver", 0)):
         world.move(*what, 0)
-    told, telling = stories(world), Telling(world.office.store.outbox("run"))
+    told, telling = stories(world), Publications(world.office.store.outbox("run"))
 
     for one in world.office.store.alerts("run"):
         acknowledged = world.quiet.get(one.alert_id, -1) >= one.severity.rank
@@ -154,11 +153,11 @@ def test_an_acknowledged_alert_stays_quiet(history, grouping, kind):
     if kind not in world.now or world.now[kind].state is not FIRING:
         return
     mine = world.now[kind].alert_id
-    before = len(Telling(world.office.store.outbox("run")).of(mine))
+    before = len(Publications(world.office.store.outbox("run")).of(mine))
     for move in (("deliver", 0), ("wait", 200), ("resolve", "cause") if kind != "cause" else ("wait", 1), ("wait", 61)):
         world.move(*move, 1)
 
-    assert len(Telling(world.office.store.outbox("run")).of(mine)) == before
+    assert len(Publications(world.office.store.outbox("run")).of(mine)) == before
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,9 +8,8 @@ from alert_examples import finding, told
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.alerts.engine import AlertEngine, Transition
+from rlwatch.alerts.engine import AlertEngine, AlertEvent, Transition
 from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.records import AlertState, Finding, Severity
 
 KINDS = ("nonfinite", "grad_spike", "kl_drift")

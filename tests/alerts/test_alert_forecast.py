@@ -4,9 +4,7 @@ import pytest
 from alert_examples import CRITICAL, INFO, WARNING, finding, told
 
 from rlwatch.alerts.engine import AlertEngine
-from rlwatch.alerts.kinds import HEARTBEAT_KINDS, builtin_kinds
-from rlwatch.alerts.policy import default_inhibitions, inhibitors
-from rlwatch.alerts.rules import default_rules
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, builtin_kinds, default_inhibitions, default_rules, inhibitors
 from rlwatch.control.policy import Health, veto_reset_reference
 from rlwatch.records import Alert, AlertState
 

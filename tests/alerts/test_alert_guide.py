@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlwatch.alerts.config import load_config
-from rlwatch.alerts.kinds import HEARTBEAT_KINDS
-from rlwatch.alerts.policy import Policy, QuietHours
-from rlwatch.alerts.rules import REPEAT_MINUTES, Rule, default_rules
-from rlwatch.alerts.transitions import AlertEvent
+from rlwatch.alerts.engine import AlertEvent
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, REPEAT_MINUTES, Policy, QuietHours, Rule, default_rules
 from rlwatch.control import liveness
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text(encoding="utf-8")

@@ -11,11 +11,11 @@ import pytest
 from desk_examples import CRITICAL, RESOLVED, WARNING, alert
 
 from rlwatch.alerts import messages
-from rlwatch.alerts.messages import Case, Notice, message, run_page
+from rlwatch.alerts.engine import AlertEvent
+from rlwatch.alerts.messages import Case, Notice, compose_message, run_page
 from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.transitions import AlertEvent
 from rlwatch.diagnosis import Cause, Sureness, advice
-from rlwatch.notify.encode import encode
+from rlwatch.notify.payload import encode
 from rlwatch.records import RunInfo
 
 RUN = RunInfo("run-1", project="math", name="seed3", source="verl")
@@ -39,7 +39,7 @@ def notice(of=WORSE, event: AlertEvent = AlertEvent.ESCALATED, run: RunInfo = RU
 def test_the_payload_says_what_a_person_and_a_program_need():
     """The whole of it, as documented."""
     mismatch = alert("mismatch_growth", run="run-1", onset_step=40)
-    sent = message([notice()], earlier=[mismatch], dashboard_url="http://host:8501")
+    sent = compose_message([notice()], earlier=[mismatch], dashboard_url="http://host:8501")
 
     assert sent.payload == {
         "schema_version": 1,
@@ -77,12 +77,12 @@ def test_the_payload_says_what_a_person_and_a_program_need():
 
 def test_what_to_do_names_the_options_of_the_runs_trainer():
     """With the source and how strong its evidence is; nothing where nothing is known."""
-    first = message([notice()]).payload["advice"]["actions"][0]
+    first = compose_message([notice()]).payload["advice"]["actions"][0]
     strange = replace(WORSE, kind="my_own_kind")
 
     assert first.keys() == {"name", "what", "options", "source", "strength", "evidence"}
     assert set(first["options"]) <= {"verl", "rlwatch"}
-    assert message([notice(strange)]).payload["advice"] is None
+    assert compose_message([notice(strange)]).payload["advice"] is None
 
 
 CAUSE = Cause("mismatch_growth", "Mismatch", 40, Sureness.STRONG, "entropy followed", "it grew from step 40", ())
@@ -90,7 +90,7 @@ CAUSE = Cause("mismatch_growth", "Mismatch", 40, Sureness.STRONG, "entropy follo
 
 def test_the_cause_is_named_with_how_sure_it_is():
     """In the line for people only where it is another thing than the alert itself."""
-    told, same = (message([notice()], cause=replace(CAUSE, kind=kind)) for kind in (CAUSE.kind, WORSE.kind))
+    told, same = (compose_message([notice()], cause=replace(CAUSE, kind=kind)) for kind in (CAUSE.kind, WORSE.kind))
 
     assert told.payload["text"].endswith("is bad; most likely cause: Mismatch (strong)")
     assert same.payload["text"].endswith("is bad")
@@ -106,7 +106,7 @@ def test_the_cause_is_named_with_how_sure_it_is():
 
 def test_every_key_of_the_payload_is_documented():
     """In the module's docstring, where receivers' authors look."""
-    whole = message([notice()], earlier=[WORSE], cause=CAUSE, dashboard_url="http://h").payload
+    whole = compose_message([notice()], earlier=[WORSE], cause=CAUSE, dashboard_url="http://h").payload
     nested = [key for part in ("alert", "group", "cause", "finding", "advice", "run", "links") for key in whole[part]]
     nested += [*whole["earlier"][0], *whole["advice"]["actions"][0]]
 
@@ -118,7 +118,7 @@ def test_others_told_by_the_message_are_named_with_their_run_where_it_is_another
     """One line says it all."""
     here, there = alert("grad_spike", run="run-1"), alert("nonfinite", run="run-2")
     other = RunInfo("run-2", project="math")
-    sent = message([notice(event=AlertEvent.FIRING), notice(here), notice(there, run=other)])
+    sent = compose_message([notice(event=AlertEvent.FIRING), notice(here), notice(there, run=other)])
 
     assert sent.payload["text"].endswith("entropy_collapse is bad; also grad_spike, nonfinite (math/run-2)")
     assert [a["id"] for a in sent.payload["also"]] == [here.alert_id, there.alert_id]
@@ -127,7 +127,7 @@ def test_others_told_by_the_message_are_named_with_their_run_where_it_is_another
 
 def test_ids_are_those_of_what_is_told_not_of_the_composing():
     """Composed again, later, with another link: the same message. Another event, channel, severity: another."""
-    one, again = message([notice()], now=1.0), message([notice()], now=2.0, dashboard_url="http://h")
+    one, again = compose_message([notice()], now=1.0), compose_message([notice()], now=2.0, dashboard_url="http://h")
     others = [
         notice(event=AlertEvent.FIRING),
         notice(event=AlertEvent.RESOLVED),
@@ -138,13 +138,13 @@ def test_ids_are_those_of_what_is_told_not_of_the_composing():
     ]
 
     assert one.message_id == again.message_id
-    assert len({one.message_id, *(message([each]).message_id for each in others)}) == 7
+    assert len({one.message_id, *(compose_message([each]).message_id for each in others)}) == 7
     assert (one.created_at, again.created_at) == (1.0, 2.0)
 
 
 def test_a_message_is_filed_under_the_alert_its_receiver_knows():
     """So that "resolved" cannot overtake the message that said it fires."""
-    sent = message([notice(replace(WORSE, state=RESOLVED), AlertEvent.RESOLVED)], thread="a0", firing=2)
+    sent = compose_message([notice(replace(WORSE, state=RESOLVED), AlertEvent.RESOLVED)], thread="a0", firing=2)
 
     assert (sent.alert_id, sent.payload["group"]) == ("a0", {"id": "a0", "firing": 2})
     assert sent.payload["alert"]["id"] == WORSE.alert_id
@@ -152,7 +152,7 @@ def test_a_message_is_filed_under_the_alert_its_receiver_knows():
 
 def test_a_run_without_a_name_goes_by_its_id():
     """Something to find it by."""
-    assert "default/r9: " in message([notice(run=RunInfo("r9"))]).payload["text"]
+    assert "default/r9: " in compose_message([notice(run=RunInfo("r9"))]).payload["text"]
 
 
 @pytest.mark.parametrize(

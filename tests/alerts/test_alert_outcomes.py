@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.alerts.muting import fits
-from rlwatch.alerts.outcomes import LONGEST_WISH_S, Patience, is_first_word, precedes, settled
+from rlwatch.alerts.dispatch import silence_matches
+from rlwatch.alerts.outbox import LONGEST_WISH_S, Patience, after_try, is_first, precedes
 from rlwatch.ports import Delivery
 from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence
 
@@ -30,7 +30,7 @@ def told(event, at=1e9, **more):
 def test_a_delivery_ends_the_story():
     """When, after how many tries; the last error is no more."""
     tried = replace(MESSAGE, attempts=3, last_error="HTTP 500")
-    sent = settled(tried, Delivery(ok=True, reason="HTTP 200"), 1e9 + 5, PATIENCE)
+    sent = after_try(tried, Delivery(ok=True, reason="HTTP 200"), 1e9 + 5, PATIENCE)
 
     assert (sent.status, sent.attempts, sent.sent_at, sent.last_error) == (OutboxStatus.SENT, 4, 1e9 + 5, "")
 
@@ -50,7 +50,7 @@ def test_a_delivery_ends_the_story():
 )
 def test_a_receiver_may_put_us_off_but_not_for_ever(wish, waits):
     """Never sooner than our own backoff, and a wish that is no time is none."""
-    again = settled(MESSAGE, replace(FAILED, retry_after_s=wish), 1e9 + 1, PATIENCE)
+    again = after_try(MESSAGE, replace(FAILED, retry_after_s=wish), 1e9 + 1, PATIENCE)
 
     assert (again.status, again.next_attempt_at) == (OutboxStatus.PENDING, 1e9 + 1 + waits)
     assert again.last_error == "HTTP 500"
@@ -70,7 +70,7 @@ def test_a_receiver_may_put_us_off_but_not_for_ever(wish, waits):
 def test_a_message_is_given_up_with_the_reason(attempts, age_h, retryable, words):
     """Each limit by itself; exactly at the age limit it is tried again."""
     tried = replace(MESSAGE, attempts=attempts)
-    after = settled(tried, replace(FAILED, retryable=retryable), MESSAGE.created_at + age_h * HOUR, PATIENCE)
+    after = after_try(tried, replace(FAILED, retryable=retryable), MESSAGE.created_at + age_h * HOUR, PATIENCE)
 
     assert after.status is (OutboxStatus.PENDING if words is None else OutboxStatus.DEAD)
     assert after.last_error == (words or "HTTP 500")
@@ -81,7 +81,7 @@ def test_a_message_of_unknown_age_is_not_too_old():
     """Time 0 is no time: it was written by an older version."""
     unknown = replace(MESSAGE, created_at=0.0)
 
-    assert settled(unknown, FAILED, 2e9, PATIENCE).status is OutboxStatus.PENDING
+    assert after_try(unknown, FAILED, 2e9, PATIENCE).status is OutboxStatus.PENDING
     assert not PATIENCE.stale(unknown, 2e9)
 
 
@@ -118,7 +118,7 @@ def test_what_is_settled_or_elsewhere_holds_up_nobody(other):
 
 def test_nothing_precedes_the_first_word():
     """So other messages need not be read for it; an event of another version counts as one."""
-    assert [event for event in (*EVENTS, "of another version") if is_first_word(told(event))] == [
+    assert [event for event in (*EVENTS, "of another version") if is_first(told(event))] == [
         "firing",
         "of another version",
     ]
@@ -145,7 +145,9 @@ RIGHT = {
 def test_a_silence_is_about_what_all_its_fields_name():
     """Every combination: empty fields fit all; a run is named by its id or its name, never by a part of it."""
     said = [dict(zip(FIELDS, values, strict=True)) for values in product(*FIELDS.values())]
-    fitting = [one for one in said if fits(Silence("s1", "ann", "", 0.0, 1.0, **one), ALERT, RUN, {"team": "rl"})]
+    fitting = [
+        one for one in said if silence_matches(Silence("s1", "ann", "", 0.0, 1.0, **one), ALERT, RUN, {"team": "rl"})
+    ]
 
     assert fitting == [one for one in said if all(one[name] in RIGHT[name] for name in FIELDS)]
 
@@ -155,4 +157,4 @@ def test_a_silence_is_about_what_all_its_fields_name():
 )
 def test_of_a_run_that_cannot_be_read_only_the_id_is_known(field, value, fit):
     """A silence of its name or project may not be about it: people are told."""
-    assert fits(Silence("s1", "ann", "", 0.0, 1.0, **{field: value}), ALERT, None, {}) == fit
+    assert silence_matches(Silence("s1", "ann", "", 0.0, 1.0, **{field: value}), ALERT, None, {}) == fit

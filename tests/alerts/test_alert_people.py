@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from desk_examples import CRITICAL, NOON, RESOLVED, Office, alert
 
-from rlwatch.alerts import people
-from rlwatch.alerts.durations import seconds_of
+from rlwatch.alerts import silencing
 from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.silencing import seconds_of
 from rlwatch.errors import ConfigError
 from rlwatch.records import Acknowledgement, RunInfo, RunState, Silence
 
@@ -28,7 +28,7 @@ def test_an_alert_stands_as_people_and_its_cause_left_it():
         Silence("a", "bob", "known", NOON - 5, NOON + 5, kind="no_signal"),
         Silence("b", "bob", "old", NOON - 5, NOON, kind="grad_spike"),
     ]
-    found = people.standing(alerts, Office().policy, NOON, runs=RUNS, acknowledgements=taken, silences=silences)
+    found = silencing.quiet_reasons(alerts, Office().policy, NOON, runs=RUNS, acknowledgements=taken, silences=silences)
 
     assert found == {
         alerts[1].alert_id: "acknowledged by ann: mine",
@@ -46,7 +46,7 @@ def test_what_waits_because_its_cause_has_only_just_ended_says_so():
     def found(**run):
         runs = {"run": RunInfo("run", **run)}
         alerts = [cause, alert(), *others]
-        return people.standing(alerts, office.policy, NOON, runs=runs, acknowledgements=(), silences=())
+        return silencing.quiet_reasons(alerts, office.policy, NOON, runs=runs, acknowledgements=(), silences=())
 
     assert found(last_step=79) == {alert().alert_id: "inhibited until step 80: nonfinite was over at step 60"}
     assert found(last_step=80) == found(last_step=None) == found(last_step=79, state=RunState.FINISHED) == {}
@@ -58,9 +58,9 @@ def test_whoever_acknowledges_or_silences_has_a_name(who: str):
     store = Office().store
 
     with pytest.raises(ConfigError, match=f"needs a name, got '{who}'"):
-        people.acknowledge(store, alert(), by=who)
+        silencing.acknowledge(store, alert(), by=who)
     with pytest.raises(ConfigError, match="needs who and why"):
-        people.silence(store, by=who, why="x", for_s=60.0, everything=True)
+        silencing.silence(store, by=who, why="x", for_s=60.0, everything=True)
 
 
 def test_an_acknowledgement_is_stamped_and_as_bad_as_the_alert_was():
@@ -68,9 +68,9 @@ def test_an_acknowledgement_is_stamped_and_as_bad_as_the_alert_was():
     office = Office()
     office.tell(alert())
 
-    assert people.acknowledge(office.store, alert(), by=" ann ", why=" mine ", clock=office.clock) == Acknowledgement(
-        alert().alert_id, "run", "ann", "mine", NOON, alert().severity
-    )
+    assert silencing.acknowledge(
+        office.store, alert(), by=" ann ", why=" mine ", clock=office.clock
+    ) == Acknowledgement(alert().alert_id, "run", "ann", "mine", NOON, alert().severity)
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 
 from rlwatch.alerts import schema
 from rlwatch.alerts.config import load_config
-from rlwatch.alerts.kinds import HEARTBEAT_KINDS, builtin_kinds, unknown_kinds
-from rlwatch.alerts.policy import (
+from rlwatch.alerts.rules import (
     DAYS,
+    HEARTBEAT_KINDS,
     GroupBy,
     Grouping,
     Inhibition,
     Policy,
     QuietHours,
+    builtin_kinds,
     default_inhibitions,
     inhibitors,
+    unknown_kinds,
 )
 from rlwatch.errors import ConfigError
 from rlwatch.records import Severity

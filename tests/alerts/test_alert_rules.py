@@ -9,8 +9,7 @@ import pytest
 from alert_examples import CRITICAL, INFO, WARNING, finding, told
 
 from rlwatch.alerts.engine import AlertEngine
-from rlwatch.alerts.kinds import HEARTBEAT_KINDS, builtin_kinds, unknown_kinds
-from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, Rule, builtin_kinds, default_rules, unknown_kinds
 from rlwatch.errors import ConfigError
 from rlwatch.records import Severity
 

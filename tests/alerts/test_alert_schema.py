@@ -10,12 +10,11 @@ import jsonschema
 import pytest
 from desk_examples import CRITICAL, RESOLVED, alert
 
-from rlwatch.alerts.messages import SCHEMA_VERSION, Case, Notice, message
+from rlwatch.alerts.engine import AlertEvent
+from rlwatch.alerts.messages import SCHEMA_VERSION, TRIAL_EVENT, Case, Notice, compose_message, trial_message
 from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.transitions import AlertEvent
-from rlwatch.alerts.trial import EVENT, trial_message
 from rlwatch.diagnosis import kinds
-from rlwatch.notify.schema import FILE, alert_schema
+from rlwatch.notify.payload import SCHEMA_FILE, alert_schema
 from rlwatch.notify.webhook import WebhookNotifier
 from rlwatch.records import OutboxMessage, RunInfo
 from rlwatch.testing.webhook_receiver import WebhookReceiver
@@ -37,7 +36,7 @@ def composed(
         for each in (first, alert("kl_drift", run="run-1"))
     ]
     earlier = [alert("mismatch_growth", run="run-1", onset_step=40)]
-    return message(notices, firing=2, earlier=earlier, dashboard_url="http://host:8501")
+    return compose_message(notices, firing=2, earlier=earlier, dashboard_url="http://host:8501")
 
 
 def received(*messages: OutboxMessage) -> list[dict]:
@@ -52,9 +51,9 @@ def test_the_schema_is_one_and_is_published_with_the_documents():
     """Valid by itself, the same in both places."""
     SCHEMA.check_schema(SCHEMA.schema)
 
-    assert json.loads((DOCS / FILE).read_text()) == SCHEMA.schema
+    assert json.loads((DOCS / SCHEMA_FILE).read_text()) == SCHEMA.schema
     assert SCHEMA.schema["properties"]["schema_version"]["const"] == SCHEMA_VERSION
-    assert set(SCHEMA.schema["properties"]["event"]["enum"]) == {*AlertEvent, EVENT}
+    assert set(SCHEMA.schema["properties"]["event"]["enum"]) == {*AlertEvent, TRIAL_EVENT}
 
 
 def test_what_a_receiver_gets_keeps_it():

@@ -9,10 +9,9 @@ from desk_examples import CRITICAL, HOOK, NOON, RESOLVED, WARNING, Office, alert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlwatch.alerts.dispatch import settling_steps
 from rlwatch.alerts.engine import AlertEngine
-from rlwatch.alerts.policy import Inhibition
-from rlwatch.alerts.rules import Rule, default_rules
-from rlwatch.alerts.settling import settling_steps
+from rlwatch.alerts.rules import Inhibition, Rule, default_rules
 from rlwatch.records import Alert, AlertState, Finding
 
 KEEPS = Rule("r", channels=("hook",), keep_firing_for=20)

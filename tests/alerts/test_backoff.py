@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rlwatch.alerts.backoff import exponential
+from rlwatch.alerts.outbox import exponential
 
 
 @pytest.mark.parametrize(

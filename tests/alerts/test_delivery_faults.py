@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import delivery_faults
 import pytest
-
-from rlwatch.testing import delivery_faults
-from rlwatch.testing.delivery_faults import Toll, scenarios, table, troubled
+from delivery_faults import Toll, scenarios, table, troubled
 
 SMALL = scenarios(messages=4, deaths=1)
 """Enough to go through every point; benchmarks/delivery_faults.py prints the table of more."""

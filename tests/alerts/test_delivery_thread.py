@@ -7,8 +7,7 @@ import threading
 import pytest
 from outbox_examples import ScriptedNotifier, message, patience, put
 
-from rlwatch.alerts.delivery import DeliveryThread
-from rlwatch.alerts.outbox import DeliveryReport
+from rlwatch.alerts.outbox import DeliveryReport, DeliveryThread
 from rlwatch.clock import ManualClock
 from rlwatch.records import OutboxStatus, RunInfo
 from rlwatch.store.memory import MemoryStore

@@ -25,7 +25,7 @@ from outbox_examples import (
 from rlwatch.alerts.outbox import LEASE_S, Deliverer, DeliveryReport
 from rlwatch.clock import ManualClock
 from rlwatch.errors import MissingExtraError, StoreBusyError
-from rlwatch.notify.console import ConsoleNotifier
+from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.ports import Delivery, Store
 from rlwatch.records import OutboxMessage, OutboxStatus
 from rlwatch.store.url import open_store

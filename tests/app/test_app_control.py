@@ -5,7 +5,7 @@ from app_world import alert
 from rlwatch_app import control
 
 from rlwatch.clock import ManualClock
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.errors import ConfigError
 from rlwatch.records import AlertState, CommandStatus, RunInfo, RunState, Severity
@@ -121,7 +121,7 @@ def test_every_vetoed_command_says_what_a_collapse_means_for_it(kind):
     """Each for its own reason."""
     collapse = control.checks(kind, RUN, [alert()], stale=False, has_reference=True)[-1]
     assert (collapse.met, "refused unless forced" in collapse.text) == (False, True)
-    assert control.REFUSED.keys() == {name for name, one in KINDS.items() if one.vetoed}
+    assert control.REFUSED.keys() == {name for name, one in COMMAND_KINDS.items() if one.vetoed}
 
 
 @pytest.mark.parametrize("kind", ["pause", "lower-lr", "stop"])

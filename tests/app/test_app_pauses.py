@@ -7,7 +7,7 @@ from rlwatch_app import asks
 from rlwatch_app.health import Word, judge
 from rlwatch_app.pauses import pause_of, words
 
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.liveness import Pace
 from rlwatch.records import Command, CommandStatus, RunInfo, RunState
 
@@ -58,10 +58,10 @@ def test_a_second_pause_counts_after_a_resume():
 
 def test_every_kind_has_its_words():
     """The page offers what the house knows, no more and no less."""
-    assert list(asks.ASKS) == list(KINDS)
+    assert list(asks.ASKS) == list(COMMAND_KINDS)
     for kind, ask in asks.ASKS.items():
         assert ask.kind == kind
-        assert ask.labels.keys() == KINDS[kind].args.keys()
+        assert ask.labels.keys() == COMMAND_KINDS[kind].args.keys()
 
 
 @pytest.mark.parametrize("paused", [True, False])
@@ -69,5 +69,5 @@ def test_every_kind_that_makes_sense_now_can_be_reached(paused):
     """By the first button or the menu."""
     first = "resume" if paused else asks.RESET
     nonsense = "pause" if paused else "resume"
-    assert {first, nonsense, *asks.menu(paused=paused)} == set(KINDS)
+    assert {first, nonsense, *asks.menu(paused=paused)} == set(COMMAND_KINDS)
     assert first not in asks.menu(paused=paused)

@@ -8,7 +8,7 @@ from playwright.sync_api import TimeoutError as NotInTime
 from playwright.sync_api import expect
 from waiting import until
 
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.records import CommandStatus, RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
 

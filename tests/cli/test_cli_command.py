@@ -14,7 +14,7 @@ from cli_helpers import Invoke, record_run, strict
 
 from rlwatch.cli import command as module
 from rlwatch.cli.command import ANSWERS, UNANSWERED, Kind
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
 
@@ -77,7 +77,7 @@ def test_every_kind_has_its_options(words: tuple[str, ...], args: object, runs: 
 
 def test_the_kinds_are_those_of_the_house() -> None:
     """The command line offers them all."""
-    assert [kind.value for kind in Kind] == list(KINDS)
+    assert [kind.value for kind in Kind] == list(COMMAND_KINDS)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from cli_helpers import Invoke, record_run, strict
 import rlwatch
 from rlwatch.cli import app_login, doctor, ui
 from rlwatch.cli.doctor import Level
-from rlwatch.store.sqlite import netfs
+from rlwatch.store.sqlite import layout
 from rlwatch.store.url import open_store
 
 ROOT = Path(rlwatch.__file__).parent.parent
@@ -96,7 +96,7 @@ def test_a_network_file_system_is_warned_of(tmp_path: Path, monkeypatch: pytest.
     """With what will not work there."""
     mounts = tmp_path / "mounts"
     mounts.write_text(f"1 1 0:1 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(netfs, "_MOUNTS", mounts)
+    monkeypatch.setattr(layout, "_MOUNTS", mounts)
 
     checks = {check.name: check for check in doctor.storage_checks(str(tmp_path / "runs"))}
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import Invoke, strict
 
-from rlwatch.alerts.policy import Policy, QuietHours
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.rules import Policy, QuietHours, Rule
 from rlwatch.cli.rehearsal import rehearse
 from rlwatch.importers.base import ImportedRun
 from rlwatch.records import StepRecord

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.cli.wording import THIN, age, clean, number, one_line, status, step
-from rlwatch.control.liveness import Pace, Sign, last_sign
-from rlwatch.control.pauses import Pause
+from rlwatch.control.liveness import Pace, Pause, Sign, last_sign
 from rlwatch.records import RunInfo, RunState
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.control.actions import Action, Past, asked_at, key_of, refusal
+from rlwatch.control.policy import Action, ActionHistory, action_key, action_refusal, requested_at_step
 from rlwatch.errors import ConfigError
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Severity
 
@@ -21,7 +21,7 @@ def action(**kwargs):
 
 def command(made_by, step, status=CommandStatus.DONE):
     return Command(
-        "c", "r", made_by.do, status=status, requested_by=made_by.by, idempotency_key=key_of(made_by, alert(step))
+        "c", "r", made_by.do, status=status, requested_by=made_by.by, idempotency_key=action_key(made_by, alert(step))
     )
 
 
@@ -76,7 +76,7 @@ def test_it_concerns_alerts_of_its_kinds_from_its_severity_on():
 def test_the_past_is_read_from_the_commands_of_the_run():
     """So that a resumed run goes on with the same budget; what expired or was refused is not spent, but cools down."""
     mine = action(most=3)
-    past = Past.of(
+    past = ActionHistory.of(
         mine,
         [
             command(mine, 100),
@@ -86,26 +86,26 @@ def test_the_past_is_read_from_the_commands_of_the_run():
         ],
     )
 
-    assert past == Past(1, 300)
+    assert past == ActionHistory(1, 300)
 
 
 def test_budget_and_cool_down_refuse_with_the_reason():
     """Each by its own."""
     mine = action(most=2, cooldown_steps=100)
 
-    assert refusal(mine, alert(100), Past()) is None
-    assert "cools down until step 200" in refusal(mine, alert(199), Past(1, 100))
-    assert refusal(mine, alert(200), Past(1, 100)) is None
-    assert "budget of 2" in refusal(mine, alert(900), Past(2, 300))
+    assert action_refusal(mine, alert(100), ActionHistory()) is None
+    assert "cools down until step 200" in action_refusal(mine, alert(199), ActionHistory(1, 100))
+    assert action_refusal(mine, alert(200), ActionHistory(1, 100)) is None
+    assert "budget of 2" in action_refusal(mine, alert(900), ActionHistory(2, 300))
 
 
 def test_the_step_comes_back_from_the_key():
     """Also where a name has an @ in it; a person's command has none."""
     odd = action(name="a@b/c")
 
-    assert asked_at(command(odd, 417)) == 417
-    assert asked_at(Command("c", "r", "stop", requested_by="ann", idempotency_key="k@9")) is None
-    assert asked_at(Command("c", "r", "stop", requested_by=odd.by, idempotency_key="none")) is None
+    assert requested_at_step(command(odd, 417)) == 417
+    assert requested_at_step(Command("c", "r", "stop", requested_by="ann", idempotency_key="k@9")) is None
+    assert requested_at_step(Command("c", "r", "stop", requested_by=odd.by, idempotency_key="none")) is None
 
 
 @given(st.lists(st.integers(0, 2000), max_size=60), st.integers(1, 4), st.integers(0, 300))
@@ -113,8 +113,8 @@ def test_no_history_of_alerts_gets_more_than_the_budget_or_closer_than_the_cool_
     """Whatever fires, in whatever order."""
     mine, asked = action(most=most, cooldown_steps=cooldown), []
     for step in sorted(steps):
-        past = Past.of(mine, [command(mine, earlier) for earlier in asked])
-        if refusal(mine, alert(step), past) is None:
+        past = ActionHistory.of(mine, [command(mine, earlier) for earlier in asked])
+        if action_refusal(mine, alert(step), past) is None:
             asked.append(step)
 
     assert len(asked) <= most

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.control.arguments import Choice, Number, Step
-from rlwatch.control.kinds import KINDS, kind_of
-from rlwatch.control.request import request
+from rlwatch.control.commands import COMMAND_KINDS, Choice, Number, Step, command_kind, request
 from rlwatch.errors import ConfigError
 from rlwatch.records import RunInfo
 from rlwatch.store.url import open_store
@@ -25,9 +23,9 @@ def store(request):
 
 def test_these_are_the_kinds():
     """Each with words for people."""
-    assert tuple(KINDS) == NAMES
-    assert all(kind.name == name and kind.meaning for name, kind in KINDS.items())
-    assert all(argument.meaning for kind in KINDS.values() for argument in kind.args.values())
+    assert tuple(COMMAND_KINDS) == NAMES
+    assert all(kind.name == name and kind.meaning for name, kind in COMMAND_KINDS.items())
+    assert all(argument.meaning for kind in COMMAND_KINDS.values() for argument in kind.args.values())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.te
 @given(st.dictionaries(st.sampled_from(["optimizer", "scale", "until", "value", "minutes", "save", "x"]), anything))
 def test_whatever_is_given_is_accepted_whole_or_refused_with_a_config_error(args):
     """Nothing else is raised, and nothing that is not allowed passes."""
-    for kind in KINDS.values():
+    for kind in COMMAND_KINDS.values():
         try:
             read = kind.read(args)
         except ConfigError:
@@ -134,9 +132,9 @@ def test_types_say_what_they_allow():
 
 def test_what_may_be_vetoed_is_marked():
     """``force`` means something there only."""
-    assert {name for name, kind in KINDS.items() if kind.vetoed} == {
+    assert {name for name, kind in COMMAND_KINDS.items() if kind.vetoed} == {
         "reset-reference",
         "save-checkpoint",
         "set-kl-coef",
     }
-    assert kind_of("pause") is KINDS["pause"]
+    assert command_kind("pause") is COMMAND_KINDS["pause"]

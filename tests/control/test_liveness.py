@@ -14,18 +14,20 @@ from hypothesis import strategies as st
 
 from rlwatch.control.liveness import (
     FLOOR_S,
+    PAUSE_ALIVE_S,
     TAIL,
     UNKNOWN_S,
     Pace,
+    Pause,
     Sign,
     dead_since,
     last_sign,
     pace_of,
+    pause_of,
     reports,
     sign_of,
     silent_for,
 )
-from rlwatch.control.pauses import ALIVE_S, Pause, pause_of
 from rlwatch.records import Command, CommandStatus, RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
 
@@ -139,8 +141,8 @@ def test_a_pause_says_who_why_and_until_when():
         (replace(RUN, last_step=31), PAUSED),
         (replace(RUN, state=RunState.FINISHED), PAUSED),
         (replace(RUN, state=RunState.CRASHED), PAUSED),
-        (replace(RUN, heartbeat_at=NOW - ALIVE_S - 1), PAUSED),
-        (RUN, [command("pause", 30, NOW - 600 - ALIVE_S, minutes=9)]),
+        (replace(RUN, heartbeat_at=NOW - PAUSE_ALIVE_S - 1), PAUSED),
+        (RUN, [command("pause", 30, NOW - 600 - PAUSE_ALIVE_S, minutes=9)]),
     ],
     ids=[
         "never asked", "refused", "not carried out", "resumed", "stopped",

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from rlwatch.clock import ManualClock
+from rlwatch.control.commands import cancel, request
 from rlwatch.control.mailbox import LATE, Mailbox
 from rlwatch.control.policy import Health, veto_reset_reference
-from rlwatch.control.request import cancel, request
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Finding, RunInfo, Severity
 from rlwatch.store.url import open_store

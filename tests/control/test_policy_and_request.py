@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from rlwatch.clock import ManualClock
+from rlwatch.control.commands import EXPIRES_S, request, whoami
 from rlwatch.control.mailbox import POLL_S, Answer, Mailbox, PendingCommand
 from rlwatch.control.policy import (
     COLLAPSE_KINDS,
@@ -16,7 +17,6 @@ from rlwatch.control.policy import (
     veto_save_checkpoint,
     veto_set_kl_coef,
 )
-from rlwatch.control.request import EXPIRES_S, request, whoami
 from rlwatch.detectors.registry import REGISTRY
 from rlwatch.records import Command, CommandStatus, Finding, RunInfo, Severity
 from rlwatch.store.url import open_store

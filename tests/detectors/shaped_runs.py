@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from rlwatch.records import ClosedStep, Severity
-from rlwatch.testing.healthy import healthy_run, mean_metrics
+from rlwatch.testing.healthy_runs import healthy_run, mean_metrics
 
 
 def run(curves, *, length=200, every=1, seed=0, only=None):

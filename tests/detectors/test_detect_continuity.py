@@ -9,7 +9,7 @@ from shaped_runs import coarse, findings, run
 from rlwatch.detectors.reference_continuity import TELL, ReferenceContinuity
 from rlwatch.monitor.engine import Monitor
 from rlwatch.records import ClosedStep, Event, Severity, StepRecord
-from rlwatch.testing.healthy import healthy_run
+from rlwatch.testing.healthy_runs import healthy_run
 
 KL = "policy/kl_ref"
 

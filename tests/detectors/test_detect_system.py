@@ -12,7 +12,7 @@ from rlwatch.detectors.stalled_steps import StalledSteps
 from rlwatch.detectors.throughput_drop import ThroughputDrop
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, Event
-from rlwatch.testing.healthy import healthy_run
+from rlwatch.testing.healthy_runs import healthy_run
 
 AT = 100
 

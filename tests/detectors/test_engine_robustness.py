@@ -22,8 +22,7 @@ from rlwatch.detectors.retokenisation import Retokenisation
 from rlwatch.detectors.routing_mismatch import RoutingMismatch
 from rlwatch.detectors.silent_freeze import SilentFreeze
 from rlwatch.records import Event, Severity
-from rlwatch.testing.engine_metrics import engine_broken
-from rlwatch.testing.healthy import healthy_run
+from rlwatch.testing.healthy_runs import engine_broken, healthy_run
 
 SLOW = (
     DegenerateBatch,

@@ -26,7 +26,7 @@ from rlwatch.detectors.weight_tail import WeightTail
 from rlwatch.diagnosis import advice
 from rlwatch.monitor.engine import Monitor
 from rlwatch.records import ClosedStep, Event, Severity, StepRecord
-from rlwatch.testing.healthy import healthy_run
+from rlwatch.testing.healthy_runs import healthy_run
 
 POLICY = (
     EntropyBudget,

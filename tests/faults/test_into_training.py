@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import rlwatch
-from rlwatch.alerts.delivery import DeliveryThread
+from rlwatch.alerts.outbox import DeliveryThread
 from rlwatch.clipping import LayerClip, LayerMaxNorm, LayerMedian, SkipOnSpike
 from rlwatch.clipping.layout import Layout
 from rlwatch.control.mailbox import Mailbox, PendingCommand
@@ -34,7 +34,7 @@ from rlwatch.integrations.openrlhf.logger import RLWatchLogger
 from rlwatch.integrations.tee.patches import Patches
 from rlwatch.integrations.verl.tracking import Backend
 from rlwatch.monitor.watchman import WatchmanThread
-from rlwatch.notify.console import ConsoleNotifier
+from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.records import Command, CompletionBatch, RunState, SpikeBatch
 from rlwatch.seam import LIMIT, Seam, tireless
 from rlwatch.store.url import open_store
@@ -1280,7 +1280,7 @@ THREADS = {
     "rlwatch/recorder/writer.py": "its loop and every call of a sink hold whatever is raised",
     "rlwatch/recorder/judge.py": "every turn holds whatever is raised",
     "rlwatch/monitor/watchman.py": "tireless",
-    "rlwatch/alerts/delivery.py": "tireless",
+    "rlwatch/alerts/outbox.py": "tireless",
     "rlwatch/link/hub.py": "tireless",
     "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go",
     "rlwatch/link/rounds.py": "whatever is raised is as if the connection had broken",

@@ -17,7 +17,7 @@ from rlwatch.gradloc.report import Cause, Cost, Localisation, Method, OwnGradien
 from rlwatch.gradloc.rows import MOST_LAYERS, culprit_batches, event_body, response_batch
 from rlwatch.gradloc.traced import Kind, Trace
 from rlwatch.records import CULPRITS, RESPONSES
-from rlwatch.store.sqlite.columns import pack, unpack
+from rlwatch.store.sqlite.rows import pack_columns, unpack_columns
 
 pytestmark = pytest.mark.torch
 
@@ -121,7 +121,7 @@ def test_culprits_are_kept_in_columns_worst_first(step):
     assert {columns[name].dtype.kind for name in ("microbatch", "sequence", "position", "token_id")} == {"i"}
     assert "text" not in columns
     assert "rollout_logp" not in columns
-    assert list(unpack(pack(columns)[1])) == list(columns)
+    assert list(unpack_columns(pack_columns(columns)[1])) == list(columns)
 
 
 def test_culprits_of_several_ranks_make_a_batch_each(step):

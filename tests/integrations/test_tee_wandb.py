@@ -424,7 +424,7 @@ def test_asking_for_the_name_imports_neither_wandb_nor_torch():
 @pytest.mark.parametrize(("project", "theirs"), [("math", "a b"), (None, "x/y"), ("../up", "1"), ("ü", "z" * 200)])
 def test_an_id_that_is_no_directory_name_gets_one_that_stays_its_own(project, theirs, store):
     """Cut and cleaned, with a checksum so that two ids stay two."""
-    from rlwatch.store.base import check_run_id
+    from rlwatch.store import check_run_id
 
     name = run_id(project, theirs)
     check_run_id(name)

@@ -372,7 +372,7 @@ def test_another_process_resets_the_reference_and_then_stops_the_loop(tmp_path):
     """By the store alone, as the command line and the dashboard do it."""
     from pathlib import Path
 
-    from rlwatch.control.request import request
+    from rlwatch.control.commands import request
     from rlwatch.store.url import open_store
 
     script = textwrap.dedent(LOOP).format(here=str(Path(__file__).parent), store=str(tmp_path))

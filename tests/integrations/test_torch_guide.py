@@ -9,7 +9,7 @@ import torch
 from tiny_loop import CLIP, FakeRun, fresh_policy, train
 
 import rlwatch
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.integrations.level import Level
 
 pytestmark = pytest.mark.torch
@@ -61,7 +61,7 @@ def test_every_command_is_in_the_guide():
     """With what it needs."""
     said = {name for cell, *_ in rows_of("Being told what to do") for name in re.findall(r"`([a-z-]+)`", cell)}
 
-    assert said == set(KINDS)
+    assert said == set(COMMAND_KINDS)
 
 
 def test_every_level_is_in_the_guide():

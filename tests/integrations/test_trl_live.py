@@ -7,7 +7,7 @@ from tiny_trl import make_trainer
 from transformers import TrainerCallback
 
 import rlwatch
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.integrations.trl import watch
 from rlwatch.records import CommandStatus, RunState
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.alerts.policy import Policy
-from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.alerts.rules import Policy, Rule, default_rules
 from rlwatch.clock import ManualClock
 from rlwatch.control.liveness import FLOOR_S, UNKNOWN_S, Pace, pace_of, reports, sign_of, silent_for
 from rlwatch.errors import StoreBusyError

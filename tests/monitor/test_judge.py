@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from test_properties import RULES, streams, total
 
 import rlwatch
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.policy import Policy
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.rules import Policy, Rule
 from rlwatch.monitor import Monitor, checkpoint
 from rlwatch.monitor.judge import Judging, judge_rest, past_of
 from rlwatch.monitor.sink import MonitorSink
@@ -135,7 +134,7 @@ class Counted:
 
 def judging(store, writer, *, monitor=None, **settings):
     monitor = monitor or Monitor(run_id="run", rules=POLICY.rules, history=past_of(store, "run", lambda: monitor))
-    sink = MonitorSink(monitor, writer.run, store, desk=Desk(store, POLICY), keep=writer.write, **settings)
+    sink = MonitorSink(monitor, writer.run, store, desk=Dispatcher(store, POLICY), keep=writer.write, **settings)
 
     def note(seq, kept):
         writer.write([], Progress(judged=seq, checkpoint=kept))
@@ -195,11 +194,11 @@ def test_what_was_stored_and_not_judged_is_told_once_by_whoever_looks(tmp_path, 
     """The same findings and ids as the dead process would have told; the last step, too."""
     store = dead(tmp_path / "dead", sick(25), judged)
     told = []
-    assert judge_rest(store, "run", POLICY, Desk(store, POLICY), told.append)
-    assert not judge_rest(store, "run", POLICY, Desk(store, POLICY), told.append)
+    assert judge_rest(store, "run", POLICY, Dispatcher(store, POLICY), told.append)
+    assert not judge_rest(store, "run", POLICY, Dispatcher(store, POLICY), told.append)
 
     whole = dead(tmp_path / "whole", sick(25), 0)
-    judge_rest(whole, "run", POLICY, Desk(whole, POLICY))
+    judge_rest(whole, "run", POLICY, Dispatcher(whole, POLICY))
     assert [(f.kind, f.seq, f.step) for f in store.findings("run")] == [
         (f.kind, f.seq, f.step) for f in whole.findings("run")
     ]
@@ -216,7 +215,7 @@ def test_nobody_judges_for_a_process_that_lives(tmp_path):
     writer = store.open_run(RunInfo("run"))
     writer.write(sick(25))
 
-    assert not judge_rest(store, "run", POLICY, Desk(store, POLICY))
+    assert not judge_rest(store, "run", POLICY, Dispatcher(store, POLICY))
     assert (store.findings("run"), store.judged("run")) == ([], (0, 25))
     writer.close()
 
@@ -324,7 +323,7 @@ def test_a_judge_that_is_abandoned_stops_in_the_middle(tmp_path):
         by.take([*rows, Event("note", 30, seq=26)])
     writer.close()
 
-    assert judge_rest(store, "run", POLICY, Desk(store, POLICY))
+    assert judge_rest(store, "run", POLICY, Dispatcher(store, POLICY))
     assert store.judged("run") == (25, 25)
 
 

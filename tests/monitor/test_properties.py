@@ -6,9 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scripted import Threshold, told
 
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.policy import Policy
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.rules import Policy, Rule
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.monitor import Monitor, Outcome
 from rlwatch.monitor.sink import MonitorSink
@@ -105,7 +104,7 @@ def live(items, cuts):
     store = open_store("memory://chunks")
     writer = store.open_run(RunInfo("run"))
     monitor = Monitor(run_id="run", detectors=default_detectors, rules=RULES)
-    sink = MonitorSink(monitor, writer.run, store, keep=writer.write, desk=Desk(store, Policy(rules=())))
+    sink = MonitorSink(monitor, writer.run, store, keep=writer.write, desk=Dispatcher(store, Policy(rules=())))
     for begin, end in pairwise([0, *sorted(cuts), len(items)]):
         if items[begin:end]:
             writer.write(items[begin:end])

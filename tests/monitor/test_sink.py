@@ -5,9 +5,8 @@ from datetime import time
 import pytest
 from scripted import Oracle, Threshold, records
 
-from rlwatch.alerts.desk import Desk
-from rlwatch.alerts.policy import Grouping, Policy, QuietHours
-from rlwatch.alerts.rules import Rule
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.rules import Grouping, Policy, QuietHours, Rule
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor import Monitor
@@ -44,7 +43,7 @@ class Watched:
             self.writer.run,
             self.store,
             keep=self.writer.write,
-            desk=Desk(self.store, self.policy, clock=self.clock),
+            desk=Dispatcher(self.store, self.policy, clock=self.clock),
             clock=self.clock,
             publish=self.health.append,
             announce=self.said.append,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_examples import MESSAGE, PAYLOAD, message_with
 
-from rlwatch.notify.chat import BREAK, chat_text, defused, headline, shortened
+from rlwatch.notify.payload import BREAK, chat_text, defused, headline, shortened
 
 TEXT = chat_text(PAYLOAD, "m-0123456789").replace(BREAK, "")
 

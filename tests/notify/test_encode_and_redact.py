@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.notify.encode import encode, json_safe, one_line
+from rlwatch.notify.payload import encode, json_safe, one_line
 from rlwatch.records import Severity
 from rlwatch.redaction import HIDDEN, Redactor, redact_url
 

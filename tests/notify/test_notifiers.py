@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlwatch.notify.console import ConsoleNotifier
-from rlwatch.notify.registry import HOMES
+from rlwatch.notify.registry import HOMES, ConsoleNotifier
 from rlwatch.notify.services import SERVICES
 from rlwatch.notify.webhook import WebhookNotifier
 from rlwatch.ports import Notifier

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.notify.answers import judge, retry_after
-from rlwatch.notify.http import Reply
-from rlwatch.notify.replies import by_code, by_ok, by_status
+from rlwatch.notify.http import Reply, judge_status, retry_after
+from rlwatch.notify.services import by_code, by_ok, by_status
 from rlwatch.ports import Delivery
 
 NOW = 1_700_000_000.0
@@ -147,7 +146,7 @@ def test_ok_is_a_word_or_the_value_true(body: object, says: Delivery) -> None:
 )
 def test_the_status_says_whether_to_try_again(status: int, retryable: bool) -> None:
     """Redirects are not followed: the alert would go to an address nobody configured."""
-    said = judge(status, {}, NOW)
+    said = judge_status(status, {}, NOW)
 
     assert (said.ok, said.retryable) == (False, retryable)
     assert ("redirects are not followed" in said.reason) == (300 <= status < 400)

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from rlwatch.notify.http import raised_by
 from rlwatch.notify.mail import _judged
-from rlwatch.notify.seam import raised_by
 
 SECRET = "https://hooks.example/T000/s3cret"
 

@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from rlwatch.errors import ConfigError
-from rlwatch.notify.console import ConsoleNotifier
-from rlwatch.notify.registry import build_notifier
+from rlwatch.notify.registry import ConsoleNotifier, build_notifier
 from rlwatch.testing.notifier_contract import a_message
 
 

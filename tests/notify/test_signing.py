@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.notify.signing import TOLERANCE_S, sign, verify_signature
+from rlwatch.notify.webhook import TOLERANCE_S, sign, verify_signature
 
 BODY = b'{"event":"firing"}'
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlwatch.clock import ManualClock
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.notify.answers import judge, retry_after
+from rlwatch.notify.http import judge_status, retry_after
 from rlwatch.notify.webhook import WebhookNotifier, verify_signature
 from rlwatch.testing.notifier_contract import a_message
 from rlwatch.testing.webhook_receiver import Answer, WebhookReceiver
@@ -99,7 +99,7 @@ def test_retry_after_is_read_as_the_standard_says(value: str, expected: float | 
 
 def test_an_unheard_of_status_is_still_judged():
     """No words for it, but a class."""
-    assert (judge(599, {}, 0.0).retryable, judge(499, {}, 0.0).retryable) == (True, False)
+    assert (judge_status(599, {}, 0.0).retryable, judge_status(499, {}, 0.0).retryable) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_the_http_library_still_logs_other_peoples_requests(caplog: pytest.LogCa
 
 def test_the_public_check_is_the_one_receivers_import():
     """From the notifier's own module."""
-    assert verify_signature.__module__ == "rlwatch.notify.signing"
+    assert verify_signature.__module__ == "rlwatch.notify.webhook"

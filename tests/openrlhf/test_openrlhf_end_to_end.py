@@ -14,7 +14,7 @@ from run import Cluster
 from world import make
 
 import rlwatch
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 
 STEPS = 3
 SMALL = {

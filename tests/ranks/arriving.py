@@ -13,7 +13,7 @@ from torch import nn
 
 import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations import distributed
 from rlwatch.integrations.torch import Watcher  # here, before the ranks are forked: it takes its time

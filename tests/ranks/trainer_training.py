@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.integrations.transformers import watch
 
 STEPS, ASKED_AT = 8, 3

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.integrations.torch import Watcher
 
 ROWS, TOKENS, VOCABULARY, STEPS, RESET_AT = 8, 6, 7, 4, 2

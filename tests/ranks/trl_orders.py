@@ -7,7 +7,7 @@ from transformers import Qwen2ForCausalLM, TrainerCallback
 
 import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.integrations.handlers.hold import Hold
 from rlwatch.integrations.handlers.weights import fingerprint
 from rlwatch.integrations.trl import watch

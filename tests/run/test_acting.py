@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 import rlwatch
-from rlwatch.alerts.config import load_config
-from rlwatch.alerts.template import ACTIONS, default_toml
-from rlwatch.alerts.transitions import Reason
-from rlwatch.control.actions import Action
+from rlwatch.alerts.config import ACTIONS, default_toml, load_config
+from rlwatch.alerts.engine import Reason
+from rlwatch.control.policy import Action
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
 from rlwatch.records import Alert, AlertState, CommandStatus, RunInfo, Severity
 from rlwatch.run.acting import EVENT, Acting

@@ -9,7 +9,7 @@ import torch
 
 import rlwatch
 from rlwatch.alerts.rules import Rule
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.errors import ConfigError, RunLockedError, StoreError, StoreURLError
 from rlwatch.records import AlertState, CommandStatus, OutboxStatus, RunState
 from rlwatch.store.url import open_store

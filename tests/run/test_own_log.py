@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from rlwatch.alerts.policy import Policy
-from rlwatch.alerts.rules import default_rules
-from rlwatch.alerts.transitions import Reason, Transition
+from rlwatch.alerts.engine import Reason, Transition
+from rlwatch.alerts.rules import Policy, default_rules
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor.engine import Outcome
 from rlwatch.records import Alert, AlertState, RunInfo, Severity, Silence

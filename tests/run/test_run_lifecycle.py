@@ -14,7 +14,7 @@ from rlwatch.records import RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import recordable
 from rlwatch.run.identity import new_run_id
 from rlwatch.run.run import Engine, Run
-from rlwatch.store.base import check_run_id
+from rlwatch.store import check_run_id
 from rlwatch.store.url import open_store
 
 

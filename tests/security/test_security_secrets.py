@@ -54,7 +54,7 @@ def test_no_byte_of_a_store_is_a_secret(tmp_path: Path, monkeypatch: pytest.Monk
     run.event(
         "note", 1, text=f"see https://ann:{WORD}@h/x", deep=[{"api_key": WORD}], other="value-of-the-environment-7"
     )
-    request = rlwatch.control.request.request
+    request = rlwatch.control.commands.request
     request(open_store(tmp_path), run.info.run_id, "lower-lr", args={"scale": 0.5}, why=f"OPENAI_API_KEY={WORD}")
     end = time.monotonic() + 30
     while not (waiting := run.commands()) and time.monotonic() < end:

@@ -15,7 +15,7 @@ import os, resource, signal, sys, time
 from rlwatch.errors import *
 from rlwatch.records import *
 from rlwatch.store.url import open_store
-import rlwatch.store.memory, rlwatch.store.sqlite.filestore, rlwatch.store.sqlite.sharedstore, numpy.lib.format
+import rlwatch.store.memory, rlwatch.store.sqlite.filestore, rlwatch.store.sqlite.shared, numpy.lib.format
 
 def records(*steps, **rest):
     return [StepRecord(step, {"kl": step / 10}, **rest) for step in steps]

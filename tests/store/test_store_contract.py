@@ -1,4 +1,4 @@
-"""Every backend keeps the contract of rlwatch.store.base."""
+"""Every backend keeps the contract of rlwatch.store."""
 
 from itertools import count
 from pathlib import Path

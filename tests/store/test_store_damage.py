@@ -10,7 +10,7 @@ import pytest
 from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError, StoreVersionError
 from rlwatch.records import CommandStatus, RunInfo, SpikeBatch
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_hooks import alert, command, fill, message, steps
+from rlwatch.testing.store_run_contract import alert, command, fill, message, steps
 
 
 def _garbage(path: Path) -> None:

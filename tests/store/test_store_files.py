@@ -9,7 +9,7 @@ import pytest
 
 from rlwatch.records import RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_hooks import command, fill, steps
+from rlwatch.testing.store_run_contract import command, fill, steps
 
 _READ_ALL = """
 become_nobody()

@@ -9,11 +9,12 @@ import pytest
 from rlwatch.clock import ManualClock
 from rlwatch.errors import ControlUnavailableError, RunLockedError, RunNotFoundError, StoreError
 from rlwatch.records import CommandStatus, RunInfo, RunState
-from rlwatch.store.sqlite import netfs, sharedstore
-from rlwatch.store.sqlite.netfs import is_network, network_file_system
-from rlwatch.store.sqlite.sharedstore import SharedStore
+from rlwatch.store.sqlite import layout
+from rlwatch.store.sqlite import shared as shared_store
+from rlwatch.store.sqlite.layout import is_network, network_file_system
+from rlwatch.store.sqlite.shared import SharedStore
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_hooks import alert, command, fill, message, steps
+from rlwatch.testing.store_run_contract import alert, command, fill, message, steps
 
 _MOUNTS = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -71,7 +72,7 @@ def test_local_file_systems_are_local(kind: str):
 @pytest.fixture
 def shared(tmp_path: Path) -> SharedStore:
     """A store on "NFS", on node A."""
-    sharedstore._warned.clear()
+    shared_store._warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield SharedStore(tmp_path / "nfs", "nfs4", local_root=tmp_path / "a" / "local", clock=ManualClock(1000.0))
@@ -84,8 +85,8 @@ def _node(tmp_path: Path, name: str) -> SharedStore:
 def test_opening_a_network_path_picks_the_shared_store_and_warns_once(tmp_path: Path, monkeypatch):
     """The warning says where the run is written and what does not work."""
     monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path / "node"))
-    monkeypatch.setattr(netfs, "network_file_system", lambda path: "lustre")
-    sharedstore._warned.clear()
+    monkeypatch.setattr(layout, "network_file_system", lambda path: "lustre")
+    shared_store._warned.clear()
     store = open_store(tmp_path / "nfs")
     with pytest.warns(UserWarning, match=r"lustre.*node.*60 s.*commands are not available"):
         fill(store, steps(1), finish=True)
@@ -228,7 +229,7 @@ def test_a_failed_snapshot_is_an_error_and_tried_again(tmp_path: Path, shared: S
 
 def test_the_nodes_directory_must_be_ours_and_local(tmp_path: Path, monkeypatch):
     """Anybody can make a directory in /tmp; and a second network path would be no help."""
-    monkeypatch.setattr(sharedstore, "network_file_system", lambda path: "nfs")
+    monkeypatch.setattr(shared_store, "network_file_system", lambda path: "nfs")
     store = SharedStore(tmp_path / "nfs", "nfs4", local_root=tmp_path / "also nfs" / "x")
     with pytest.raises(StoreError, match="RLWATCH_LOCAL_DIR"):
         store.open_run(RunInfo("run"))

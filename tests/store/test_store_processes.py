@@ -12,7 +12,7 @@ import pytest
 from rlwatch.errors import RunLockedError, RunNotFoundError, StoreBusyError
 from rlwatch.records import OutboxStatus, RunInfo, RunState
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_hooks import command, fill, message, steps
+from rlwatch.testing.store_run_contract import command, fill, message, steps
 
 _WRITE_UNTIL_KILLED = """
 store = open_store(sys.argv[1])
@@ -266,5 +266,5 @@ def test_what_was_leased_reaches_the_caller_whatever_comes_after(tmp_path: Path,
     def busy(db: sqlite3.Connection) -> bool:
         raise StoreBusyError("held")
 
-    monkeypatch.setattr("rlwatch.store.sqlite.alerts.waiting", busy)
+    monkeypatch.setattr("rlwatch.store.sqlite.control.has_pending", busy)
     assert [each.message_id for each in store.lease_messages(1.0, lease_s=9.0)] == ["m1"]

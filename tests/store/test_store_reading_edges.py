@@ -10,10 +10,10 @@ from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.records import Event, RunInfo, RunState, SpikeBatch, StepRecord
 from rlwatch.store.memory import forget
 from rlwatch.store.sqlite import schema
-from rlwatch.store.sqlite.batch import TOP_ROWS
-from rlwatch.store.sqlite.migrations import Migration
+from rlwatch.store.sqlite.rows import TOP_ROWS
+from rlwatch.store.sqlite.schema import Migration
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_hooks import alert, command, fill, message, steps
+from rlwatch.testing.store_run_contract import alert, command, fill, message, steps
 
 _names = count()
 
@@ -129,7 +129,7 @@ def test_series_records_and_branches_outlive_a_migration(tmp_path, monkeypatch):
         db.execute("ALTER TABLE run ADD COLUMN colour TEXT DEFAULT 'red'")
         db.execute("CREATE INDEX record_by_step ON record (step)")
 
-    monkeypatch.setattr(schema, "RUN", (*schema.RUN, Migration("colour", add)))
+    monkeypatch.setattr(schema, "RUN_TABLES", (*schema.RUN_TABLES, Migration("colour", add)))
     assert store.series("run", ["b"])["b"].values.tolist() == before
     fill(store, [StepRecord(2, {"b": 7.0, "a": 8.0}, attempt=2)])
 

@@ -9,10 +9,10 @@ import pytest
 from rlwatch.errors import StoreCorruptError, StoreVersionError
 from rlwatch.records import CompletionBatch, ForecastRecord, RunInfo
 from rlwatch.store.sqlite import schema
-from rlwatch.store.sqlite.columns import pack, unpack, worst
-from rlwatch.store.sqlite.migrations import Migration, check_readable, migrate, transaction, version_of
+from rlwatch.store.sqlite.rows import pack_columns, unpack_columns, worst_rows
+from rlwatch.store.sqlite.schema import Migration, check_readable, migrate, transaction, version_of
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_hooks import command, fill, steps
+from rlwatch.testing.store_run_contract import command, fill, steps
 
 
 def _adds(column: str) -> Migration:
@@ -29,7 +29,7 @@ def test_a_file_of_the_first_version_is_read_and_brought_up_to_date_by_its_write
     fill(store, steps(1, 2), finish=True)  # by the program that knows one migration less
     path = tmp_path / "run" / "run.db"
     with monkeypatch.context() as newer:
-        newer.setattr(schema, "RUN", (*schema.RUN, _adds("colour")))
+        newer.setattr(schema, "RUN_TABLES", (*schema.RUN_TABLES, _adds("colour")))
         assert len(store.records("run")) == 2
         assert "colour" not in _columns(path)
         fill(store, steps(3))
@@ -45,7 +45,7 @@ def test_a_run_recorded_before_there_were_completions_gets_their_table_from_its_
     """Three versions ago: readers wait for the writer."""
     store = open_store(tmp_path)
     with monkeypatch.context() as older:
-        older.setattr(schema, "RUN", schema.RUN[:1])
+        older.setattr(schema, "RUN_TABLES", schema.RUN_TABLES[:1])
         fill(store, steps(1, 2), finish=True)
 
     fill(store, [*steps(3), CompletionBatch(3, {"completion": ["x"]})])
@@ -56,7 +56,7 @@ def test_a_run_recorded_before_there_were_forecasts_has_none(tmp_path: Path, mon
     """Its reader does not miss the table, in whatever it is asked; its writer makes it."""
     store = open_store(tmp_path)
     with monkeypatch.context() as older:
-        older.setattr(schema, "RUN", schema.RUN[:2])
+        older.setattr(schema, "RUN_TABLES", schema.RUN_TABLES[:2])
         fill(store, steps(1, 2), finish=True)
     name = store.metric_names("run")[0]
     assert (store.forecasts("run"), len(store.series("run", [name])[name].steps)) == ([], 2)
@@ -70,7 +70,7 @@ def test_a_file_three_versions_old_wants_its_writer_first(tmp_path: Path, monkey
     """A reader says what to do; resuming takes all steps."""
     store = open_store(tmp_path)
     fill(store, steps(1), finish=True)
-    monkeypatch.setattr(schema, "RUN", (*schema.RUN, _adds("colour"), _adds("taste"), _adds("weight")))
+    monkeypatch.setattr(schema, "RUN_TABLES", (*schema.RUN_TABLES, _adds("colour"), _adds("taste"), _adds("weight")))
     with pytest.raises(StoreVersionError, match=r"format 4.*reads 5 to 7.*resume"):
         store.run("run")
 
@@ -85,12 +85,14 @@ def test_control_tables_are_brought_up_to_date_by_whoever_uses_them(tmp_path: Pa
     fill(store)
     store.submit(command())
     monkeypatch.setattr(
-        schema, "CONTROL", (*schema.CONTROL, Migration("x", lambda db: db.execute("CREATE TABLE x (y)") and None))
+        schema,
+        "CONTROL_TABLES",
+        (*schema.CONTROL_TABLES, Migration("x", lambda db: db.execute("CREATE TABLE x (y)") and None)),
     )
 
     assert len(store.commands("run")) == 1
     db = sqlite3.connect(tmp_path / "run" / "control.db")
-    assert version_of(db) == len(schema.CONTROL)
+    assert version_of(db) == len(schema.CONTROL_TABLES)
 
 
 def test_a_failing_migration_leaves_the_file_as_it_was():
@@ -137,9 +139,9 @@ def test_a_transaction_that_raises_leaves_nothing():
 def test_columns_keep_their_type_in_little_endian(dtype: str):
     """On any machine."""
     column = np.array([0, 1, 0, 1]).astype(dtype)
-    rows, blob = pack({"x": column, "/odd\x00name": column})
+    rows, blob = pack_columns({"x": column, "/odd\x00name": column})
 
-    back = unpack(blob)
+    back = unpack_columns(blob)
     assert rows == 4
     assert list(back) == ["x", "/odd\x00name"]
     assert back["x"].dtype == np.dtype(dtype).newbyteorder("<")
@@ -149,18 +151,18 @@ def test_columns_keep_their_type_in_little_endian(dtype: str):
 def test_a_strided_column_and_a_large_batch_come_back():
     """And take a fraction of their size where they repeat."""
     columns = {"a": np.arange(200_000)[::2], "b": np.zeros(100_000)}
-    rows, blob = pack(columns)
+    rows, blob = pack_columns(columns)
 
     assert rows == 100_000
-    np.testing.assert_array_equal(unpack(blob)["a"], columns["a"])
+    np.testing.assert_array_equal(unpack_columns(blob)["a"], columns["a"])
     assert len(blob) < 400_000
 
 
-@pytest.mark.parametrize("blob", [b"", b"x", b"no zlib at all", b"\x78\x01", pack({"a": np.zeros(99)})[1][:-3]])
+@pytest.mark.parametrize("blob", [b"", b"x", b"no zlib at all", b"\x78\x01", pack_columns({"a": np.zeros(99)})[1][:-3]])
 def test_a_damaged_blob_is_a_value_error(blob: bytes):
     """Which readers report as damage of the file."""
     with pytest.raises(ValueError, match="batch"):
-        unpack(blob)
+        unpack_columns(blob)
 
 
 def test_a_blob_cannot_ask_for_python_objects():
@@ -170,7 +172,7 @@ def test_a_blob_cannot_ask_for_python_objects():
 
     head = json.dumps([["x", "|O", 8]]).encode()
     with pytest.raises(ValueError, match=r"\|O"):
-        unpack(zlib.compress(len(head).to_bytes(4, "little") + head + bytes(8)))
+        unpack_columns(zlib.compress(len(head).to_bytes(4, "little") + head + bytes(8)))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_the_worst_rows_are_those_furthest_from_the_sampler(columns: dict, order
     count = len(order)
     rows = {"at": np.arange(count), **columns} if count else columns
 
-    assert [row["at"] for _, row in worst(rows, 10)] == order
+    assert [row["at"] for _, row in worst_rows(rows, 10)] == order
 
 
 def test_opening_with_an_ancient_sqlite_says_so(tmp_path: Path, monkeypatch):

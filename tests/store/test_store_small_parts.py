@@ -17,12 +17,12 @@ from rlwatch.errors import (
     StoreError,
     StoreFullError,
 )
-from rlwatch.store.base import check_run_id
-from rlwatch.store.sqlite import unchanged
-from rlwatch.store.sqlite.codec import dumps, loads, plain
+from rlwatch.store import check_run_id
+from rlwatch.store.sqlite import filestore
+from rlwatch.store.sqlite.connection import explain, explained
+from rlwatch.store.sqlite.filestore import Unchanged, stamp_of
 from rlwatch.store.sqlite.layout import existing_files, make_private, run_ids, size_of, touch_private, writing_to
-from rlwatch.store.sqlite.problems import explain, explained
-from rlwatch.store.sqlite.unchanged import Unchanged, stamp_of
+from rlwatch.store.sqlite.rows import dumps, loads, plain
 
 
 def failure(code):
@@ -166,7 +166,7 @@ def test_what_was_read_is_remembered_while_the_file_stays_as_it_was(tmp_path):
 def test_a_file_changed_just_now_is_not_trusted_to_show_the_next_change(monkeypatch, age_ns, kept):
     """Two writes within one tick of the file system's clock leave one time stamp."""
     now, memory = 10**18, Unchanged()
-    monkeypatch.setattr(unchanged.time, "time_ns", lambda: now)
+    monkeypatch.setattr(filestore.time, "time_ns", lambda: now)
     stamp = ((now - age_ns, 3, 7), None, (now - 10**12, 1, 1))
     memory.keep("run", stamp, "value")
 

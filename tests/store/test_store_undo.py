@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, StoreFullError, StoreVersionError
-from rlwatch.store.sqlite import connect, lock, publish, schema
-from rlwatch.store.sqlite.connect import open_writer, reading
+from rlwatch.store.sqlite import connection, ownership, schema, shared
+from rlwatch.store.sqlite.connection import open_reader, open_writer
 from rlwatch.store.sqlite.layout import RunFiles, touch_private
-from rlwatch.store.sqlite.lock import RunLock
-from rlwatch.store.sqlite.migrations import Migration, transaction
-from rlwatch.store.sqlite.publish import put_in_place
+from rlwatch.store.sqlite.ownership import RunLock
+from rlwatch.store.sqlite.schema import Migration, transaction
+from rlwatch.store.sqlite.shared import put_in_place
 
 
 class Interrupted(BaseException):
@@ -43,7 +43,7 @@ class Remembering(sqlite3.Connection):
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[Remembering]:
     """The connections made from now on."""
     usual = sqlite3.connect
-    monkeypatch.setattr(connect.sqlite3, "connect", lambda *a, **k: usual(*a, factory=Remembering, **k))
+    monkeypatch.setattr(connection.sqlite3, "connect", lambda *a, **k: usual(*a, factory=Remembering, **k))
     Remembering.opened = []
     return Remembering.opened
 
@@ -67,7 +67,7 @@ def refusing(error: BaseException) -> Migration:
 def test_a_writer_that_cannot_be_opened_is_closed(tmp_path: Path, connections, monkeypatch, error: BaseException):
     """Whatever stops it; and nothing of the step that failed is in the file."""
     files = run_file(tmp_path / "run")
-    monkeypatch.setattr(schema, "RUN", (*schema.RUN, refusing(error)))
+    monkeypatch.setattr(schema, "RUN_TABLES", (*schema.RUN_TABLES, refusing(error)))
     with pytest.raises((type(error), StoreError)):
         open_writer(files.run)
     monkeypatch.undo()
@@ -94,7 +94,7 @@ def test_a_newer_file_is_refused_with_no_connection_left(tmp_path: Path, connect
     db.close()
     with pytest.raises(StoreVersionError, match="format 99"):
         open_writer(files.run)
-    with pytest.raises(StoreVersionError, match="format 99"), reading(files):
+    with pytest.raises(StoreVersionError, match="format 99"), open_reader(files):
         pass
 
     assert all(connection.shut for connection in connections)
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_database_leaves_no_connection(tmp_path: Path, connect
     """The snapshot is where it shows."""
     files = run_file(tmp_path / "run")
     files.run.write_bytes(b"not a database, certainly" * 100)
-    with pytest.raises(StoreCorruptError, match=str(files.run)), reading(files):
+    with pytest.raises(StoreCorruptError, match=str(files.run)), open_reader(files):
         pass
 
     assert all(connection.shut for connection in connections)
@@ -180,7 +180,7 @@ def test_a_lock_that_cannot_be_signed_is_let_go(tmp_path: Path, monkeypatch, err
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(lock.os, "pwrite", failing)
+        broken.setattr(ownership.os, "pwrite", failing)
         with pytest.raises((Interrupted, StoreFullError)):
             RunLock(tmp_path / "run.lock")
 
@@ -200,7 +200,7 @@ def test_a_copy_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: P
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with monkeypatch.context() as broken:
-        where = {"copyfile": publish.shutil, "fsync": publish.os, "replace": Path}[step]
+        where = {"copyfile": shared.shutil, "fsync": shared.os, "replace": Path}[step]
         broken.setattr(where, step, full)
         with pytest.raises(StoreFullError) as raised:
             put_in_place(source, target)

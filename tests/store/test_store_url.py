@@ -11,7 +11,7 @@ from rlwatch.errors import ConfigError, StoreURLError
 from rlwatch.records import RunInfo
 from rlwatch.store.memory import forget
 from rlwatch.store.url import default_store_url, open_store
-from rlwatch.testing.store_hooks import fill, steps
+from rlwatch.testing.store_run_contract import fill, steps
 
 
 @pytest.mark.parametrize("name", ["runs", "runs with space", "100%", "what?", "a#b", "é%20", "percent%41"])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl_cpu import WEIGHTS
 
-from rlwatch.control.request import request
+from rlwatch.control.commands import request
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import RLWatchError
 from rlwatch.records import JSON, Command
 
@@ -68,13 +68,13 @@ class Pause:
 
     def check(self, command: Command) -> None:
         """Refuse a second pause."""
-        KINDS[self.kind].read(command.args)
+        COMMAND_KINDS[self.kind].read(command.args)
         if self.hold.on:
             raise RLWatchError("training is paused already")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Begin to hold."""
-        minutes = float(KINDS[self.kind].read(command.args)["minutes"])
+        minutes = float(COMMAND_KINDS[self.kind].read(command.args)["minutes"])
         self.hold.begin(minutes)
         return {"minutes": minutes, "summary": f"paused for at most {minutes:g} minutes; resume or stop ends it"}
 

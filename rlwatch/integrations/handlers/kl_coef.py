@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.policy import veto_set_kl_coef
 from rlwatch.errors import RLWatchError
 from rlwatch.records import JSON, Command
@@ -36,14 +36,14 @@ class SetKLCoef:
 
     def check(self, command: Command) -> None:
         """Refuse where there is no coefficient, or where lowering it would loosen the anchor of a collapse."""
-        new, old, run = float(KINDS[self.kind].read(command.args)["value"]), self._read(), self._seam.run
+        new, old, run = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read(), self._seam.run
         veto = None if run is None else veto_set_kl_coef(run.health(), old=old, new=new, force=command.force)
         if veto is not None:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Set it; returns the value before and after."""
-        new, old = float(KINDS[self.kind].read(command.args)["value"]), self._read()
+        new, old = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read()
         self._write(new)
         self.value = new
         return {"before": old, "after": new, "summary": f"KL coefficient {old:g} -> {new:g}"}

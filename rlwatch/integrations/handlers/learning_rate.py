@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.schedule import proportional, scale_groups, scale_scheduler
 from rlwatch.integrations.handlers.stepwise import StepScale
@@ -65,7 +65,7 @@ class LowerLR:
 
     def check(self, command: Command) -> None:
         """Refuse where there is no rate to lower, or no way to lower it that lasts."""
-        KINDS[self.kind].read(command.args)
+        COMMAND_KINDS[self.kind].read(command.args)
         paced = self._find()
         if not paced.optimizers or not paced.groups:
             raise RLWatchError("there is no optimizer whose learning rate could be lowered")
@@ -76,7 +76,7 @@ class LowerLR:
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Scale; returns the rates before and after."""
-        args, paced = KINDS[self.kind].read(command.args), self._find()
+        args, paced = COMMAND_KINDS[self.kind].read(command.args), self._find()
         before, scale = self._rate(paced), float(args["scale"])
         self._apply(paced, scale / paced.scale)
         for group in paced.groups:

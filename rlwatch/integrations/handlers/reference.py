@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.policy import veto_reset_reference
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.optimizer import clear_state, clearable
@@ -91,7 +91,7 @@ class ResetReference:
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` with the reason to refuse."""
-        args = KINDS[self.kind].read(command.args)
+        args = COMMAND_KINDS[self.kind].read(command.args)
         anchored = self._find()
         self._refuse_if_collapsing(force=command.force)
         if args["optimizer"] == CLEAR:
@@ -100,7 +100,7 @@ class ResetReference:
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Reset; returns what was done."""
-        optimizer = KINDS[self.kind].read(command.args)["optimizer"]
+        optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
         anchored = self._find()
         pairs = anchored.pairs()
         copy_all(pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.records import JSON, Command
 
 
@@ -22,9 +22,9 @@ class Stop:
 
     def check(self, command: Command) -> None:
         """Read the arguments."""
-        KINDS[self.kind].read(command.args)
+        COMMAND_KINDS[self.kind].read(command.args)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """End."""
-        saved = KINDS[self.kind].read(command.args)["save"]
+        saved = COMMAND_KINDS[self.kind].read(command.args)["save"]
         return {"save": saved, "summary": self._end(saved == "yes")}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlwatch.control.kinds import KINDS
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.handlers.optimizer import clear_state, clearable
 from rlwatch.integrations.handlers.shards import local
@@ -47,7 +47,7 @@ class Anchor:
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` with the reason to refuse."""
-        if KINDS[self.kind].read(command.args)["optimizer"] == "clear":
+        if COMMAND_KINDS[self.kind].read(command.args)["optimizer"] == "clear":
             clearable([self.policy.optimizer])
         synchronized()
         if self.lora:
@@ -57,7 +57,7 @@ class Anchor:
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Reset; returns what was done."""
-        optimizer = KINDS[self.kind].read(command.args)["optimizer"]
+        optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
         synchronized()
         report = self._freeze() if self.lora else self._copy()
         cleared = clear_state([self.policy.optimizer]) if optimizer == "clear" else 0

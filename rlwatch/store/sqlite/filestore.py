@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.ports import RunWriter
 from rlwatch.records import OutboxMessage, RunInfo
-from rlwatch.store.sqlite import alerts as alert_rows
-from rlwatch.store.sqlite import connect, layout, schema
-from rlwatch.store.sqlite.controltables import ControlTables
-from rlwatch.store.sqlite.runtables import RunTables
-from rlwatch.store.sqlite.unchanged import Unchanged, stamp_of
+from rlwatch.store.sqlite import connection, layout, schema
+from rlwatch.store.sqlite import control as alert_rows
+from rlwatch.store.sqlite.control import ControlTables
+from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.writer import FileWriter, amend_files, open_files, recover
 
 
@@ -77,8 +78,8 @@ class FileStore(RunTables, ControlTables):
         with self._control(run_id) as db:
             if db is None:
                 return []
-            leased = alert_rows.lease(db, run_id, now, until=until, limit=limit, channels=channels)
-            if not leased and not alert_rows.waiting(db):  # what is leased must reach the caller: ask no more
+            leased = alert_rows.lease_messages(db, run_id, now, until=until, limit=limit, channels=channels)
+            if not leased and not alert_rows.has_pending(db):  # what is leased must reach the caller: ask no more
                 self._quiet.keep(run_id, stamp, value=True)
             return leased
 
@@ -88,20 +89,60 @@ class FileStore(RunTables, ControlTables):
     def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         files = layout.existing_files(self.root, run_id)
         recover(files)
-        return connect.reading(files)
+        return connection.open_reader(files)
 
     def _controlled(self) -> list[str]:
         return [run_id for run_id in self._run_ids() if layout.is_there(self.root / run_id / "control.db")]
 
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
-        return connect.control(layout.existing_files(self.root, run_id), self._control_timeout_s)
+        return connection.open_control(layout.existing_files(self.root, run_id), self._control_timeout_s)
 
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        return connect.made_control(layout.existing_files(self.root, run_id), self._control_timeout_s)
+        return connection.create_control(layout.existing_files(self.root, run_id), self._control_timeout_s)
 
     def _desk(self) -> AbstractContextManager[sqlite3.Connection | None]:
-        return connect.shared(self.root / "alerts.db", schema.DESK, self._control_timeout_s)
+        return connection.open_tables(self.root / "alerts.db", schema.STORE_WIDE, self._control_timeout_s)
 
     def _made_desk(self) -> AbstractContextManager[sqlite3.Connection]:
         layout.make_private(self.root)
-        return connect.made_shared(self.root / "alerts.db", schema.DESK, self._control_timeout_s)
+        return connection.create_tables(self.root / "alerts.db", schema.STORE_WIDE, self._control_timeout_s)
+
+
+# What was read of files, remembered for as long as they stay as they were.
+
+_T = TypeVar("_T")
+_SETTLED_NS = 2_000_000_000
+"""Younger time stamps are not trusted: the next change might leave the same one."""
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamp_of(*paths: Path) -> Stamp:
+    """Time, size and identity of each file; None for one that is not there. Opens nothing."""
+    return tuple(_stamp(path) for path in paths)
+
+
+class Unchanged(Generic[_T]):
+    """A value per name, good while the stamp it was kept under is the current one."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Stamp, _T]] = {}
+
+    def recall(self, name: str, stamp: Stamp) -> _T | None:
+        """What was kept under exactly this stamp."""
+        kept = self._kept.get(name)
+        return kept[1] if kept is not None and kept[0] == stamp else None
+
+    def keep(self, name: str, stamp: Stamp, value: _T) -> None:
+        """Remember ``value``, read after ``stamp`` was taken, unless the files changed only just now."""
+        newest = max((part[0] for part in stamp if part is not None), default=time.time_ns())
+        if time.time_ns() - newest > _SETTLED_NS:
+            self._kept[name] = (stamp, value)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

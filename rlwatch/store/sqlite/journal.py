@@ -32,8 +32,7 @@ from typing import Any
 from rlwatch.errors import StoreError
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
-from rlwatch.store.sqlite.codec import dumps, loads, plain
-from rlwatch.store.sqlite.columns import pack, unpack
+from rlwatch.store.sqlite.rows import dumps, loads, pack_columns, plain, unpack_columns
 
 MAGIC, MARK, END = b"rlwatch1", b"\xf5RLW", b"wlr\xfa"
 HEADER_BYTES = len(MAGIC) + 8
@@ -168,7 +167,7 @@ class Journal:
         if isinstance(item, Event):
             kind, body = _EVENT, dumps([plain(item.kind), item.step, item.body, item.ts]).encode()
         else:
-            rows = pack(item.columns, level=0)[1]
+            rows = pack_columns(item.columns, level=0)[1]
             reason = item.reason if isinstance(item, SpikeBatch) else ""
             kind = _SPIKES if isinstance(item, SpikeBatch) else _COMPLETIONS
             head = dumps([item.step, plain(reason), item.ts, item.rank]).encode()
@@ -290,7 +289,7 @@ def _item(body: bytes, sets: Mapping[int, tuple[str, ...]]) -> tuple[int, Item]:
         return number, Event(of, at, said, ts)
     head = 4 + int.from_bytes(rest[:4], "little")
     step, reason, ts, rank = loads(rest[4:head].decode())
-    columns = unpack(rest[head:])
+    columns = unpack_columns(rest[head:])
     if kind == _SPIKES:
         return number, SpikeBatch(step, columns, reason, ts, rank=rank)
     return number, CompletionBatch(step, columns, ts, rank=rank)

@@ -1,4 +1,4 @@
-"""What a run holds, read over an open connection to ``run.db``."""
+"""Read what a run holds: rows over an open connection to ``run.db``, and the half of a store that answers with them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import heapq
 import math
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlwatch.errors import StoreError
+from rlwatch.ports import Checkpoint, Series
 from rlwatch.records import (
     FAR_OUT,
     JSON,
@@ -19,13 +23,17 @@ from rlwatch.records import (
     Event,
     Finding,
     ForecastRecord,
+    RunInfo,
     Severity,
     SpikeBatch,
     StepRecord,
 )
-from rlwatch.store.sqlite.batch import FINDING_BODY, packing
-from rlwatch.store.sqlite.codec import loads
-from rlwatch.store.sqlite.columns import unpack
+from rlwatch.store.sqlite import runrow
+from rlwatch.store.sqlite.rows import FINDING_BODY, loads, packing, unpack_columns
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 _V = TypeVar("_V")
 _Row = tuple[int, int, int, int, float | None, int, bytes]
@@ -37,19 +45,19 @@ def metric_sets(db: sqlite3.Connection) -> dict[int, tuple[str, ...]]:
     return {number: tuple(loads(names)) for number, names in db.execute("SELECT id, names FROM metric_set")}
 
 
-def records(db: sqlite3.Connection, after_seq: int, limit: int | None) -> list[StepRecord]:
+def read_records(db: sqlite3.Connection, after_seq: int, limit: int | None) -> list[StepRecord]:
     """Records with a higher seq, in order of seq."""
     most = -1 if limit is None else limit
     return _decode(db, db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, most)))
 
 
-def newest(db: sqlite3.Connection, after_seq: int, last: int) -> list[StepRecord]:
+def newest_records(db: sqlite3.Connection, after_seq: int, last: int) -> list[StepRecord]:
     """The ``last`` records with a higher seq, in order of seq."""
     rows = db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq DESC LIMIT ?", (after_seq, last)).fetchall()
     return _decode(db, rows[::-1])
 
 
-def events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Event]:
+def read_events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Event]:
     """Events with a higher seq, in order of seq."""
     found = db.execute(
         "SELECT seq, attempt, step, ts, kind, body FROM event WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit)
@@ -57,11 +65,13 @@ def events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Even
     return [Event(kind, step, loads(body), _moment(ts), attempt, seq) for seq, attempt, step, ts, kind, body in found]
 
 
-def branch(db: sqlite3.Connection, attempt: int, before_step: int, after_seq: int = 0) -> Iterator[StepRecord | Event]:
+def read_branch(
+    db: sqlite3.Connection, attempt: int, before_step: int, after_seq: int = 0
+) -> Iterator[StepRecord | Event]:
     """The history ``attempt`` continues from ``before_step`` on, above ``after_seq``, in order of seq."""
-    below = bounds(db, attempt, before_step)
+    below = branch_bounds(db, attempt, before_step)
     cut: set[int] = set()  # attempts that have left the branch: their later events do not belong to it
-    for item in _merged(_records(db, after_seq, attempt), iter(events(db, after_seq))):
+    for item in _merged(_records(db, after_seq, attempt), iter(read_events(db, after_seq))):
         bound = below.get(item.attempt)
         if bound is None or (isinstance(item, Event) and item.attempt in cut):
             continue
@@ -71,9 +81,9 @@ def branch(db: sqlite3.Connection, attempt: int, before_step: int, after_seq: in
             cut.add(item.attempt)
 
 
-def stream(db: sqlite3.Connection, after_seq: int, limit: int) -> list[StepRecord | Event]:
+def read_stream(db: sqlite3.Connection, after_seq: int, limit: int) -> list[StepRecord | Event]:
     """The next records and events, in order of seq."""
-    return list(islice(_merged(_records(db, after_seq, None, limit), iter(events(db, after_seq, limit))), limit))
+    return list(islice(_merged(_records(db, after_seq, None, limit), iter(read_events(db, after_seq, limit))), limit))
 
 
 def _records(
@@ -94,9 +104,9 @@ def _merged(records: Iterator[StepRecord], events: Iterator[Event]) -> Iterator[
     return heapq.merge(*parts, key=attrgetter("seq"))
 
 
-def last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
+def read_last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
     """Metric name -> (step, value) of the record with the highest seq that held it."""
-    newest, held = [], tables(db)
+    newest, held = [], metric_tables(db)
     for number, names in metric_sets(db).items():
         for table in held:
             row = db.execute(
@@ -111,7 +121,7 @@ def last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
     return last
 
 
-def findings(db: sqlite3.Connection) -> list[Finding]:
+def read_findings(db: sqlite3.Connection) -> list[Finding]:
     """Findings in order of seq, then of writing."""
     found = db.execute(
         "SELECT detector, kind, severity, step, onset_step, attempt, seq, body FROM finding ORDER BY seq, id"
@@ -119,9 +129,9 @@ def findings(db: sqlite3.Connection) -> list[Finding]:
     return [_finding(row) for row in found]
 
 
-def forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRecord]:
+def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRecord]:
     """The ``last`` newest (None: all), in order of seq."""
-    if "forecast" not in tables(db):
+    if "forecast" not in metric_tables(db):
         return []
     sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
     found = db.execute(
@@ -134,13 +144,13 @@ def forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRecord]:
     ]
 
 
-def tables(db: sqlite3.Connection) -> tuple[str, ...]:
+def metric_tables(db: sqlite3.Connection) -> tuple[str, ...]:
     """Those that hold metrics; a file from before there were forecasts has only that of the records."""
     found = db.execute("SELECT name FROM sqlite_master WHERE name IN ('record', 'forecast') ORDER BY name DESC")
     return tuple(name for (name,) in found)
 
 
-def spikes(
+def read_spikes(
     db: sqlite3.Connection, last: int | None, reason: str | None = None, step: int | None = None
 ) -> list[SpikeBatch]:
     """The ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all."""
@@ -151,12 +161,12 @@ def spikes(
         (most, reason, step),
     )
     return [
-        SpikeBatch(at, _as_named_now(why, unpack(blob)), why, _moment(ts), attempt, rank)
+        SpikeBatch(at, _as_named_now(why, unpack_columns(blob)), why, _moment(ts), attempt, rank)
         for at, blob, why, ts, attempt, rank in found
     ]
 
 
-def completions(db: sqlite3.Connection, last: int | None) -> list[CompletionBatch]:
+def read_completions(db: sqlite3.Connection, last: int | None) -> list[CompletionBatch]:
     """The ``last`` batches written (None: all), by step; none in a file from before there were any."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'completion_batch'").fetchone():
         return []
@@ -165,10 +175,13 @@ def completions(db: sqlite3.Connection, last: int | None) -> list[CompletionBatc
         "(SELECT * FROM completion_batch ORDER BY id DESC LIMIT ?) ORDER BY step, id",
         (-1 if last is None else last,),
     )
-    return [CompletionBatch(step, unpack(blob), _moment(ts), attempt, rank) for step, blob, ts, attempt, rank in found]
+    return [
+        CompletionBatch(step, unpack_columns(blob), _moment(ts), attempt, rank)
+        for step, blob, ts, attempt, rank in found
+    ]
 
 
-def top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:
+def read_top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:
     """The worst rows over all batches, worst first, each with its step, attempt and rank."""
     found = db.execute(
         "SELECT top.step, top.attempt, top.rank, body, reason FROM spike_top AS top "
@@ -188,7 +201,7 @@ def _as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
     return {"screen" if name == "contribution" else name: column for name, column in columns.items()}
 
 
-def bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
+def branch_bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
     """Earlier attempt -> the step below which its records are what ``attempt`` continues."""
     firsts = db.execute(
         "SELECT attempt, min(step) FROM record WHERE attempt < ?1 GROUP BY attempt "
@@ -235,3 +248,180 @@ def _finding(row: tuple[Any, ...]) -> Finding:
         seq=seq,
         **{name: rest[name] for name in FINDING_BODY},
     )
+
+
+# Whole series out of packed rows, by column and without a Python object a value.
+
+_WIDTH = 8  # bytes of a float64
+_Part = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
+
+
+def read_series(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Series]:
+    """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
+    parts: dict[str, list[_Part]] = {name: [] for name in names}
+    tables_held = metric_tables(db)
+    for number, held in metric_sets(db).items():
+        places = {name: held.index(name) for name in parts if name in held}
+        for table in tables_held if places else ():
+            for name, part in _of_set(db, table, number, places):
+                parts[name].append(part)
+    return {name: _joined(name, found) for name, found in parts.items()}
+
+
+def _of_set(db: sqlite3.Connection, kept_in: str, number: int, places: dict[str, int]) -> list[tuple[str, _Part]]:
+    import numpy as np
+
+    low, high = min(places.values()), max(places.values()) + 1
+    rows = db.execute(
+        f"SELECT seq, step, attempt, substr(v, ?, ?) FROM {kept_in} WHERE mset = ? ORDER BY seq",  # noqa: S608  (our tables)
+        (1 + _WIDTH * low, _WIDTH * (high - low), number),
+    ).fetchall()
+    if not rows:
+        return []
+    *whole, blobs = zip(*rows, strict=True)
+    seqs, steps, attempts = (np.array(column, dtype=np.int64) for column in whole)
+    table = np.frombuffer(b"".join(blobs), dtype="<f8").reshape(len(rows), high - low)
+    return [(name, (seqs, steps, attempts, table[:, place - low])) for name, place in places.items()]
+
+
+def _joined(name: str, parts: list[_Part]) -> Series:
+    import numpy as np
+
+    if not parts:
+        none = np.empty(0, dtype=np.int64)
+        return Series(name, none, np.empty(0), none.copy(), none.copy())
+    seqs, steps, attempts, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(seqs, kind="stable")
+    return Series(name, steps[order], values[order].astype(np.float64), attempts[order], seqs[order])
+
+
+# What a store answers about runs, over two hooks: which runs there are, and where a run's tables are.
+
+
+class RunTables(ABC):
+    """The reading half (``RunReader``): one snapshot a call."""
+
+    url: str
+
+    @abstractmethod
+    def _run_ids(self) -> list[str]:
+        """Names of what may be runs, readable or not."""
+
+    @abstractmethod
+    def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
+
+    def runs(self) -> list[RunInfo]:
+        """All readable runs, newest first."""
+        return sorted(self._listed()[0], key=lambda run: (run.created_at, run.run_id), reverse=True)
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Name of each unreadable run -> why."""
+        return self._listed()[1]
+
+    def run(self, run_id: str) -> RunInfo:
+        """One run."""
+        with self._reading(run_id) as db:
+            return runrow.load(db, run_id)
+
+    def records(
+        self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
+    ) -> list[StepRecord]:
+        """Records with ``seq > after_seq`` in order of ``seq``; of these the ``last`` newest if given."""
+        with self._reading(run_id) as db:
+            return read_records(db, after_seq, limit) if last is None else newest_records(db, after_seq, last)
+
+    def branch(
+        self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
+    ) -> Iterator[StepRecord | Event]:
+        """The history that ``attempt``, starting at ``before_step``, continues."""
+        self.branch_bounds(run_id, attempt, before_step)  # an unknown run is an error now, not at the first item
+        return self._branch(run_id, attempt, before_step, after_seq)
+
+    def _branch(self, run_id: str, attempt: int, before_step: int, after_seq: int) -> Iterator[StepRecord | Event]:
+        with self._reading(run_id) as db:
+            yield from read_branch(db, attempt, before_step, after_seq)
+
+    def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
+        """Earlier attempt -> the step below which :meth:`branch` has its records."""
+        with self._reading(run_id) as db:
+            return branch_bounds(db, attempt, before_step)
+
+    def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
+        """The next ``limit`` records and events above ``after_seq``."""
+        with self._reading(run_id) as db:
+            return read_stream(db, after_seq, limit)
+
+    def judged(self, run_id: str) -> tuple[int, int]:
+        """Up to which ``seq`` the run is judged, and its last."""
+        with self._reading(run_id) as db:
+            return runrow.judged_seq(db), runrow.last_seq(db)
+
+    def first_seq(self, run_id: str, attempt: int) -> int:
+        """The first ``seq`` that ``attempt`` may have written."""
+        with self._reading(run_id) as db:
+            return runrow.first_seq(db, attempt)
+
+    def checkpoint(
+        self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
+    ) -> Checkpoint | None:
+        """The newest checkpoint that fits."""
+        with self._reading(run_id) as db:
+            return runrow.newest_checkpoint(db, made_by, fits)
+
+    def metric_names(self, run_id: str) -> list[str]:
+        """Every metric name ever recorded, sorted."""
+        with self._reading(run_id) as db:
+            return sorted(set().union(*metric_sets(db).values()))
+
+    def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
+        """Whole series of ``names``."""
+        with self._reading(run_id) as db:
+            return read_series(db, names)
+
+    def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
+        """Metric name -> (step, value) as last recorded."""
+        with self._reading(run_id) as db:
+            return read_last_values(db)
+
+    def spikes(
+        self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
+    ) -> list[SpikeBatch]:
+        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
+        with self._reading(run_id) as db:
+            return read_spikes(db, last, reason, step)
+
+    def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
+        """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
+        with self._reading(run_id) as db:
+            return read_top_spikes(db, limit)
+
+    def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
+        """Recorded completions by step, or the ``last`` newest batches."""
+        with self._reading(run_id) as db:
+            return read_completions(db, last)
+
+    def findings(self, run_id: str) -> list[Finding]:
+        """Findings in order of ``seq``."""
+        with self._reading(run_id) as db:
+            return read_findings(db)
+
+    def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
+        """What was forecast, in order of ``seq``."""
+        with self._reading(run_id) as db:
+            return read_forecasts(db, last)
+
+    def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
+        """Events in order of ``seq``."""
+        with self._reading(run_id) as db:
+            return read_events(db, after_seq)
+
+    def _listed(self) -> tuple[list[RunInfo], dict[str, str]]:
+        runs: list[RunInfo] = []
+        unreadable: dict[str, str] = {}
+        for run_id in self._run_ids():
+            try:
+                runs.append(self.run(run_id))
+            except StoreError as error:
+                unreadable[run_id] = str(error)
+        return runs, unreadable

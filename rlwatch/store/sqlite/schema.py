@@ -1,13 +1,82 @@
-"""The tables, one function per migration. Comments here are the data dictionary.
-
-Nothing newer than SQLite 3.24 is used: cluster Pythons often carry the distribution's old library.
-"""
+"""Numbered schema changes. A file's version is its ``PRAGMA user_version``: how many it has been through."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
-from rlwatch.store.sqlite.migrations import Migration
+from rlwatch.errors import StoreCorruptError, StoreVersionError
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema: its name (for people) and what to do to a connection inside a transaction."""
+
+    name: str
+    apply: Callable[[sqlite3.Connection], None]
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing, holding the write lock from the start.
+
+    Transactions never nest: one that is open was begun by a Ctrl-C's victim, interrupted before it did anything.
+    """
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:  # not committed; after a full disk SQLite may have rolled back by itself
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """How many migrations the file has been through; 0: none."""
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(db: sqlite3.Connection, steps: Sequence[Migration], where: str) -> None:
+    """Bring the file to the newest version, one transaction a step. Raises ``StoreVersionError`` if it is newer."""
+    refuse_newer(version_of(db), len(steps), where)
+    for number, step in enumerate(steps, start=1):
+        if version_of(db) >= number:
+            continue
+        with transaction(db):
+            if version_of(db) < number:  # nobody did it while we waited for the lock
+                step.apply(db)
+                db.execute(f"PRAGMA user_version = {number}")
+
+
+def check_readable(db: sqlite3.Connection, newest: int, where: str) -> None:
+    """Readers read the newest version and the two before: the writer of a live run may be the older program."""
+    version = version_of(db)
+    refuse_newer(version, newest, where)
+    if version == 0:
+        raise StoreCorruptError(f"{where} holds no run: it is empty, or not a file of rlwatch")
+    if version < newest - 2:
+        raise StoreVersionError(
+            f"{where} has format {version}; this rlwatch reads {newest - 2} to {newest}: "
+            "resume the run once with this version to bring it up to date, or read it with an older rlwatch"
+        )
+
+
+def refuse_newer(version: int, newest: int, where: str) -> None:
+    """Raise ``StoreVersionError`` for a file of a version this program does not know."""
+    if version > newest:
+        raise StoreVersionError(
+            f"{where} has format {version}, but this rlwatch knows only up to {newest}: install a newer rlwatch"
+        )
+
+
+# The tables, one function per migration. Comments here are the data dictionary.
+#
+# Nothing newer than SQLite 3.24 is used: cluster Pythons often carry the distribution's old library.
 
 _RUN_1 = (
     # The run itself: always exactly one row. The run id is the name of the directory.
@@ -35,7 +104,7 @@ _RUN_1 = (
         id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
         onset_step INTEGER NOT NULL, detector TEXT NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL,
         body TEXT NOT NULL)""",
-    # v: all N rows of the batch, by column (rlwatch/store/sqlite/columns.py).
+    # v: all N rows of the batch, by column (rlwatch/store/sqlite/rows.py).
     """CREATE TABLE spike_batch (
         id INTEGER PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, ts REAL,
         reason TEXT NOT NULL, n INTEGER NOT NULL, v BLOB NOT NULL)""",
@@ -94,15 +163,15 @@ _CONTROL_2 = """CREATE TABLE acknowledgement (
     alert_id TEXT PRIMARY KEY, acknowledged_by TEXT NOT NULL, why TEXT NOT NULL, at REAL NOT NULL,
     severity TEXT NOT NULL)"""
 
-# leased_by: the process that holds the message (rlwatch/store/sqlite/owner.py). touched_at: when it was last leased or
-# written back; a time to come means that the clock was set back since, and that the other times mean nothing.
+# leased_by: the process that holds the message (rlwatch/store/sqlite/ownership.py). touched_at: when it was last leased
+# or written back; a time to come means that the clock was set back since, and that the other times mean nothing.
 _CONTROL_3 = (
     "ALTER TABLE outbox ADD COLUMN leased_by TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE outbox ADD COLUMN touched_at REAL NOT NULL DEFAULT 0",
 )
 
 # Of the whole store, in the file alerts.db of its root. labels: JSON, text to text.
-_DESK_1 = """CREATE TABLE silence (
+_STORE_WIDE_1 = """CREATE TABLE silence (
     id INTEGER PRIMARY KEY, silence_id TEXT NOT NULL UNIQUE, silenced_by TEXT NOT NULL, why TEXT NOT NULL,
     created_at REAL NOT NULL, until REAL NOT NULL, run TEXT NOT NULL, project TEXT NOT NULL, kind TEXT NOT NULL,
     rule TEXT NOT NULL, labels TEXT NOT NULL)"""
@@ -145,18 +214,18 @@ def _lease_columns(db: sqlite3.Connection) -> None:
 
 
 def _silence_table(db: sqlite3.Connection) -> None:
-    db.execute(_DESK_1)
+    db.execute(_STORE_WIDE_1)
 
 
-RUN = (
+RUN_TABLES = (
     Migration("run tables", _run_tables),
     Migration("completions", _completion_table),
     Migration("forecasts", _forecast_table),
     Migration("progress", _progress_tables),
 )
-CONTROL = (
+CONTROL_TABLES = (
     Migration("control tables", _control_tables),
     Migration("acknowledgements", _acknowledgement_table),
     Migration("leases", _lease_columns),
 )
-DESK = (Migration("silences", _silence_table),)
+STORE_WIDE = (Migration("silences", _silence_table),)

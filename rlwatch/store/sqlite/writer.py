@@ -1,4 +1,4 @@
-"""The writer of a run kept in files: the lock, the fork guard, and leaving the files fit to be read anywhere."""
+"""Write a run: append rows, guard the lock and against forks, and leave the files fit to be read anywhere."""
 
 from __future__ import annotations
 
@@ -7,26 +7,98 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from rlwatch.errors import RunLockedError, StoreError, UnstorableError
 from rlwatch.ports import Item, Progress, Storable
+from rlwatch.ports import Journal as JournalPort
 from rlwatch.records import RunInfo, RunState
-from rlwatch.store.sqlite import progress as progress_rows
 from rlwatch.store.sqlite import runrow, schema
-from rlwatch.store.sqlite.appender import Appender
-from rlwatch.store.sqlite.batch import Batch, MetricSets, packing
-from rlwatch.store.sqlite.connect import open_writer
-from rlwatch.store.sqlite.fork import belongs_here, keep_forever
+from rlwatch.store.sqlite.connection import explained, open_writer
 from rlwatch.store.sqlite.journal import HEADER_BYTES, Journal, Mark, entries, files_in
 from rlwatch.store.sqlite.layout import RunFiles, make_private, size_of, touch_private, writing_to
-from rlwatch.store.sqlite.lock import RunLock
-from rlwatch.store.sqlite.migrations import migrate, transaction
-from rlwatch.store.sqlite.problems import explained
+from rlwatch.store.sqlite.ownership import RunLock, belongs_here, keep_forever
 from rlwatch.store.sqlite.reading import metric_sets
+from rlwatch.store.sqlite.rows import Batch, MetricSets, packing
+from rlwatch.store.sqlite.schema import migrate, transaction
+
+
+class Appender:
+    """A ``RunWriter`` over a connection it alone writes through.
+
+    Parameters
+    ----------
+    db
+        Open connection to the run's tables, in autocommit mode.
+    run
+        The run as ``create`` or ``resume`` of :mod:`rlwatch.store.sqlite.runrow` returned it.
+    where
+        What to call the place in errors.
+    guard
+        Held during every use of the connection (memory backend: readers share it).
+    """
+
+    def __init__(
+        self, db: sqlite3.Connection, run: RunInfo, where: str, guard: AbstractContextManager[object] | None = None
+    ) -> None:
+        self.run = run
+        self.journal: JournalPort | None = None
+        self._db: sqlite3.Connection | None = db
+        self._where = where
+        self._guard = guard or nullcontext()
+        self._ended = ""
+        with explained(where):
+            self.last_seq = runrow.last_seq(db)
+            self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
+
+    def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
+        """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
+        db = self._usable()
+        batch = Batch(self.last_seq, self._sets)
+        for item in items:
+            batch.add(item)
+        with self._guard, explained(self._where), transaction(db):
+            batch.insert(db)
+            if progress is not None:
+                self._go_on(db, progress)
+        self._sets.update(batch.new_sets)
+        self.last_seq = batch.last_seq
+
+    def _go_on(self, db: sqlite3.Connection, progress: Progress) -> None:
+        """Note ``progress``, inside the transaction that makes it true."""
+        if progress.judged is not None:
+            runrow.note_judged(db, progress.judged)
+        if progress.checkpoint is not None:
+            runrow.keep_checkpoint(db, progress.checkpoint)
+
+    def heartbeat(self, now: float) -> None:
+        """Say that the writer lives."""
+        with self._guard, explained(self._where):
+            runrow.beat(self._usable(), now)
+
+    def finish(self, state: RunState, reason: str, now: float) -> None:
+        """Record how the run ended. Afterwards only ``close`` is left."""
+        with self._guard, explained(self._where):
+            runrow.end(self._usable(), state, reason, now)
+        self.run = replace(self.run, state=state, state_reason=reason, heartbeat_at=now)
+        self._ended = "finished"
+
+    def close(self) -> None:
+        """Let the run go; idempotent."""
+        self._ended = self._ended or "closed"
+        self._db = None
+
+    def _usable(self) -> sqlite3.Connection:
+        if self._db is None or self._ended:
+            why = self._ended or "closed"
+            raise StoreError(f"run {self.run.run_id!r} is {why}; open_run() begins its next attempt")
+        return self._db
+
+
+# The writer of a run kept in files: the lock, the fork guard, and leaving the files fit to be read anywhere.
 
 _log = logging.getLogger("rlwatch")
 _READERS_LEAVE_S = 2.0  # how long finish() waits for readers in the middle of a snapshot
@@ -93,7 +165,7 @@ class FileWriter(Appender):
     def _go_on(self, db: sqlite3.Connection, progress: Progress) -> None:
         super()._go_on(db, progress)
         if progress.journaled and self._journal is not None:
-            progress_rows.note(db, self._journal.mark.after(progress.journaled))
+            runrow.note_journal(db, self._journal.mark.after(progress.journaled))
 
     def _end_journal(self) -> None:
         journal, self._journal = self._journal, None
@@ -120,12 +192,12 @@ class FileWriter(Appender):
         return self._pid == os.getpid()
 
 
-_Writer = TypeVar("_Writer", bound=FileWriter)
+_WriterType = TypeVar("_WriterType", bound=FileWriter)
 
 
 def open_files(
-    files: RunFiles, run: RunInfo, now: float, *, made: type[_Writer], before: Callable[[], None] | None = None
-) -> _Writer:
+    files: RunFiles, run: RunInfo, now: float, *, made: type[_WriterType], before: Callable[[], None] | None = None
+) -> _WriterType:
     """Take the lock, call ``before``, then create the run or begin its next attempt."""
     make_private(files.directory)
     with ExitStack() as undo:
@@ -173,7 +245,7 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
     paths = files_in(files.directory)
     for path in paths:
         nonce, found = entries(path)
-        mark = progress_rows.journal_mark(db, nonce)
+        mark = runrow.journal_mark(db, nonce)
         left = [(number, item) for number, item, _ in found if not mark.holds(number)]
         attempt = runrow.load(db, files.directory.name).attempt
         for at in range(0, len(left), _AT_ONCE):
@@ -193,7 +265,7 @@ def _append(db: sqlite3.Connection, items: Sequence[Item], mark: Mark) -> None:
             batch.add(item)
     with transaction(db):
         batch.insert(db)
-        progress_rows.note(db, mark)
+        runrow.note_journal(db, mark)
 
 
 def _patiently_locked(files: RunFiles) -> RunLock:
@@ -215,7 +287,7 @@ def _create(files: RunFiles, run: RunInfo, now: float) -> RunInfo:
     touch_private(files.unborn)
     with explained(str(files.unborn)), closing(sqlite3.connect(files.unborn, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
-        migrate(db, schema.RUN, str(files.unborn))
+        migrate(db, schema.RUN_TABLES, str(files.unborn))
         begun = runrow.create(db, run, now)
     with writing_to(files.run):
         files.unborn.rename(files.run)

@@ -1,26 +1,172 @@
-"""A batch of items as rows: everything that can go wrong with an item goes wrong here, before any write."""
+"""Encode items as rows: JSON that keeps NaN apart, packed metric values, compressed columns."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import struct
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
+from typing import TYPE_CHECKING
 
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Storable
-from rlwatch.records import (
-    RESPONSES,
-    CompletionBatch,
-    Event,
-    Finding,
-    ForecastRecord,
-    SpikeBatch,
-    StepRecord,
-)
+from rlwatch.records import JSON, RESPONSES, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
 from rlwatch.seam import described, shown
-from rlwatch.store.sqlite.codec import dumps, plain
-from rlwatch.store.sqlite.columns import pack, worst
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def dumps(value: JSON) -> str:
+    """JSON text of ``value``; raises ``StoreError`` if it has none (a cycle, a tuple as a key).
+
+    >>> dumps({"kl": float("nan"), "top": (1, float("-inf"))})
+    '{"kl":NaN,"top":[1,-Infinity]}'
+    """
+    try:
+        return json.dumps(value, default=_nearest, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"cannot be kept as JSON ({error}); got {str(value)[:200]}") from error
+
+
+def loads(text: str) -> JSON:
+    """The value again. Raises ``ValueError`` on damage."""
+    return json.loads(text)
+
+
+def plain(text: str) -> str:
+    r"""``text`` as UTF-8 can hold it: lone surrogates (undecodable bytes of argv, say) become escapes.
+
+    >>> plain("ok"), plain(chr(0xDC80))
+    ('ok', '\\udc80')
+    """
+    text = str(text)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _nearest(value: object) -> JSON:
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, 0-d tensors
+        return value.tolist()
+    if hasattr(value, "items"):
+        return dict(value.items())
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return str(value)
+
+
+# A batch's columns (spikes, completions) as one compressed blob, and its worst rows. No pickle anywhere.
+#
+# Blob: zlib(level 1) of  u32 length of head | head | column bytes one after the other.  Head: JSON list of
+# ``[name, dtype, bytes]``; dtype is numpy's little-endian code, or ``"text"`` for a JSON list of strings.
+
+Columns = Mapping[str, "np.ndarray | Sequence[str]"]
+_NUMBERS = "biuf"
+_MOST = 1 << 31  # bytes a blob may unfold to: a damaged or hostile file must not eat the memory
+
+
+def pack_columns(columns: Columns, level: int = 1) -> tuple[int, bytes]:
+    """Number of rows and the blob, compressed at ``level`` of zlib. Raises ``ValueError`` for what are no columns."""
+    rows: int | None = None
+    head: list[tuple[str, str, int]] = []
+    parts: list[bytes] = []
+    for name, column in columns.items():
+        kind, length, raw = _encode(name, column)
+        if rows not in (None, length):
+            raise ValueError(f"column {name!r} has {length} rows where the others have {rows}")
+        rows = length
+        head.append((name, kind, len(raw)))
+        parts.append(raw)
+    top = json.dumps(head).encode()
+    return rows or 0, zlib.compress(b"".join((len(top).to_bytes(4, "little"), top, *parts)), level)
+
+
+def unpack_columns(blob: bytes) -> dict[str, np.ndarray | Sequence[str]]:
+    """The columns again. Raises ``ValueError`` on damage."""
+    try:
+        unfolding = zlib.decompressobj()
+        data = unfolding.decompress(blob, _MOST)
+    except zlib.error as error:
+        raise ValueError(f"batch: {error}") from error
+    if not unfolding.eof:
+        raise ValueError("batch is cut short or too large")
+    at = 4 + int.from_bytes(data[:4], "little")
+    columns: dict[str, np.ndarray | Sequence[str]] = {}
+    for name, kind, size in json.loads(data[4:at]):
+        columns[name] = _decode(kind, data[at : at + size])
+        at += size
+    return columns
+
+
+def worst_rows(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]]]:
+    """The up to ``most`` worst rows, worst first, as (score, row); not-a-number scores count as infinite."""
+    import numpy as np
+
+    scores = _scores(columns)
+    order = np.argsort(-scores, kind="stable")[:most]
+    return [(float(scores[i]), {name: _cell(column, i) for name, column in columns.items()}) for i in order]
+
+
+def _scores(columns: Columns) -> np.ndarray:
+    """How far out each row is: size of its gradient contribution, else its screen, else its log-ratio (nats)."""
+    import numpy as np
+
+    for name, other in (
+        ("contribution", ""),
+        ("screen", ""),
+        ("ratio", ""),
+        ("logp", "old_logp"),
+        ("logp", "rollout_logp"),
+    ):
+        if name not in columns or (other and other not in columns):
+            continue
+        values = np.asarray(columns[name], dtype=np.float64)
+        with np.errstate(all="ignore"):
+            if name == "ratio":
+                values = np.log(values)
+            elif other:
+                values = values - np.asarray(columns[other], dtype=np.float64)
+        return np.nan_to_num(np.abs(values), nan=np.inf, posinf=np.inf)
+    return np.zeros(len(next(iter(columns.values()), ())))
+
+
+def _cell(column: np.ndarray | Sequence[str], row: int) -> JSON:
+    import numpy as np
+
+    value = column[row]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _encode(name: str, column: np.ndarray | Sequence[str]) -> tuple[str, int, bytes]:
+    import numpy as np
+
+    values = np.asarray(column)
+    if values.dtype.kind in "UO" and all(isinstance(text, str) for text in column):
+        texts = [str(text) for text in column]  # numpy's own text type would lose trailing NUL characters
+        return "text", len(texts), json.dumps(texts).encode()
+    if values.ndim != 1 or values.dtype.kind not in _NUMBERS:
+        raise ValueError(
+            f"column {name!r} must be a 1-d array of numbers or a list of str; "
+            f"got dtype {values.dtype}, shape {values.shape}"
+        )
+    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    return little.dtype.str, len(little), little.tobytes()
+
+
+def _decode(kind: str, raw: bytes) -> np.ndarray | Sequence[str]:
+    import numpy as np
+
+    if kind == "text":
+        texts: list[str] = json.loads(raw)
+        return texts
+    dtype = np.dtype(kind)
+    if dtype.kind not in _NUMBERS:
+        raise ValueError(f"column of dtype {kind!r}")
+    return np.frombuffer(raw, dtype=dtype).copy()
+
+
+# A batch of items as rows: everything that can go wrong with an item goes wrong here, before any write.
 
 TOP_ROWS = 50
 """Rows of a spike batch kept searchable."""
@@ -134,14 +280,14 @@ class Batch:
 
     def _add_spikes(self, spikes: SpikeBatch) -> None:
         step, attempt, rank = _whole(spikes.step), _whole(spikes.attempt), _whole(spikes.rank)
-        rows, blob = pack(spikes.columns)
+        rows, blob = pack_columns(spikes.columns)
         most = 0 if spikes.reason == RESPONSES else TOP_ROWS
-        tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst(spikes.columns, most)]
+        tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst_rows(spikes.columns, most)]
         self._spikes.append(((step, attempt, rank, float(spikes.ts), plain(spikes.reason), rows, blob), tops))
 
     def _add_completions(self, batch: CompletionBatch) -> None:
         step, attempt, rank = _whole(batch.step), _whole(batch.attempt), _whole(batch.rank)
-        self._completions.append((step, attempt, rank, float(batch.ts), *pack(batch.columns)))
+        self._completions.append((step, attempt, rank, float(batch.ts), *pack_columns(batch.columns)))
 
     def _set_of(self, names: tuple[str, ...]) -> tuple[int, struct.Struct]:
         known = self._sets.get(names) or self.new_sets.get(names)

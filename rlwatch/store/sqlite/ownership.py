@@ -1,18 +1,59 @@
-"""One writer per run: ``flock`` on ``run.lock``, which dies with the process that holds it."""
+"""Own a run: one writer at a time, nothing left to a forked child, and leases that die with their process."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
 import os
 import socket
+import sqlite3
+import weakref
+from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 from rlwatch.errors import RunLockedError
-from rlwatch.store.sqlite.fork import belongs_here
 from rlwatch.store.sqlite.layout import writing_to
+
+
+class ForkAware(Protocol):
+    """Something that belongs to the process that made it."""
+
+    def disown(self) -> None:
+        """Called in a freshly forked child: let go of what is the parent's, without touching files."""
+        ...
+
+
+_alive: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+
+
+def belongs_here(thing: ForkAware) -> None:
+    """Have ``thing.disown()`` called in every child forked from now on."""
+    _alive.add(thing)
+
+
+def keep_forever(db: sqlite3.Connection) -> None:
+    """Never close ``db``, not even when the interpreter ends.
+
+    Closing an inherited connection rolls back what the parent is in the middle of writing, in the log's index
+    that both share in memory: the parent's file is damaged from then on.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
+
+
+def _in_child() -> None:
+    for thing in list(_alive):
+        thing.disown()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+# One writer per run: ``flock`` on ``run.lock``, which dies with the process that holds it.
 
 _UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
@@ -76,3 +117,39 @@ def _holder(fd: int) -> tuple[str, bool]:
         note = json.loads(os.pread(fd, 4096, 0))
         return f"process {note['pid']} on {note['host']}", bool(note.get("amending"))
     return "another process", False
+
+
+# Which process holds a row, told so that another process of the same machine can see whether it still lives.
+
+
+def this_process() -> str:
+    """Machine, process id and the moment the process started (ids come round again)."""
+    return _process_name(os.getpid())
+
+
+@cache
+def _process_name(pid: int) -> str:
+    return f"{socket.gethostname()}/{pid}/{_started_at(pid)}"
+
+
+def is_gone(owner: str) -> bool:
+    """Whether the process is of this machine and has ended; of another machine's nobody here knows."""
+    host, _, rest = owner.rpartition("/")[0].rpartition("/")
+    started = owner.rpartition("/")[2]
+    if host != socket.gethostname() or not rest.isdecimal():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return started != _started_at(int(rest))
+
+
+def _started_at(pid: int) -> str:
+    """In clock ticks since the machine started; empty where there is no ``/proc``."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -1,19 +1,36 @@
-"""What people do about alerts: acknowledge one, silence some for a while, and how each stands because of it."""
+"""Acknowledge an alert, silence some for a while, and say why a firing alert is quiet."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rlwatch.alerts.muting import fits
-from rlwatch.alerts.policy import Policy, inhibitors
-from rlwatch.alerts.rules import Rule
-from rlwatch.alerts.settling import ended, settling
+from rlwatch.alerts.dispatch import ended, settling, silence_matches
+from rlwatch.alerts.rules import Policy, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError
 from rlwatch.ports import AlertStore
 from rlwatch.records import Acknowledgement, Alert, AlertState, RunInfo, RunState, Silence
+
+UNITS = {"m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|m|h|d|w)\s*")
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of ``90m``, ``2h``, ``1d12h``. Raises ``ConfigError`` for anything else.
+
+    >>> seconds_of("1h30m"), seconds_of("2 d")
+    (5400.0, 172800.0)
+    """
+    parts = _DURATION_PART.findall(text)
+    if not parts or _DURATION_PART.sub("", text).strip():
+        raise ConfigError(f"{text!r} is no duration; give numbers with m, h, d or w, as in 90m, 2h or 1d12h")
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+# What people do about alerts: acknowledge one, silence some for a while, and how each stands because of it.
 
 LONGEST_S = 366 * 24 * 3600.0
 MOST_LISTED = 5
@@ -103,7 +120,7 @@ def end_silence(store: AlertStore, reference: str, *, clock: Clock | None = None
     return ended
 
 
-def standing(
+def quiet_reasons(
     alerts: Sequence[Alert],
     policy: Policy,
     now: float,
@@ -123,7 +140,7 @@ def standing(
     for alert in firing:
         rule, mine = policy.rule(alert.rule), taken.get(alert.alert_id)
         labels = rule.labels if rule else {}
-        silenced = [each for each in lasting if fits(each, alert, runs.get(alert.run_id), labels)]
+        silenced = [each for each in lasting if silence_matches(each, alert, runs.get(alert.run_id), labels)]
         if mine is not None and mine.severity.rank >= alert.severity.rank:
             found[alert.alert_id] = f"acknowledged by {mine.by}" + (f": {mine.why}" if mine.why else "")
         elif silenced:

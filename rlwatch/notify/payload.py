@@ -1,18 +1,78 @@
-"""What people read on a chat channel, in an e-mail or on a pager: short, plain, and nobody else's commands.
-
-Parts of a message were written by a model, a log or a configuration. They are shown as plain text that calls
-nobody (``@everyone``), links nowhere and formats nothing. The least important is left out where a service is
-short of room.
-"""
+"""Write a message's payload: as JSON any receiver can parse, and as text for people."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
 
-from rlwatch.notify.encode import one_line
 from rlwatch.records import JSON
+
+
+def json_safe(value: Any) -> JSON:
+    """``value`` with only what strict JSON knows.
+
+    ``nan``, ``inf``, ``-inf`` become ``"NaN"``, ``"Infinity"``, ``"-Infinity"``; numpy scalars and arrays
+    become numbers and lists; what JSON has no word for becomes its text.
+
+    >>> json_safe({"kl": float("nan"), "range": (0, float("-inf"))})
+    {'kl': 'NaN', 'range': [0, '-Infinity']}
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else _words(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_safe(item) for item in value]
+    tolist = getattr(value, "tolist", None)
+    return json_safe(tolist()) if callable(tolist) else str(value)
+
+
+def encode(payload: Mapping[str, JSON]) -> bytes:
+    """The payload as UTF-8 JSON; equal payloads give equal bytes, so that signatures can be compared."""
+    text = json.dumps(json_safe(payload), allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return text.encode("utf-8", errors="replace")
+
+
+def _words(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks and control characters: nobody writes a log line of their own through it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+# The published shape of a message: JSON Schema, draft 2020-12, in alert.schema.json beside this file.
+
+SCHEMA_FILE = "alert.schema.json"
+
+
+def alert_schema() -> dict[str, JSON]:
+    """The schema that every body of a webhook keeps.
+
+    >>> alert_schema()["properties"]["schema_version"]["const"]
+    1
+    """
+    schema: dict[str, JSON] = json.loads((files("rlwatch.notify") / SCHEMA_FILE).read_text(encoding="utf-8"))
+    return schema
+
+
+# What people read on a chat channel, in an e-mail or on a pager: short, plain, and nobody else's commands.
+#
+# Parts of a message were written by a model, a log or a configuration. They are shown as plain text that calls nobody
+# (``@everyone``), links nowhere and formats nothing. The least important is left out where a service is short of
+# room.
 
 BREAK = "\u200b"
 """A zero-width space: no service takes what it parts for a mention, a tag or a link."""
@@ -20,7 +80,7 @@ BREAK = "\u200b"
 _COMMANDS = re.compile(r"@(?=\w)|<(?=[@!#/a-zA-Z])|\](?=\()|(?<=:)//(?=\S)|\*(?=\*)|~(?=~)|\|(?=\|)|`")
 MOST_NUMBERS = 6
 MOST_ADVICE = 2
-LONGEST = 300
+LONGEST_PART = 300
 """Characters of one part."""
 
 
@@ -59,7 +119,7 @@ def shortened(text: str, limit: int) -> str:
     return whole[: max(limit - 3, 0)].decode(errors="ignore").rstrip() + "…"
 
 
-def defused(value: JSON, longest: int = LONGEST) -> str:
+def defused(value: JSON, longest: int = LONGEST_PART) -> str:
     """``value`` as one plain line without commands.
 
     >>> defused("ask @everyone").replace(BREAK, "|")

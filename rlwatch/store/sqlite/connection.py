@@ -1,4 +1,4 @@
-"""Opening the files: the writer's connection, a reader's, and one to the control tables."""
+"""Open the files: the writer's connection, a reader's, and one to the control tables; and explain SQLite's errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,58 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from rlwatch.errors import StoreError
+from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError
 from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.layout import RunFiles, is_there, size_of, touch_private
-from rlwatch.store.sqlite.migrations import Migration, check_readable, migrate, version_of
-from rlwatch.store.sqlite.problems import explained
+from rlwatch.store.sqlite.schema import Migration, check_readable, migrate, version_of
+
+# A write SQLite reports as an I/O error is a quota (EDQUOT) or a file size limit (EFBIG) far more often than
+# a failing disk: SQLite itself tells only ENOSPC apart.
+_FULL = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_HELD = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_REFUSED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH}
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Turn SQLite's errors, and stored values that no longer parse, into ours; ``where`` is the file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise explain(error, where) from error
+    except (ValueError, KeyError) as error:
+        raise StoreCorruptError(f"{where} is damaged: {error!r}") from error
+
+
+def explain(error: sqlite3.Error, where: str) -> StoreError:
+    """The error of ours that says what happened to ``where``."""
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = extended & 0xFF
+    if extended in _FULL or code in _FULL:
+        return StoreFullError(f"no room to write {where} ({error}); free disk space or quota: nothing was half-written")
+    if code in _DAMAGED or extended == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return StoreCorruptError(f"{where} is damaged ({error}); restore it from a copy or remove the run's directory")
+    if code in _HELD:
+        return StoreBusyError(f"{where} is held by another process right now; try again")
+    if code in _REFUSED:
+        return StoreError(
+            f"cannot open {where} for this ({error}); check that it exists and that you may read and write its "
+            "directory, or choose another with RLWATCH_STORE or store="
+        )
+    return StoreError(f"{where}: {error}")
+
+
+# Opening the files: the writer's connection, a reader's, and one to the control tables.
 
 Opened = contextlib.AbstractContextManager[sqlite3.Connection]
 _OLDEST = (3, 24)  # UPSERT
@@ -34,13 +78,13 @@ def open_writer(path: Path) -> sqlite3.Connection:
         db = undo.enter_context(contextlib.closing(_connect(path, "rw", _READER_WAIT_S, check_same_thread=False)))
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
-        migrate(db, schema.RUN, str(path))
+        migrate(db, schema.RUN_TABLES, str(path))
         undo.pop_all()
         return db
 
 
 @contextlib.contextmanager
-def reading(files: RunFiles) -> Iterator[sqlite3.Connection]:
+def open_reader(files: RunFiles) -> Iterator[sqlite3.Connection]:
     """A snapshot of ``run.db``, of a live, crashed or finished run, also where nothing may be written."""
     with explained(str(files.run)), contextlib.ExitStack() as stack:
         try:
@@ -49,30 +93,30 @@ def reading(files: RunFiles) -> Iterator[sqlite3.Connection]:
             if error.sqlite_errorcode & 0xFF not in _NO_SIDE_FILES:
                 raise
             db = stack.enter_context(_without_side_files(files))
-        check_readable(db, len(schema.RUN), str(files.run))
+        check_readable(db, len(schema.RUN_TABLES), str(files.run))
         yield db
 
 
 @contextlib.contextmanager
-def reading_immutable(files: RunFiles) -> Iterator[sqlite3.Connection]:
+def open_immutable(files: RunFiles) -> Iterator[sqlite3.Connection]:
     """The same for a file that nobody changes in place (a snapshot put there by rename): takes no lock."""
     with explained(str(files.run)), contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
-        check_readable(db, len(schema.RUN), str(files.run))
+        check_readable(db, len(schema.RUN_TABLES), str(files.run))
         yield db
 
 
-def control(files: RunFiles, timeout_s: float) -> contextlib.AbstractContextManager[sqlite3.Connection | None]:
+def open_control(files: RunFiles, timeout_s: float) -> contextlib.AbstractContextManager[sqlite3.Connection | None]:
     """``control.db``, or None if there is none yet. Waits ``timeout_s`` for another process, then is busy."""
-    return shared(files.control, schema.CONTROL, timeout_s)
+    return open_tables(files.control, schema.CONTROL_TABLES, timeout_s)
 
 
-def made_control(files: RunFiles, timeout_s: float) -> Opened:
+def create_control(files: RunFiles, timeout_s: float) -> Opened:
     """``control.db``, created by whoever needs it first."""
-    return made_shared(files.control, schema.CONTROL, timeout_s)
+    return create_tables(files.control, schema.CONTROL_TABLES, timeout_s)
 
 
 @contextlib.contextmanager
-def shared(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection | None]:
+def open_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection | None]:
     """A file that several processes write, or None if there is none yet."""
     if not is_there(path):
         yield None
@@ -85,7 +129,7 @@ def shared(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterato
 
 
 @contextlib.contextmanager
-def made_shared(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection]:
+def create_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection]:
     """The same, created by whoever needs it first."""
     touch_private(path)
     with explained(str(path)), contextlib.closing(_connect(path, "rw", timeout_s)) as db:

@@ -10,25 +10,35 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import tempfile
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import StoreError
 from rlwatch.ports import Composer, RunWriter
-from rlwatch.records import Acknowledgement, Alert, Ledger, OutboxMessage, RunInfo, Silence
-from rlwatch.store.sqlite import connect, layout
+from rlwatch.records import Acknowledgement, Alert, Ledger, OutboxMessage, RunInfo, RunState, Silence
+from rlwatch.store.sqlite import connection, layout, runrow
+from rlwatch.store.sqlite.connection import Opened, explained, open_immutable, open_reader
+from rlwatch.store.sqlite.control import NoCommands
 from rlwatch.store.sqlite.filestore import FileStore
-from rlwatch.store.sqlite.layout import existing_files
-from rlwatch.store.sqlite.netfs import network_file_system
-from rlwatch.store.sqlite.nocommands import NoCommands
-from rlwatch.store.sqlite.runtables import RunTables
-from rlwatch.store.sqlite.sharedwriter import open_shared
+from rlwatch.store.sqlite.layout import (
+    RunFiles,
+    existing_files,
+    make_private,
+    network_file_system,
+    touch_private,
+    writing_to,
+)
+from rlwatch.store.sqlite.ownership import RunLock
+from rlwatch.store.sqlite.reading import RunTables
+from rlwatch.store.sqlite.writer import FileWriter, open_files
 
 _warned: set[Path] = set()
 
@@ -134,7 +144,7 @@ class SharedStore(RunTables, NoCommands):
         return layout.run_ids(self.root)
 
     def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        return connect.reading_immutable(existing_files(self.root, run_id))
+        return connection.open_immutable(existing_files(self.root, run_id))
 
     def _is_here(self, run_id: str | None) -> bool:
         if run_id is None:
@@ -174,3 +184,109 @@ def _refuse_others(local_root: Path) -> None:
         raise StoreError(
             f"{local_root} is on a network file system too ({kind}); set RLWATCH_LOCAL_DIR to a local disk"
         )
+
+
+# The writer of a run on a network file system: a local writer that publishes snapshots.
+
+PUBLISH_S = 60.0
+"""Seconds between snapshots; readers elsewhere see the run this late."""
+
+
+class SharedWriter(FileWriter):
+    """A ``FileWriter`` that also owns the lock of the shared directory and publishes from ``heartbeat``."""
+
+    def share(self, local: RunFiles, shared: RunFiles, lock: RunLock, now: float) -> None:
+        """Begin to publish. Until then nothing of this attempt shows in the shared directory."""
+        self._local = local
+        self._shared = shared
+        self._shared_lock = lock
+        self._publish(now)
+
+    def heartbeat(self, now: float) -> None:
+        """Say that the writer lives; publish if the last snapshot is old."""
+        super().heartbeat(now)
+        if self._mine() and now - self._published_at >= PUBLISH_S:
+            self._publish(now)
+
+    def finish(self, state: RunState, reason: str, now: float) -> None:
+        """Record how the run ended and publish the whole of it."""
+        super().finish(state, reason, now)
+        if self._mine():
+            self._publish(now)
+
+    def close(self) -> None:
+        """Close the connection, then release both locks; idempotent."""
+        super().close()
+        self._shared_lock.release()
+
+    def _publish(self, now: float) -> None:
+        if self._db is not None:
+            publish(self._db, self._local, self._shared)
+        self._published_at = now
+
+
+def open_shared(local: RunFiles, shared: RunFiles, run: RunInfo, now: float) -> SharedWriter:
+    """Take the shared lock, then the local one, and go on from whichever copy of the run is further."""
+    make_private(shared.directory.parent)
+    make_private(shared.directory)
+    lock = RunLock(shared.lock, optional=True)
+    with ExitStack() as undo:
+        undo.callback(lock.release)
+        writer = undo.enter_context(
+            closing(open_files(local, run, now, made=SharedWriter, before=partial(adopt, shared, local)))
+        )
+        writer.share(local, shared, lock, now)
+        undo.pop_all()
+        return writer
+
+
+# Whole copies of ``run.db`` between the node's directory and the shared one.
+
+
+def publish(db: sqlite3.Connection, local: RunFiles, shared: RunFiles) -> None:
+    """Put a snapshot of ``db`` into the shared directory. Readers see the old file or the new one, never half."""
+    made = local.directory / ".run.db.snapshot"
+    touch_private(made)
+    with explained(str(made)), closing(sqlite3.connect(made, isolation_level=None)) as copy:
+        db.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")  # the copy says "log" in its header until told otherwise
+    put_in_place(made, shared.run)
+    made.unlink()
+
+
+def put_in_place(source: Path, target: Path) -> None:
+    """Copy ``source`` to ``target`` by way of a rename, on disk before it shows."""
+    arriving = target.with_name(f".{target.name}.{os.getpid()}")
+    with writing_to(target):
+        try:
+            touch_private(arriving)
+            shutil.copyfile(source, arriving)
+            with arriving.open("rb") as written:
+                os.fsync(written.fileno())  # network file systems report a full disk here or at close
+            arriving.replace(target)
+        except OSError:
+            arriving.unlink(missing_ok=True)
+            raise
+
+
+def adopt(shared: RunFiles, local: RunFiles) -> None:
+    """Before an attempt begins on this node: take the shared copy if the run went on elsewhere meanwhile."""
+    if not shared.run.exists() or _progress(open_immutable(shared)) <= _progress_here(local):
+        return
+    for stale in (local.run, local.wal, Path(f"{local.run}-shm")):
+        stale.unlink(missing_ok=True)
+    put_in_place(shared.run, local.run)
+
+
+def _progress_here(local: RunFiles) -> tuple[int, int]:
+    if not local.run.exists():
+        return (0, 0)
+    try:
+        return _progress(open_reader(local))
+    except StoreError:
+        return (0, 0)  # damaged, by a full disk say: the shared copy is what there is
+
+
+def _progress(opened: Opened) -> tuple[int, int]:
+    with opened as db:
+        return runrow.load(db, "").attempt, runrow.last_seq(db)

@@ -1,0 +1,239 @@
+"""Name every command a live run can be given, check its arguments, and write one down."""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import socket
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ConfigError
+from rlwatch.ports import CommandStore
+from rlwatch.records import JSON, Command
+from rlwatch.redaction import redacted
+
+REQUIRED: Any = object()
+"""The default of an argument that must be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of ``values``; the first is the default."""
+
+    values: tuple[str, ...]
+    meaning: str
+
+    @property
+    def default(self) -> JSON:
+        """The first value."""
+        return self.values[0]
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return f"one of {', '.join(self.values)}"
+
+    def fits(self, value: JSON) -> bool:
+        """Whether ``value`` is allowed."""
+        return isinstance(value, str) and value in self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number from ``low`` (or above it) to ``high``, in ``unit``."""
+
+    meaning: str
+    low: float = 0.0
+    high: float = math.inf
+    above: bool = False
+    default: JSON = REQUIRED
+    unit: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        low = f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
+        high = "" if math.isinf(self.high) else f" and at most {self.high:g}"
+        return f"a number {low}{high}{' ' * bool(self.unit)}{self.unit}"
+
+    def fits(self, value: JSON) -> bool:
+        """Whether ``value`` is allowed. Truth values, NaN, infinities and what no float holds are no numbers here."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            return False
+        return value <= self.high and (value > self.low if self.above else value >= self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A global step of the trainer, an integer >= 1, or None."""
+
+    meaning: str
+    default: JSON = None
+    allowed: str = "a step (an integer of at least 1) or none"
+
+    def fits(self, value: JSON) -> bool:
+        """Whether ``value`` is allowed."""
+        return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+
+
+Argument = Choice | Number | Step
+
+
+def checked_argument(kind: str, name: str, argument: Argument, value: JSON) -> JSON:
+    """``value`` if ``argument`` allows it. Raises ``ConfigError`` saying what is allowed."""
+    if value is REQUIRED:
+        raise ConfigError(f"{kind} needs {name}: {argument.allowed} ({argument.meaning})")
+    if not argument.fits(value):
+        raise ConfigError(f"{kind} {name}={value!r} is not {argument.allowed}")
+    return value
+
+
+# What a live run can be asked to do: every kind of command, its arguments and what it means.
+
+
+@dataclass(frozen=True, slots=True)
+class CommandKind:
+    """One kind of command. ``vetoed``: the trainer may refuse it in a collapse, which ``force`` overrules."""
+
+    name: str
+    meaning: str
+    args: Mapping[str, Argument] = field(default_factory=dict)
+    vetoed: bool = False
+
+    def read(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+        """All arguments, with defaults for those not given. Raises ``ConfigError`` for what is wrong or unknown."""
+        for name in given:
+            if name not in self.args:
+                takes = f"it takes: {', '.join(sorted(self.args))}" if self.args else "it takes none"
+                raise ConfigError(f"{self.name} has no argument {name!r}; {takes}")
+        return {
+            name: checked_argument(self.name, name, argument, given.get(name, argument.default))
+            for name, argument in self.args.items()
+        }
+
+
+_ALL_KINDS = (
+    CommandKind(
+        "reset-reference",
+        "the policy as it is at the next safe boundary becomes its own reference: KL starts again from 0",
+        {"optimizer": Choice(("clear", "keep"), "the optimizer's state: cleared (ProRL v1) or kept (ProRL v2)")},
+        vetoed=True,
+    ),
+    CommandKind("save-checkpoint", "the trainer saves a checkpoint, as it would by its own schedule", vetoed=True),
+    CommandKind(
+        "lower-lr",
+        "the learning rate becomes a fraction of what the schedule says; 1 gives it back to the schedule",
+        {
+            "scale": Number("fraction of the scheduled learning rate", high=1.0, above=True),
+            "until": Step("the step from which the schedule rules again"),
+        },
+    ),
+    CommandKind(
+        "set-kl-coef",
+        "the coefficient of the KL term (beta) becomes this value",
+        {"value": Number("the new coefficient")},
+        vetoed=True,
+    ),
+    CommandKind(
+        "pause",
+        "training waits at the next safe boundary",
+        {"minutes": Number("the longest it waits", high=1440.0, above=True, default=60.0, unit="minutes")},
+    ),
+    CommandKind("resume", "a paused training goes on"),
+    CommandKind(
+        "stop",
+        "training ends at the next safe boundary, as if it had reached its last step",
+        {"save": Choice(("yes", "no"), "whether a checkpoint is saved first")},
+    ),
+)
+
+COMMAND_KINDS: Mapping[str, CommandKind] = {kind.name: kind for kind in _ALL_KINDS}
+"""Every kind of command by name."""
+
+
+def command_kind(name: str) -> CommandKind:
+    """The kind called ``name``. Raises ``ConfigError`` naming those there are."""
+    if name not in COMMAND_KINDS:
+        raise ConfigError(f"unknown command {name!r}; known: {', '.join(sorted(COMMAND_KINDS))}")
+    return COMMAND_KINDS[name]
+
+
+# Writing down what a person wants of a live run.
+
+EXPIRES_S = 600.0
+
+
+def request(
+    store: CommandStore,
+    run_id: str,
+    kind: str,
+    *,
+    args: Mapping[str, JSON] | None = None,
+    why: str = "",
+    by: str | None = None,
+    force: bool = False,
+    expires_s: float = EXPIRES_S,
+    idempotency_key: str | None = None,
+    clock: Clock | None = None,
+) -> Command:
+    """Queue a command for the live run and return it as stored.
+
+    A command that no trainer begins within ``expires_s`` seconds expires: a restarted trainer must not
+    obey last night's click. The same ``idempotency_key`` twice gives the same command.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown kind or argument, or a value that is not allowed, naming what is.
+    ControlUnavailableError
+        Where the store cannot carry commands (a network file system).
+    """
+    now = (clock or SystemClock()).now()
+    command = Command(
+        command_id=uuid.uuid4().hex[:16],
+        run_id=run_id,
+        kind=kind,
+        args=command_kind(kind).read(args or {}),
+        force=force,
+        requested_by=by or whoami(),
+        why=redacted(why),
+        idempotency_key=idempotency_key or uuid.uuid4().hex,
+        created_at=now,
+        expires_at=now + expires_s,
+    )
+    return store.submit(command)
+
+
+def cancel(
+    store: CommandStore,
+    run_id: str,
+    command_id: str,
+    *,
+    why: str = "",
+    by: str | None = None,
+    clock: Clock | None = None,
+) -> Command:
+    """Take a command back, unless it was begun; returns it as it then stands.
+
+    ``cancelled``: nobody will carry it out. ``cancelling``: a trainer holds it, and lets it go at once unless it is
+    carrying it out; ask for it again. Anything else: it was answered before.
+
+    Raises ``StoreError`` if the run has no such command, ``ControlUnavailableError`` as :func:`request` does.
+    """
+    result = f"cancelled by {by or whoami()}{f': {why}' if why else ''}"
+    return store.cancel(run_id, command_id, (clock or SystemClock()).now(), result=result)
+
+
+def whoami() -> str:
+    """``user@host`` of this process: the account it runs under, whatever ``$USER`` says."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container without a passwd entry
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,539 @@
+"""Commands, alerts, the outbox and silences as rows, and the half of a store that answers with them."""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from operator import attrgetter, itemgetter
+from typing import Any, NoReturn, TypeVar
+
+from rlwatch.clock import Clock
+from rlwatch.errors import ControlUnavailableError, StoreError
+from rlwatch.ports import Composer
+from rlwatch.records import (
+    Acknowledgement,
+    Alert,
+    AlertState,
+    Command,
+    CommandStatus,
+    Ledger,
+    OutboxMessage,
+    OutboxStatus,
+    Severity,
+    Silence,
+)
+from rlwatch.store.sqlite import ownership
+from rlwatch.store.sqlite.rows import dumps, loads, plain
+from rlwatch.store.sqlite.schema import transaction
+
+_COMMANDS = """SELECT command_id, kind, args, force, status, requested_by, why, idempotency_key, created_at, expires_at,
+           claimed_at, finished_at, finished_step, result FROM command """
+_ANSWERS = tuple(status for status in CommandStatus if not status.open)
+
+
+def submit_command(db: sqlite3.Connection, command: Command) -> Command:
+    """Insert, or find the one with this id or this idempotency key."""
+    key = plain(command.idempotency_key)
+    with transaction(db):
+        db.execute(
+            "INSERT INTO command VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (
+                command.command_id,
+                plain(command.kind),
+                dumps(command.args),
+                int(command.force),
+                command.status.value,
+                plain(command.requested_by),
+                plain(command.why),
+                key,
+                command.created_at,
+                command.expires_at,
+                command.claimed_at,
+                command.finished_at,
+                command.finished_step,
+                plain(command.result),
+            ),
+        )
+        same = "WHERE command_id = ? OR (idempotency_key = ? AND idempotency_key <> '') ORDER BY id"
+        return _command(command.run_id, db.execute(_COMMANDS + same, (command.command_id, key)).fetchone())
+
+
+def read_commands(db: sqlite3.Connection, run_id: str, status: CommandStatus | None) -> list[Command]:
+    """Commands in the order they came in."""
+    if status is None:
+        found = db.execute(_COMMANDS + "ORDER BY id")
+    else:
+        found = db.execute(_COMMANDS + "WHERE status = ? ORDER BY id", (status.value,))
+    return [_command(run_id, row) for row in found]
+
+
+def claim_commands(db: sqlite3.Connection, run_id: str, now: float) -> list[Command]:
+    """Expire what is overdue, take the rest. The lock held from the first line on makes it exactly once."""
+    if db.execute("SELECT 1 FROM command WHERE status = 'queued' LIMIT 1").fetchone() is None:
+        return []  # the usual poll takes no write lock
+    with transaction(db):
+        db.execute(
+            "UPDATE command SET status = 'expired', finished_at = ?1 "
+            "WHERE status = 'queued' AND expires_at > 0 AND expires_at <= ?1",
+            (now,),
+        )
+        queued = [row[0] for row in db.execute("SELECT id FROM command WHERE status = 'queued' ORDER BY id")]
+        taken = [(now, number) for number in queued]
+        db.executemany("UPDATE command SET status = 'claimed', claimed_at = ? WHERE id = ?", taken)
+        return [_command(run_id, db.execute(_COMMANDS + "WHERE id = ?", (number,)).fetchone()) for number in queued]
+
+
+def settle_command(
+    db: sqlite3.Connection,
+    run_id: str,
+    command_id: str,
+    *,
+    status: CommandStatus,
+    now: float,
+    step: int | None,
+    result: str,
+) -> Command:
+    """Answer a claimed command; an answer already given stays."""
+    if status not in _ANSWERS:
+        answers = ", ".join(answer.value for answer in _ANSWERS)
+        raise StoreError(f"a command is settled as one of {answers}, not as {status.value!r}")
+    with transaction(db):
+        db.execute(
+            "UPDATE command SET status = ?, finished_at = ?, finished_step = ?, result = ? "
+            "WHERE command_id = ? AND status IN ('claimed', 'cancelling')",
+            (status.value, now, step, plain(result), command_id),
+        )
+        command = _known_command(db, run_id, command_id)
+    if command.status is CommandStatus.QUEUED:
+        raise StoreError(f"command {command_id!r} is still queued: claim it before settling it")
+    return command
+
+
+def cancel_command(db: sqlite3.Connection, run_id: str, command_id: str, *, now: float, result: str) -> Command:
+    """Cancel what nobody has claimed; ask whoever has claimed it to let it go."""
+    with transaction(db):
+        db.execute(
+            "UPDATE command SET finished_at = CASE status WHEN 'queued' THEN ? END, result = ?, "
+            "status = CASE status WHEN 'queued' THEN 'cancelled' ELSE 'cancelling' END "
+            "WHERE command_id = ? AND status IN ('queued', 'claimed')",
+            (now, plain(result), command_id),
+        )
+        return _known_command(db, run_id, command_id)
+
+
+def _known_command(db: sqlite3.Connection, run_id: str, command_id: str) -> Command:
+    row = db.execute(_COMMANDS + "WHERE command_id = ?", (command_id,)).fetchone()
+    if row is None:
+        raise StoreError(f"run {run_id!r} has no command {command_id!r}")
+    return _command(run_id, row)
+
+
+def _command(run_id: str, row: tuple[Any, ...]) -> Command:
+    command_id, kind, args, force, status, *who_why_when = row
+    return Command(command_id, run_id, kind, loads(args), bool(force), CommandStatus(status), *who_why_when)
+
+
+# Alerts and the outbox as rows, over an open connection to ``control.db``.
+
+_ALERTS = """SELECT seen_at, id, alert_id, rule, kind, severity, state, onset_step, step, message, reason, detector,
+             evidence, fired_at, resolved_step, resolved_at FROM alert ORDER BY id DESC"""
+_PUT_ALERT = """INSERT INTO alert VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+          ON CONFLICT (alert_id) DO UPDATE SET rule = excluded.rule, kind = excluded.kind,
+          severity = excluded.severity, state = excluded.state, onset_step = excluded.onset_step,
+          step = excluded.step, message = excluded.message, reason = excluded.reason, detector = excluded.detector,
+          evidence = excluded.evidence, fired_at = excluded.fired_at, resolved_step = excluded.resolved_step,
+          resolved_at = excluded.resolved_at"""
+_MESSAGES = """SELECT message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until,
+               last_error, created_at, sent_at FROM outbox """
+_DUE = (
+    "FROM outbox WHERE status = 'pending' AND ((next_attempt_at <= ?1 AND (lease_until <= ?1 "
+    "OR leased_by IN ({gone}))) OR touched_at > ?1 + 1)"
+)
+
+
+def put_alerts(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
+    """Insert or update the alerts of one run, insert its new messages: one transaction."""
+    with transaction(db):
+        _insert(db, alerts, messages, now)
+
+
+def publish(
+    db: sqlite3.Connection, run_id: str, alerts: Sequence[Alert], compose: Composer, now: float
+) -> list[OutboxMessage]:
+    """Insert or update alerts, then what ``compose`` makes of the run's ledger; returns what was new."""
+    with transaction(db):
+        _insert(db, alerts, (), now)
+        whole = read_ledger(db, run_id)
+        known = {message.message_id for message in whole.messages}
+        made = {message.message_id: message for message in compose(whole) if message.message_id not in known}
+        _insert(db, (), list(made.values()), now)
+    return list(made.values())
+
+
+def read_ledger(db: sqlite3.Connection, run_id: str) -> Ledger:
+    """The run's alerts, messages and acknowledgements, newest last."""
+    newest_first = [alert for *_, alert in read_alerts(db, run_id)]
+    return Ledger(tuple(newest_first[::-1]), tuple(read_outbox(db, run_id)), tuple(read_acknowledgements(db, run_id)))
+
+
+def keep_acknowledgement(db: sqlite3.Connection, acknowledgement: Acknowledgement) -> Acknowledgement:
+    """Keep it, unless an earlier one of the alert covers it; returns what is kept."""
+    with transaction(db):
+        kept = [a for a in read_acknowledgements(db, acknowledgement.run_id) if a.alert_id == acknowledgement.alert_id]
+        if kept and kept[0].severity.rank >= acknowledgement.severity.rank:
+            return kept[0]
+        a = acknowledgement
+        row = (a.alert_id, plain(a.by), plain(a.why), a.at, a.severity.value)
+        db.execute("INSERT OR REPLACE INTO acknowledgement VALUES (?, ?, ?, ?, ?)", row)
+    return acknowledgement
+
+
+def read_acknowledgements(db: sqlite3.Connection, run_id: str) -> list[Acknowledgement]:
+    """Acknowledgements of the run, oldest first."""
+    rows = db.execute("SELECT alert_id, acknowledged_by, why, at, severity FROM acknowledgement ORDER BY rowid")
+    return [Acknowledgement(alert_id, run_id, by, why, at, Severity(level)) for alert_id, by, why, at, level in rows]
+
+
+def read_alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, Alert]]:
+    """Alerts of the run, newest first, each after the time and number to sort it by among other runs' ones."""
+    return [(row[0], row[1], _alert(run_id, *row[2:])) for row in db.execute(_ALERTS)]
+
+
+def lease_messages(
+    db: sqlite3.Connection, run_id: str, now: float, *, until: float, limit: int, channels: Sequence[str] | None
+) -> list[OutboxMessage]:
+    """Take due messages nobody holds, oldest first. The lock held from the first line on makes it one taker each.
+
+    What a process held that is gone is free; so is what was last touched at a time that is still to come.
+    """
+    held = db.execute("SELECT DISTINCT leased_by FROM outbox WHERE status = 'pending' AND lease_until > ?", (now,))
+    gone = [by for (by,) in held.fetchall() if ownership.is_gone(by)]
+    due_now, when = _DUE.format(gone=", ".join(f"?{k + 2}" for k in range(len(gone)))), (now, *gone)
+    if db.execute(f"SELECT 1 {due_now} LIMIT 1", when).fetchone() is None:
+        return []  # the usual poll takes no write lock
+    with transaction(db):
+        due = db.execute(f"SELECT id, channel {due_now} ORDER BY id", when).fetchall()
+        taken = [number for number, channel in due if channels is None or channel in channels][:limit]
+        db.executemany(
+            "UPDATE outbox SET lease_until = ?, leased_by = ?, touched_at = ? WHERE id = ?",
+            [(until, ownership.this_process(), now, number) for number in taken],
+        )
+        return [_message(run_id, db.execute(_MESSAGES + "WHERE id = ?", (number,)).fetchone()) for number in taken]
+
+
+def settle_message(db: sqlite3.Connection, message: OutboxMessage) -> None:
+    """Write the outcome back and drop the lease, unless the message is over or in other hands by now."""
+    with transaction(db):
+        db.execute(
+            "UPDATE outbox SET status = ?1, attempts = ?2, next_attempt_at = ?3, last_error = ?4, sent_at = ?5, "
+            "lease_until = 0 WHERE message_id = ?6 AND status = 'pending' "
+            "AND (?1 = 'sent' OR ?7 = 0 OR lease_until = ?7)",
+            (
+                message.status.value,
+                message.attempts,
+                message.next_attempt_at,
+                plain(message.last_error),
+                message.sent_at,
+                message.message_id,
+                message.lease_until,
+            ),
+        )
+
+
+def retry_message(db: sqlite3.Connection, message_id: str) -> None:
+    """Make an unsent message due now. Tried before, so that it is tried again however old it is."""
+    with transaction(db):
+        db.execute(
+            "UPDATE outbox SET status = 'pending', next_attempt_at = 0, attempts = max(attempts, 1), "
+            "lease_until = CASE status WHEN 'dead' THEN 0 ELSE lease_until END "
+            "WHERE message_id = ? AND status != 'sent'",
+            (message_id,),
+        )
+
+
+def read_outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
+    """All messages of the run, oldest first."""
+    return [_message(run_id, row) for row in db.execute(_MESSAGES + "ORDER BY id")]
+
+
+def has_pending(db: sqlite3.Connection) -> bool:
+    """Whether any message is still to be sent, due or not."""
+    return db.execute("SELECT 1 FROM outbox WHERE status = 'pending' LIMIT 1").fetchone() is not None
+
+
+def _insert(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
+    db.executemany(_PUT_ALERT, [_alert_row(alert, now) for alert in alerts])
+    db.executemany(
+        "INSERT INTO outbox (message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until, "
+        "last_error, created_at, sent_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        [_message_row(message) for message in messages],
+    )
+
+
+def _alert_row(alert: Alert, now: float) -> tuple[object, ...]:
+    return (
+        alert.alert_id,
+        now,
+        plain(alert.rule),
+        plain(alert.kind),
+        alert.severity.value,
+        alert.state.value,
+        alert.onset_step,
+        alert.step,
+        plain(alert.message),
+        plain(alert.reason),
+        plain(alert.detector),
+        dumps(alert.evidence),
+        alert.fired_at,
+        alert.resolved_step,
+        alert.resolved_at,
+    )
+
+
+def _message_row(message: OutboxMessage) -> tuple[object, ...]:
+    return (
+        message.message_id,
+        message.alert_id,
+        plain(message.channel),
+        dumps(message.payload),
+        message.status.value,
+        message.attempts,
+        message.next_attempt_at,
+        message.lease_until,
+        plain(message.last_error),
+        message.created_at,
+        message.sent_at,
+    )
+
+
+def _alert(run_id: str, *row: Any) -> Alert:
+    alert_id, rule, kind, severity, state, onset, step, message, reason, detector, evidence, *ends = row
+    judged = (Severity(severity), AlertState(state), onset, step)
+    return Alert(alert_id, run_id, rule, kind, *judged, message, reason, detector, loads(evidence), *ends)
+
+
+def _message(run_id: str, row: tuple[Any, ...]) -> OutboxMessage:
+    message_id, alert_id, channel, payload, status, *rest = row
+    return OutboxMessage(message_id, run_id, alert_id, channel, loads(payload), OutboxStatus(status), *rest)
+
+
+# Silences as rows, over an open connection to the store's ``alerts.db``.
+
+_PUT_SILENCE = """INSERT INTO silence VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+          ON CONFLICT (silence_id) DO UPDATE SET silenced_by = excluded.silenced_by, why = excluded.why,
+          created_at = excluded.created_at, until = excluded.until, run = excluded.run, project = excluded.project,
+          kind = excluded.kind, rule = excluded.rule, labels = excluded.labels"""
+
+
+def put_silence(db: sqlite3.Connection, silence: Silence) -> None:
+    """Insert or replace."""
+    s = silence
+    texts = [plain(text) for text in (s.run, s.project, s.kind, s.rule)]
+    row = (s.silence_id, plain(s.by), plain(s.why), s.created_at, s.until, *texts, dumps(dict(s.labels)))
+    with transaction(db):
+        db.execute(_PUT_SILENCE, row)
+
+
+def read_silences(db: sqlite3.Connection) -> list[Silence]:
+    """All, oldest first."""
+    rows = db.execute(
+        "SELECT silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels FROM silence "
+        "ORDER BY id"
+    )
+    return [
+        Silence(silence_id, by, why, created_at, until, run, project, kind, rule, loads(labels))
+        for silence_id, by, why, created_at, until, run, project, kind, rule, labels in rows
+    ]
+
+
+# Commands, alerts and outbox of all runs, over hooks: where control tables are, or are to be.
+
+_T = TypeVar("_T")
+
+
+class ControlTables(ABC):
+    """Commands; alerts, outbox, acknowledgements and silences (``CommandStore``, ``AlertStore``)."""
+
+    _clock: Clock
+
+    @abstractmethod
+    def _controlled(self) -> list[str]:
+        """Run ids that have control tables."""
+
+    @abstractmethod
+    def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
+        """The run's control tables, or None where nobody needed them yet. Raises ``RunNotFoundError``."""
+
+    @abstractmethod
+    def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        """The run's control tables, created if need be. Raises ``RunNotFoundError``."""
+
+    @abstractmethod
+    def _desk(self) -> AbstractContextManager[sqlite3.Connection | None]:
+        """What belongs to the whole store, or None where nobody needed it yet."""
+
+    @abstractmethod
+    def _made_desk(self) -> AbstractContextManager[sqlite3.Connection]:
+        """The same, created if need be."""
+
+    def submit(self, command: Command) -> Command:
+        """Insert, or return the command that already has this id or idempotency key."""
+        with self._made_control(command.run_id) as db:
+            return submit_command(db, command)
+
+    def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
+        """Commands of a run, oldest first."""
+        with self._control(run_id) as db:
+            return [] if db is None else read_commands(db, run_id, status)
+
+    def claim(self, run_id: str, now: float) -> list[Command]:
+        """Expire overdue queued commands, take the rest."""
+        with self._control(run_id) as db:
+            return [] if db is None else claim_commands(db, run_id, now)
+
+    def settle(
+        self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
+    ) -> Command:
+        """Answer a claimed command; the first answer stays."""
+        with self._made_control(run_id) as db:
+            return settle_command(db, run_id, command_id, status=status, now=now, step=step, result=result)
+
+    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
+        """Cancel what nobody has claimed; ask whoever has to let it go."""
+        with self._made_control(run_id) as db:
+            return cancel_command(db, run_id, command_id, now=now, result=result)
+
+    def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
+        """Insert or update alerts, insert new messages; one transaction per run."""
+        runs = [alert.run_id for alert in alerts] + [message.run_id for message in messages]
+        for run_id in dict.fromkeys(runs):
+            with self._made_control(run_id) as db:
+                own = [alert for alert in alerts if alert.run_id == run_id]
+                new = [message for message in messages if message.run_id == run_id]
+                put_alerts(db, own, new, self._clock.now())
+
+    def tell(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+        """Store alerts and what is to be written about them, in one transaction."""
+        with self._made_control(run_id) as db:
+            return publish(db, run_id, alerts, compose, self._clock.now())
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The run's alerts, messages and acknowledgements at one moment."""
+        with self._control(run_id) as db:
+            if db is None:
+                return Ledger()
+            with transaction(db):
+                return read_ledger(db, run_id)
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
+        """Keep it, unless an earlier one covers it."""
+        with self._made_control(acknowledgement.run_id) as db:
+            return keep_acknowledgement(db, acknowledgement)
+
+    def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
+        """Acknowledgements (of one run, or of all that can be read)."""
+        return self._gathered(run_id, read_acknowledgements)
+
+    def put_silence(self, silence: Silence) -> None:
+        """Insert or replace by id."""
+        with self._made_desk() as db:
+            put_silence(db, silence)
+
+    def silences(self) -> list[Silence]:
+        """All silences, oldest first."""
+        with self._desk() as db:
+            return [] if db is None else read_silences(db)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Held by one caller at a time, whichever process it is in."""
+        with self._made_desk() as db, transaction(db):
+            yield
+
+    def alerts(self, run_id: str | None = None) -> list[Alert]:
+        """Alerts (of one run, or of all that can be read), newest first."""
+        found = self._gathered(run_id, read_alerts)
+        return [alert for *_, alert in sorted(found, key=itemgetter(0, 1), reverse=True)]
+
+    def lease_messages(
+        self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
+    ) -> list[OutboxMessage]:
+        """Due pending messages nobody holds, oldest first, held until ``now + lease_s``; over all runs."""
+        leased: list[OutboxMessage] = []
+        for run_id in self._controlled():
+            if len(leased) >= limit:
+                break
+            with suppress(StoreError):  # busy, damaged, not ours: the other runs must not wait for it
+                leased += self._lease(run_id, now, now + lease_s, limit=limit - len(leased), channels=channels)
+        return sorted(leased, key=attrgetter("created_at"))
+
+    def settle_message(self, message: OutboxMessage) -> None:
+        """Write the outcome of a delivery back."""
+        with self._made_control(message.run_id) as db:
+            settle_message(db, message)
+
+    def retry_message(self, message: OutboxMessage) -> None:
+        """Make an unsent message due now."""
+        with self._made_control(message.run_id) as db:
+            retry_message(db, message.message_id)
+
+    def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
+        """All messages (of one run, or of all that can be read), oldest first."""
+        return sorted(self._gathered(run_id, read_outbox), key=attrgetter("created_at"))
+
+    def _gathered(self, run_id: str | None, rows: Callable[[sqlite3.Connection, str], list[_T]]) -> list[_T]:
+        found: list[_T] = []
+        for each in self._controlled() if run_id is None else [run_id]:
+            try:
+                with self._control(each) as db:
+                    found += [] if db is None else rows(db, each)
+            except StoreError:
+                if run_id is not None:
+                    raise
+        return found
+
+    def _lease(
+        self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None
+    ) -> list[OutboxMessage]:
+        with self._control(run_id) as db:
+            return [] if db is None else lease_messages(db, run_id, now, until=until, limit=limit, channels=channels)
+
+
+class NoCommands:
+    """Refuse commands where a place cannot carry them: every method of ``CommandStore`` raises why."""
+
+    _no_commands_because: str
+
+    def submit(self, command: Command) -> Command:  # noqa: ARG002
+        """Not here."""
+        self._refuse()
+
+    def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:  # noqa: ARG002
+        """Not here."""
+        self._refuse()
+
+    def claim(self, run_id: str, now: float) -> list[Command]:  # noqa: ARG002
+        """Not here."""
+        self._refuse()
+
+    def settle(
+        self,
+        run_id: str,  # noqa: ARG002
+        command_id: str,  # noqa: ARG002
+        status: CommandStatus,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+        *,
+        step: int | None,  # noqa: ARG002
+        result: str,  # noqa: ARG002
+    ) -> Command:
+        """Not here."""
+        self._refuse()
+
+    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:  # noqa: ARG002
+        """Not here."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ControlUnavailableError(f"commands are not available {self._no_commands_because}")
