@@ -52,8 +52,7 @@ class Attribution:
     aux
         What the auxiliary losses of all ranks contribute.
     gap
-        (sum of all contributions - expected) / expected over all ranks, signed. Expected is the norm, or the part of it
-        that the layers of the direction have.
+        (sum of all contributions - norm) / norm over all ranks, signed.
     method
         The one whose result this is: of those tried, the first that was complete, or the one with the smallest gap.
     complete
@@ -132,7 +131,7 @@ def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, w
         raise NotLocalised("no backward of the loss was seen after its log-probs were observed")
     if total == 0:
         raise NotLocalised("the loss depends on no token: all its coefficients are zero")
-    if direction.expected == 0:
+    if direction.norm == 0:
         raise NotLocalised("the gradient is zero")
     if len(numbers) > 1 and sharded_modules(model):
         raise NotLocalised("the model is sharded and its ranks made different numbers of forward passes")
@@ -150,7 +149,7 @@ class _Trial:
         self._gap = 0.0
         self._model, self._passes, self._direction, self._world = model, passes, direction, world
         self._scale = scale
-        self._step = scale.coefficients / (direction.norm * math.sqrt(direction.kept))
+        self._step = scale.coefficients / direction.norm
         """For a change of the log-probs by 1 nat, on a weighted mean, and far beyond where they are linear."""
 
     def run(self, method: Method) -> Attribution | None:
@@ -204,7 +203,7 @@ class _Trial:
         ranks = torch.stack(self._world.gather(torch.tensor(here, dtype=torch.float64)))
         total, aux = ranks[:, :2].sum(0).tolist()
         moved, low, failed = ranks[:, 2:].amax(0).tolist()
-        return total / self._direction.expected - 1, aux, moved, bool(low), bool(failed)
+        return total / self._direction.norm - 1, aux, moved, bool(low), bool(failed)
 
     def _fd(self) -> Derived:
         step = kappa_of(self._scale.tokens) * self._step

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from rlwatch.tensors.gradnorm import Piece, layer_of
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """The gradients a model held at some moment, or those of some of its layers.
+    """The gradients a model held at some moment.
 
     Parameters
     ----------
@@ -32,15 +32,12 @@ class Direction:
         L2 norm of the whole gradient as it is held now: the unit vector is ``gradients / length``.
     layers
         Share of each layer in the squared norm, in model order; sums up to 1. Empty where that norm is 0 or not finite.
-    kept
-        Share of the squared norm that ``gradients`` have: 1, or less after :meth:`only`.
     """
 
     gradients: Mapping[str, Tensor]
     norm: float
     length: float
     layers: Mapping[str, float]
-    kept: float = 1.0
 
     @classmethod
     def of(
@@ -70,17 +67,6 @@ class Direction:
     def finite(self) -> bool:
         """Whether there is neither NaN nor Inf in it (and no norm beyond float32). A gradient of zeros is finite."""
         return math.isfinite(self.length) and math.isfinite(self.norm)
-
-    @property
-    def expected(self) -> float:
-        """What the contributions along it sum up to: ``norm``, or the share of it that the kept layers have."""
-        return self.norm * self.kept
-
-    def only(self, layers: Collection[str]) -> Direction:
-        """Restricted to ``layers``: contributions along it sum up to ``norm`` times the share of these layers."""
-        chosen = set(layers)
-        left = {name: gradient for name, gradient in self.gradients.items() if layer_of(name) in chosen}
-        return replace(self, gradients=left, kept=math.fsum(self.layers.get(layer, 0.0) for layer in chosen))
 
 
 def _squares(parameters: list[tuple[str, Parameter]], world: World, rank: int) -> dict[str, float]:

@@ -20,7 +20,7 @@ from rlwatch.gradloc.gradients import beside_training
 from rlwatch.gradloc.module_flow import broken_activation, broken_output_gradient
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.gradloc.report import Cost
-from rlwatch.gradloc.step_facts import Extra, StepFacts
+from rlwatch.gradloc.step_facts import StepFacts
 from rlwatch.gradloc.step_verdict import StepVerdict, nothing
 from rlwatch.gradloc.traced import Trace
 from rlwatch.gradloc.world import Alone, World
@@ -28,18 +28,16 @@ from rlwatch.gradloc.world import Alone, World
 Find = Callable[[nn.Module, LossPass], Broken | None]
 
 
-def trace(model: nn.Module, passes: Passes, *, world: World | None = None, inputs: Extra = ()) -> Trace:
+def trace(model: nn.Module, passes: Passes, *, world: World | None = None) -> Trace:
     """The first non-finite tensor of this rank's part of the step, and where the chain was entered.
 
     To be called after the backward, with the gradients in place. A collective where ``world`` has more than one rank:
     each rank looks at its own micro-batches, and all stop where one has found something. Parameters, ``.grad``, random
     numbers, buffers and hooks are afterwards as they were.
-
-    ``inputs`` are, for each micro-batch, further inputs of its loss by name, (B, T), (B, 1) or (B,): weights, returns.
     """
     began = time.perf_counter()
     ranks = Alone() if world is None else world
-    facts = StepFacts.of(model, passes, inputs)
+    facts = StepFacts.of(model, passes)
     verdict = StepVerdict(passes, facts, ranks.rank)
     found, cost = verdict.standing(model), Cost()
     known = _any(found is not None, passes, ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +21,6 @@ CHAIN = (
 DEGENERATE = 0.9
 """A response of which this share is token id 0 was sampled from NaN logits (METHODS, section 10)."""
 
-Extra = Sequence[Mapping[str, Tensor]]
-
 
 @dataclass(slots=True)
 class StepFacts:
@@ -34,34 +32,27 @@ class StepFacts:
     inside: dict[str, list[tuple[int, Broken]]] = field(default_factory=dict)
     padding: dict[str, list[tuple[int, Broken]]] = field(default_factory=dict)
     id0_frac: float | None = None
-    extra: Extra = ()
 
     @classmethod
-    def of(cls, model: nn.Module, passes: Passes, extra: Extra = ()) -> StepFacts:
-        """Of gradients as they are held now, and of all micro-batches; ``extra`` inputs of each by name.
+    def of(cls, model: nn.Module, passes: Passes) -> StepFacts:
+        """Of gradients as they are held now, and of all micro-batches.
 
         A buffer may hold -inf rightly (attention masks do): there only NaN counts.
         """
         grads = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
         buffers = [(name, b.masked_fill(~b.isnan(), 0.0)) for name, b in model.named_buffers() if b.is_floating_point()]
-        facts = cls(
-            broken(model.named_parameters()), broken(buffers), broken(grads), id0_frac=_id0_frac(passes), extra=extra
-        )
+        facts = cls(broken(model.named_parameters()), broken(buffers), broken(grads), id0_frac=_id0_frac(passes))
         for k, one in enumerate(passes.all):
             for where, into in ((True, facts.inside), (False, facts.padding)):
-                every = quantities(one, facts.more(k))
+                every = quantities(one)
                 for found in broken((name, _part(x, one.tokens.mask, where)) for name, x in every):
                     into.setdefault(found.name, []).append((k, found))
         return facts
 
-    def more(self, k: int) -> Mapping[str, Tensor]:
-        """Further inputs of micro-batch ``k``."""
-        return self.extra[k] if k < len(self.extra) else {}
-
     def flags(self, passes: Passes, k: int, name: str) -> Tensor:
         """(B, T): which tokens of micro-batch ``k``, inside its mask, have a ``name`` that is not finite."""
         one = passes.all[k]
-        values = dict(quantities(one, self.more(k))).get(name)
+        values = dict(quantities(one)).get(name)
         mask = one.tokens.mask.bool()
         if values is None:
             return torch.zeros_like(mask)
@@ -84,7 +75,7 @@ class StepFacts:
         return tuple(name for name in links if name in counts)
 
 
-def quantities(one: LossPass, extra: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+def quantities(one: LossPass) -> Iterator[tuple[str, Tensor]]:
     """Every per-token or per-sequence number of a micro-batch, (B, T), (B, 1) or (B,), in order of the chain."""
     tokens = one.tokens
     known = {
@@ -93,7 +84,6 @@ def quantities(one: LossPass, extra: Mapping[str, Tensor] | None = None) -> Iter
         "advantages": tokens.advantages,
         "ref_logp": tokens.ref_logp,
         "old_logp": tokens.old_logp,
-        **(extra or {}),
         "logp": tokens.logp,
         "coefficient": one.coefficients.get("logp"),
         "entropy coefficient": one.coefficients.get("entropy"),

@@ -42,17 +42,6 @@ def clipped_sides(ratio: Tensor, advantages: Tensor, *, low: float, high: float)
     return (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0)
 
 
-def weight_clip_stats(x: Tensor, mask: Tensor, *, low: float, high: float) -> Stats:
-    """The same where a loss clips the weight itself, whatever the advantage, and keeps the gradient: verl's CISPO.
-
-    r = exp(``x``) outside [1 - low, 1 + high]; ``x`` and ``mask`` as in :func:`clip_stats`.
-    """
-    ratio = widen(x).exp()
-    below, above = ratio < 1 - low, ratio > 1 + high
-    flags = {"ratio/clipfrac_low": below, "ratio/clipfrac_high": above, "ratio/clipfrac": below | above}
-    return {name: Mean.of(indicator(flag, ratio), mask) for name, flag in flags.items()}
-
-
 def truncated(x: Tensor, *, low: float = math.inf, high: float = math.inf) -> Tensor:
     """Log-ratios ``x`` of weights truncated to [1 - low, 1 + high], same shape; NaN stays NaN."""
     return widen(x).clamp(math.log(1 - low) if low < 1 else -torch.inf, math.log(1 + high))

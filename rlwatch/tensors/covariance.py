@@ -26,34 +26,6 @@ BOUNDS = (1.0, 5.0)
 """Between these a token is a candidate of Clip-Cov, as published and by verl's defaults."""
 
 
-def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """c_t of each token, in the shape of ``logp`` and ``mask``; ``advantages`` broadcast to it."""
-    a = widen(advantages).expand_as(logp)
-    return (widen(logp) - masked_mean(logp, mask)) * (a - masked_mean(a, mask))
-
-
-def clip_cov_candidates(
-    logp: Tensor, advantages: Tensor, mask: Tensor, clipped: Tensor, bounds: tuple[float, float] = BOUNDS
-) -> Tensor:
-    """Tokens Clip-Cov draws from, (B, T) bool: c_t between ``bounds`` and not ``clipped`` (B, T) by PPO already.
-
-    verl's loss ``clip_cov`` drops the gradient of floor(2e-4 N) of them, chosen at random (at least one, if there is
-    one).
-    """
-    c = token_covariance(logp, advantages, mask)
-    return mask.bool() & ~clipped & (c > bounds[0]) & (c < bounds[1])
-
-
-def kl_cov_tokens(logp: Tensor, advantages: Tensor, mask: Tensor, fraction: float = TOP) -> Tensor:
-    """Tokens KL-Cov penalises, (B, T) bool: of N, the floor(``fraction`` N) with the largest c_t, at least one.
-
-    verl's default is 2e-4, as published for a 32B model.
-    """
-    top, chosen = _largest(token_covariance(logp, advantages, mask), mask, fraction)
-    picked = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device)
-    return picked.scatter(0, top.indices, chosen).view_as(mask) & mask.bool()
-
-
 def _largest(c: Tensor, mask: Tensor, fraction: float) -> tuple[torch.return_types.topk, Tensor]:
     """More than enough of the largest of ``c``, and which of them are the ``fraction`` of ``mask``."""
     top = keep(c, mask, -torch.inf).flatten().topk(min(c.numel(), max(1, int(c.numel() * fraction))))
@@ -154,7 +126,11 @@ class PositiveCovariance(Pairs):
 
 @dataclass(frozen=True, slots=True)
 class ClipCovCandidates(Pairs):
-    """Fraction of tokens that :func:`clip_cov_candidates` names; ``clipped`` as ``masks``."""
+    """Fraction of tokens that Clip-Cov draws from: c_t between :data:`BOUNDS`, and not clipped by PPO already.
+
+    verl's loss ``clip_cov`` drops the gradient of floor(2e-4 N) of them, chosen at random (at least one, if there is
+    one). ``clipped`` holds one (B, T) bool a micro-batch.
+    """
 
     clipped: tuple[Tensor, ...] = ()
 

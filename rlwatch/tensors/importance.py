@@ -50,20 +50,6 @@ def sequence_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, *, per_toke
     return total / mask.bool().sum(-1) if per_token else total
 
 
-def gmpo_log_ratio(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, low: float, high: float
-) -> Tensor:
-    """Log of GMPO's ratio of each response (arXiv 2507.20673; verl's ``geo_mean``), shape (B,), nats per token.
-
-    Each token's log-ratio is clipped to [-low, high], but only where that makes the objective smaller (above for
-    ``advantages`` (B, T) or (B, 1) > 0, below for < 0), and then averaged. NaN for a response without tokens.
-    """
-    x, side = widen(logp) - widen(old_logp), widen(advantages).sign()
-    cautious = side * torch.minimum(side * x, side * x.clamp(-low, high))
-    known = cautious.masked_fill(advantages.isnan(), torch.nan)
-    return keep(known, mask, 0.0).sum(-1) / mask.bool().sum(-1)
-
-
 def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
     """Ratios of whole responses: ``ratio/seq_mean``, ``seq_max``, ``seq_ess`` (effective sample size over B).
 

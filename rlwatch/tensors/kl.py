@@ -52,15 +52,6 @@ def weighted_k3(estimate: Tensor, log_ratio: Tensor) -> Tensor:
     return widen(log_ratio).exp() * estimate
 
 
-def kl_ref_stats(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Stats:
-    """Of ``logp`` and ``ref_logp`` (B, T) over ``mask`` (B, T): token means of k1, k2, k3 and the largest k3, nats.
-
-    And the fractions of tokens with |x| > ln 2 (``policy/kl_ref_far``) and k3 > 10 (``policy/kl_ref_saturated``).
-    """
-    x = widen(logp) - widen(ref_logp)
-    return _estimates(x, k3(x), mask)
-
-
 def _estimates(x: Tensor, estimate: Tensor, mask: Tensor) -> Stats:
     return {
         "policy/kl_ref_k1": Mean.of(k1(x), mask),

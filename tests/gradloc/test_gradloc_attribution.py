@@ -14,6 +14,7 @@ from rlwatch.gradloc.errors import NotLocalised
 from rlwatch.gradloc.finite_difference import kappa_of
 from rlwatch.gradloc.passes import Outputs, Passes
 from rlwatch.gradloc.report import Method
+from rlwatch.tensors.gradnorm import layer_of
 
 FD, RICHARDSON, JVP = Method.FD, Method.RICHARDSON, Method.JVP
 
@@ -155,15 +156,18 @@ def test_layers_alone_sum_up_to_their_share():
     passes = take_step(model, rollouts(model))
     direction = Direction.of(model)
     whole = attribute(model, passes, direction, methods=[JVP]).contributions[0]
-    parts = {name: attribute(model, passes, direction.only([name]), methods=[JVP]) for name in direction.layers}
+    total = torch.zeros_like(whole)
 
-    for name, part in parts.items():
-        share = direction.layers[name] * direction.norm
-        assert float(part.contributions[0].sum()) == pytest.approx(share, rel=1e-4, abs=1e-6 * direction.norm)
-        assert attribute(model, passes, direction.only([name]), methods=[FD]).gap == pytest.approx(0, abs=5e-3)
-    torch.testing.assert_close(
-        sum(p.contributions[0] for p in parts.values()), whole, rtol=1e-4, atol=1e-6 * direction.norm
-    )
+    for name, share in direction.layers.items():
+        held = {at: gradient for at, gradient in direction.gradients.items() if layer_of(at) == name}
+        root = math.sqrt(share)  # the length of this layer's part of the unit vector
+        alone = Direction(held, root * direction.norm, root * direction.length, {name: 1.0})
+        part = root * attribute(model, passes, alone, methods=[JVP]).contributions[0]
+        expected = share * direction.norm
+        assert float(part.sum()) == pytest.approx(expected, rel=1e-4, abs=1e-6 * direction.norm)
+        assert attribute(model, passes, alone, methods=[FD]).gap == pytest.approx(0, abs=5e-3)
+        total += part
+    torch.testing.assert_close(total, whole, rtol=1e-4, atol=1e-6 * direction.norm)
 
 
 def test_a_clipped_gradient_gives_the_same_contributions():

@@ -128,21 +128,6 @@ def test_what_the_loss_does_not_use_is_not_to_blame_for_another_token_of_its_res
     assert (found.kind, found.at, found.broken["rollout_logp"]) == (Kind.COEFFICIENT, TokenAt(0, 0, 1, 3), 1)
 
 
-def test_further_inputs_of_a_loss_can_be_given():
-    """A weight of one's own, by name."""
-    model = policy()
-    batch = rollouts(model, **SMALL)
-    weight = torch.ones(4)
-    weight[2] = math.nan
-    passes = take_step(
-        model, batch, lambda out, part, total: dapo(out, part, total) + (weight[:, None] * out.logp).sum()
-    )
-
-    found = trace(model, passes, inputs=[{"my_weight": weight}])
-
-    assert (found.kind, found.name, found.at) == (Kind.INPUT, "my_weight", TokenAt(0, 0, 2, 0))
-
-
 @pytest.mark.parametrize(
     ("field", "loss", "far"), [("old", dapo, "the old policy"), ("ref", dapo_kl, "the reference")], ids=["ratio", "k3"]
 )

@@ -12,27 +12,26 @@ from rlwatch.gradloc.screen import score_norm, screen
 
 
 def brute(logits, token):
-    """The norm of d logp(token) / d logits by autograd, p(token) and sum p^2; float64."""
+    """The norm of d logp(token) / d logits by autograd, and log p(token); float64."""
     z = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     logp = z.log_softmax(-1)
     logp[token].backward()
-    return float(z.grad.norm()), logp.detach()[token], logp.detach().exp().square().sum()
+    return float(z.grad.norm()), logp.detach()[token]
 
 
 @given(st.lists(st.floats(-30, 30), min_size=2, max_size=12), st.data())
 def test_the_score_norm_is_that_of_autograd(logits, data):
-    """Exact with the sum of squares; without it between 1 and sqrt 2 times what is given."""
-    norm, logp, squares = brute(logits, data.draw(st.integers(0, len(logits) - 1)))
+    """Between 1 and sqrt 2 times what is given."""
+    norm, logp = brute(logits, data.draw(st.integers(0, len(logits) - 1)))
     least = float(score_norm(logp))
 
-    assert float(score_norm(logp, squares)) == pytest.approx(norm, abs=1e-7)
     assert least - 1e-12 <= norm <= math.sqrt(2) * least + 1e-12
 
 
 def test_both_bounds_are_reached():
     """All the rest on one other token, or spread over very many."""
-    one_rival, _, _ = brute([0.0, 0.0], 0)
-    spread, _, _ = brute([math.log(10_000.0)] + [0.0] * 10_000, 0)
+    one_rival, _ = brute([0.0, 0.0], 0)
+    spread, _ = brute([math.log(10_000.0)] + [0.0] * 10_000, 0)
     half = float(score_norm(torch.tensor(0.5).log()))
 
     assert one_rival == pytest.approx(math.sqrt(2) * half)
@@ -43,7 +42,6 @@ def test_a_certain_token_has_no_gradient():
     """And nothing is lost to rounding near it: log-probs are exact where 1 - p is not."""
     assert score_norm(torch.tensor(0.0)) == 0
     assert float(score_norm(torch.tensor(-1e-12))) == pytest.approx(1e-12)
-    assert score_norm(torch.tensor(0.0), torch.tensor(0.999)) == 0
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -1,4 +1,4 @@
-"""Thresholds of the published search: the figure's, the released code's, and what they have in common."""
+"""Thresholds of the published search: with the right normaliser they are the figure's and the released code's."""
 
 import math
 
@@ -6,40 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.gradloc.thresholds import Figure, ReleasedCode, single_token, threshold
+from rlwatch.gradloc.thresholds import single_token, threshold
 
-STEP = {"single_token": 640, "tokens": 65536, "micro_batches": 4, "ranks": 8}
+T, N, M, W = 640, 65536, 4, 8
+"""A token's threshold; tokens, micro-batches and ranks of the step."""
 sizes = st.integers(1, 10**6)
 
 
-def test_the_figure_has_the_published_numbers():
-    """T=640, N=65536, M=4, W=8."""
-    figure = Figure(**STEP)
+def of_mean(n, single=T):
+    """Of the mean over ``n`` tokens: the normaliser is their number."""
+    return threshold(n, n, single_token=single)
 
-    assert figure.whole_step() == 2.5
-    assert figure.micro_batch() == 5.0
-    assert [figure.rank_group(active) for active in (4, 2, 1)] == pytest.approx([7.0710678, 10.0, 14.1421356])
-    assert [figure.segment(length) for length in (1024, 16, 1)] == [20, 160, 640]
+
+def test_the_figure_has_the_published_numbers():
+    """Each probe is the mean of what it probes: the step, a micro-batch of all ranks, of some ranks, a segment."""
+    assert of_mean(N) == 2.5
+    assert of_mean(N / M) == 5.0
+    assert [of_mean(N * active / (M * W)) for active in (4, 2, 1)] == pytest.approx([7.0710678, 10.0, 14.1421356])
+    assert [of_mean(length) for length in (1024, 16, 1)] == [20, 160, 640]
 
 
 def test_the_released_code_has_the_published_numbers():
-    """Four times the figure's for the step, l/W times it below the micro-batch."""
-    code = ReleasedCode(**STEP)
+    """It probes what FSDP averages over W ranks though only some contribute, and has M too much for the step."""
+    of_ranks = lambda n, active: threshold(n, n * W / active, single_token=T)  # noqa: E731
 
-    assert code.whole_step() == 10.0
-    assert code.micro_batch() == 5.0
-    assert [code.rank_group(active) for active in (4, 2, 1)] == pytest.approx([3.5355339, 2.5, 1.7677670])
-    assert [code.segment(length) for length in (1024, 16, 1)] == [2.5, 20, 80]
-
-
-@given(sizes, st.integers(1, 64), st.integers(1, 64))
-def test_both_agree_where_one_rank_has_one_micro_batch(tokens, length, single):
-    """The published run had one micro-batch: there the difference did not show."""
-    figure, code = Figure(single, tokens), ReleasedCode(single, tokens)
-
-    assert figure.whole_step() == code.whole_step() == figure.micro_batch() == code.micro_batch()
-    assert figure.rank_group(1) == code.rank_group(1)
-    assert figure.segment(length) == code.segment(length)
+    assert threshold(N, N / M, single_token=T) == 10.0
+    assert [of_ranks(N * active / (M * W), active) for active in (4, 2, 1)] == pytest.approx([3.5355339, 2.5, 1.767767])
+    assert [of_ranks(length, 1) for length in (1024, 16, 1)] == [2.5, 20, 80]
 
 
 @given(sizes, st.floats(1e-3, 1e6))
@@ -48,7 +41,7 @@ def test_a_renormalised_probe_and_a_masked_one_decide_alike(tokens, norm):
     step = 10**6
     masked = threshold(tokens, step, single_token=640)
 
-    assert math.isclose(masked * step / tokens, Figure(640, step).segment(tokens), rel_tol=1e-12)
+    assert math.isclose(masked * step / tokens, of_mean(tokens), rel_tol=1e-12)
     assert (norm > masked) == (norm * step > masked * step)
 
 
@@ -57,7 +50,7 @@ def test_with_a_fixed_normaliser_the_threshold_falls_with_depth():
     of = [threshold(n, 1024, single_token=1.0) for n in (1024, 256, 1)]
 
     assert of == [1 / 32, 1 / 64, 1 / 1024]
-    assert [Figure(1.0, 1024).segment(n) for n in (1024, 256, 1)] == [1 / 32, 1 / 16, 1.0]
+    assert [of_mean(n, 1.0) for n in (1024, 256, 1)] == [1 / 32, 1 / 16, 1.0]
 
 
 @pytest.mark.parametrize("normaliser", [0.0, -1.0, math.nan])

@@ -1,4 +1,4 @@
-"""Loops, answers, codes and verl's means against the plainest loops there are."""
+"""Loops, answers and codes against the plainest loops there are."""
 
 import math
 from collections import Counter
@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.tensors.coding import codes, device_of, numbers, some_numbers
-from rlwatch.tensors.correction.sums import SAFETY, clamped, mean, mean_of_each, sample_deviation, spread, total
 from rlwatch.tensors.group_answers import answer_stats, occurrences
 from rlwatch.tensors.groups import Grouping
 from rlwatch.tensors.loops import WINDOW, Loops, distance_back
@@ -17,9 +16,6 @@ from rlwatch.tensors.ngrams import distinct, windows
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 FEW = st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 3)), min_size=1, max_size=14)
-ROWS = st.lists(
-    st.lists(st.tuples(st.floats(-5, 5, width=32), st.booleans()), min_size=4, max_size=4), min_size=1, max_size=5
-)
 
 
 def row(ids):
@@ -169,49 +165,3 @@ def test_numbers_of_a_trainer_are_cut_from_its_graph_and_stay_where_they_are():
     assert numbers([True, False]).dtype is torch.bool
     assert device_of([weight, 3, None]) == torch.device("cpu")
     assert device_of([weight, torch.ones(1, device="meta")]) == torch.device("meta")
-
-
-@given(ROWS)
-def test_means_as_verl_takes_them(rows):
-    """With 1e-8 beside the count, so that no token gives 0, not NaN; each response by itself, too."""
-    values = torch.tensor([[v for v, _ in r] for r in rows], dtype=torch.float64)
-    mask = torch.tensor([[float(m) for _, m in r] for r in rows], dtype=torch.float64)
-    kept = [[v for v, m in r if m] for r in rows]
-    every = [v for r in kept for v in r]
-
-    assert total(values, mask).tolist() == pytest.approx([sum(r) for r in kept], abs=1e-9)
-    assert mean(values, mask).item() == pytest.approx(sum(every) / (len(every) + 1e-8), abs=1e-9)
-    assert mean_of_each(values, mask).tolist() == pytest.approx([sum(r) / (len(r) + 1e-8) for r in kept], abs=1e-9)
-
-
-@given(st.lists(st.tuples(st.floats(-5, 5, width=32), st.booleans()), min_size=1, max_size=8))
-def test_the_sample_deviation_of_what_was_measured(parts):
-    """ddof 1; a single one deviates by 0."""
-    kept = [v for v, m in parts if m]
-    middle = sum(kept) / max(len(kept), 1)
-    expected = math.sqrt(sum((v - middle) ** 2 for v in kept) / (len(kept) - 1)) if len(kept) > 1 else 0.0
-    found = sample_deviation(
-        torch.tensor([v for v, _ in parts], dtype=torch.float64), torch.tensor([m for _, m in parts])
-    )
-
-    assert found.item() == pytest.approx(expected, abs=1e-9)
-
-
-@given(ROWS)
-def test_the_spread_of_what_lies_within_bounds(rows):
-    """A population deviation of the clamped values; never NaN from rounding below 0."""
-    values = torch.tensor([[v for v, _ in r] for r in rows], dtype=torch.float64)
-    mask = torch.tensor([[float(m) for _, m in r] for r in rows], dtype=torch.float64)
-    kept = [min(max(v, -1.0), 2.0) for r in rows for v, m in r if m]
-    middle = sum(kept) / max(len(kept), 1)
-    expected = math.sqrt(sum((v - middle) ** 2 for v in kept) / len(kept)) if len(kept) > 1 else 0.0
-
-    assert spread(values, mask, low=-1.0, high=2.0).item() == pytest.approx(expected, abs=2e-4)
-
-
-def test_log_ratios_are_clamped_at_verls_bound_and_nan_stays():
-    """The infinities become the bound; what is not a number is not hidden."""
-    found = clamped(torch.tensor([-math.inf, -21.0, 0.5, 20.5, math.inf, math.nan]))
-
-    assert found[:5].tolist() == [-SAFETY, -SAFETY, 0.5, SAFETY, SAFETY]
-    assert math.isnan(found[5].item())

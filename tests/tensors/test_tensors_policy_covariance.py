@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.covariance import clip_cov_candidates, kl_cov_tokens, token_covariance
 from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
@@ -95,30 +94,8 @@ def test_clipped_tokens_are_no_candidates():
     old = torch.tensor([[-2.0, -1.0, -3.0, -3.0]], dtype=D)
     batch = TokenBatch(logp=logp, mask=torch.ones(1, 4), advantages=a, old_logp=old, clip=(0.2, 0.2))
 
-    assert token_covariance(logp, a, batch.mask).tolist() == [[1.5] * 4]
+    assert numbers(observe(batch))["policy/cov"] == 1.5
     assert numbers(observe(batch))["policy/cov_candidates"] == 0.75
-    clipped = torch.tensor([[True, False, False, False]])
-    assert clip_cov_candidates(logp, a, batch.mask, clipped).tolist() == [[False, True, True, True]]
-
-
-@pytest.mark.parametrize(("fraction", "count"), [(1e-9, 1), (0.05, None), (1.0, None)])
-def test_kl_cov_takes_the_largest_and_never_none(fraction, count):
-    """floor(fraction N) counted tokens, at least one, all above the rest."""
-    logp, a, mask = drawn()
-    c, n = token_covariance(logp, a, mask), int(mask.sum())
-    count = count or int(fraction * n)
-
-    picked = kl_cov_tokens(logp, a, mask, fraction)
-
-    assert picked.sum() == count
-    assert not (picked & ~mask).any()
-    assert count == n or c[picked].min() > c[mask & ~picked].max()
-
-
-def test_kl_cov_of_nothing_is_nothing():
-    """No counted token, or no token."""
-    assert not kl_cov_tokens(torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 3)).any()
-    assert kl_cov_tokens(torch.zeros(0, 3), torch.zeros(0, 1), torch.zeros(0, 3)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("broken", ["logp", "advantages"])

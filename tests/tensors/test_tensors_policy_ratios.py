@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rlwatch.tensors.growth import Growth
 from rlwatch.tensors.importance import (
     chi2,
-    gmpo_log_ratio,
     ratio_stats,
     response_stats,
     sequence_log_ratio,
@@ -58,16 +57,6 @@ def test_ratios_of_the_whole_response_of_the_worked_example():
     assert got["ratio/product_ess"] == pytest.approx(1.0)
     assert sequence_log_ratio(X, ZERO, ONES).exp().item() == pytest.approx(1.8221188004, abs=1e-9)
     assert sequence_log_ratio(X, ZERO, ONES, per_token=True).exp().item() == pytest.approx(1.1618342427, abs=1e-9)
-
-
-def test_the_ratio_of_gmpo_is_clipped_only_where_that_is_pessimistic():
-    """1.133 for A > 0 and bounds .4; for A < 0 only what fell counts as clipped; A = 0 has no side."""
-    gmpo = lambda a: gmpo_log_ratio(X, ZERO, torch.tensor([[a]], dtype=D), ONES, low=0.05, high=0.4)  # noqa: E731
-
-    assert gmpo(1.0).exp().item() == pytest.approx(1.1331484531, abs=1e-9)
-    assert gmpo(-1.0).item() == pytest.approx((0.5 - 0.05 + 0.2) / 4)
-    assert gmpo(0.0).item() == 0.0
-    assert gmpo(math.nan).isnan()
 
 
 @pytest.mark.parametrize(("s", "length", "expected"), [(0.02, 1024, 0.66391576), (0.005, 32768, 0.44078414)])

@@ -13,14 +13,14 @@ how it adds up over a response (:mod:`.responses`), and one cause of it (:mod:`.
 Of what verl reports of its own correction the stream holds what can be merged over micro-batches and does not depend on
 a correction the run may not use: perplexities, KL, chi2, raw weights, and the shares that the usual thresholds
 (:mod:`.thresholds`) would cut. Statistics of weights after truncation, and of each of the eleven rejection rules,
-are verl's own to log; :func:`rlwatch.tensors.correction.correction_report` computes all of them for one batch.
+are verl's own to log.
 """
 
 from __future__ import annotations
 
 from rlwatch.tensors.mismatch.advantage import advantage_stats
 from rlwatch.tensors.mismatch.divergences import divergence_stats
-from rlwatch.tensors.mismatch.gap import Gap, gap_stats, mismatch_stats
+from rlwatch.tensors.mismatch.gap import Gap, gap_stats
 from rlwatch.tensors.mismatch.observers import core, full
 from rlwatch.tensors.mismatch.responses import response_stats
 from rlwatch.tensors.mismatch.routing import routing_stats
@@ -35,7 +35,6 @@ __all__ = [
     "divergence_stats",
     "full",
     "gap_stats",
-    "mismatch_stats",
     "response_stats",
     "routing_stats",
     "tail_stats",

@@ -44,17 +44,12 @@ class Gap:
         return indicator((self.weight < low) | (self.weight > high), self.weight)
 
 
-def mismatch_stats(trainer_logp: Tensor, rollout_logp: Tensor, mask: Tensor, at: Thresholds = USUAL) -> Stats:
-    """Token statistics of ``trainer_logp`` against ``rollout_logp`` (B, T), nats, over ``mask`` (B, T).
+def gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
+    """Token statistics of trainer against rollout engine over the scored tokens of ``gap``.
 
     Tokens the engine could not score are left out here and counted by
     :func:`rlwatch.tensors.finite.nonfinite_stats`.
     """
-    return gap_stats(Gap.of(trainer_logp, rollout_logp, mask), at)
-
-
-def gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
-    """The same of a :class:`Gap`."""
     return {**_log_prob_stats(gap), **_weight_stats(gap, at), **_probability_stats(gap)}
 
 
