@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.forecast import Forecaster
 from rlwatch.forecast.features import FeatureStream
-from rlwatch.layers.health import LayerHealth
+from rlwatch.layers import LayerHealth
 from rlwatch.metrics import BY_NAME
 from rlwatch.monitor import Monitor
 from rlwatch.monitor.forecasting import Forecasts, NoForecasts

@@ -32,11 +32,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "gradloc"))
 from localisation_recall import OnePass, hits, one_pass, table
 from tiny_step import dapo, plant, policy, rollouts, take_step
 
-from rlwatch.gradloc.bisection import BisectionResult, follow_larger, search
+from rlwatch.gradloc.bisection import BisectionResult, follow_larger, search, single_token_level
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.passes import Passes
 from rlwatch.gradloc.report import TokenAt
-from rlwatch.gradloc.thresholds import single_token
 
 LENGTH, FACTOR, MICRO_BATCH = 256, 400, 8192
 
@@ -98,7 +97,7 @@ def measured(tokens: int, micro_batches: int, culprits: int, limit: float) -> Ro
 def searched(
     model: Any, passes: Passes, tokens: int, culprits: int, budget: int
 ) -> list[tuple[BisectionResult, float]]:
-    single = single_token(0.999 * Direction.of(model).norm, tokens, tokens)
+    single = single_token_level(0.999 * Direction.of(model).norm, tokens, tokens)
     begin = time.process_time()
     published = search(model, passes, normaliser=tokens, single_token_threshold=single, budget=budget)
     between = time.process_time()

@@ -39,14 +39,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "gradloc"))
 from tiny_step import dapo, dapo_kl, outputs, plant, policy, rollouts, take_step
 
 from rlwatch.gradloc.attribution import Attribution, attribute
-from rlwatch.gradloc.bisection import BisectionResult, follow_larger, search
+from rlwatch.gradloc.bisection import BisectionResult, follow_larger, search, single_token_level
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.locate import Options
+from rlwatch.gradloc.locate import LocateOptions
 from rlwatch.gradloc.passes import Passes
 from rlwatch.gradloc.report import OwnGradient, TokenAt
-from rlwatch.gradloc.screen import screen
-from rlwatch.gradloc.thresholds import single_token
-from rlwatch.gradloc.verification import top_tokens, union_candidates, verify
+from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify
 
 SIZES = {"advantage": (20, 1000), "ratio": (20, 400), "kl": (50, 1000)}
 """Factors, moderate and extreme."""
@@ -87,7 +85,7 @@ def one_pass(model: Any, passes: Passes, k: int) -> OnePass:
     begin = time.process_time()
     found = attribute(model, passes, Direction.of(model))
     screens = [screen(one) for one in passes.all]
-    wanted = union_candidates(passes, found.contributions, screens, max(k, Options().culprits))
+    wanted = union_candidates(passes, found.contributions, screens, max(k, LocateOptions().culprits))
     own = verify(model, passes, wanted)
     return OnePass(found, screens, own, time.process_time() - begin)
 
@@ -122,7 +120,7 @@ def searched(step: Step, k: int) -> dict[str, BisectionResult]:
     levels = {"triggered": 0.999 * norm, "usual x 2": 2 * step.usual}
     found = {"larger half": follow_larger(step.model, step.passes, culprits=k, budget=100_000)}
     for name, level in levels.items():
-        single = single_token(level, n, n)
+        single = single_token_level(level, n, n)
         found[name] = search(step.model, step.passes, normaliser=n, single_token_threshold=single, budget=BUDGET)
     return found
 

@@ -16,8 +16,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 
 if TYPE_CHECKING:
-    from rlwatch.gradloc.recording import Recording
-    from rlwatch.gradloc.replay import Figure, Replayed
+    from rlwatch.gradloc.recording import Figure, Recording, Replayed
 
 EPILOG = examples(
     "rlwatch replay steps/step00001200-rank0.npz --model checkpoint-1199",
@@ -47,11 +46,10 @@ def replay(
     for needed in ("torch", "transformers"):
         if find_spec(needed) is None:
             raise ConfigError(f"replaying a step needs {needed}; run: pip install {needed}")
-    from rlwatch.gradloc.recording import load
-    from rlwatch.gradloc.replay import load_model
-    from rlwatch.gradloc.replay import replay as run_again
+    from rlwatch.gradloc.recording import load_model, load_recording
+    from rlwatch.gradloc.recording import replay as run_again
 
-    recordings = [load(path) for path in files]
+    recordings = [load_recording(path) for path in files]
     found = run_again(recordings, load_model(model, recordings[0].dtype, device))
     if output is Format.JSON:
         print_json(_document(recordings[0], found))

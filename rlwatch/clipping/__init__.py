@@ -18,16 +18,9 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "layer-wise clipping") from error
 
-from rlwatch.clipping.adagc import AdaGC
-from rlwatch.clipping.aggc import AGGC
-from rlwatch.clipping.grouping import By
-from rlwatch.clipping.layer_clip import LayerClip
-from rlwatch.clipping.max_norm import LayerMaxNorm
-from rlwatch.clipping.median import LayerMedian
-from rlwatch.clipping.result import Clipped
-from rlwatch.clipping.rule import ClipRule, State
+from rlwatch.clipping.layer_clip import Clipped, LayerClip
+from rlwatch.clipping.rules import AGGC, AdaGC, By, ClipRule, LayerMaxNorm, LayerMedian, State, ZClip
 from rlwatch.clipping.skip import Decision, SkipOnSpike, skip_step
-from rlwatch.clipping.zclip import ZClip
 
 __all__ = [
     "AGGC",

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from rlwatch.clipping.grouping import By
-from rlwatch.clipping.layout import Layout
-from rlwatch.clipping.norms import gradient_norms
-from rlwatch.clipping.result import Clipped
-from rlwatch.clipping.rule import ClipRule, positive
-from rlwatch.clipping.rules import first_state, rule_of
+from rlwatch.clipping.rules import GROUP_OF, By, ClipRule, first_state, positive, rule_of
 from rlwatch.errors import ConfigError
 from rlwatch.seam import Seam, by_a_signal
+from rlwatch.tensors.mergeable import Latest, Stats
 
 KEEP, ZERO = "keep", "zero"
 TAP = "layers to clip"
@@ -52,7 +50,7 @@ class LayerClip:
         The policy, wrapped (DDP, FSDP2, ``torch.compile``, PEFT) or not. Tied weights count once, in the first layer
         that has them.
     rule
-        A :class:`~rlwatch.clipping.rule.ClipRule`, or the name of one: ``"layer-median"``, ``"adagc"``, ``"aggc"``,
+        A :class:`~rlwatch.clipping.rules.ClipRule`, or the name of one: ``"layer-median"``, ``"adagc"``, ``"aggc"``,
         ``"zclip"``, ``"max-norm"``.
     by
         What is clipped as one: ``"layer"``, ``"tensor"``, ``"module"`` or ``"all"``; by default what the rule wants.
@@ -232,3 +230,186 @@ def _choice(nonfinite: str) -> str:
     if nonfinite not in (KEEP, ZERO):
         raise ConfigError(f"nonfinite must be {KEEP!r} or {ZERO!r}, got {nonfinite!r}")
     return nonfinite
+
+
+# What one clip did.
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """One step's gradients, before and after. Tensors on the device, float32 (L groups): nothing here was waited for.
+
+    Parameters
+    ----------
+    groups
+        Names of the L groups (layers, unless clipped by something else). None where clipping them failed: then only
+        the global clip, if one was asked for, was done.
+    total
+        0-d L2 norm of all gradients before clipping: what ``clip_grad_norm_`` returns.
+    before
+        (L,) norms before clipping; 0 where there is no gradient.
+    scales
+        (L,) factors the rule chose; 1 where it chose none.
+    coefficient
+        0-d factor of the global clip that came after it; 1 where there was none.
+    """
+
+    groups: tuple[str, ...]
+    total: Tensor
+    before: Tensor
+    scales: Tensor
+    coefficient: Tensor
+
+    @property
+    def after(self) -> Tensor:
+        """(L,) norms after clipping; NaN or Inf where they were that before and were left so."""
+        return torch.where(self.scales == 0, 0.0, self.before * self.scales * self.coefficient)
+
+    @property
+    def layers_clipped(self) -> Tensor:
+        """0-d number of groups that the rule scaled down."""
+        return (self.scales < 1).sum()
+
+    @property
+    def scale_min(self) -> Tensor:
+        """0-d smallest factor of the rule, in [0, 1]: 1 where it scaled none down."""
+        return self.scales.min().clamp(max=1.0) if self.groups else torch.ones_like(self.total)
+
+    @property
+    def nonfinite(self) -> Tensor:
+        """0-d number of groups with a NaN or Inf in their gradients (or a norm beyond float32)."""
+        return (~self.before.isfinite()).sum()
+
+    def metrics(self) -> dict[str, Tensor]:
+        """For ``watcher.step(step, **clipped.metrics())``: canonical names, 0-d tensors."""
+        if not self.groups:
+            return {"optim/grad_norm": self.total}
+        return {
+            "optim/grad_norm": self.total,
+            "optim/layers_clipped": self.layers_clipped.float(),
+            "optim/clip_scale_min": self.scale_min,
+        }
+
+    def stats(self) -> Stats:
+        """The same without the norm, as statistics of a step; every rank has the same."""
+        one = torch.ones_like(self.total)
+        return {name: Latest.of(x, one) for name, x in self.metrics().items() if name != "optim/grad_norm"}
+
+
+# Which parameters of a model are clipped together.
+
+
+@dataclass(slots=True)
+class Layout:
+    """L groups and the P parameters in them.
+
+    ``group_of`` (P) names the group of each parameter in model order; ``members`` (L, most members of a group) are the
+    places of each group's parameters, filled up with P.
+    """
+
+    by: By
+    groups: tuple[str, ...]
+    group_of: list[str]
+    members: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, by: By) -> Layout:
+        """Of the parameters the model has now, frozen ones included. Raises ``ConfigError`` if they cannot be told."""
+        named = list(model.named_parameters())
+        if not named:
+            raise ConfigError("the model has no parameters to clip the gradients of")
+        if any(hasattr(p, "_is_flat_param") or hasattr(p, "_fsdp_flattened") for _, p in named):
+            raise ConfigError("FSDP1 keeps weights flattened in one piece, where layers cannot be told; use FSDP2")
+        group_of = [GROUP_OF[by](name) for name, _ in named]
+        groups = tuple(dict.fromkeys(group_of))
+        places = [[i for i, group in enumerate(group_of) if group == one] for one in groups]
+        width = max(map(len, places))
+        filled = [[*some, *[len(named)] * (width - len(some))] for some in places]
+        return cls(by, groups, group_of, torch.tensor(filled))
+
+    def parameters(self, model: nn.Module) -> list[Parameter]:
+        """Those of the model, in order. Raises ``ConfigError`` if they are others than at the beginning."""
+        named = list(model.named_parameters())
+        if [GROUP_OF[self.by](name) for name, _ in named] != self.group_of:
+            raise ConfigError("the model has other parameters than when LayerClip was made; add adapters before that")
+        return [parameter for _, parameter in named]
+
+    def norms(self, norms: list[Tensor | None], device: torch.device) -> Tensor:
+        """(L,) norms of the groups, of the P norms of the gradients; 0 where there is none."""
+        zero = torch.zeros((), device=device)
+        squares = torch.stack([*(zero if norm is None else norm for norm in norms), zero]).square()
+        self.members = self.members.to(device)
+        return squares[self.members].sum(1).sqrt()
+
+    def gradients(self, parameters: list[Parameter]) -> dict[tuple[int, torch.device], list[Tensor]]:
+        """What this rank holds of the gradients, by group and device."""
+        row_of = {group: row for row, group in enumerate(self.groups)}
+        found: dict[tuple[int, torch.device], list[Tensor]] = {}
+        for group, parameter in zip(self.group_of, parameters, strict=True):
+            grad = local_gradient(parameter)
+            if grad is not None:
+                found.setdefault((row_of[group], grad.device), []).append(grad)
+        return found
+
+
+# Norms of whole gradients, also where this rank holds a shard of each.
+#
+# Gradients of plain data parallelism are the same on all ranks and need nothing. Of a DTensor (FSDP2, tensor
+# parallelism) the squares of the shards are summed over the mesh dimensions it is sharded on, and over no others: a
+# sum over replicas (HSDP) would count them twice.
+
+
+def local_gradient(parameter: Parameter) -> Tensor | None:
+    """The part of its gradient on this rank, to be changed in place; None if it has none."""
+    grad: Any = parameter.grad
+    if grad is None:
+        return None
+    local: Tensor = grad.detach().to_local() if hasattr(grad, "to_local") else grad.detach()
+    return local
+
+
+def gradient_norms(parameters: Sequence[Parameter]) -> list[Tensor | None]:
+    """L2 norm of each parameter's whole gradient, 0-d float32 on one device; None where there is no gradient.
+
+    Accumulated in float32 whatever the gradients' type. With DTensors a collective: every rank passes the same
+    parameters. What still waits to be summed over ranks is summed for this, and left as it is.
+    """
+    pieces = [_reduced(parameter) for parameter in parameters]
+    held = [piece for piece in pieces if piece is not None]
+    if not held and not any(map(_dimensions, parameters)):
+        return [None] * len(parameters)
+    device = held[0].device if held else parameters[0].device
+    found = iter(torch._foreach_norm(held, 2, dtype=torch.float32) if held else ())  # noqa: SLF001  (as clip_grad_norm_)
+    norms = [None if piece is None else next(found).to(device, non_blocking=True) for piece in pieces]
+    _sum_shards(parameters, norms, device)
+    return norms
+
+
+def _reduced(parameter: Parameter) -> Tensor | None:
+    grad: Any = parameter.grad
+    if grad is not None and hasattr(grad, "to_local") and any(p.is_partial() for p in grad.placements):
+        placed: Any = parameter
+        return grad.detach().redistribute(placements=placed.placements).to_local()  # type: ignore[no-any-return]
+    return local_gradient(parameter)
+
+
+def _sum_shards(parameters: Sequence[Parameter], norms: list[Tensor | None], device: torch.device) -> None:
+    """Replace norms of shards by those of whole gradients: one all-reduce for each mesh dimension."""
+    meshes: dict[Any, list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        if dimensions := _dimensions(parameter):
+            meshes.setdefault((getattr(parameter, "device_mesh", None), dimensions), []).append(i)
+    for (mesh, dimensions), places in meshes.items():
+        zero = torch.zeros((), device=device)
+        squares = torch.stack([zero if (norm := norms[i]) is None else norm for i in places]).square()
+        squares = squares.to(mesh.device_type)
+        for dimension in dimensions:
+            dist.all_reduce(squares, group=mesh.get_group(dimension))
+        for i, norm in zip(places, squares.sqrt().to(device).unbind(), strict=True):
+            norms[i] = norm
+
+
+def _dimensions(parameter: Parameter) -> tuple[int, ...]:
+    """Mesh dimensions that a parameter with a gradient to come is sharded on."""
+    placements = getattr(parameter, "placements", ()) if parameter.requires_grad else ()
+    return tuple(i for i, placement in enumerate(placements) if placement.is_shard())

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, number, rounded
 from rlwatch.detectors.reward import RewardWatch
-from rlwatch.layers import LayerStep, SpikingLayer, layer_health, layer_norms
-from rlwatch.layers.step import TIMES, WINDOW
+from rlwatch.layers import SPIKE_TIMES, WINDOW_ROWS, LayerHealth, LayerStep, SpikingLayer, layer_norms
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold
-
-if TYPE_CHECKING:
-    from rlwatch.layers.health import LayerHealth
 
 FEW = 0.25
 """Largest share of the layers that may spike together: more are no matter of single layers."""
@@ -56,7 +52,7 @@ class LayerSpike(BaseDetector):
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the layers of the row, and their correlation over the last rows."""
         self._reward.update(step)
-        self._health = self._health or layer_health()
+        self._health = self._health or LayerHealth()
         told = self._health.update(step.step, layer_norms(step.metrics))
         if told is None:
             return []
@@ -76,7 +72,7 @@ class LayerSpike(BaseDetector):
             f"({number(worst.norm)} instead of {number(worst.usual)}), {_global(told)}: clipping layer by layer "
             "(LayerClip) would contain it, clipping the global norm scales every layer down",
             metric="layers/rise",
-            score=worst.times / TIMES,
+            score=worst.times / SPIKE_TIMES,
             evidence={
                 "layers": {one.layer: float(f"{one.times:.4g}") for one in spiking[:20]},
                 "spiking": len(spiking),
@@ -92,7 +88,7 @@ class LayerSpike(BaseDetector):
         if self._reward.taking_off():
             self._start, self._rows = Baseline(floor=0.02), 0
         self._rows += 1
-        if apart is None or self._rows < WINDOW:
+        if apart is None or self._rows < WINDOW_ROWS:
             return None
         self._start.update(step.step, apart)
         began = self._start.upper()
@@ -103,7 +99,7 @@ class LayerSpike(BaseDetector):
             step,
             "layer_heterogeneity",
             Severity.WARNING,
-            f"the layers' gradient norms no longer rise and fall together: over the last {WINDOW} rows their mean "
+            f"the layers' gradient norms no longer rise and fall together: over the last {WINDOW_ROWS} rows their mean "
             f"correlation is {number(1.0 - apart)}, at the start it was {number(1.0 - began)}; some layers respond to "
             "other tokens than the rest, which thresholds of their own (LayerClip) account for",
             onset=self._apart.since,

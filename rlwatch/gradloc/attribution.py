@@ -8,29 +8,21 @@ auxiliary loss, sum up to the norm G. How far they miss it is the gap: the check
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+import torch.autograd.forward_ad as fwad
 from torch import Tensor, nn
 
-from rlwatch.gradloc.derived import Derived, summed_coefficients
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.finite_difference import (
-    KAPPA_CURVED,
-    KAPPA_RICHARDSON,
-    finite_difference,
-    kappa_of,
-    richardson,
-)
-from rlwatch.gradloc.forward_ad import forward_mode
+from rlwatch.gradloc.displacement import displaced, tangent
+from rlwatch.gradloc.distributed import Alone, World, sharded_modules
 from rlwatch.gradloc.passes import LossPass, Passes
-from rlwatch.gradloc.refusal import tried
-from rlwatch.gradloc.report import Method
-from rlwatch.gradloc.sharding import sharded_modules
-from rlwatch.gradloc.world import Alone, World
+from rlwatch.gradloc.report import Method, NotLocalised
+from rlwatch.gradloc.rerun import FirstChoice, differentiable_kernels, rerunning, routed, tried
 
 TOLERANCE, TOLERANCE_LOW = 1e-3, 1e-2
 """Largest |gap| of a complete result: where training computes in float32, and in less."""
@@ -214,3 +206,185 @@ class _Trial:
 
     def _jvp(self) -> Derived:
         return forward_mode(self._model, self._passes, self._direction, ranks=self._world.size)
+
+
+# Derivatives of what a loss takes of the policy, weighted with the coefficients of the loss: contributions.
+
+Parts = Mapping[str, Tensor]
+"""Parts of a forward pass's outputs by name, or their derivatives: float64, on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """Contributions of this rank's tokens to the norm.
+
+    Parameters
+    ----------
+    tokens
+        (B, T) for each loss pass, float64, on the CPU; 0 where the loss has no coefficient.
+    aux
+        That of the auxiliary loss.
+    moved
+        The largest difference of a log-prob that was seen, nats; None where none was taken.
+    low
+        Whether training computes in less than float32.
+    forwards
+        What it took, in forward passes of the whole step.
+    """
+
+    tokens: tuple[Tensor, ...]
+    aux: float
+    moved: float | None
+    low: bool
+    forwards: int
+
+    @property
+    def total(self) -> float:
+        """Sum of all."""
+        return float(sum(part.sum() for part in self.tokens)) + self.aux
+
+
+def parts_of(one: LossPass, forward: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those parts of ``forward`` that the loss used."""
+    return {name: part.detach().double().cpu() for name, part in forward.items() if name in one.coefficients}
+
+
+def usable(coefficient: Tensor) -> Tensor:
+    """float64, on the CPU; 0 in place of NaN and Inf.
+
+    With finite gradients these stand where nothing flows back: a padded position's NaN ends at the mask.
+    """
+    known = coefficient.detach().double().cpu()
+    return torch.where(known.isfinite(), known, 0.0)
+
+
+def contributions(one: LossPass, derivative: Parts) -> Tensor:
+    """(B, T) a * dlogp + e * dH; 0 where the coefficients are, whatever the derivative there."""
+    total = torch.zeros(one.shape, dtype=torch.float64)
+    for name in ("logp", "entropy"):
+        if name in derivative:
+            weight = usable(one.coefficients[name])
+            total += torch.where(weight == 0, 0.0, weight * derivative[name])
+    return total
+
+
+def aux_contribution(one: LossPass, derivative: Parts) -> float:
+    """Coefficient times derivative; 0 without an auxiliary loss."""
+    return float(usable(one.coefficients["aux"]) * derivative["aux"]) if "aux" in derivative else 0.0
+
+
+def summed_coefficients(passes: Sequence[LossPass]) -> float:
+    """S = sum |a| + sum |e| + |x|: what sets the scale of a step of finite differences."""
+    return float(sum(usable(c).abs().sum() for one in passes for c in one.coefficients.values()))
+
+
+# Contributions by finite differences: forward passes with the weights moved a little along the gradient.
+#
+# The step is chosen by what the log-probs are to move, not by the length of the weights: along the unit gradient sum
+# a dlogp = h G, so with h = kappa S / G, S = sum |a|, the mean |dlogp| weighted with |a| is at least kappa.
+
+KAPPA = 3e-3
+"""nats: among those tried, the step at which rounding (float32) and curvature both stay below 3e-4 of the norm."""
+MANY, LEAST_KAPPA = 1000, 5e-4
+"""Tokens from which on the step shrinks, and how far: the gradients of many tokens cancel, so that S / G grows with
+the root of their number, and with it how far single log-probs move."""
+KAPPA_RICHARDSON = 2e-2
+"""nats, the larger of the two steps: extrapolation removes the curvature, so rounding decides."""
+KAPPA_CURVED = 1e-3
+"""nats, the larger of the two steps where curvature is beyond what extrapolation removes (attended zero vectors)."""
+
+
+def kappa_of(tokens: int) -> float:
+    """The step for so many tokens of the step, nats."""
+    return max(LEAST_KAPPA, KAPPA * math.sqrt(MANY / max(MANY, tokens)))
+
+
+def finite_difference(
+    model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, *, ranks: int = 1
+) -> Derived:
+    """Central difference with ``step``, a length in the space of the parameters; of ``ranks`` whose mean is taken.
+
+    Of a mixture of experts a third pass, with the weights where they are, decides which expert a token goes to.
+    """
+    choices = [FirstChoice() if routed(model) else nullcontext() for _ in passes]
+    with rerunning(model) as precision:
+
+        def at(step: float) -> list[Parts]:
+            with displaced(model, direction, step, precision):
+                return [_forward_parts(one, choice) for one, choice in zip(passes, choices, strict=True)]
+
+        if routed(model):
+            at(0.0)
+        ahead, behind = at(step), at(-step)
+    slopes = [_difference_quotient(a, b, 2 * step) for a, b in zip(ahead, behind, strict=True)]
+    moved = [float((a["logp"] - b["logp"]).abs().max()) / 2 for a, b in zip(ahead, behind, strict=True) if "logp" in a]
+    return Derived(
+        tuple(contributions(one, slope) / ranks for one, slope in zip(passes, slopes, strict=True)),
+        sum(aux_contribution(one, slope) for one, slope in zip(passes, slopes, strict=True)) / ranks,
+        max(moved, default=0.0),
+        precision.low,
+        forwards=3 if routed(model) else 2,
+    )
+
+
+def richardson(
+    model: nn.Module, passes: Sequence[LossPass], direction: Direction, step: float, *, ranks: int = 1
+) -> Derived:
+    """Two central differences, with ``step`` and half of it, extrapolated to 0: the error is of fourth order."""
+    coarse = finite_difference(model, passes, direction, step, ranks=ranks)
+    fine = finite_difference(model, passes, direction, step / 2, ranks=ranks)
+    tokens = tuple((4 * f - c) / 3 for f, c in zip(fine.tokens, coarse.tokens, strict=True))
+    return replace(coarse, tokens=tokens, aux=(4 * fine.aux - coarse.aux) / 3, forwards=coarse.forwards + fine.forwards)
+
+
+def _forward_parts(one: LossPass, choice: AbstractContextManager[object]) -> Parts:
+    one.random.restore()
+    with choice:
+        return parts_of(one, one.forward().parts())
+
+
+def _difference_quotient(ahead: Parts, behind: Parts, distance: float) -> dict[str, Tensor]:
+    return {name: (part - behind[name]) / distance for name, part in ahead.items()}
+
+
+# Contributions by forward-mode differentiation: one pass with dual numbers, exact up to rounding.
+#
+# It needs a forward derivative of every operation. Fused attention, grouped experts and custom functions have none:
+# the first two are replaced for the while, the third by :attr:`LossPass.differentiable`.
+#
+# It runs in the precision of training: there it explains the gradient as training computed it, with most of its
+# rounding, where differences have to be taken in float32 and show that rounding as a gap.
+
+
+def forward_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direction, *, ranks: int = 1) -> Derived:
+    """Along ``direction``; of ``ranks`` whose mean is taken.
+
+    Raises
+    ------
+    RuntimeError, NotImplementedError
+        By torch, where an operation has no forward derivative.
+    """
+    scale = 1 / (direction.length * ranks)
+    with rerunning(model, wide=False) as precision, differentiable_kernels(model), tangent(model, direction, precision):
+        slopes = [_derivatives(one) for one in passes]
+    return Derived(
+        tuple(contributions(one, slope) * scale for one, slope in zip(passes, slopes, strict=True)),
+        sum(aux_contribution(one, slope) for one, slope in zip(passes, slopes, strict=True)) * scale,
+        None,
+        precision.low,
+        forwards=2,
+    )
+
+
+def _derivatives(one: LossPass) -> Parts:
+    """Derivatives of the parts that the loss used."""
+    one.random.restore()
+    with fwad.dual_level():
+        parts = (one.differentiable or one.forward)().parts()
+        return parts_of(one, {name: _tangent(part) for name, part in parts.items()})
+
+
+def _tangent(part: Tensor) -> Tensor:
+    """Of one part; zeros where it does not depend on the weights that have a gradient."""
+    found = fwad.unpack_dual(part).tangent  # type: ignore[no-untyped-call]
+    return torch.zeros_like(part) if found is None else found

@@ -1,12 +1,19 @@
-"""Which of many tensors hold NaN or an infinity, how many, and where first."""
+"""Tensors of a step that hold NaN or an infinity: those it has, and those that flow between modules when run again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rlwatch.gradloc.gradients import run_again
+from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.tensors.degeneration import id0_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,7 @@ class Broken:
     shape: tuple[int, ...] = ()
 
 
-def broken(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> list[Broken]:
+def broken_among(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> list[Broken]:
     """Those of ``named`` that hold NaN or an infinity, in order. Waits for the device once, and once for each found."""
     pairs = named.items() if isinstance(named, Mapping) else named
     here = [(name, local(tensor)) for name, tensor in pairs]
@@ -33,7 +40,7 @@ def broken(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> list[B
     home = here[0][1].device
     counts = torch.stack([(~tensor.isfinite()).sum().to(home, non_blocking=True) for _, tensor in here]).tolist()
     return [
-        Broken(name, count, first(~tensor.isfinite()), dtype_name(tensor), tuple(tensor.shape))
+        Broken(name, count, first_index(~tensor.isfinite()), dtype_name(tensor), tuple(tensor.shape))
         for (name, tensor), count in zip(here, counts, strict=True)
         if count
     ]
@@ -51,7 +58,7 @@ def local(tensor: Tensor) -> Tensor:
     return whole if to_local is None else to_local()
 
 
-def first(flags: Tensor) -> tuple[int, ...]:
+def first_index(flags: Tensor) -> tuple[int, ...]:
     """Index of the first True of ``flags`` (at least one is); waits for the device."""
     at = int(flags.flatten().byte().argmax())
     index: list[int] = []
@@ -59,3 +66,216 @@ def first(flags: Tensor) -> tuple[int, ...]:
         at, place = divmod(at, size)
         index.append(place)
     return tuple(reversed(index))
+
+
+# What of a step is not finite, before anything is run again.
+
+CHAIN = (
+    "parameters", "buffers", "rollout_logp", "rewards", "advantages", "ref_logp", "old_logp", "logp", "coefficient",
+    "gradients",
+)  # fmt: skip
+"""The links in order of time: a broken one breaks those after it."""
+DEGENERATE = 0.9
+"""A response of which this share is token id 0 was sampled from NaN logits (METHODS, section 10)."""
+
+
+@dataclass(slots=True)
+class StepFacts:
+    """Per quantity what is broken: of tensors of the model their names, of tensors of tokens (micro-batch, where)."""
+
+    parameters: list[Broken]
+    buffers: list[Broken]
+    gradients: list[Broken]
+    inside: dict[str, list[tuple[int, Broken]]] = field(default_factory=dict)
+    padding: dict[str, list[tuple[int, Broken]]] = field(default_factory=dict)
+    id0_frac: float | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, passes: Passes) -> StepFacts:
+        """Of gradients as they are held now, and of all micro-batches.
+
+        A buffer may hold -inf rightly (attention masks do): there only NaN counts.
+        """
+        grads = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+        buffers = [(name, b.masked_fill(~b.isnan(), 0.0)) for name, b in model.named_buffers() if b.is_floating_point()]
+        facts = cls(
+            broken_among(model.named_parameters()),
+            broken_among(buffers),
+            broken_among(grads),
+            id0_frac=_id0_frac(passes),
+        )
+        for k, one in enumerate(passes.all):
+            for where, into in ((True, facts.inside), (False, facts.padding)):
+                every = quantities(one)
+                for found in broken_among((name, _part(x, one.tokens.mask, where)) for name, x in every):
+                    into.setdefault(found.name, []).append((k, found))
+        return facts
+
+    def flags(self, passes: Passes, k: int, name: str) -> Tensor:
+        """(B, T): which tokens of micro-batch ``k``, inside its mask, have a ``name`` that is not finite."""
+        one = passes.all[k]
+        values = dict(quantities(one)).get(name)
+        mask = one.tokens.mask.bool()
+        if values is None:
+            return torch.zeros_like(mask)
+        bad = ~values.detach().isfinite()
+        return (bad if bad.dim() != 1 else bad[:, None]).expand(mask.shape) & mask
+
+    def counts(self) -> dict[str, int]:
+        """Elements (of the model: tensors) that are not finite, by quantity; nothing of those that are."""
+        counts = Counter({"parameters": len(self.parameters), "buffers": len(self.buffers)})
+        counts["gradients"] = len(self.gradients)
+        for suffix, found in (("", self.inside), (" (padding)", self.padding)):
+            for name, where in found.items():
+                counts[name + suffix] += sum(item.count for _, item in where)
+        return {name: count for name, count in counts.items() if count}
+
+    def chain(self) -> tuple[str, ...]:
+        """Broken links, in order of time."""
+        counts = self.counts()
+        links = (*CHAIN[:-2], *(name for name in self.inside if name not in CHAIN), *CHAIN[-2:])
+        return tuple(name for name in links if name in counts)
+
+
+def quantities(one: LossPass) -> Iterator[tuple[str, Tensor]]:
+    """Every per-token or per-sequence number of a micro-batch, (B, T), (B, 1) or (B,), in order of the chain."""
+    tokens = one.tokens
+    known = {
+        "rollout_logp": tokens.rollout_logp,
+        "rewards": one.rewards,
+        "advantages": tokens.advantages,
+        "ref_logp": tokens.ref_logp,
+        "old_logp": tokens.old_logp,
+        "logp": tokens.logp,
+        "coefficient": one.coefficients.get("logp"),
+        "entropy coefficient": one.coefficients.get("entropy"),
+        "aux coefficient": one.coefficients.get("aux"),
+    }
+    for name, values in known.items():
+        if values is not None and values.is_floating_point():
+            yield name, values
+
+
+def _part(values: Tensor, mask: Tensor, inside: bool) -> Tensor:
+    """``values`` inside or outside the mask, 0 elsewhere; one number of a whole response is inside if any token is."""
+    if values.dim() == 0:
+        return values if inside else torch.zeros_like(values)
+    on = mask.bool()
+    rows = on.any(1)
+    on = rows if values.dim() == 1 else on if values.shape == on.shape else rows[:, None]
+    return torch.where(on if inside else ~on, values.detach(), 0.0)
+
+
+def _id0_frac(passes: Passes) -> float | None:
+    shares = [id0_share(one.tokens.ids, one.tokens.mask) for one in passes.all if one.tokens.ids is not None]
+    if not shares:
+        return None
+    known = [share for part in shares for share in part.tolist() if share == share]  # noqa: PLR0124  (not NaN)
+    return sum(share >= DEGENERATE for share in known) / len(known) if known else None
+
+
+# What leaves each module of a model in one forward pass, and what comes back to it in one backward pass.
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """Where an output is not finite: (B, L) for outputs of such and more dimensions."""
+
+    module: str
+    flags: Tensor
+    dtype: str
+
+    @classmethod
+    def of(cls, module: str, values: Tensor) -> _Sign:
+        flags = ~values.detach().isfinite()
+        return cls(module, flags.flatten(2).any(-1) if flags.dim() > 2 else flags, dtype_name(values))
+
+
+def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
+    """The first module, in order of finishing, whose output is not finite. One forward pass, no graph.
+
+    ``index`` is (sequence, position in the context) where the output has these dimensions; ``count`` counts such.
+    A head whose weight is read without its module is not seen.
+    """
+    seen: list[_Sign] = []
+
+    def look(module: str, _: bool, output: Tensor) -> None:
+        seen.append(_Sign.of(module, output))
+
+    with listening(model, look), torch.no_grad():
+        run_again(one)
+    return _earliest(seen)
+
+
+def broken_output_gradient(model: nn.Module, one: LossPass) -> Broken | None:
+    """The first module, in order of the backward pass, the gradient of whose output is not finite.
+
+    One forward and one backward pass, from coefficients whose non-finite entries are zeroed. No gradient of a
+    parameter is computed: ``.grad`` and hooks on it are not touched.
+    """
+    seen: list[_Sign] = []
+    sources: list[Tensor] = []
+
+    def look(module: str, source: bool, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: seen.append(_Sign.of(module, gradient)))  # type: ignore[no-untyped-call]
+            if source:
+                sources.append(output)
+
+    with torch.enable_grad():
+        with listening(model, look):
+            outputs = {name: part for name, part in run_again(one).parts().items() if part.requires_grad}
+        clean = [one.coefficient(name).nan_to_num(0.0, 0.0, 0.0).to(part) for name, part in outputs.items()]
+        if outputs and sources:
+            torch.autograd.grad(list(outputs.values()), sources, clean, allow_unused=True)
+    return _earliest(seen)
+
+
+@contextmanager
+def listening(model: nn.Module, heard: Callable[[str, bool, Tensor], None]) -> Iterator[None]:
+    """Within it ``heard(module, source, output)`` is called for each output of floats of each module.
+
+    ``source`` marks where the graph begins: a module without parts, none of whose inputs has a gradient.
+    """
+
+    def hook(name: str, leaf: bool) -> Callable[..., None]:
+        def told(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            source = leaf and not any(x.requires_grad for x in _floats((args, kwargs)))
+            for values in _floats(output):
+                heard(name, source, values)
+
+        return told
+
+    handles = [
+        module.register_forward_hook(hook(name, next(module.children(), None) is None), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _floats(value: Any) -> Iterator[Tensor]:
+    """Tensors of floats in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _floats(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _floats(part)
+
+
+def _earliest(seen: list[_Sign]) -> Broken | None:
+    if not seen:
+        return None
+    home = seen[0].flags.device
+    counts = torch.stack([sign.flags.sum().to(home, non_blocking=True) for sign in seen]).tolist()
+    for sign, count in zip(seen, counts, strict=True):
+        if count:
+            return Broken(sign.module, count, first_index(sign.flags), sign.dtype, tuple(sign.flags.shape))
+    return None

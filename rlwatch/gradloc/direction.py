@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.sharding import reshard
-from rlwatch.gradloc.world import Alone, World
+from rlwatch.gradloc.distributed import Alone, World, reshard
+from rlwatch.gradloc.report import NotLocalised
 from rlwatch.tensors.gradnorm import Piece, layer_of
 
 

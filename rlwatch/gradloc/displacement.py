@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.precision import LOW, Precision
-from rlwatch.gradloc.sharding import Gathered, recover, reshard
+from rlwatch.gradloc.distributed import Gathered, recover, reshard
+from rlwatch.gradloc.rerun import LOW, Precision
 
 Shift = Callable[[Tensor, Tensor], Tensor]
 """(weight, gradient) -> what the forward pass sees in place of the weight. Changes neither."""

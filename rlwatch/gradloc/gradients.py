@@ -16,10 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from rlwatch.gradloc.distributed import World, reshard, unsynchronised
 from rlwatch.gradloc.passes import LossPass, Outputs, RandomState
-from rlwatch.gradloc.replicated import unsynchronised
-from rlwatch.gradloc.sharding import reshard
-from rlwatch.gradloc.world import World
 from rlwatch.tensors.gradnorm import Piece, layer_of
 
 Weights = Mapping[str, Tensor]

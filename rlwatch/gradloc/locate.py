@@ -12,20 +12,23 @@ from torch import Tensor, nn
 
 from rlwatch.gradloc.attribution import Attribution, attribute
 from rlwatch.gradloc.bisection import follow_larger
-from rlwatch.gradloc.causes import StepLevels, cause_of_step
-from rlwatch.gradloc.culprits import culprit_of, culprits_of_trace, describe
+from rlwatch.gradloc.culprits import (
+    HostPass,
+    StepLevels,
+    cause_of_step,
+    culprit_of,
+    culprits_of_trace,
+    describe,
+    on_host,
+    shared_culprits,
+    step_levels,
+)
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.nonfinite import trace
-from rlwatch.gradloc.on_host import HostPass, on_host, step_levels
+from rlwatch.gradloc.distributed import Alone, World, gather_plain
+from rlwatch.gradloc.nonfinite import shared_trace, trace
 from rlwatch.gradloc.passes import Passes
-from rlwatch.gradloc.report import Cause, Cost, Culprit, Localisation, Method, TokenAt
-from rlwatch.gradloc.screen import screen
-from rlwatch.gradloc.shared_culprits import shared
-from rlwatch.gradloc.shared_traces import shared_trace
-from rlwatch.gradloc.summary import of_culprits
-from rlwatch.gradloc.verification import union_candidates, verify
-from rlwatch.gradloc.world import Alone, World, gather_plain
+from rlwatch.gradloc.report import Cause, Cost, Culprit, Localisation, Method, NotLocalised, TokenAt, summary_of
+from rlwatch.gradloc.verification import screen, union_candidates, verify
 
 STANDS_OUT = 0.1
 """A token is named if its own gradient (or contribution) is at least this part of the worst one's."""
@@ -34,7 +37,7 @@ SEARCHED, PROBES = 4, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LocateOptions:
     """``culprits``: tokens named at most; twice as many by contribution, and by screen, are verified."""
 
     culprits: int = 8
@@ -56,7 +59,7 @@ def locate(
     passes: Passes,
     *,
     world: World | None = None,
-    options: Options | None = None,
+    options: LocateOptions | None = None,
     norm: float | None = None,
     threshold: float | None = None,
     usual: Mapping[str, float] | None = None,
@@ -83,7 +86,7 @@ def locate(
     """
     begun, world = time.perf_counter(), world or Alone()
     known = gather_plain(world, dict(usual or {}))[0]
-    step = _Step(model, passes, world, options or Options(), norm, known)
+    step = _Step(model, passes, world, options or LocateOptions(), norm, known)
     try:
         located = step.localised()
     except NotLocalised as why:
@@ -99,7 +102,7 @@ class _Step:
     model: nn.Module
     passes: Passes
     world: World
-    options: Options
+    options: LocateOptions
     norm: float | None
     usual: Mapping[str, float]
     notes: list[str] = field(default_factory=list)
@@ -127,13 +130,13 @@ class _Step:
             layers=direction.layers,
             cause=cause,
         )
-        return Located(replace(report, message=of_culprits(report)), hosts, contributions)
+        return Located(replace(report, message=summary_of(report)), hosts, contributions)
 
     def traced(self) -> Located:
         """There is no direction to attribute along."""
         ours = trace(self.model, self.passes, world=self.world)
         hosts = on_host(self.passes, self.world.rank)
-        culprits = shared(culprits_of_trace(hosts, ours, self.options.culprits), self.world)
+        culprits = shared_culprits(culprits_of_trace(hosts, ours, self.options.culprits), self.world)
         found = shared_trace(ours, self.world)
         self.notes += found.notes
         self.cost = found.cost
@@ -196,7 +199,7 @@ class _Step:
             for at in tokens
             if at.rank == self.world.rank
         ]
-        return sorted(shared(ours, self.world), key=lambda culprit: -size_of(culprit)), hosts
+        return sorted(shared_culprits(ours, self.world), key=lambda culprit: -size_of(culprit)), hosts
 
     def largest(self, contributions: Sequence[Tensor]) -> float:
         """By size, of all ranks."""

@@ -9,21 +9,19 @@ and a backward).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlwatch.gradloc.broken import Broken
+from rlwatch.gradloc.broken import Broken, StepFacts, broken_activation, broken_output_gradient, first_index
+from rlwatch.gradloc.distributed import Alone, World, gather_plain
 from rlwatch.gradloc.gradients import beside_training
-from rlwatch.gradloc.module_flow import broken_activation, broken_output_gradient
 from rlwatch.gradloc.passes import LossPass, Passes
-from rlwatch.gradloc.report import Cost
-from rlwatch.gradloc.step_facts import StepFacts
-from rlwatch.gradloc.step_verdict import StepVerdict, nothing
-from rlwatch.gradloc.traced import Trace
-from rlwatch.gradloc.world import Alone, World
+from rlwatch.gradloc.report import MOST_TOKENS, Cost, Kind, Origin, TokenAt, Trace
+from rlwatch.tensors.gradnorm import layer_of
 
 Find = Callable[[nn.Module, LossPass], Broken | None]
 
@@ -87,3 +85,267 @@ def _number(value: float, passes: Passes) -> Tensor:
     """On the device of the step, where collectives run."""
     device = passes.all[0].tokens.logp.device if passes.all else None
     return torch.tensor(float(value), device=device)
+
+
+# From what is not finite in a step to what was first, in words.
+
+COEFFICIENTS = ("coefficient", "entropy coefficient", "aux coefficient")
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerdict:
+    """Says what was first; each method None where it has nothing to say."""
+
+    passes: Passes
+    facts: StepFacts
+    rank: int
+
+    def standing(self, model: nn.Module) -> Trace | None:
+        """From what is known without running anything again."""
+        if self.facts.parameters:
+            return self._of_parameter(model)
+        if self.facts.buffers:
+            worst = self.facts.buffers[0]
+            return _of_tensor(Kind.BUFFER, worst, Origin.WEIGHTS, f"the buffer {worst.name} holds NaN")
+        if not any(name in self.facts.inside for name in COEFFICIENTS):
+            return None
+        return self._of_input() or self._of_coefficient()
+
+    def of_forward(self, k: int = 0, found: Broken | None = None) -> Trace:
+        """Log-probs of finite weights are not finite: in which module that began, if in one that was seen."""
+        if found is None:
+            k, worst = self.facts.inside["logp"][0]
+            why = "weights and the outputs of all modules are finite, the head or what follows it overflowed"
+            return self._of_tokens(Kind.LOGP, worst, (k, self.facts.flags(self.passes, k, "logp")), Origin.FORWARD, why)
+        return self._of_module(
+            Kind.ACTIVATION, Origin.FORWARD, (k, found), "from finite weights, the output of", "is the first not finite"
+        )
+
+    def of_output_gradient(self, k: int, found: Broken) -> Trace:
+        """All is finite going forward; going back, one gradient is the first that is not."""
+        return self._of_module(
+            Kind.OUTPUT_GRADIENT,
+            Origin.BACKWARD,
+            (k, found),
+            "everything is finite going forward; going back, the gradient of the output of",
+            "is the first not finite",
+        )
+
+    def of_padding(self) -> Trace | None:
+        """Only slots that no loss counts are not finite."""
+        for name, found in self.facts.padding.items():
+            k, worst = found[0]
+            row, position = (*worst.index, 0)[:2]
+            text = (
+                f"only padding is not finite: {name} at slot {position} of {self._sequence(k, row)}; the loss may be "
+                f"NaN, {'and it reached the gradients' if self.facts.gradients else 'the gradients are finite'}"
+            )
+            return _trace(Kind.PADDING, worst, Origin.DATA, text, at=TokenAt(self.rank, k, row, position))
+        return None
+
+    def of_gradient(self) -> Trace | None:
+        """Nothing but gradients of parameters."""
+        if not self.facts.gradients:
+            return None
+        last = self.facts.gradients[-1]
+        text = (
+            f"the gradient of {last.name} is not finite although log-probs, coefficients and what flows between "
+            "modules are: a sum over tokens overflowed, or it does not come from the passes that were kept"
+        )
+        return _of_tensor(Kind.GRADIENT, last, Origin.BACKWARD, text)
+
+    def _of_parameter(self, model: nn.Module) -> Trace:
+        worst, others = self.facts.parameters[0], len(self.facts.parameters) - 1
+        module, _, leaf = worst.name.rpartition(".")
+        row = leaf == "weight" and len(worst.index) == 2 and isinstance(model.get_submodule(module), nn.Embedding)
+        token = worst.index[0] if row else None
+        text = (
+            f"{worst.name}{f' and {others} more' if others else ''} {'are' if others else 'is'} not finite "
+            f"({worst.count} of its elements, first at {list(worst.index)}"
+            f"{'' if token is None else f', the row of token id {token}'}): the weights were broken before this step"
+        )
+        at = None if token is None else self._where_read(token)
+        return _of_tensor(Kind.PARAMETER, worst, Origin.WEIGHTS, text, token_id=token, at=at)
+
+    def _where_read(self, token: int) -> TokenAt | None:
+        """The first place in a response where ``token`` stands."""
+        for k, one in enumerate(self.passes.all):
+            if one.tokens.ids is None:
+                continue
+            here = (one.tokens.ids == token) & one.tokens.mask.bool()
+            if here.any():
+                return TokenAt(self.rank, k, *first_index(here))
+        return None
+
+    def _of_input(self) -> Trace | None:
+        """The earliest input that is not finite where the loss is not: one that it did not use is not to blame."""
+        names = [name for name in self.facts.inside if name not in (*COEFFICIENTS, "logp")]
+        for name in names:
+            if name == "rewards" and "advantages" not in names:
+                continue
+            for k, found in self.facts.inside[name]:
+                flags = self._where(k, name)
+                if name != "rewards":  # one reward breaks the advantages of a whole group
+                    flags &= self._spoilt(k)
+                if flags.any():
+                    origin, why = origin_of_input(name, self.passes.all[k], first_index(flags))
+                    return self._of_tokens(Kind.INPUT, found, (k, flags), origin, why)
+        return None
+
+    def _of_coefficient(self) -> Trace | None:
+        for name in COEFFICIENTS[:2]:
+            for k, found in self.facts.inside.get(name, ()):
+                flags = self._where(k, name)
+                if flags.any():
+                    origin, why = origin_of_coefficient(self.passes.all[k], flags)
+                    return self._of_tokens(Kind.COEFFICIENT, found, (k, flags), origin, why)
+        for _, found in self.facts.inside.get(COEFFICIENTS[2], ()):
+            text = "the gradient of the auxiliary loss is not finite"
+            return _trace(Kind.COEFFICIENT, found, Origin.BACKWARD, text)
+        return None
+
+    def _where(self, k: int, name: str) -> Tensor:
+        """(B, T): where ``name`` is not finite although the policy's log-prob is."""
+        return self.facts.flags(self.passes, k, name) & self.passes.all[k].tokens.logp.isfinite()
+
+    def _spoilt(self, k: int) -> Tensor:
+        return torch.stack([self.facts.flags(self.passes, k, name) for name in COEFFICIENTS]).any(0)
+
+    def _of_tokens(self, kind: Kind, found: Broken, where: tuple[int, Tensor], origin: Origin, why: str) -> Trace:
+        k, flags = where
+        one, at = self.passes.all[k], first_index(flags)
+        places = tuple(TokenAt(self.rank, k, *place) for place in flags.nonzero()[:MOST_TOKENS].tolist())
+        whole = len(places) > 1 and bool((flags[at[0]] == one.tokens.mask[at[0]].bool()).all())
+        token = self._id(places[0])
+        which = "every token" if whole else f"token {at[1]}" + ("" if token is None else f" (id {token})")
+        text = f"{found.name} is not finite at {which} of {self._sequence(k, at[0])}: {why}"
+        return _trace(kind, found, origin, text, at=places[0], token_id=token, tokens=places)
+
+    def _of_module(self, kind: Kind, origin: Origin, where: tuple[int, Broken], before: str, after: str) -> Trace:
+        k, found = where
+        place = ""
+        if len(found.index) > 1:
+            place = f", at position {found.index[1]} of the context of {self._sequence(k, found.index[0])}"
+        at = self._response_token(k, found)
+        text = f"{before} {found.name or 'the model'} {after}{place}"
+        return _of_tensor(kind, found, origin, text, at=at, token_id=self._id(at))
+
+    def _response_token(self, k: int, found: Broken) -> TokenAt | None:
+        """The response token read at a place of the context, where contexts end with responses, as is usual."""
+        rows, positions = self.passes.all[k].shape
+        if len(found.index) < 2 or found.shape[0] != rows or found.shape[1] < positions:
+            return None
+        position = found.index[1] - (found.shape[1] - positions)
+        return TokenAt(self.rank, k, found.index[0], position) if position >= 0 else None
+
+    def _sequence(self, k: int, row: int) -> str:
+        return f"sequence {self.passes.all[k].first_row + row} (micro-batch {k})"
+
+    def _id(self, at: TokenAt | None) -> int | None:
+        if at is None:
+            return None
+        ids = self.passes.all[at.microbatch].tokens.ids
+        return None if ids is None else int(ids[at.row, at.position])
+
+
+def _of_tensor(
+    kind: Kind, found: Broken, origin: Origin, text: str, *, at: TokenAt | None = None, token_id: int | None = None
+) -> Trace:
+    """Of a tensor of the model, or one that a module made."""
+    owner = f"{found.name}.output" if kind in {Kind.ACTIVATION, Kind.OUTPUT_GRADIENT} else found.name
+    return _trace(kind, found, origin, text, at=at, token_id=token_id, layer=layer_of(owner))
+
+
+def _trace(
+    kind: Kind,
+    found: Broken,
+    origin: Origin,
+    text: str,
+    *,
+    at: TokenAt | None = None,
+    token_id: int | None = None,
+    tokens: tuple[TokenAt, ...] = (),
+    layer: str = "",
+) -> Trace:
+    index, dtype, count = found.index, found.dtype, found.count
+    return Trace(kind, found.name, text, origin, layer, at, token_id, index, dtype, count, tokens)
+
+
+def nothing(*, elsewhere: bool) -> Trace:
+    """Said where all is finite."""
+    where = "another rank found what is not" if elsewhere else "nothing that was looked at is not"
+    return Trace(Kind.NOTHING, "", f"everything is finite on this rank: {where}", elsewhere=elsewhere)
+
+
+# Where a number that is not finite comes from, by what beside it is and is not: METHODS, section 10.
+
+APART = 20.0
+"""No policy update moves a log-prob by this many nats: tokens are misaligned or cut (METHODS, section 10, C)."""
+
+
+def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Origin, str]:
+    """Of ``name`` at token ``at`` of a micro-batch: the origin, and the reason in words."""
+    tokens = one.tokens
+
+    def fine(values: Tensor | None) -> bool:
+        return values is not None and bool(values[at].isfinite())
+
+    if name in {"rewards", "advantages"}:
+        return Origin.REWARD, "the loss multiplies with it"
+    if name == "ref_logp":
+        return Origin.FORWARD, "the reference model gave it"
+    if name == "rollout_logp" and fine(tokens.old_logp):
+        return Origin.ENGINE, "the rollout engine gave it, the trainer's own log-prob is finite"
+    if name in {"old_logp", "rollout_logp"} and fine(tokens.ref_logp):
+        return Origin.WEIGHTS, "the reference is finite, so the policy's weights were broken when it was computed"
+    return Origin.UNKNOWN, "nothing here says where it comes from"
+
+
+def origin_of_coefficient(one: LossPass, flags: Tensor) -> tuple[Origin, str]:
+    """Of coefficients at ``flags`` (B, T), made of finite inputs: how far apart the policies are there, nats."""
+    tokens = one.tokens
+    pairs = {
+        "the old policy": (tokens.logp, tokens.old_logp),
+        "the reference": (tokens.logp, tokens.ref_logp),
+        "the rollout engine": (tokens.trainer_logp, tokens.rollout_logp),
+    }
+    apart = {name: _largest(ours - other, flags) for name, (ours, other) in pairs.items() if other is not None}
+    if not apart:
+        return Origin.BACKWARD, "its inputs are finite, the loss itself overflowed"
+    farthest = max(apart, key=apart.__getitem__)
+    data = apart.get("the rollout engine", 0.0) > APART
+    said = f"its inputs are finite, its log-prob is {apart[farthest]:.3g} nats from that of {farthest}"
+    return (Origin.DATA if data else Origin.BACKWARD), said
+
+
+def _largest(gaps: Tensor, flags: Tensor) -> float:
+    return float(torch.where(flags, gaps.abs(), 0.0).nan_to_num(0.0).max())
+
+
+# The trace of the rank that found something, on every rank: what travels is text.
+
+
+def shared_trace(ours: Trace, world: World) -> Trace:
+    """That of the first rank that found something; ``ours`` where none did. A collective: all get the same.
+
+    What is counted in it (``broken``, ``chain``, ``id0_frac``, ``cost``) is of that rank.
+    """
+    if world.size == 1:
+        return ours
+    every = gather_plain(world, asdict(ours) if ours.found else None)
+    said = next((body for body in every if body is not None), None)
+    return ours if said is None else _trace_from(said)
+
+
+def _trace_from(body: Mapping[str, Any]) -> Trace:
+    changed = {
+        "kind": Kind(body["kind"]),
+        "origin": Origin(body["origin"]),
+        "at": None if body["at"] is None else TokenAt(**body["at"]),
+        "index": tuple(body["index"]),
+        "tokens": tuple(TokenAt(**at) for at in body["tokens"]),
+        "chain": tuple(body["chain"]),
+        "notes": tuple(body["notes"]),
+        "cost": Cost(**body["cost"]),
+    }
+    return Trace(**{**body, **changed})

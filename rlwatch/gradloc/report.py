@@ -1,14 +1,10 @@
-"""What localisation says of one step. Plain numbers: nothing here holds a tensor or waits for a device."""
+"""The report on one step: plain numbers and names, nothing that holds a tensor or waits for a device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rlwatch.gradloc.traced import Trace
 
 
 class Cause(StrEnum):
@@ -129,3 +125,130 @@ class Localisation:
     trace: Trace | None = None
     notes: Sequence[str] = ()
     cost: Cost = field(default_factory=Cost)
+
+
+# What is said of a step whose gradient is not finite: plain numbers and names.
+
+
+class Kind(StrEnum):
+    """What the first non-finite tensor is, in the order of looking."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    LOGP = "log-probs"
+    COEFFICIENT = "coefficient"
+    ACTIVATION = "activation"
+    OUTPUT_GRADIENT = "output gradient"
+    PADDING = "padding"
+    GRADIENT = "gradient"
+    NOTHING = "nothing"
+
+
+class Origin(StrEnum):
+    """Where the chain gradient -> parameters -> rollout -> log-probs was entered."""
+
+    BACKWARD = "backward"
+    """Finite going forward; the loss's own arithmetic, or the backward pass, overflowed."""
+    FORWARD = "forward"
+    """Finite weights whose forward pass is not."""
+    WEIGHTS = "weights"
+    """Weights broken before this step: by an earlier one, by loading, or by synchronisation."""
+    ENGINE = "engine"
+    """The rollout engine alone: weight synchronisation, a race, quantisation."""
+    DATA = "data"
+    """Misaligned or truncated tokens: log-ratios beyond any that a policy update makes."""
+    REWARD = "reward"
+    """A reward, or how advantages are made of rewards."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The first non-finite tensor of a step, and what else is not finite.
+
+    Parameters
+    ----------
+    kind, name
+        What that tensor is: ``name`` is that of a parameter or module, of an input (``old_logp``), or of what the
+        coefficients belong to (``logp``, ``entropy``, ``aux``). :attr:`Kind.NOTHING` where none was found here.
+    message
+        One sentence.
+    origin
+        Where the chain was entered, by the signatures of METHODS.
+    layer
+        That of a parameter or module, as in gradient norms per layer.
+    at, token_id
+        The first token concerned, where it is one; of an embedding row, ``token_id`` alone.
+    index, dtype, count
+        Where in the tensor the first non-finite element is, its type, and how many there are (of inputs and
+        coefficients: inside the mask, over all micro-batches of this rank).
+    tokens
+        The tokens concerned, at most :data:`MOST_TOKENS`; for coefficients and inputs only.
+    chain
+        Links of the chain that are broken in this step, in order of time.
+    broken
+        How many elements of each quantity are not finite inside the mask; ``gradients`` and ``parameters`` count
+        tensors. Outside the mask: under the same name with ``(padding)``.
+    id0_frac
+        Share of responses that are at least 90 % token id 0, as a sampler fed with NaN writes them; None: no ids.
+    elsewhere
+        Whether another rank found something where this one did not.
+    notes
+        What could not be looked at.
+    """
+
+    kind: Kind
+    name: str
+    message: str
+    origin: Origin = Origin.UNKNOWN
+    layer: str = ""
+    at: TokenAt | None = None
+    token_id: int | None = None
+    index: tuple[int, ...] = ()
+    dtype: str = ""
+    count: int = 0
+    tokens: Sequence[TokenAt] = ()
+    chain: Sequence[str] = ()
+    broken: Mapping[str, int] = field(default_factory=dict)
+    id0_frac: float | None = None
+    elsewhere: bool = False
+    notes: Sequence[str] = ()
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def found(self) -> bool:
+        """Whether something not finite was found on this rank."""
+        return self.kind is not Kind.NOTHING
+
+
+MOST_TOKENS = 64
+"""Tokens named at most: one bad parameter breaks all of them, and then their names say nothing."""
+
+
+# What stops a localisation. Nothing here reaches a training loop: it becomes ``Localisation.why_not``.
+
+
+class NotLocalised(Exception):  # noqa: N818  (an answer, not a fault)
+    """The tokens of this step cannot be localised. Its text says why, in one sentence.
+
+    Where there are several ranks it is raised on all of them or on none.
+    """
+
+
+# A localisation in one sentence.
+
+
+def summary_of(report: Localisation) -> str:
+    """Of a step whose tokens were attributed or searched."""
+    if not report.culprits:
+        return "no token has a gradient"
+    if report.cause is Cause.LAYER and report.layers:
+        layer = max(report.layers, key=report.layers.__getitem__)
+        return f"{layer} holds {report.layers[layer]:.0%} of the squared gradient norm; no single token stands out"
+    worst, count = report.culprits[0], len(report.culprits)
+    others = f" ({count - 1} more stand out)" if count > 1 else ""
+    if worst.share is None:
+        return f"one token of sequence {worst.sequence} has the largest gradient{others}: {worst.why}"
+    place = f"at position {worst.at.position} of sequence {worst.sequence}"
+    return f"one token {place} contributes {worst.share:.0%} of the gradient norm{others}: {worst.why}"

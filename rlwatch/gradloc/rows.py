@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlwatch.gradloc.on_host import NUMBERS, HostPass
-from rlwatch.gradloc.report import Culprit, Localisation, TokenAt
-from rlwatch.gradloc.traced import Trace
+from rlwatch.gradloc.culprits import NUMBERS, HostPass
+from rlwatch.gradloc.report import Culprit, Localisation, TokenAt, Trace
 from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
 
 CONTEXT = 256

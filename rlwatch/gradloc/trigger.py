@@ -1,15 +1,15 @@
-"""When the gradient norm of a step is a spike worth localising."""
+"""When to localise a step: its gradient norm is a spike, and there is time left to look."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rlwatch.stats.robust import mad, median, quantile
-from rlwatch.stats.state import Stateful
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.stats import Stateful, mad, median, quantile
 
 PUBLISHED = 640.0
 """Threshold of a single token in GradLoc's published run (Qwen3-4B, GRPO, token mean)."""
@@ -22,7 +22,7 @@ LASTING = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TriggerDecision:
     """Whether to localise. ``threshold`` is in the unit of the step's norm; None where there was none to compare."""
 
     fires: bool
@@ -72,7 +72,7 @@ class Trigger(Stateful):
         self._level: deque[tuple[int, float]] = deque(maxlen=window)
         self._recent: deque[tuple[int, float, bool]] = deque(maxlen=LASTING)
 
-    def check(self, step: int, norm: float, tokens: int) -> Decision:
+    def check(self, step: int, norm: float, tokens: int) -> TriggerDecision:
         """Judge one optimizer step, then learn of it.
 
         Several optimizer steps may share a ``step``; a lower one than before (back to a checkpoint) forgets what lay
@@ -89,24 +89,24 @@ class Trigger(Stateful):
         """
         self._forget_after(step)
         if not math.isfinite(norm):
-            return Decision(True, self._in_norms(self._limit(), tokens), "non-finite")
+            return TriggerDecision(True, self._in_norms(self._limit(), tokens), "non-finite")
         if norm <= 0.0 or tokens <= 0:
-            return Decision(False, self._in_norms(self._limit(), tokens))
+            return TriggerDecision(False, self._in_norms(self._limit(), tokens))
         value = math.log(norm) + 0.5 * math.log(tokens)
         limit = self._limit()
         decision = self._judge(value, limit, tokens)
         self._learn(step, value, limit is not None and value > limit)
         return decision
 
-    def _judge(self, value: float, own: float | None, tokens: int) -> Decision:
+    def _judge(self, value: float, own: float | None, tokens: int) -> TriggerDecision:
         if own is not None and value > own:
             times = math.exp(own - self._middle())
-            return Decision(True, self._in_norms(own, tokens), f"above {times:.3g} times the run's own level")
+            return TriggerDecision(True, self._in_norms(own, tokens), f"above {times:.3g} times the run's own level")
         fixed = None if self.token_threshold is None else math.log(self.token_threshold)
         if fixed is not None and value > fixed:
-            return Decision(True, self._in_norms(fixed, tokens), "above the fixed threshold")
+            return TriggerDecision(True, self._in_norms(fixed, tokens), "above the fixed threshold")
         lowest = min((limit for limit in (own, fixed) if limit is not None), default=None)
-        return Decision(False, self._in_norms(lowest, tokens))
+        return TriggerDecision(False, self._in_norms(lowest, tokens))
 
     def _limit(self) -> float | None:
         """The run's own threshold as a logarithm, per token; None while it warms up."""
@@ -141,3 +141,74 @@ class Trigger(Stateful):
     @staticmethod
     def _in_norms(limit: float | None, tokens: int) -> float | None:
         return None if limit is None or tokens <= 0 else math.exp(limit - 0.5 * math.log(tokens))
+
+
+# How much of the training time localisation may take.
+
+
+class Budget(Stateful):
+    """Keeps the time spent on localisation below a share of the time spent on training.
+
+    ``spent <= share * (elapsed - spent) + allowance`` holds at any time if no localisation takes longer than was
+    estimated; what one takes beyond its estimate is a debt that later ones wait for. The clock is this process's own:
+    where several ranks localise together, one decides and tells the others.
+
+    Parameters
+    ----------
+    share
+        Of the training time, in [0, 1); 0.01 is 1 %.
+    allowance_s
+        Seconds that may be spent before any training time has passed. The first localisation, and the first of a
+        non-finite gradient, are granted beyond it if need be: the allowance grows by what they lack.
+    clock
+        Tells how long training has gone on; only its intervals count.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]] = ("allowance_s", "spent_s", "granted", "refused", "traced")
+
+    def __init__(self, *, share: float = 0.01, allowance_s: float = 30.0, clock: Clock | None = None) -> None:
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"share is a part of the training time within [0, 1), got {share:g}")
+        self.share = share
+        self.allowance_s = allowance_s
+        self.spent_s = 0.0
+        self.granted = 0
+        self.refused = 0
+        self.traced = False
+        self._clock = clock or SystemClock()
+        self._start = self._clock.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since training began, time spent on localisation among them."""
+        return self._clock.monotonic() - self._start
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that may be spent now; negative while there is a debt."""
+        return self.share * max(0.0, self.elapsed_s - self.spent_s) + self.allowance_s - self.spent_s
+
+    def may(self, estimate_s: float, *, non_finite: bool = False) -> bool:
+        """Whether a localisation that takes about ``estimate_s`` seconds may be done now; refusals are counted."""
+        due = self.granted == 0 or (non_finite and not self.traced)
+        lacking = estimate_s - self.left_s
+        if lacking > 0.0 and not due:
+            self.refused += 1
+            return False
+        self.allowance_s += max(0.0, lacking)
+        self.granted += 1
+        self.traced = self.traced or non_finite
+        return True
+
+    def spent(self, seconds: float) -> None:
+        """Book what a localisation really took, once it is over."""
+        self.spent_s += max(0.0, seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers; time goes on from here when they are loaded."""
+        return {**super().state_dict(), "elapsed_s": self.elapsed_s}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        super().load_state_dict(state)
+        self._start = self._clock.monotonic() - state["elapsed_s"]

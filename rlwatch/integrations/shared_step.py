@@ -14,9 +14,8 @@ import torch
 from rlwatch.integrations.spike_rows import Decode, most_extreme, spike_batch, texts_of
 from rlwatch.records import JSON, SpikeBatch
 from rlwatch.tensors.mergeable import Stats, merge_ranks
-from rlwatch.tensors.shipping import pack, unpack
 from rlwatch.tensors.spikes import SpikeTable
-from rlwatch.tensors.transfer import Transfer
+from rlwatch.tensors.transfer import Transfer, pack, unpack
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

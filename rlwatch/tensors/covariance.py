@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlwatch.tensors.clipping import clipped_sides
+from rlwatch.tensors.importance import clipped_sides
 from rlwatch.tensors.masked import indicator, keep, masked_mean, widen
 from rlwatch.tensors.mergeable import Stat, Stats
-from rlwatch.tensors.paired import Paired
+from rlwatch.tensors.spread import Paired
 from rlwatch.tensors.tokens import TokenBatch
 
 TOP = 0.002
@@ -141,13 +141,13 @@ class ClipCovCandidates(Pairs):
         return masked_mean(indicator((c > low) & (c < high) & ~columns["clipped"], c), mask)
 
 
-def core(batch: TokenBatch) -> Stats:
+def observe_covariance(batch: TokenBatch) -> Stats:
     """``policy/cov``, the mean of c_t, where advantages are known; nats times the advantage's unit."""
     a = batch.token_advantages
     return {} if a is None else {"policy/cov": Covariance.of(batch.logp, a, batch.mask)}
 
 
-def full(batch: TokenBatch) -> Stats:
+def observe_top_covariance(batch: TokenBatch) -> Stats:
     """``policy/cov_top``, ``cov_positive`` and ``cov_candidates``: which tokens carry the covariance."""
     a = batch.token_advantages
     if a is None:

@@ -1,17 +1,85 @@
-"""Exact entropy of the next-token distribution."""
+"""Exact entropy and log-probs of the next-token distribution, in a workspace of fixed size."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlwatch.tensors.advantages import Sides
+from rlwatch.tensors.masked import widen
 from rlwatch.tensors.mergeable import Mean, Stats
-from rlwatch.tensors.sides import Sides
-from rlwatch.tensors.softmax import blocks, softmax_of
 from rlwatch.tensors.spread import Quantile
 from rlwatch.tensors.tokens import TokenBatch
+
+COLUMNS = 8192
+"""Vocabulary entries of a tile."""
+CPU_TILE, DEVICE_TILE = 2**17, 2**24
+"""Elements of a tile: within a core's cache; large enough that launching kernels does not dominate."""
+_ZERO = -1e4
+"""exp of it is 0 in float32 and float64, and unlike -inf it stays 0 when multiplied by that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """What n rows of logits sum up to: ``top`` (n,) the largest logit, ``log_total`` (n,) log sum exp(t), and
+    ``entropy`` (n,) in nats.
+    """
+
+    top: Tensor
+    log_total: Tensor
+    entropy: Tensor
+
+    def logp(self, rows: Tensor, ids: Tensor, temperature: float) -> Tensor:
+        """Log-probs (n,) of the entries ``ids`` (n,) of ``rows`` (n, V); NaN where there is no such entry."""
+        known = (ids >= 0) & (ids < rows.shape[-1])
+        chosen = rows.gather(-1, ids.clamp(0, rows.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+        return torch.where(known, (widen(chosen) - self.top) / temperature - self.log_total, torch.nan)
+
+
+def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = None) -> Softmax:
+    """Of ``rows`` (n, V) over ``temperature``; ``tile`` is the number of elements widened at a time.
+
+    Raises ``ValueError`` for a temperature or a tile that is not positive.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    if tile is not None and tile < 1:
+        raise ValueError(f"a tile must hold at least 1 element, got {tile}")
+    size = tile or (CPU_TILE if rows.device.type == "cpu" else DEVICE_TILE)
+    columns = min(COLUMNS, size, rows.shape[-1])
+    parts = [_of_block(block, columns, temperature) for block in torch.split(rows.detach(), max(1, size // columns))]
+    return Softmax(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _of_block(rows: Tensor, columns: int, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    top = widen(rows.amax(-1, keepdim=True))
+    total, moment = torch.zeros_like(top[:, 0]), torch.zeros_like(top[:, 0])
+    for part in torch.split(rows, columns, -1):
+        below = part - top
+        if temperature != 1:
+            below /= temperature
+        below.clamp_(min=_ZERO)
+        weight = below.exp()
+        total += weight.sum(-1)
+        moment += below.mul_(weight).sum(-1)
+    log_total = total.log()
+    return top[:, 0], log_total, log_total - moment / total
+
+
+def blocks(logits: Tensor) -> Iterator[Tensor]:
+    """The rows of ``logits`` (..., V) in order, as tensors (n, V) that share its memory."""
+    try:
+        yield logits.view(-1, logits.shape[-1])
+    except RuntimeError:
+        for part in logits.unbind(0):
+            yield from blocks(part)
+
+
+# Exact entropy of the next-token distribution.
 
 
 def token_entropy(logits: Tensor, *, temperature: float = 1.0, tile: int | None = None) -> Tensor:
@@ -58,7 +126,7 @@ def _jagged(values: Tensor, like: Any) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(values, like.offsets())
 
 
-def core(batch: TokenBatch) -> Stats:
+def observe_entropy(batch: TokenBatch) -> Stats:
     """``policy/entropy``, and apart for tokens of positive and of negative advantage.
 
     Exploding entropy grows almost wholly from tokens of negative advantage.
@@ -73,7 +141,7 @@ def core(batch: TokenBatch) -> Stats:
     return stats
 
 
-def full(batch: TokenBatch) -> Stats:
+def observe_entropy_quantiles(batch: TokenBatch) -> Stats:
     """``policy/entropy_p10`` and ``policy/entropy_p90``, which need sorting."""
     if batch.entropy is None:
         return {}

@@ -7,18 +7,19 @@ meet. An element that is copied on several ranks counts on one of them.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from typing_extensions import override
 
 from rlwatch.metrics import LAYER_PREFIX
-from rlwatch.tensors.mergeable import Latest, Stats
-from rlwatch.tensors.sharded import Marked, Norm
+from rlwatch.tensors.mergeable import Latest, Stat, Stats
 
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers?|h|blocks?)\.\d+)\.")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -176,3 +177,66 @@ def _squares(grads: list[Tensor]) -> list[Tensor]:
     wide = torch.float64 if any(grad.dtype is torch.float64 for grad in grads) else torch.float32  # it only widens
     norms = torch._foreach_norm(grads, 2, dtype=wide)  # noqa: SLF001  (as clip_grad_norm_ does)
     return list(torch.stack([norm.to(grads[0].device, non_blocking=True) for norm in norms]).square().float().unbind())
+
+
+# Statistics of tensors that lie in shards on several ranks, each element counted on one rank only.
+#
+# Every rank keeps what it holds; nothing is sent while training waits. Until the shards together are whole there is
+# no value: ``count`` is then 0. What is copied on several ranks is the lowest rank's.
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded(Stat):
+    """Base: of ``size`` elements, ``held`` are in ``kept``, the others on other ranks."""
+
+    kept: Tensor
+    held: int
+    size: int
+
+    @classmethod
+    def of(cls, kept: Tensor, held: int, size: int) -> Self:
+        """Of what this rank holds."""
+        return cls(kept.new_full((), float(held >= size)), kept, held, size)
+
+    @override
+    def merge(self, other: Self) -> Self:
+        """The later of two measurements."""
+        return other
+
+    @override
+    def across(self, other: Self) -> Self:
+        if self.held >= self.size:
+            return self
+        held = self.held + other.held
+        count = self.count.new_full((), float(held >= self.size))
+        return replace(self, count=count, kept=self.together(other.kept), held=held)
+
+    @abstractmethod
+    def together(self, kept: Tensor) -> Tensor:
+        """What this rank and another have kept, as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Sharded):
+    """L2 norm; keeps the sum of squares, 0-d."""
+
+    @override
+    def together(self, kept: Tensor) -> Tensor:
+        return self.kept + kept
+
+    @override
+    def value(self) -> Tensor:
+        return self.kept.sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class Marked(Sharded):
+    """How many of P tensors are marked; keeps a mark (0 or 1) for each, which one of its shards is enough to set."""
+
+    @override
+    def together(self, kept: Tensor) -> Tensor:
+        return self.kept.maximum(kept) if self.kept.shape == kept.shape else self.kept
+
+    @override
+    def value(self) -> Tensor:
+        return self.kept.sum()

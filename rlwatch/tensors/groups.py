@@ -1,4 +1,4 @@
-"""Groups of responses to one prompt, whole or spread over micro-batches and ranks.
+"""Groups of responses to one prompt: their rewards, pass@k, answers and first actions.
 
 A group's statistic exists only once all its responses are together, so these statistics keep one value a response
 until the step ends. Groups are known by int64 ids; an id below 0 is known within its own batch only, so that the
@@ -14,10 +14,11 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from typing_extensions import override
 
-from rlwatch.tensors.masked import masked_count
-from rlwatch.tensors.mergeable import Stat
+from rlwatch.tensors.masked import keep, masked_count, widen
+from rlwatch.tensors.mergeable import Mean, Stat, Total
 
 
 def consecutive(n: int, size: int, device: torch.device | None = None) -> Tensor:
@@ -118,3 +119,259 @@ def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
         apart.append(torch.where(ids < 0, ids - seen, ids))
         seen += ids.shape[0]
     return Grouping.of(torch.cat(apart))
+
+
+# What the rewards of a group say: whether it teaches anything, how they spread, pass@k.
+#
+# A group is measured if at least two of its responses were scored and all their rewards are finite. All of it is of
+# ``scores`` (B, 2): the reward, and 1 for a right response, 0 for a wrong one, NaN where that is not known.
+
+EQUAL_RELATIVE, EQUAL_ABSOLUTE = 1e-6, 1e-8
+"""Rewards this close are equal: sums of parts in float32 differ by their rounding."""
+
+PASS_AT = (1, 2, 4, 8, 16, 32, 64)
+"""The k of pass@k and all-correct@k."""
+
+
+def scores(rewards: Tensor, right: Tensor | None = None) -> Tensor:
+    """Scores (B, 2) of ``rewards`` (B,) and, where the trainer judges separately, ``right`` (B,) bool.
+
+    Without ``right`` a reward of 1 is right and a reward of 0 or -1 wrong; of any other reward it is not known.
+    """
+    r = widen(rewards)
+    if right is not None:
+        return torch.stack([r, right.to(r.dtype)], -1)
+    known = torch.where(near(r, torch.zeros_like(r)) | near(r, -torch.ones_like(r)), 0.0, torch.nan)
+    return torch.stack([r, torch.where(near(r, torch.ones_like(r)), 1.0, known)], -1)
+
+
+def near(x: Tensor, y: Tensor) -> Tensor:
+    """Whether ``x`` and ``y`` are equal but for rounding; false where one is not finite."""
+    return (x - y).abs() <= EQUAL_RELATIVE * torch.maximum(x.abs(), y.abs()) + EQUAL_ABSOLUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Per group label (N,): responses scored, and of these right; whether the group is measured, and what it is.
+
+    ``unknown`` (0-d) is of how many responses it is not known whether they are right.
+    """
+
+    size: Tensor
+    rights: Tensor
+    measured: Tensor
+    flat: Tensor
+    right: Tensor
+    wrong: Tensor
+    unknown: Tensor
+
+    @property
+    def other(self) -> Tensor:
+        """Flat, but neither right nor wrong as a whole."""
+        return self.flat & ~self.right & ~self.wrong
+
+    @property
+    def effective(self) -> Tensor:
+        """Of unequal rewards."""
+        return self.measured & ~self.flat
+
+
+@lru_cache(maxsize=2)
+def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
+    """Of the scores ``values`` (N, 2) inside ``mask`` (N,); once for all statistics of them."""
+    reward, right = values.unbind(-1)
+    size, broken, rights, wrongs = grouping.total(
+        torch.stack([mask, mask & ~reward.isfinite(), mask & (right == 1), mask & (right == 0)], -1).float()
+    ).unbind(-1)
+    high = grouping.largest(keep(reward, mask, -torch.inf))
+    low = -grouping.largest(-keep(reward, mask, torch.inf))
+    measured = (size > 1) & (broken == 0)
+    flat = measured & near(high, low)
+    unknown = (mask & right.isnan()).sum().float()
+    return Verdicts(size, rights, measured, flat, flat & (rights == size), flat & (wrongs == size), unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesIn(Grouped):
+    """Fraction of the responses in measured groups whose group is ``kind``: an attribute of :class:`Verdicts`."""
+
+    kind: str = "flat"
+
+    @override
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
+        verdicts = verdicts_of(values, mask, grouping)
+        return Mean((verdicts.size * verdicts.measured).sum(), (verdicts.size * getattr(verdicts, self.kind)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsThat(Grouped):
+    """Number of measured groups that are ``kind``: an attribute of :class:`Verdicts`."""
+
+    kind: str = "effective"
+
+    @override
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Total:
+        verdicts = verdicts_of(values, mask, grouping)
+        return Total(verdicts.measured.sum().float(), getattr(verdicts, self.kind).sum().float())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStd(Grouped):
+    """Standard deviation (ddof 1) of the rewards of a measured group, mean over responses."""
+
+    @override
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
+        verdicts = verdicts_of(values, mask, grouping)
+        reward, size = keep(values[:, 0], mask, 0.0), verdicts.size
+        gap = reward - (grouping.total(reward) / size.clamp(min=1))[grouping.labels]
+        std = (grouping.total(keep(gap, mask, 0.0).square()) / (size - 1).clamp(min=1)).sqrt()
+        return Mean((size * verdicts.measured).sum(), keep(size * std, verdicts.measured, 0.0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Unless(Mean):
+    """A mean that does not exist if anything was ``against`` it."""
+
+    against: Tensor
+
+    @override
+    def merge(self, other: Self) -> Self:
+        against = self.against + other.against
+        return replace(self, count=self.count + other.count, kept=self.kept + other.kept, against=against)
+
+    @override
+    def settle(self) -> Mean:
+        return Mean(self.count.masked_fill(self.against > 0, 0.0), self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class PassAt(Grouped):
+    """Unbiased chance that of ``k`` responses to a prompt one is right (or, with ``every``, all are), mean over groups.
+
+    Chen et al., arXiv 2107.03374: 1 - C(n - c, k) / C(n, k) for c right ones of n, over the groups with n >= k.
+    Not measured if of a single scored response of the step it is not known whether it was right.
+    """
+
+    k: int = 1
+    every: bool = False
+
+    @override
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Unless:
+        verdicts = verdicts_of(values, mask, grouping)
+        n, c = verdicts.size, verdicts.rights
+        chance = all_among(c, n, self.k) if self.every else 1 - all_among(n - c, n, self.k)
+        large = n >= self.k
+        return Unless(large.sum().float(), keep(chance, large, 0.0).sum(), verdicts.unknown)
+
+
+def all_among(some: Tensor, n: Tensor, k: int) -> Tensor:
+    """Chance that ``k`` drawn of ``n`` without putting back are all among ``some`` of them: C(some, k) / C(n, k)."""
+    drawn = torch.arange(k, device=n.device, dtype=n.dtype)
+    left = (some.unsqueeze(-1) - drawn).clamp(min=0)
+    return (left / (n.unsqueeze(-1) - drawn).clamp(min=1)).prod(-1)
+
+
+def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor | None) -> dict[str, Grouped]:
+    """All of this module under their canonical names; all arguments (B,)."""
+    kept = GroupStd.of(scores(rewards, right), groups, scored)
+    state = (kept.count, kept.values, kept.groups, kept.masks)
+    return {
+        "reward/group_std": kept,
+        "reward/zero_std_frac": ResponsesIn(*state, "flat"),
+        "reward/zero_std_right_frac": ResponsesIn(*state, "right"),
+        "reward/zero_std_wrong_frac": ResponsesIn(*state, "wrong"),
+        "reward/zero_std_other_frac": ResponsesIn(*state, "other"),
+        "reward/groups_right": GroupsThat(*state, "right"),
+        "reward/groups_wrong": GroupsThat(*state, "wrong"),
+        "reward/effective_groups": GroupsThat(*state, "effective"),
+        **{f"reward/pass_at_{k}": PassAt(*state, k) for k in PASS_AT},
+        **{f"reward/all_correct_at_{k}": PassAt(*state, k, every=True) for k in PASS_AT[1:]},
+    }
+
+
+# How many different answers a group gives, and how far it agrees on one.
+#
+# Answers are int64 codes, equal for equal answers; a negative one means that no answer could be extracted, which
+# leaves the response out. Groups with fewer than two answers are not measured.
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Grouped):
+    """Mean over groups of ``kind``: ``unique`` and ``majority`` over the number of answers, ``entropy`` in nats."""
+
+    kind: str = "unique"
+
+    @override
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
+        given = mask & (values >= 0)
+        times = occurrences(torch.where(given, values, -1), grouping.labels)
+        n = grouping.total(given.float())
+        measured = n > 1
+        per_group = self._per_group(given, times, grouping, n)
+        return Mean(measured.sum().float(), torch.where(measured, per_group, 0.0).sum())
+
+    def _per_group(self, given: Tensor, times: Tensor, grouping: Grouping, n: Tensor) -> Tensor:
+        """A response whose answer was given ``times`` (N,) by its group is one of as many that say the same."""
+        if self.kind == "majority":
+            return grouping.largest(torch.where(given, times, 0.0)) / n
+        share = times / n[grouping.labels]
+        each = 1 / times if self.kind == "unique" else -share.log()
+        return grouping.total(torch.where(given, each, 0.0)) / n
+
+
+def occurrences(values: Tensor, labels: Tensor) -> Tensor:
+    """How often the group of each response, ``labels`` (N,), holds its value, ``values`` (N,); floats (N,)."""
+    order = values.argsort(stable=True)
+    order = order[labels[order].argsort(stable=True)]
+    value, label = values[order], labels[order]
+    fresh = torch.ones_like(value, dtype=torch.bool)
+    fresh[1:] = (value[1:] != value[:-1]) | (label[1:] != label[:-1])
+    same = Grouping(torch.empty_like(order).scatter_(0, order, fresh.cumsum(0) - 1))
+    return same.total(torch.ones_like(values, dtype=torch.float32))[same.labels]
+
+
+def answer_stats(answers: Tensor, groups: Tensor) -> dict[str, Grouped]:
+    """``reward/unique_answers``, ``reward/majority_share``, ``reward/answer_entropy`` of ``answers`` (B,)."""
+    kept = Answers.of(answers, groups, answers >= 0)
+    state = (kept.count, kept.values, kept.groups, kept.masks)
+    return {
+        "reward/unique_answers": kept,
+        "reward/majority_share": Answers(*state, "majority"),
+        "reward/answer_entropy": Answers(*state, "entropy"),
+    }
+
+
+# How alike the responses to one prompt begin: what the first action has in common drives likelihood displacement.
+
+FIRST_ACTION = 64
+"""Positions compared."""
+
+_BASE = 2**21
+"""Larger than any vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement(Grouped):
+    """Of all pairs of responses of a group, at all positions both have a token: the fraction that have the same.
+
+    Counted without forming pairs: m equal tokens at one position of a group are m (m - 1) / 2 pairs that agree.
+    """
+
+    @override
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
+        key = torch.where(mask, grouping.labels.unsqueeze(-1) * _BASE + values, -1).T.sort(-1).values
+        fresh = torch.ones_like(key, dtype=torch.bool)
+        fresh[:, 1:] = key[:, 1:] != key[:, :-1]
+        place = torch.arange(key.shape[1], device=key.device).expand_as(key)
+        earlier = place - torch.where(fresh, place, 0).cummax(-1).values if key.numel() else place
+        agreeing = torch.where(key >= 0, earlier, 0).sum()
+        n = grouping.total(mask.long())
+        return Mean((n * (n - 1)).sum().float() / 2, agreeing.float())
+
+
+def agreement(ids: Tensor, mask: Tensor, groups: Tensor) -> Agreement:
+    """Over the first :data:`WINDOW` positions of ``ids`` (B, T) inside ``mask`` (B, T); ``groups`` (B,)."""
+    short = max(0, FIRST_ACTION - ids.shape[1])
+    return Agreement.of(
+        pad(ids[:, :FIRST_ACTION].long(), (0, short)), groups, pad(mask[:, :FIRST_ACTION].bool(), (0, short))
+    )

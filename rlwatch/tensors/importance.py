@@ -1,15 +1,16 @@
-"""Importance ratios r = pi / pi_old of tokens and of whole responses: raw, before anything is clipped or masked."""
+"""Importance ratios r = pi / pi_old of tokens and whole responses: raw, where the loss clips them, and off-policy."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.finite import nonfinite_stats
-from rlwatch.tensors.growth import Growth
-from rlwatch.tensors.masked import keep, widen
-from rlwatch.tensors.mergeable import Max, Mean, Min, Stats
-from rlwatch.tensors.spread import Ess, Quantile
+from rlwatch.tensors.advantages import response_advantages
+from rlwatch.tensors.masked import indicator, keep, widen
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
+from rlwatch.tensors.spread import Ess, Growth, Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
 
@@ -63,7 +64,7 @@ def sequence_ratio_stats(log_ratio: Tensor, measured: Tensor) -> Stats:
     }
 
 
-def response_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
+def response_ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
     """Both ratios a response can have, whatever the loss: the geometric mean of its tokens' and their product.
 
     ``ratio/geo_mean``, ``geo_max``, ``geo_min``; ``ratio/product_ess``, the effective sample size of products over
@@ -81,19 +82,130 @@ def response_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
     }
 
 
-def core(batch: TokenBatch) -> Stats:
+def observe_ratios(batch: TokenBatch) -> Stats:
     """Without a measured old policy the ratio is 1 by definition: nothing to report."""
     if batch.old_logp is None:
         return {}
     return {
         **ratio_stats(batch.logp, batch.old_logp, batch.mask),
-        **response_stats(batch.logp, batch.old_logp, batch.mask),
+        **response_ratio_stats(batch.logp, batch.old_logp, batch.mask),
         **nonfinite_stats("old_logp", batch.old_logp, batch.mask),
     }
 
 
-def full(batch: TokenBatch) -> Stats:
+def observe_ratio_quantiles(batch: TokenBatch) -> Stats:
     """``ratio/p99``: 99th percentile of token ratios."""
     if batch.old_logp is None:
         return {}
     return {"ratio/p99": Quantile.of((widen(batch.logp) - widen(batch.old_logp)).exp(), batch.mask, 0.99)}
+
+
+# Where a loss clips importance ratios: on which side, and of how many tokens the gradient is gone.
+
+
+def clip_stats(
+    x: Tensor, advantages: Tensor, mask: Tensor, *, low: float, high: float, dual: float | None = None
+) -> Stats:
+    """Fractions of ``mask`` where the PPO clip [1 - low, 1 + high] binds r = exp(``x``), so that no gradient is left.
+
+    ``ratio/clipfrac_low``: r < 1 - low and A < 0; ``clipfrac_high``: r > 1 + high and A > 0; ``clipfrac``: either
+    (verl's ``pg_clipfrac``, TRL's ``clip_ratio/region_mean``). With ``dual`` = c > 1, of dual-clip PPO
+    (arXiv 1912.09729), ``clipfrac_dual``: r > c and A < 0 (verl's ``pg_clipfrac_lower``).
+
+    ``x`` (B, T) log-ratios of tokens, or (B, 1) of whole responses, as GSPO clips them: then ``mask`` (B, T) weighs a
+    response by its tokens as verl does, (B, 1) counts each once as TRL does. ``advantages`` (B, T) or (B, 1). For
+    TRL's CISPO, which caps the ratio at c: ``low=inf, high=c - 1``, and no ``clipfrac_low``. NaN where a ratio or an
+    advantage is.
+    """
+    ratio = widen(x).exp()
+    below, above = clipped_sides(ratio, advantages, low=low, high=high)
+    flags = {"ratio/clipfrac_high": above, "ratio/clipfrac": below | above}
+    if low < math.inf:
+        flags["ratio/clipfrac_low"] = below
+    if dual is not None:
+        flags["ratio/clipfrac_dual"] = (ratio > dual) & (advantages < 0)
+    return {name: Mean.of(indicator(flag, ratio, advantages), mask) for name, flag in flags.items()}
+
+
+def clipped_sides(ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Where the PPO clip binds below and above, both bool in the common shape of ``ratio`` and ``advantages``."""
+    return (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0)
+
+
+def truncated(x: Tensor, *, low: float = math.inf, high: float = math.inf) -> Tensor:
+    """Log-ratios ``x`` of weights truncated to [1 - low, 1 + high], same shape; NaN stays NaN."""
+    return widen(x).clamp(math.log(1 - low) if low < 1 else -torch.inf, math.log(1 + high))
+
+
+def observe_clipping(batch: TokenBatch) -> Stats:
+    """Where the loss has a token-level clip, the old policy was measured, and advantages are known."""
+    advantages = batch.token_advantages
+    if batch.old_logp is None or batch.clip is None or advantages is None:
+        return {}
+    low, high = batch.clip
+    x = widen(batch.logp) - widen(batch.old_logp)
+    return {
+        **clip_stats(x, advantages, batch.mask, low=low, high=high, dual=batch.dual_clip),
+        "ratio/ess_clipped": Ess.of(truncated(x, low=low, high=high), batch.mask),
+    }
+
+
+# Responses too far from the policy that sampled them: DeepSeek-V3.2's off-policy mask, and age in versions.
+
+OFF_POLICY_DELTA = 0.5
+"""Threshold where the loss has none: V3.2 publishes no number; this is the example in TRL's documentation."""
+
+
+def sampling_kl(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Tensor:
+    """Mean over a response of log pi_sampling - log pi, shape (B,), nats per token; may be negative.
+
+    ``sampling_logp`` (B, T) as the rollout engine recorded it (else the old policy's), so that staleness and mismatch
+    both count. Tokens the engine could not score (NaN) add nothing, as in TRL; a NaN of ``logp`` is not hidden. NaN
+    for a response without tokens.
+    """
+    gap = widen(sampling_logp) - widen(logp)
+    return keep(gap, mask.bool() & ~sampling_logp.isnan(), 0.0).sum(-1) / mask.bool().sum(-1)
+
+
+def off_policy_masked(kl: Tensor, advantages: Tensor, delta: float) -> Tensor:
+    """1.0 for a response the off-policy sequence mask drops, else 0.0: A < 0 and ``kl`` > ``delta``; shape (B,).
+
+    DeepSeek-V3.2 (arXiv 2512.02556), equation 9; ``kl`` (B,) of :func:`sampling_kl`, ``advantages`` (B,). NaN where
+    either is.
+    """
+    return indicator((advantages < 0) & (kl > delta), kl, advantages)
+
+
+def off_policy_stats(
+    logp: Tensor, sampling_logp: Tensor, advantages: Tensor, mask: Tensor, *, delta: float = OFF_POLICY_DELTA
+) -> Stats:
+    """Over responses with a scored token: the fraction the mask drops (``offpolicy/masked``); of those with A < 0 the
+    fraction (``offpolicy/masked_neg``) and the largest :func:`sampling_kl` (``offpolicy/kl_neg_max``, nats per token).
+
+    ``logp``, ``sampling_logp``, ``mask`` (B, T); ``advantages`` (B,), (B, 1) or (B, T).
+    """
+    kl, a = sampling_kl(logp, sampling_logp, mask), response_advantages(advantages, mask)
+    measured = (mask.bool() & ~sampling_logp.isnan()).any(-1)
+    dropped = off_policy_masked(kl, a, delta)
+    negative = measured & ((a < 0) | a.isnan())
+    return {
+        "offpolicy/masked": Mean.of(dropped, measured),
+        "offpolicy/masked_neg": Mean.of(dropped, negative),
+        "offpolicy/kl_neg_max": Max.of(kl.masked_fill(a.isnan(), torch.nan), negative),
+    }
+
+
+def observe_off_policy(batch: TokenBatch) -> Stats:
+    """The off-policy mask where a sampling policy and advantages are known; staleness where that is known."""
+    stats: Stats = {}
+    if batch.staleness is not None:
+        age, measured = widen(batch.staleness), batch.mask.bool().any(-1)
+        stats = {"staleness/mean": Mean.of(age, measured), "staleness/max": Max.of(age, measured)}
+    logp, sampling = batch.logp, batch.rollout_logp
+    if sampling is None and batch.old_logp is not None:
+        broken = batch.old_logp.isnan()  # a NaN of the trainer's own is no unscored token
+        logp, sampling = widen(logp).masked_fill(broken, torch.nan), batch.old_logp.masked_fill(broken, 0.0)
+    if sampling is None or batch.advantages is None:
+        return stats
+    delta = OFF_POLICY_DELTA if batch.off_policy_delta is None else batch.off_policy_delta
+    return stats | off_policy_stats(logp, sampling, batch.advantages, batch.mask, delta=delta)

@@ -11,9 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.finite import nonfinite_stats
 from rlwatch.tensors.masked import indicator, widen
-from rlwatch.tensors.mergeable import Max, Mean, Share, Stats
+from rlwatch.tensors.mergeable import Max, Mean, Share, Stats, nonfinite_stats
 from rlwatch.tensors.spread import Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -63,7 +62,7 @@ def _estimates(x: Tensor, estimate: Tensor, mask: Tensor) -> Stats:
     }
 
 
-def core(batch: TokenBatch) -> Stats:
+def observe_kl(batch: TokenBatch) -> Stats:
     """KL to the reference, where there is one, and which tokens carry it."""
     if batch.ref_logp is None:
         return {}
@@ -87,7 +86,7 @@ def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
     return stats
 
 
-def full(batch: TokenBatch) -> Stats:
+def observe_kl_quantiles(batch: TokenBatch) -> Stats:
     """``policy/kl_ref_p99``: 99th percentile of k3 over tokens, nats."""
     if batch.ref_logp is None:
         return {}

@@ -16,8 +16,7 @@ from typing_extensions import override
 
 from rlwatch.tensors.masked import masked_count, masked_max, masked_quantile, masked_sum, widen
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, Stat, Stats
-from rlwatch.tensors.paired import Correlation
-from rlwatch.tensors.spread import Quantile
+from rlwatch.tensors.spread import Correlation, Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
 
@@ -95,22 +94,22 @@ class Gini(Kept):
         return masked_sum((2 * rank - n - 1) * ordered, mask[order]), n * masked_sum(x, mask)
 
 
-def core(batch: TokenBatch) -> Stats:
+def observe_lengths(batch: TokenBatch) -> Stats:
     """:func:`extent` of the mask, only where it is known which responses were cut: it may hide whole responses."""
-    return {} if batch.cut is None else extent(batch.mask.bool().sum(-1), batch.cut)
+    return {} if batch.cut is None else length_stats(batch.mask.bool().sum(-1), batch.cut)
 
 
-def full(batch: TokenBatch) -> Stats:
+def observe_length_tail(batch: TokenBatch) -> Stats:
     """:func:`tail` where it is known which responses were cut, and what length has to do with entropy."""
     lengths = batch.mask.bool().sum(-1).float()
-    stats = {} if batch.cut is None else tail(lengths)
+    stats = {} if batch.cut is None else length_tail_stats(lengths)
     if batch.entropy is not None:
         mean = torch.where(batch.mask.bool(), widen(batch.entropy), 0.0).sum(-1) / lengths
         stats["len/entropy_corr"] = Correlation.of(lengths, mean, lengths > 0)
     return stats
 
 
-def extent(lengths: Tensor, cut: Tensor | None = None) -> Stats:
+def length_stats(lengths: Tensor, cut: Tensor | None = None) -> Stats:
     """``len/mean``, ``max``, ``min``, ``empty``, of ``lengths`` (B,).
 
     Where it is known which were ``cut`` (B,) also ``len/clipped`` and ``len/terminated_mean``.
@@ -128,7 +127,7 @@ def extent(lengths: Tensor, cut: Tensor | None = None) -> Stats:
     return stats
 
 
-def tail(lengths: Tensor) -> Stats:
+def length_tail_stats(lengths: Tensor) -> Stats:
     """``len/p50``, ``p90``, ``p99``, ``tail_ratio``, ``max_over_mean``, ``bubble``, ``gini`` of ``lengths`` (B,)."""
     every = torch.ones_like(lengths, dtype=torch.bool)
     return {

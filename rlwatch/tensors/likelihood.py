@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.masked import keep, masked_sum, widen
-from rlwatch.tensors.mergeable import Mean, Share, Stats
+from rlwatch.tensors.mergeable import Mean, Min, Share, Stats, nonfinite_stats
 from rlwatch.tensors.tokens import TokenBatch
 
 NOISE = 1e-4
 """Nats per token: a response that lost less than this on average was not displaced, it was computed anew."""
 
 
-def full(batch: TokenBatch) -> Stats:
+def observe_displacement(batch: TokenBatch) -> Stats:
     """All of this module that the batch has the inputs for: advantages, and for displacement the old log-probs."""
     a = batch.token_advantages
     if a is None:
@@ -75,3 +75,15 @@ def actions_lost(loss: Tensor, mask: Tensor) -> Tensor:
 def _below(x: Tensor, limit: float) -> Tensor:
     """1.0 where below, 0.0 elsewhere, NaN where ``x`` is."""
     return torch.where(x.isnan(), x, (x < limit).to(x.dtype))
+
+
+# Log-probs of the sampled tokens under the policy being updated.
+
+
+def observe_logp(batch: TokenBatch) -> Stats:
+    """``policy/logp_mean`` and ``policy/logp_min``, nats, and how many are not finite."""
+    return {
+        "policy/logp_mean": Mean.of(batch.logp, batch.mask),
+        "policy/logp_min": Min.of(batch.logp, batch.mask),
+        **nonfinite_stats("logp", batch.logp, batch.mask),
+    }

@@ -225,3 +225,16 @@ def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
         elif type(stat) is type(both[name]):
             both[name] = both[name].across(stat)
     return both
+
+
+# Counting what is not a number, where it matters: inside the mask.
+
+
+def nonfinite(x: Tensor) -> Tensor:
+    """1.0 where ``x`` is NaN or infinite, else 0.0; shape of ``x``, float32."""
+    return (~x.isfinite()).float()
+
+
+def nonfinite_stats(name: str, x: Tensor, mask: Tensor) -> Stats:
+    """``nonfinite/<name>``: how many elements of ``x`` inside ``mask`` (same shape) are NaN or infinite."""
+    return {f"nonfinite/{name}": Total.of(nonfinite(x), mask)}

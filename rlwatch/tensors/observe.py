@@ -1,8 +1,8 @@
 """All statistics of one micro-batch, under their canonical names.
 
-A subject is a module of this room with a function ``core`` (a pass or two over (B, T)), a function ``full``
-(sorts, groups, compares), or both; each takes a :class:`~rlwatch.tensors.tokens.TokenBatch` and returns what
-the batch holds about its subject. To add a subject, add its functions to the lists below.
+An observer is a function of this room that takes a :class:`~rlwatch.tensors.tokens.TokenBatch` and returns the
+statistics of one subject, as far as the batch holds what they need. To add one, write it beside its subject and add it
+to a list below: to ``CORE`` where it takes a pass or two over (B, T), to ``FULL`` where it sorts, groups or compares.
 """
 
 from __future__ import annotations
@@ -11,60 +11,54 @@ from collections.abc import Callable
 
 import torch
 
-from rlwatch.tensors import (
-    advantages,
-    clipping,
-    covariance,
-    entropy,
-    environment,
-    importance,
-    kl,
-    lengths,
-    likelihood,
-    logprobs,
-    mismatch,
-    offpolicy,
-    text,
-)
+from rlwatch.tensors.advantages import observe_advantages
+from rlwatch.tensors.covariance import observe_covariance, observe_top_covariance
+from rlwatch.tensors.degeneration import observe_degeneration
+from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
+from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratio_quantiles, observe_ratios
+from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
+from rlwatch.tensors.lengths import observe_length_tail, observe_lengths
+from rlwatch.tensors.likelihood import observe_displacement, observe_logp
 from rlwatch.tensors.masked import counting_once
 from rlwatch.tensors.mergeable import Stats
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.mismatch import observe_mismatch, observe_mismatch_detail
+from rlwatch.tensors.tokens import TokenBatch, observe_environment
 
 Observer = Callable[[TokenBatch], Stats]
-"""Tells what a batch holds about one subject; absent where the batch does not hold it. Waits for nothing."""
+"""Statistics of one subject of a batch; absent where the batch does not hold what they need. Waits for nothing."""
 
 CORE: tuple[Observer, ...] = (
-    logprobs.core,
-    entropy.core,
-    covariance.core,
-    importance.core,
-    clipping.core,
-    offpolicy.core,
-    kl.core,
-    mismatch.core,
-    advantages.core,
-    lengths.core,
-    environment.core,
+    observe_logp,
+    observe_entropy,
+    observe_covariance,
+    observe_ratios,
+    observe_clipping,
+    observe_off_policy,
+    observe_kl,
+    observe_mismatch,
+    observe_advantages,
+    observe_lengths,
+    observe_environment,
 )
 """Each costs a pass or two over (B, T)."""
 
 FULL: tuple[Observer, ...] = (
-    entropy.full,
-    covariance.full,
-    importance.full,
-    kl.full,
-    mismatch.full,
-    likelihood.full,
-    lengths.full,
-    text.full,
+    observe_entropy_quantiles,
+    observe_top_covariance,
+    observe_ratio_quantiles,
+    observe_kl_quantiles,
+    observe_mismatch_detail,
+    observe_displacement,
+    observe_length_tail,
+    observe_degeneration,
 )
 """Each sorts, groups or compares."""
 
 
 def observe(batch: TokenBatch, *, full: bool = True) -> Stats:
-    """What ``batch`` can tell; what it does not hold is absent. Waits for nothing.
+    """All statistics that ``batch`` holds the inputs of; the others are absent. Waits for nothing.
 
-    Without ``full`` only what costs a pass or two over (B, T); with it also what sorts, groups or compares more.
+    Without ``full`` only those that cost a pass or two over (B, T); with it also those that sort, group or compare.
     """
     with torch.no_grad(), counting_once():
         stats: Stats = {}

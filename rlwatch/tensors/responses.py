@@ -18,18 +18,23 @@ not to be given here as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 from numbers import Integral
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.coding import codes, device_of, numbers, some_numbers
-from rlwatch.tensors.groups import consecutive
+from rlwatch.tensors.degeneration import unended
+from rlwatch.tensors.groups import Grouped, agreement, answer_stats, consecutive, reward_stats
+from rlwatch.tensors.lengths import length_stats, length_tail_stats
+from rlwatch.tensors.masked import counting_once, keep, widen
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Total, nonfinite_stats
 from rlwatch.tensors.padded import Padded
-from rlwatch.tensors.tasks import TaskNames
+from rlwatch.tensors.spread import Correlation, Std
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class ResponseBatch:
         ``groups``: how many responses a group has, if groups lie one after the other, whole, in this batch; else one
         id a response: integers, or anything that has a text, such as verl's ``uid``.
         ``answers``: one a response, of any type; None where none was extracted.
-        ``tasks``, ``task_names``: one name a response; the run's :class:`~rlwatch.tensors.tasks.TaskNames`, which
+        ``tasks``, ``task_names``: one name a response; the run's :class:`~rlwatch.tensors.responses.TaskNames`, which
         bounds how many there are.
         ``ids``, ``mask``: (B, T), nested, or lists of rows.
         ``device``: where everything goes; default: where the first tensor given is that is not on the CPU.
@@ -125,10 +130,10 @@ class ResponseBatch:
         """
         plain = {"right": right, "lengths": lengths, "cut": cut, "entropy": entropy}
         plain |= {"retention": retention, "spans": spans}
-        columns: dict[str, Tensor | None] = {name: None if x is None else numbers(x) for name, x in plain.items()}
-        columns["rewards"], there = (None, None) if rewards is None else some_numbers(rewards)
-        columns["scored"] = there if scored is None else numbers(scored)
-        columns["answers"] = None if answers is None else codes(answers)
+        columns: dict[str, Tensor | None] = {name: None if x is None else as_numbers(x) for name, x in plain.items()}
+        columns["rewards"], there = (None, None) if rewards is None else as_optional_numbers(rewards)
+        columns["scored"] = there if scored is None else as_numbers(scored)
+        columns["answers"] = None if answers is None else codes_of(answers)
         columns |= _tokens(ids, mask)
         names = task_names or TaskNames()
         columns["tasks"] = None if tasks is None else torch.tensor(names.codes(tasks), dtype=torch.int64, device="cpu")
@@ -159,7 +164,200 @@ def _tokens(ids: Any, mask: Any) -> dict[str, Tensor | None]:
 
 def _group_ids(groups: Any, known: Sequence[Tensor]) -> Tensor:
     if not isinstance(groups, Integral):
-        return codes(groups)
+        return codes_of(groups)
     if not known:
         raise ValueError("a size of groups tells nothing without responses")
     return consecutive(known[0].shape[0], int(groups))
+
+
+# What a trainer has of its responses, as tensors: numbers, answers, prompts.
+
+CODE_BITS = 52
+"""Of a code: it stays exact in a float64, and among 100,000 different things two agree with probability 1e-6."""
+
+
+def as_numbers(x: Any) -> Tensor:
+    """A tensor (detached), array or list of numbers or truth values, as a tensor of its own type."""
+    return x.detach() if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
+
+
+def as_optional_numbers(x: Any) -> tuple[Tensor, Tensor | None]:
+    """Numbers of which a list may lack some: NaN where None stands, and which are there (None: all), both (B,)."""
+    if isinstance(x, Tensor) or not any(value is None for value in x):
+        return as_numbers(x), None
+    there = torch.tensor([value is not None for value in x], device="cpu")
+    return torch.tensor([float("nan") if value is None else float(value) for value in x], device="cpu"), there
+
+
+def codes_of(x: Any) -> Tensor:
+    """Codes (B,) int64, equal for what is equal, in every process: integers stand for themselves, None for -1.
+
+    Anything else is hashed by its text, into 52 bits.
+    """
+    if isinstance(x, Tensor):
+        return x.detach().long()
+    things = list(x)
+    if things and all(isinstance(thing, Integral) for thing in things):
+        return torch.tensor([int(thing) for thing in things], device="cpu")
+    hashed = [-1 if thing is None else _hash(str(thing)) for thing in things]
+    return torch.tensor(hashed, dtype=torch.int64, device="cpu")
+
+
+def _hash(text: str) -> int:
+    digest = blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - CODE_BITS)
+
+
+def device_of(things: Iterable[Any]) -> torch.device:
+    """Where the first tensor among ``things`` is that is not on the CPU; the CPU if there is none.
+
+    What comes from elsewhere to the CPU must be waited for.
+    """
+    devices = [thing.device for thing in things if isinstance(thing, Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+# Reward, length and entropy per task or data source, for a bounded number of tasks.
+
+OTHER_TASKS = "other"
+"""Where all tasks go that found no place of their own."""
+
+UNNAMED_TASK = "unnamed"
+"""The task of a response that has none."""
+
+LONGEST_TASK_NAME = 80
+"""Characters of a task's name in a metric's name."""
+
+
+@dataclass(slots=True)
+class TaskNames:
+    """The tasks of a run that have metrics of their own: at most ``limit``, and :data:`OTHER` for the rest.
+
+    A task keeps its place for the whole run, so that no series changes its meaning; the most frequent of the first
+    batch that holds new tasks come first. Ranks that see different tasks may choose differently beyond ``limit``;
+    give all of them the same names then.
+    """
+
+    limit: int = 32
+    places: dict[str, int] = field(default_factory=dict)
+
+    def codes(self, tasks: Sequence[object]) -> list[int]:
+        """The place of each task; None is :data:`UNNAMED`. The place ``len(self.names) - 1`` is :data:`OTHER`'s."""
+        called = [_called(task) for task in tasks]
+        for name, _times in Counter(called).most_common():
+            if name not in self.places and name != OTHER_TASKS and len(self.places) < self.limit:
+                self.places[name] = len(self.places)
+        return [self.places.get(name, len(self.places)) for name in called]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all places."""
+        return (*self.places, OTHER_TASKS)
+
+
+def _called(task: object) -> str:
+    """A name that can be part of a metric's name."""
+    return (
+        UNNAMED_TASK if task is None else ("_".join(str(task).split())[:LONGEST_TASK_NAME].strip("/") or UNNAMED_TASK)
+    )
+
+
+def by_task(prefix: str, x: Tensor, mask: Tensor, codes: Tensor, names: Iterable[str]) -> Stats:
+    """``<prefix><name>``: mean of ``x`` (B,) inside ``mask`` (B,) over the responses with each of ``codes`` (B,)."""
+    names = tuple(names)
+    place = codes.long().clamp(0, max(len(names) - 1, 0))
+    values = torch.stack([keep(x, mask, 0.0), mask.to(keep(x, mask, 0.0).dtype)], -1)
+    sums, counts = values.new_zeros((len(names), 2)).index_add_(0, place, values).unbind(-1)
+    return {prefix + name: Mean(n, total) for name, n, total in zip(names, counts, sums, strict=True)}
+
+
+# All statistics of one generation batch, under their canonical names.
+
+
+def observe_responses(batch: ResponseBatch) -> Stats:
+    """What ``batch`` can tell; what it does not hold is absent. Waits for nothing.
+
+    Statistics of groups keep one value a response, so that a group may be spread over several batches, unless the
+    batch says that its groups are whole.
+    """
+    with torch.no_grad(), counting_once():
+        stats: Stats = {}
+        for observer in (_rewards, _groups, _lengths, _ages, _tasks, _text):
+            stats |= observer(batch)
+        return stats
+
+
+def _rewards(batch: ResponseBatch) -> Stats:
+    if batch.rewards is None:
+        return {}
+    rewards, scored = batch.rewards, _scored(batch, batch.rewards)
+    return {
+        "reward/mean": Mean.of(rewards, scored),
+        "reward/std": Std.of(rewards, scored),
+        "reward/max": Max.of(rewards, scored),
+        "reward/min": Min.of(rewards, scored),
+        **nonfinite_stats("reward", rewards, scored),
+    }
+
+
+def _groups(batch: ResponseBatch) -> Stats:
+    if batch.groups is None:
+        return {}
+    stats: dict[str, Grouped] = {}
+    if batch.rewards is not None:
+        stats |= reward_stats(batch.rewards, batch.groups, _scored(batch, batch.rewards), batch.right)
+    if batch.answers is not None:
+        stats |= answer_stats(batch.answers, batch.groups)
+    if batch.ids is not None and batch.mask is not None:
+        stats["text/group_agreement"] = agreement(batch.ids, batch.mask, batch.groups)
+    return {name: stat.reduce() if batch.whole else stat for name, stat in stats.items()}
+
+
+def _lengths(batch: ResponseBatch) -> Stats:
+    stats: Stats = {}
+    if batch.lengths is not None:
+        stats |= {**length_stats(batch.lengths, batch.cut), **length_tail_stats(batch.lengths)}
+    if batch.lengths is not None and batch.entropy is not None:
+        stats["len/entropy_corr"] = Correlation.of(batch.lengths, batch.entropy, batch.lengths > 0)
+    if batch.lengths is not None and batch.budget:
+        used = widen(batch.lengths) / batch.budget
+        stats["len/budget_used"] = Total.of(used, torch.ones_like(used))
+    return stats
+
+
+def _ages(batch: ResponseBatch) -> Stats:
+    stats: Stats = {}
+    if batch.retention is not None:
+        carried, every = batch.retention, torch.ones_like(batch.retention, dtype=torch.bool)
+        stats["partial/frac"] = Mean.of(carried > 0, every)
+        stats["partial/retention_mean"] = Mean.of(carried, every)
+        stats["partial/retention_max"] = Max.of(carried, every)
+    if batch.spans is not None:
+        every = torch.ones_like(batch.spans, dtype=torch.bool)
+        stats["staleness/spans_mean"] = Mean.of(batch.spans, every)
+        stats["staleness/spans_max"] = Max.of(batch.spans, every)
+    return stats
+
+
+def _tasks(batch: ResponseBatch) -> Stats:
+    if batch.tasks is None:
+        return {}
+    stats: Stats = {}
+    if batch.rewards is not None:
+        scored = _scored(batch, batch.rewards)
+        stats |= by_task("reward/by_task/", batch.rewards, scored, batch.tasks, batch.task_names)
+    for prefix, x in (("len/by_task/", batch.lengths), ("policy/entropy_by_task/", batch.entropy)):
+        if x is not None:
+            stats |= by_task(prefix, x, torch.ones_like(x, dtype=torch.bool), batch.tasks, batch.task_names)
+    return stats
+
+
+def _text(batch: ResponseBatch) -> Stats:
+    if batch.ids is None or batch.mask is None or not batch.eos:
+        return {}
+    missing = unended(batch.ids, batch.mask, batch.eos)
+    return {"text/eos_missing": Mean.of(missing, torch.ones_like(missing))}
+
+
+def _scored(batch: ResponseBatch, like: Tensor) -> Tensor:
+    return torch.ones_like(like, dtype=torch.bool) if batch.scored is None else batch.scored.bool()

@@ -1,10 +1,12 @@
-"""The per-token view of one micro-batch, whatever trainer it came from."""
+"""The per-token view of one micro-batch, whatever trainer it came from, and the check of its mask."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from rlwatch.tensors.mergeable import Mean, Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +74,20 @@ class TokenBatch:
     def trainer_logp(self) -> Tensor:
         """Log-probs of the weights the rollout engine had: the old policy's, or (on-policy) the current one's."""
         return self.logp if self.old_logp is None else self.old_logp
+
+
+# Tokens the environment wrote (a tool's answer, a user's turn), which no loss may count.
+
+
+def observe_environment(batch: TokenBatch) -> Stats:
+    """``tokens/environment_leak``: of the environment's tokens, those with mask 1; ``tokens/environment_frac``.
+
+    A policy that is trained on tokens it did not sample is taught to imitate its tools.
+    """
+    if batch.environment is None:
+        return {}
+    theirs, counted = batch.environment.bool(), batch.mask.bool()
+    return {
+        "tokens/environment_leak": Mean.of(counted, theirs),
+        "tokens/environment_frac": Mean.of(theirs, theirs | counted),
+    }

@@ -29,7 +29,7 @@ def _record(folder: Path, model: Any) -> Path:
     from rlwatch.gradloc.attribution import attribute
     from rlwatch.gradloc.direction import Direction
     from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
-    from rlwatch.gradloc.recording import Context, save
+    from rlwatch.gradloc.recording import Context, save_recording
     from rlwatch.gradloc.report import Cause, Culprit, Localisation, TokenAt
     from rlwatch.gradloc.verification import verify
     from rlwatch.tensors.tokens import TokenBatch
@@ -56,7 +56,7 @@ def _record(folder: Path, model: Any) -> Path:
     report = Localisation(direction.norm, gap=1e-5, culprits=[culprit], layers=direction.layers)
     assert one.shape == (2, 5)
     seen = [Context(ids, torch.ones_like(ids))]
-    return save(folder, 1200, report, model=model, passes=passes, contexts=seen, contributions=contributions)
+    return save_recording(folder, 1200, report, model=model, passes=passes, contexts=seen, contributions=contributions)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_without_what_it_needs_it_says_what_to_install(
 
 def test_of_many_layers_the_largest_and_those_that_differ_are_shown() -> None:
     """In their order; every other figure as well."""
-    from rlwatch.gradloc.replay import Figure
+    from rlwatch.gradloc.recording import Figure
 
     shares = [Figure(f"share of layers.{i}", 0.1, 0.9 if i == 20 else 0.1) for i in range(30)]
     figures = [Figure("gradient norm", 1.0, 1.0), *shares, Figure("own norm of it", 1.0, None)]

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlwatch import clipping
-from rlwatch.clipping.grouping import By
-from rlwatch.clipping.rules import RULES
+from rlwatch.clipping.rules import RULES, By
 from rlwatch.metrics import BY_NAME
 
 pytestmark = pytest.mark.torch

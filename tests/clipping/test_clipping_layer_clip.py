@@ -12,8 +12,7 @@ from waits import CountWaits
 
 import rlwatch
 from rlwatch.clipping import AdaGC, By, LayerClip, LayerMaxNorm, LayerMedian
-from rlwatch.clipping.grouping import module_type_of
-from rlwatch.clipping.rules import RULES
+from rlwatch.clipping.rules import RULES, module_type_of
 from rlwatch.errors import ConfigError
 
 pytestmark = pytest.mark.torch

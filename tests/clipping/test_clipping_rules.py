@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.clipping import AGGC, AdaGC, By, LayerMaxNorm, LayerMedian, ZClip
-from rlwatch.clipping.median import median
-from rlwatch.clipping.rules import RULES, first_state, rule_of
+from rlwatch.clipping.rules import RULES, first_state, median, rule_of
 from rlwatch.errors import ConfigError
 
 pytestmark = pytest.mark.torch

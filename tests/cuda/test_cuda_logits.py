@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from rlwatch.tensors.entropy import token_logp_entropy
-from rlwatch.tensors.softmax import DEVICE_TILE
+from rlwatch.tensors.entropy import DEVICE_TILE, token_logp_entropy
 
 pytestmark = [
     pytest.mark.torch,

@@ -25,7 +25,7 @@ from torch import nn
 import rlwatch
 from rlwatch.alerts.outbox import DeliveryThread
 from rlwatch.clipping import LayerClip, LayerMaxNorm, LayerMedian, SkipOnSpike
-from rlwatch.clipping.layout import Layout
+from rlwatch.clipping.layer_clip import Layout
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.integrations.handlers.learning_rate import SCALE
 from rlwatch.integrations.handlers.stepwise import StepScale
@@ -736,8 +736,8 @@ INJECTED = {
     "rollouts read": (f"{TORCH}.generation.GenerationReader.read", mute),
     "rollouts measured": (f"{TORCH}.collector.observe_responses", runtime),
     "completions sampled": ("rlwatch.integrations.completions.CompletionSampler.sample", missing),
-    "text offered": ("rlwatch.text.probe.TextProbe.offer", runtime),
-    "text taken": ("rlwatch.text.probe.TextProbe.take", bare),
+    "text offered": ("rlwatch.text.TextProbe.offer", runtime),
+    "text taken": ("rlwatch.text.TextProbe.take", bare),
     "the learning rate": (f"{TORCH}.means.Means.rate", missing),
     "the loss": (f"{TORCH}.collector.nonfinite", out_of_memory),
     "the vocabulary": (f"{TORCH}.collector.vocab_size_of", runtime),
@@ -763,7 +763,7 @@ INJECTED = {
     "layers": ("rlwatch.layers.DerivedLayers.add", runtime),
     "the mailbox": ("rlwatch.control.mailbox.Mailbox.tick", bare),
     "announcing": ("rlwatch.run.own_log.OwnLog.__call__", missing),
-    "text measured": ("rlwatch.text.probe.text_report", lambda *_: explode(SystemExit(3))),
+    "text measured": ("rlwatch.text.text_report", lambda *_: explode(SystemExit(3))),
 }
 FINE = {"the hook of the backward", "a spike recorded"}
 
@@ -1233,8 +1233,8 @@ def test_the_mailbox_asks_again_after_a_store_that_failed(tmp_path):
 
 GUARDS = ("hook", "contained")
 OURS_ALONE = {
-    "rlwatch/gradloc/sharding.py": "on the model while we run it again, within the localisation's own guard",
-    "rlwatch/gradloc/module_flow.py": "the same",
+    "rlwatch/gradloc/distributed.py": "on the model while we run it again, within the localisation's own guard",
+    "rlwatch/gradloc/broken.py": "the same",
 }
 
 
@@ -1289,7 +1289,7 @@ THREADS = {
     "rlwatch/run/lifecycle.py": "waits for a signal's number, nothing else",
     "rlwatch/notify/mail.py": "of one message: what it raises is what became of it",
     "rlwatch/notify/http.py": "a timer that closes one request, contained",
-    "rlwatch/text/probe.py": "of one report: what it raises is taken with it",
+    "rlwatch/text.py": "of one report: what it raises is taken with it",
     "rlwatch/integrations/verl/statistics.py": "Seam.aside",
     "rlwatch/integrations/openrlhf/recording.py": "Seam.aside",
 }

@@ -7,13 +7,11 @@ import pytest
 import torch
 from tiny_step import LOSSES, outputs, plant, policy, rollouts, take_step
 
-from rlwatch.gradloc import attribution, finite_difference
-from rlwatch.gradloc.attribution import CURVED, METHODS, TOLERANCE, attribute
+from rlwatch.gradloc import attribution
+from rlwatch.gradloc.attribution import CURVED, METHODS, TOLERANCE, attribute, kappa_of
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.finite_difference import kappa_of
 from rlwatch.gradloc.passes import Outputs, Passes
-from rlwatch.gradloc.report import Method
+from rlwatch.gradloc.report import Method, NotLocalised
 from rlwatch.tensors.gradnorm import layer_of
 
 FD, RICHARDSON, JVP = Method.FD, Method.RICHARDSON, Method.JVP
@@ -364,7 +362,7 @@ def steps_tried(monkeypatch):
 
     def richardson(model, passes, direction, step, **more):
         tried.append(step)
-        return finite_difference.richardson(model, passes, direction, step, **more)
+        return attribution.richardson(model, passes, direction, step, **more)
 
     monkeypatch.setattr(attribution, "richardson", richardson)
     return tried

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.clock import ManualClock
-from rlwatch.gradloc.budget import Budget
+from rlwatch.gradloc.trigger import Budget
 
 
 def budget(**options):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.gradloc.causes import Level, ResponseLevels, StepLevels, cause_of, cause_of_step
+from rlwatch.gradloc.culprits import Level, ResponseLevels, StepLevels, cause_of, cause_of_step
 from rlwatch.gradloc.report import Cause, Culprit, TokenAt
 
 ORDINARY = {"logp": -1.0, "old_logp": -1.1, "rollout_logp": -1.05, "ref_logp": -1.2, "advantage": 1.0, "reward": 0.5}

@@ -8,7 +8,7 @@ from tiny_step import policy, rollouts, take_step
 from torch import nn
 
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.errors import NotLocalised
+from rlwatch.gradloc.report import NotLocalised
 
 
 def stepped(**model):

@@ -9,13 +9,13 @@ from tiny_step import dapo, outputs, policy, rollouts, take_step
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from rlwatch.gradloc import displacement, finite_difference
+from rlwatch.gradloc import attribution, displacement
 from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.displacement import displaced
 from rlwatch.gradloc.passes import Outputs
-from rlwatch.gradloc.precision import Precision
 from rlwatch.gradloc.report import Method
+from rlwatch.gradloc.rerun import Precision
 
 FD, JVP = Method.FD, Method.JVP
 
@@ -245,7 +245,7 @@ def test_a_mixture_of_experts(kind, monkeypatch):
     direction = Direction.of(model)
     exact = attribute(model, passes, direction, methods=[JVP])
     held = attribute(model, passes, direction, methods=[FD])
-    monkeypatch.setattr(finite_difference, "routed", lambda model: False)
+    monkeypatch.setattr(attribution, "routed", lambda model: False)
 
     assert abs(exact.gap) < 1e-6
     assert abs(exact.aux) > 0.1 * direction.norm

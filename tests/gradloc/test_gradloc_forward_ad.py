@@ -5,12 +5,10 @@ import torch
 from tiny_step import outputs, policy, rollouts, take_step
 from torch import nn
 
-from rlwatch.gradloc.attribution import attribute
+from rlwatch.gradloc.attribution import attribute, forward_mode
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.forward_ad import forward_mode
 from rlwatch.gradloc.passes import Outputs, Passes
-from rlwatch.gradloc.report import Method
+from rlwatch.gradloc.report import Method, NotLocalised
 from rlwatch.tensors.tokens import TokenBatch
 
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_step import LOSSES, dapo, dapo_kl, plant, policy, rollouts, take_step
 
 from rlwatch.gradloc import locate as locate_module
-from rlwatch.gradloc.locate import Options, locate
+from rlwatch.gradloc.locate import LocateOptions, locate
 from rlwatch.gradloc.passes import Passes
 from rlwatch.gradloc.report import Cause, Method
 
@@ -164,7 +164,7 @@ def test_more_culprits_than_asked_for_are_cut():
     """The largest are kept."""
     model = policy()
     batch, planted = plant(rollouts(model), "ratio", 5, math.e**5)
-    report = located(model, batch, options=Options(culprits=2))
+    report = located(model, batch, options=LocateOptions(culprits=2))
 
     assert len(report.culprits) == 2
     assert places(report) <= set(planted)
@@ -192,7 +192,7 @@ def test_memory_that_does_not_suffice_for_verification_is_said(monkeypatch):
 
 def test_where_nothing_can_be_differentiated_the_search_is_the_fallback(monkeypatch):
     """Incomplete, by bisection: the tokens are found all the same."""
-    from rlwatch.gradloc.errors import NotLocalised
+    from rlwatch.gradloc.report import NotLocalised
 
     def impossible(*args, **kwargs):
         raise NotLocalised("no method gives finite numbers")

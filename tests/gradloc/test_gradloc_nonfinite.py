@@ -9,12 +9,10 @@ import torch
 from tiny_step import LOSSES, Outputs, dapo, dapo_kl, gspo, outputs, policy, rollouts, take_step
 from torch import nn
 
-from rlwatch.gradloc.nonfinite import trace
+from rlwatch.gradloc.distributed import Alone
+from rlwatch.gradloc.nonfinite import shared_trace, trace
 from rlwatch.gradloc.passes import Passes, RandomState
-from rlwatch.gradloc.report import TokenAt
-from rlwatch.gradloc.shared_traces import shared_trace
-from rlwatch.gradloc.traced import MOST_TOKENS, Kind, Origin, Trace
-from rlwatch.gradloc.world import Alone
+from rlwatch.gradloc.report import MOST_TOKENS, Kind, Origin, TokenAt, Trace
 
 pytestmark = pytest.mark.torch
 SMALL = {"batch": 4, "length": 8, "varied": False}

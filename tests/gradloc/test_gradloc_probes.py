@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from tiny_step import LOSSES, policy, rollouts, take_step
 from torch.distributed.fsdp import fully_shard
 
-from rlwatch.gradloc.bisection import follow_larger
+from rlwatch.gradloc.bisection import BudgetSpent, Probes, Segment, follow_larger
+from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.gradients import beside_training
-from rlwatch.gradloc.probes import BudgetSpent, Probes, Segment
-from rlwatch.gradloc.world import Alone
 
 
 def token(index, *, microbatch=0, rank=0):

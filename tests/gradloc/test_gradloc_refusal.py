@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlwatch.gradloc.refusal import SHOWN, tried
+from rlwatch.gradloc.rerun import SHOWN, tried
 
 
 def raising(error):

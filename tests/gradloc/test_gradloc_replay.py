@@ -11,12 +11,19 @@ from tiny_step import LOSSES, Outputs, dapo, dapo_entropy, outputs, plant, polic
 
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.attribution import attribute
-from rlwatch.gradloc.culprits import culprit_of, culprits_of_trace, describe
+from rlwatch.gradloc.culprits import culprit_of, culprits_of_trace, describe, on_host, step_levels
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.nonfinite import trace
-from rlwatch.gradloc.on_host import on_host, step_levels
-from rlwatch.gradloc.recording import Context, RecordingError, fingerprint, load, save
-from rlwatch.gradloc.replay import Figure, load_model, replay
+from rlwatch.gradloc.recording import (
+    Context,
+    Figure,
+    RecordingError,
+    fingerprint,
+    load_model,
+    load_recording,
+    replay,
+    save_recording,
+)
 from rlwatch.gradloc.report import Localisation, Method
 from rlwatch.gradloc.verification import union_candidates, verify
 
@@ -60,7 +67,9 @@ def recorded(folder, loss=dapo, *, model=None, micro_batches=2, temperature=1.0,
     passes = take_step(model, batch, loss, micro_batches=micro_batches, forward=forward)
     report, contributions = localised(model, passes)
     seen = contexts(batch, micro_batches, temperature=temperature)
-    path = save(folder, 7, report, model=model, passes=passes, contexts=seen, contributions=contributions, **more)
+    path = save_recording(
+        folder, 7, report, model=model, passes=passes, contexts=seen, contributions=contributions, **more
+    )
     return model, report, path
 
 
@@ -69,7 +78,7 @@ def test_replaying_reproduces_the_figures_of_every_loss(tmp_path, name):
     """Norm, layers, contributions, own norms: the coefficients hold all that the loss did."""
     model, report, path = recorded(tmp_path, LOSSES[name])
 
-    found = replay([load(path)], model)
+    found = replay([load_recording(path)], model)
     by_name = {figure.name: figure for figure in found.figures}
 
     assert (found.agrees, found.same_parameters, found.notes) == (True, True, ())
@@ -88,7 +97,7 @@ def test_a_model_read_from_disk_replays_what_the_trainer_had(tmp_path):
     model, _, path = recorded(tmp_path / "steps")
     model.save_pretrained(tmp_path / "model")
 
-    found = replay([load(path)], load_model(tmp_path / "model", load(path).dtype))
+    found = replay([load_recording(path)], load_model(tmp_path / "model", load_recording(path).dtype))
 
     assert (found.agrees, found.same_parameters) == (True, True)
 
@@ -100,7 +109,7 @@ def test_other_parameters_are_said_and_do_not_agree(tmp_path):
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
 
-    found = replay([load(path)], model)
+    found = replay([load_recording(path)], model)
 
     assert (found.agrees, found.same_parameters) == (False, False)
     assert not {figure.name: figure for figure in found.figures}["gradient norm"].agrees
@@ -109,7 +118,7 @@ def test_other_parameters_are_said_and_do_not_agree(tmp_path):
 def test_temperature_and_an_entropy_bonus_are_replayed(tmp_path):
     """Logits are divided as they were; the entropy's coefficient is part of the gradient."""
     model, _, path = recorded(tmp_path, dapo_entropy, temperature=0.7)
-    record = load(path)
+    record = load_recording(path)
 
     assert "entropy_coefficient" in record.passes[0]
     assert replay([record], model).agrees
@@ -131,11 +140,11 @@ def test_left_padded_prompts_are_replayed_with_their_attention(tmp_path):
 
     passes = take_step(model, batch, forward=forward)
     report, contributions = localised(model, passes)
-    path = save(
+    path = save_recording(
         tmp_path, 1, report, model=model, passes=passes, contexts=[Context(batch.ids, attention)],
         contributions=contributions,
     )  # fmt: skip
-    record = load(path)
+    record = load_recording(path)
 
     assert replay([record], model).agrees
     blind = {**record.passes[0], "attention": np.ones_like(record.passes[0]["attention"])}
@@ -145,7 +154,7 @@ def test_left_padded_prompts_are_replayed_with_their_attention(tmp_path):
 def test_dropout_is_drawn_again(tmp_path):
     """From the state of the generator before the forward."""
     model, _, path = recorded(tmp_path, model=policy(hidden=16, dropout=0.2))
-    record = load(path)
+    record = load_recording(path)
 
     assert replay([record], model).agrees
     dry = [{name: values for name, values in one.items() if name != "random"} for one in record.passes]
@@ -165,11 +174,11 @@ def test_of_several_ranks_all_files_are_wanted(tmp_path):
         ours = replace(
             report, culprits=[replace(c, at=replace(c.at, rank=c.at.microbatch, microbatch=0)) for c in report.culprits]
         )
-        paths.append(save(
+        paths.append(save_recording(
             tmp_path, 7, ours, model=model, passes=part, contexts=[contexts(batch, 2)[rank]],
             contributions=[contributions[rank]], rank=rank, ranks=2,
         ))  # fmt: skip
-    records = [load(path) for path in paths]
+    records = [load_recording(path) for path in paths]
 
     assert replay(records, model).agrees
     with pytest.raises(RecordingError, match=r"mean of 2 ranks: pass their 2 files, got those of \[1\]"):
@@ -186,9 +195,9 @@ def test_a_step_that_was_not_finite_is_not_finite_again(tmp_path):
     passes = take_step(model, batch)
     culprits = culprits_of_trace(on_host(passes), trace(model, passes))
     report = Localisation(math.nan, method=Method.TRACE, culprits=culprits)
-    path = save(tmp_path, 1, report, model=model, passes=passes, contexts=contexts(batch, 1))
+    path = save_recording(tmp_path, 1, report, model=model, passes=passes, contexts=contexts(batch, 1))
 
-    found = replay([load(path)], model)
+    found = replay([load_recording(path)], model)
 
     assert found.figures[0].agrees
     assert math.isnan(found.figures[0].recomputed)
@@ -199,7 +208,7 @@ def test_a_step_that_was_not_finite_is_not_finite_again(tmp_path):
 def test_in_bfloat16_the_record_keeps_the_type_and_allows_for_rounding(tmp_path):
     """numpy has no bfloat16: what was recorded is its float32."""
     model, _, path = recorded(tmp_path, model=policy(hidden=16).to(torch.bfloat16))
-    record = load(path)
+    record = load_recording(path)
 
     found = replay([record], model)
 
@@ -242,7 +251,7 @@ def test_what_is_no_record_is_refused_by_name(tmp_path, content):
         np.savez(path, head=np.array(head, dtype=object if content == "pickle" else None))
 
     with pytest.raises(RecordingError, match=r"some\.npz"):
-        load(path)
+        load_recording(path)
 
 
 def test_an_auxiliary_loss_is_said_not_to_be_replayed(tmp_path):
@@ -251,9 +260,11 @@ def test_an_auxiliary_loss_is_said_not_to_be_replayed(tmp_path):
     batch = rollouts(model, batch=4, length=8)
     passes = take_step(model, batch)
     passes.all[0].coefficients["aux"] = torch.tensor(0.1)
-    path = save(tmp_path, 1, localised(model, passes)[0], model=model, passes=passes, contexts=contexts(batch, 1))
+    path = save_recording(
+        tmp_path, 1, localised(model, passes)[0], model=model, passes=passes, contexts=contexts(batch, 1)
+    )
 
-    assert "auxiliary" in load(path).notes[0]
+    assert "auxiliary" in load_recording(path).notes[0]
 
 
 def test_the_fingerprint_is_of_shapes_and_values():

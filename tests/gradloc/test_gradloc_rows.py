@@ -9,13 +9,10 @@ import pytest
 import torch
 from tiny_step import plant, policy, rollouts, take_step
 
-from rlwatch.gradloc.causes import StepLevels
-from rlwatch.gradloc.culprits import culprit_of, culprits_of_trace, describe
+from rlwatch.gradloc.culprits import StepLevels, culprit_of, culprits_of_trace, describe, on_host, step_levels
 from rlwatch.gradloc.nonfinite import trace
-from rlwatch.gradloc.on_host import on_host, step_levels
-from rlwatch.gradloc.report import Cause, Cost, Localisation, Method, OwnGradient, TokenAt
+from rlwatch.gradloc.report import Cause, Cost, Kind, Localisation, Method, OwnGradient, TokenAt, Trace
 from rlwatch.gradloc.rows import MOST_LAYERS, culprit_batches, event_body, response_batch
-from rlwatch.gradloc.traced import Kind, Trace
 from rlwatch.records import CULPRITS, RESPONSES
 from rlwatch.store.sqlite.rows import pack_columns, unpack_columns
 

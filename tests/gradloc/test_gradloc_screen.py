@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_step import LOSSES, policy, rollouts, take_step
 
-from rlwatch.gradloc.screen import score_norm, screen
+from rlwatch.gradloc.verification import score_norm, screen
 
 
 def brute(logits, token):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.gradloc.thresholds import single_token, threshold
+from rlwatch.gradloc.bisection import noise_threshold, single_token_level
 
 T, N, M, W = 640, 65536, 4, 8
 """A token's threshold; tokens, micro-batches and ranks of the step."""
@@ -15,7 +15,7 @@ sizes = st.integers(1, 10**6)
 
 def of_mean(n, single=T):
     """Of the mean over ``n`` tokens: the normaliser is their number."""
-    return threshold(n, n, single_token=single)
+    return noise_threshold(n, n, single_token=single)
 
 
 def test_the_figure_has_the_published_numbers():
@@ -28,9 +28,9 @@ def test_the_figure_has_the_published_numbers():
 
 def test_the_released_code_has_the_published_numbers():
     """It probes what FSDP averages over W ranks though only some contribute, and has M too much for the step."""
-    of_ranks = lambda n, active: threshold(n, n * W / active, single_token=T)  # noqa: E731
+    of_ranks = lambda n, active: noise_threshold(n, n * W / active, single_token=T)  # noqa: E731
 
-    assert threshold(N, N / M, single_token=T) == 10.0
+    assert noise_threshold(N, N / M, single_token=T) == 10.0
     assert [of_ranks(N * active / (M * W), active) for active in (4, 2, 1)] == pytest.approx([3.5355339, 2.5, 1.767767])
     assert [of_ranks(length, 1) for length in (1024, 16, 1)] == [2.5, 20, 80]
 
@@ -39,7 +39,7 @@ def test_the_released_code_has_the_published_numbers():
 def test_a_renormalised_probe_and_a_masked_one_decide_alike(tokens, norm):
     """The mean over L tokens is Z/L times their part of a loss divided by Z, and so is its threshold."""
     step = 10**6
-    masked = threshold(tokens, step, single_token=640)
+    masked = noise_threshold(tokens, step, single_token=640)
 
     assert math.isclose(masked * step / tokens, of_mean(tokens), rel_tol=1e-12)
     assert (norm > masked) == (norm * step > masked * step)
@@ -47,7 +47,7 @@ def test_a_renormalised_probe_and_a_masked_one_decide_alike(tokens, norm):
 
 def test_with_a_fixed_normaliser_the_threshold_falls_with_depth():
     """Where the loss is divided by the tokens of the step, fewer tokens have less noise, not more."""
-    of = [threshold(n, 1024, single_token=1.0) for n in (1024, 256, 1)]
+    of = [noise_threshold(n, 1024, single_token=1.0) for n in (1024, 256, 1)]
 
     assert of == [1 / 32, 1 / 64, 1 / 1024]
     assert [of_mean(n, 1.0) for n in (1024, 256, 1)] == [1 / 32, 1 / 16, 1.0]
@@ -57,18 +57,18 @@ def test_with_a_fixed_normaliser_the_threshold_falls_with_depth():
 def test_a_loss_is_not_divided_by_nothing(normaliser):
     """An empty step has no normaliser: the message says what was passed."""
     with pytest.raises(ValueError, match="normaliser"):
-        threshold(1, normaliser, single_token=1.0)
+        noise_threshold(1, normaliser, single_token=1.0)
 
 
 @given(sizes, sizes, st.floats(1e-6, 1e6))
 def test_the_level_of_a_single_token_is_the_inverse(tokens, normaliser, norm):
     """A step whose norm is the threshold is just not above it."""
-    level = single_token(norm, tokens, normaliser)
+    level = single_token_level(norm, tokens, normaliser)
 
-    assert math.isclose(threshold(tokens, normaliser, single_token=level), norm, rel_tol=1e-12)
+    assert math.isclose(noise_threshold(tokens, normaliser, single_token=level), norm, rel_tol=1e-12)
 
 
 def test_no_tokens_have_no_level():
     """Nothing can be learned from an empty step."""
     with pytest.raises(ValueError, match="n_tokens=0"):
-        single_token(1.0, 0, 8)
+        single_token_level(1.0, 0, 8)

@@ -11,10 +11,8 @@ from torch import nn
 
 from rlwatch.gradloc.attribution import METHODS, attribute
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.precision import Precision, without_autocast
-from rlwatch.gradloc.report import Method
-from rlwatch.gradloc.unharmed import looking
+from rlwatch.gradloc.report import Method, NotLocalised
+from rlwatch.gradloc.rerun import Precision, rerunning, without_autocast
 
 METHODS_ALONE = [[method] for method in METHODS]
 
@@ -184,7 +182,7 @@ class Counter(nn.Module):
 def test_buffers_are_copies_while_looking():
     """The forward pass sees what it wrote; the model does not."""
     model = Counter()
-    with looking(model):
+    with rerunning(model):
         once, twice = model(torch.ones(2)), model(torch.ones(2))
         assert model.narrow.dtype == torch.float32
         assert torch.equal(model.last, torch.ones(2))
@@ -198,7 +196,7 @@ def test_buffers_are_copies_while_looking():
 def test_casts_to_half_precision_are_casts_to_float32_while_looking():
     """However they are written."""
     x = torch.ones(2)
-    with looking(nn.Linear(1, 1)) as precision:
+    with rerunning(nn.Linear(1, 1)) as precision:
         seen = [x.to(torch.bfloat16), x.bfloat16(), x.half(), x.to(dtype=torch.float16), x.to("cpu", torch.bfloat16)]
         double = x.to(torch.float64).dtype
 
@@ -212,7 +210,7 @@ def test_flash_attention_and_grouped_experts_stand_aside():
     """They take no float32; the configuration is as before afterwards."""
     model = policy()
     object.__setattr__(model.config, "_attn_implementation_internal", "flash_attention_2")
-    with looking(model):
+    with rerunning(model):
         assert model.config._attn_implementation == "sdpa"
 
     assert model.config._attn_implementation == "flash_attention_2"

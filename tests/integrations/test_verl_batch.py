@@ -8,7 +8,7 @@ import torch
 
 from rlwatch.integrations.verl.batch import Reading, StepBatch, finals
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.response_stats import observe_responses
+from rlwatch.tensors.responses import observe_responses
 
 EOS = 2
 READING = Reading(longest=4, eos=EOS)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rlwatch.layers.concentration import participation, shares
-from rlwatch.layers.correlation import heterogeneity
+from rlwatch.layers import heterogeneity, participation, shares
 
 norms = st.lists(st.just(0.0) | st.floats(1e-6, 1e6), min_size=1, max_size=40).map(np.array)
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.layers import DerivedLayers, layer_norms
-from rlwatch.layers.health import LayerHealth
+from rlwatch.layers import DerivedLayers, LayerHealth, layer_norms
 from rlwatch.metrics import BY_NAME
 
 LAYERS = 12

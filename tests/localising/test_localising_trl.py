@@ -10,8 +10,7 @@ from tiny_trl import FakeRun, fresh_model, make_trainer
 
 from rlwatch.clipping import SkipOnSpike
 from rlwatch.errors import ConfigError
-from rlwatch.gradloc.recording import load
-from rlwatch.gradloc.replay import replay
+from rlwatch.gradloc.recording import load_recording, replay
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.trl import clip_layers, watch
 from rlwatch.records import CULPRITS, RESPONSES
@@ -178,7 +177,7 @@ def test_a_kept_step_replays_to_the_same_figures(tmp_path, setting):
     saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 4}
     spiked(tmp_path, off_policy(), localise=localise, **saving, **setting)
     model = type(fresh_model()).from_pretrained(tmp_path / "out" / "checkpoint-3")
-    replayed = replay([load(tmp_path / "kept" / "step00000004-rank0.npz")], model)
+    replayed = replay([load_recording(tmp_path / "kept" / "step00000004-rank0.npz")], model)
 
     assert replayed.same_parameters
     assert replayed.agrees, [figure for figure in replayed.figures if figure.agrees is False]

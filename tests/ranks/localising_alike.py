@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from training import resharded, whole
 
 from rlwatch.gradloc import direction, displacement, gradients
-from rlwatch.gradloc.errors import NotLocalised
-from rlwatch.gradloc.world import Processes
+from rlwatch.gradloc.distributed import Processes
+from rlwatch.gradloc.report import NotLocalised
 
 STEPS = 3
 SINGLE = [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]

@@ -9,12 +9,11 @@ from tiny_step import LOSSES, outputs, plant, policy, rollouts
 
 from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.direction import Direction
+from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.nonfinite import trace
 from rlwatch.gradloc.passes import Passes, RandomState
 from rlwatch.gradloc.report import Method
-from rlwatch.gradloc.screen import screen
-from rlwatch.gradloc.verification import top_tokens, union_candidates, verify
-from rlwatch.gradloc.world import Alone
+from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify
 from rlwatch.tensors.tokens import TokenBatch
 
 UNEQUAL = {2: [[[0, 1], [2, 3], [4]], [[5, 6, 7]]], 4: [[[0], [1], [2]], [[3, 4]], [[5, 6, 7]], []]}

@@ -8,11 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.coding import codes, device_of, numbers, some_numbers
-from rlwatch.tensors.group_answers import answer_stats, occurrences
-from rlwatch.tensors.groups import Grouping
-from rlwatch.tensors.loops import WINDOW, Loops, distance_back
-from rlwatch.tensors.ngrams import distinct, windows
+from rlwatch.tensors.degeneration import LOOP_WINDOW, Loops, distance_back, distinct, windows
+from rlwatch.tensors.groups import Grouping, answer_stats, occurrences
+from rlwatch.tensors.responses import as_numbers, as_optional_numbers, codes_of, device_of
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 FEW = st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 3)), min_size=1, max_size=14)
@@ -23,7 +21,7 @@ def row(ids):
 
 
 def windows_of(ids):
-    return [tuple(ids[at : at + WINDOW]) for at in range(len(ids) - WINDOW + 1)]
+    return [tuple(ids[at : at + LOOP_WINDOW]) for at in range(len(ids) - LOOP_WINDOW + 1)]
 
 
 @given(IDS)
@@ -44,12 +42,12 @@ def test_a_planted_loop_is_found_with_its_whole_length(period, cut, before, time
     prefix = rng.sample(range(before), before)  # no token twice
     ids = prefix + loop
     found = Loops.of(*row(ids))
-    long_enough = len(loop) >= period + WINDOW
+    long_enough = len(loop) >= period + LOOP_WINDOW
     share = len(loop) / len(ids) if long_enough else 0.0
 
     assert found.longest.item() == pytest.approx(share)
     assert found.tail.item() == pytest.approx(share)
-    assert found.measured.item() == (len(ids) > WINDOW)
+    assert found.measured.item() == (len(ids) > LOOP_WINDOW)
 
 
 def test_a_loop_that_was_left_is_not_where_it_ends():
@@ -133,7 +131,7 @@ def test_sums_and_maxima_of_groups(parts):
 def test_codes_are_equal_for_equal_things(things):
     """By their text, unless all are whole numbers; nothing is -1; all within 52 bits, so exact as floats."""
     things = [thing % 2**40 if type(thing) is int else thing for thing in things]
-    found = codes(things).tolist()
+    found = codes_of(things).tolist()
 
     if not all(isinstance(thing, int) for thing in things):
         same = [None if thing is None else str(thing) for thing in things]
@@ -147,7 +145,7 @@ def test_codes_are_equal_for_equal_things(things):
 @given(st.lists(st.none() | st.floats(width=32), min_size=1, max_size=8))
 def test_a_list_may_lack_some_numbers(values):
     """Missing is not NaN: it is NaN that is marked as absent."""
-    read, there = some_numbers(values)
+    read, there = as_optional_numbers(values)
 
     assert (there is None) == (None not in values)
     assert read.isnan().tolist() == [value is None or math.isnan(value) for value in values]
@@ -158,10 +156,10 @@ def test_a_list_may_lack_some_numbers(values):
 def test_numbers_of_a_trainer_are_cut_from_its_graph_and_stay_where_they_are():
     """Tensors are detached, not copied; the CPU is where everything else is."""
     weight = torch.ones(2, requires_grad=True)
-    read = numbers(weight)
+    read = as_numbers(weight)
 
     assert not read.requires_grad
     assert read.data_ptr() == weight.data_ptr()
-    assert numbers([True, False]).dtype is torch.bool
+    assert as_numbers([True, False]).dtype is torch.bool
     assert device_of([weight, 3, None]) == torch.device("cpu")
     assert device_of([weight, torch.ones(1, device="meta")]) == torch.device("meta")

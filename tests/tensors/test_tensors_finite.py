@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from rlwatch.tensors.finite import nonfinite_stats
-from rlwatch.tensors.mergeable import merge
+from rlwatch.tensors.mergeable import merge, nonfinite_stats
 
 pytestmark = pytest.mark.torch
 

@@ -9,10 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.group_agreement import agreement
-from rlwatch.tensors.group_answers import answer_stats
-from rlwatch.tensors.group_rewards import DRAWS, all_among, reward_stats
-from rlwatch.tensors.groups import Grouping, consecutive
+from rlwatch.tensors.groups import PASS_AT, Grouping, agreement, all_among, answer_stats, consecutive, reward_stats
 from rlwatch.tensors.mergeable import merge
 
 pytestmark = pytest.mark.torch
@@ -123,7 +120,7 @@ ragged = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1.0, -1.0])
 
 
 @settings(deadline=None)
-@given(ragged, st.sampled_from(DRAWS))
+@given(ragged, st.sampled_from(PASS_AT))
 def test_pass_at_k_is_the_chance_over_all_draws(pairs, k):
     """Against drawing every combination of k responses of every group that has k."""
     ids, rewards = zip(*pairs, strict=True)

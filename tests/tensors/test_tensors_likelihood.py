@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors import environment
-from rlwatch.tensors.likelihood import NOISE, actions_lost, full
+from rlwatch.tensors.likelihood import NOISE, actions_lost, observe_displacement
 from rlwatch.tensors.mergeable import merge
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, observe_environment
 
 pytestmark = pytest.mark.torch
 D = torch.float64
@@ -27,7 +26,9 @@ def read(stats):
 def of(logp, old=None, advantages=(1.0,), mask=None):
     """What a batch says of displacement."""
     on = torch.ones_like(logp) if mask is None else torch.tensor(mask).reshape(logp.shape)
-    return full(TokenBatch(logp=logp, mask=on, old_logp=old, advantages=torch.tensor(advantages, dtype=logp.dtype)))
+    return observe_displacement(
+        TokenBatch(logp=logp, mask=on, old_logp=old, advantages=torch.tensor(advantages, dtype=logp.dtype))
+    )
 
 
 def test_the_worked_example_is_gated_on():
@@ -124,7 +125,7 @@ def test_advantages_may_differ_within_a_response():
 
 def test_without_advantages_nothing_is_known():
     """Nothing to tell right from wrong."""
-    assert full(TokenBatch(logp=NEW, mask=torch.ones_like(NEW), old_logp=OLD)) == {}
+    assert observe_displacement(TokenBatch(logp=NEW, mask=torch.ones_like(NEW), old_logp=OLD)) == {}
 
 
 @pytest.mark.parametrize("width", [0, 3])
@@ -155,7 +156,9 @@ def test_micro_batches_say_the_same_as_the_whole(place, seed):
     a, mask = torch.randn(4, generator=g), torch.randint(0, 2, (4, 5), generator=g)
 
     def part(rows):
-        return full(TokenBatch(logp=(old + change)[rows], old_logp=old[rows], mask=mask[rows], advantages=a[rows]))
+        return observe_displacement(
+            TokenBatch(logp=(old + change)[rows], old_logp=old[rows], mask=mask[rows], advantages=a[rows])
+        )
 
     merged = merge(part(slice(0, place)), part(slice(place, 4)))
 
@@ -176,7 +179,7 @@ def test_tokens_of_the_environment_in_the_loss_are_a_leak():
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
     theirs = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 0, 0, 0]])
 
-    got = read(environment.core(TokenBatch(logp=torch.zeros(2, 5), mask=mask, environment=theirs)))
+    got = read(observe_environment(TokenBatch(logp=torch.zeros(2, 5), mask=mask, environment=theirs)))
 
     assert got == {"tokens/environment_leak": pytest.approx(2 / 3), "tokens/environment_frac": pytest.approx(3 / 6)}
 
@@ -185,7 +188,7 @@ def test_without_an_environment_nothing_can_leak():
     """None told of, or none of its tokens: absent, not 0."""
     mask = torch.ones(1, 3)
 
-    assert environment.core(TokenBatch(logp=torch.zeros(1, 3), mask=mask)) == {}
-    assert read(environment.core(TokenBatch(logp=mask, mask=mask, environment=torch.zeros(1, 3)))) == {
+    assert observe_environment(TokenBatch(logp=torch.zeros(1, 3), mask=mask)) == {}
+    assert read(observe_environment(TokenBatch(logp=mask, mask=mask, environment=torch.zeros(1, 3)))) == {
         "tokens/environment_frac": 0.0
     }

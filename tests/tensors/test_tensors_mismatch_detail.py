@@ -7,8 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.tensors.mismatch import Gap, Thresholds, advantage_stats, divergence_stats, tail_stats
-from rlwatch.tensors.mismatch.divergences import binary_kl, jensen_shannon, reverse_kl
+from rlwatch.tensors.mismatch import (
+    Gap,
+    Thresholds,
+    advantage_stats,
+    binary_kl,
+    divergence_stats,
+    jensen_shannon,
+    reverse_kl,
+    tail_stats,
+)
 
 pytestmark = pytest.mark.torch
 D = torch.float64

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlwatch.errors import ConfigError
-from rlwatch.tensors.mismatch import Gap, Thresholds, core, gap_stats
+from rlwatch.tensors.mismatch import Gap, Thresholds, gap_stats, observe_mismatch
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -92,7 +92,7 @@ def test_tokens_the_engine_could_not_score_are_counted():
     roll = ROLL.masked_fill(ROLL == -9, math.nan)
     roll[0, 0] = math.nan
 
-    assert values(core(TokenBatch(logp=OLD, rollout_logp=roll, mask=MASK)))["nonfinite/rollout_logp"] == 1
+    assert values(observe_mismatch(TokenBatch(logp=OLD, rollout_logp=roll, mask=MASK)))["nonfinite/rollout_logp"] == 1
 
 
 def test_a_nan_of_the_trainer_is_hidden_by_nothing():
@@ -172,14 +172,16 @@ def test_the_cap_of_the_runs_own_loss_is_used_where_it_has_one():
     batch = TokenBatch(logp=OLD + 1, old_logp=OLD, rollout_logp=ROLL, mask=MASK)
     capped = TokenBatch(logp=OLD + 1, old_logp=OLD, rollout_logp=ROLL, mask=MASK, truncation=1.1)
 
-    assert "is_ratio" not in values(core(batch))
-    assert values(core(capped))["is_ratio"] == pytest.approx((OLD - ROLL).exp().clamp(max=1.1)[MASK.bool()].mean())
-    assert values(core(capped))["tis_truncated"] == pytest.approx(2 / 6)
-    assert values(core(TokenBatch(logp=OLD, rollout_logp=ROLL, mask=MASK, truncation=2.0)))["is_ratio"] == (
+    assert "is_ratio" not in values(observe_mismatch(batch))
+    assert values(observe_mismatch(capped))["is_ratio"] == pytest.approx(
+        (OLD - ROLL).exp().clamp(max=1.1)[MASK.bool()].mean()
+    )
+    assert values(observe_mismatch(capped))["tis_truncated"] == pytest.approx(2 / 6)
+    assert values(observe_mismatch(TokenBatch(logp=OLD, rollout_logp=ROLL, mask=MASK, truncation=2.0)))["is_ratio"] == (
         pytest.approx(1.0571753664)
     )
 
 
 def test_without_an_engine_there_is_no_mismatch():
     """Not 0: nothing."""
-    assert core(TokenBatch(logp=OLD, mask=MASK)) == {}
+    assert observe_mismatch(TokenBatch(logp=OLD, mask=MASK)) == {}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlwatch.tensors.mismatch import Gap, Thresholds, response_stats
+from rlwatch.tensors.mismatch import Gap, Thresholds, response_gap_stats
 
 pytestmark = pytest.mark.torch
 D = torch.float64
@@ -45,22 +45,22 @@ def gap(d, mask=None):
 )
 def test_the_worked_example(name, expected):
     """verl's numbers, computed elsewhere in float64, and sums of d = (-1.15, 1.9) by hand."""
-    assert values(response_stats(FIX))[name] == pytest.approx(expected, rel=1e-7)
+    assert values(response_gap_stats(FIX))[name] == pytest.approx(expected, rel=1e-7)
 
 
 def test_a_positive_difference_means_the_trainer_is_the_less_confident():
     """The sign of verl's code; its documentation states the opposite."""
-    assert values(response_stats(gap([[-0.5, -0.5]])))["log_ppl_diff"] == 0.5
+    assert values(response_gap_stats(gap([[-0.5, -0.5]])))["log_ppl_diff"] == 0.5
 
 
 def test_every_response_counts_once_and_those_without_tokens_not_at_all():
     """verl counts an empty response as weight 1 and perplexity 1."""
-    whole = values(response_stats(FIX))
+    whole = values(response_gap_stats(FIX))
     mask = torch.cat([MASK, torch.zeros(1, 4)])
     more = Gap.of(torch.cat([OLD, OLD[:1]]), torch.cat([ROLL, ROLL[:1]]), mask)
 
-    assert values(response_stats(more)) == pytest.approx(whole, nan_ok=True)
-    assert response_stats(more)["mismatch/ppl_trainer"].count == 2
+    assert values(response_gap_stats(more)) == pytest.approx(whole, nan_ok=True)
+    assert response_gap_stats(more)["mismatch/ppl_trainer"].count == 2
 
 
 def test_a_response_is_summed_over_what_the_engine_scored():
@@ -68,7 +68,7 @@ def test_a_response_is_summed_over_what_the_engine_scored():
     d = torch.tensor([[0.2, math.nan], [math.nan, math.nan]], dtype=D)
     some = Gap.of(torch.full_like(d, -5), -5 - d, torch.ones_like(d))
 
-    got = response_stats(some)
+    got = response_gap_stats(some)
 
     assert values(got)["seq_weight_mean"] == pytest.approx(math.exp(0.2))
     assert got["mismatch/seq_weight_mean"].count == 1
@@ -77,8 +77,8 @@ def test_a_response_is_summed_over_what_the_engine_scored():
 def test_sequence_rejection_looks_at_products_and_geometric_rejection_at_means():
     """0.01 nats a token: over 100 tokens the product leaves [.5, 2], over 50 it does not; the mean is past 1.001."""
     mask = [[1] * 100, [1] * 50 + [0] * 50]
-    got = values(response_stats(gap(torch.full((2, 100), 0.01), mask)))
-    wide = values(response_stats(gap(torch.full((2, 100), 0.01), mask), Thresholds(geometric=(0.9, 1.1))))
+    got = values(response_gap_stats(gap(torch.full((2, 100), 0.01), mask)))
+    wide = values(response_gap_stats(gap(torch.full((2, 100), 0.01), mask), Thresholds(geometric=(0.9, 1.1))))
 
     assert (got["seq_rejected"], got["geo_rejected"]) == (0.5, 1.0)
     assert wide["geo_rejected"] == 0.0
@@ -86,8 +86,8 @@ def test_sequence_rejection_looks_at_products_and_geometric_rejection_at_means()
 
 def test_one_response_can_hold_all_the_weight():
     """The effective sample size of n responses falls to 1/n."""
-    assert values(response_stats(gap([[50.0], [0.0], [0.0], [0.0]])))["seq_ess"] == pytest.approx(0.25)
-    assert values(response_stats(gap([[0.1], [0.1], [0.1], [0.1]])))["seq_ess"] == pytest.approx(1.0)
+    assert values(response_gap_stats(gap([[50.0], [0.0], [0.0], [0.0]])))["seq_ess"] == pytest.approx(0.25)
+    assert values(response_gap_stats(gap([[0.1], [0.1], [0.1], [0.1]])))["seq_ess"] == pytest.approx(1.0)
 
 
 def test_errors_of_independent_tokens_do_not_compound_but_a_drift_does():
@@ -96,7 +96,7 @@ def test_errors_of_independent_tokens_do_not_compound_but_a_drift_does():
     noise = 0.02 * torch.randn(400, 64, generator=g, dtype=D)
     drift = torch.full((4, 64), 0.02, dtype=D)
 
-    independent, compounding = (values(response_stats(gap(d)))["seq_m2"] for d in (noise, drift))
+    independent, compounding = (values(response_gap_stats(gap(d)))["seq_m2"] for d in (noise, drift))
 
     assert independent == pytest.approx(0.02**2, rel=0.15)
     assert compounding == pytest.approx(64 * 0.02**2)
@@ -107,17 +107,17 @@ def test_the_variance_grows_with_length_by_that_of_a_token():
     g = torch.Generator().manual_seed(1)
     lengths = torch.tensor([16, 64, 128, 256, 384, 512]).repeat(300)
     mask = torch.arange(512) < lengths.unsqueeze(1)
-    got = response_stats(gap(0.02 * torch.randn(1800, 512, generator=g, dtype=D), mask))["mismatch/log_var_growth"]
+    got = response_gap_stats(gap(0.02 * torch.randn(1800, 512, generator=g, dtype=D), mask))["mismatch/log_var_growth"]
 
     assert got.value().item() == pytest.approx(0.02**2, rel=0.2)
-    assert response_stats(gap(torch.ones(3, 4)))["mismatch/log_var_growth"].settle().count == 0
+    assert response_gap_stats(gap(torch.ones(3, 4)))["mismatch/log_var_growth"].settle().count == 0
 
 
 def test_a_nan_of_the_trainer_is_hidden_by_no_statistic_of_responses():
     """Also not by the shares that rejection would drop; the engine's own perplexity stays what it is."""
     old = OLD.clone()
     old[0, 0] = math.nan
-    got = response_stats(Gap.of(old, ROLL, MASK))
+    got = response_gap_stats(Gap.of(old, ROLL, MASK))
 
     numbers = {name for name, stat in got.items() if stat.settle().count > 0 and not stat.value().isnan()}
     assert numbers == {"mismatch/ppl_rollout", "mismatch/log_ppl_rollout"}

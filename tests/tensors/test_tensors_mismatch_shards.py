@@ -13,7 +13,7 @@ from waits import CountWaits
 
 from rlwatch.metrics import BY_NAME
 from rlwatch.tensors.mergeable import merge
-from rlwatch.tensors.mismatch import core, full
+from rlwatch.tensors.mismatch import observe_mismatch, observe_mismatch_detail
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -47,7 +47,7 @@ def part(whole, rows):
 
 
 def observed(b):
-    return {**core(b), **full(b)}
+    return {**observe_mismatch(b), **observe_mismatch_detail(b)}
 
 
 def numbers(stats):

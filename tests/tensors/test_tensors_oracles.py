@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
+from rlwatch.tensors.degeneration import text_stats
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
 from rlwatch.tensors.mismatch import Gap, gap_stats
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, spike_score, top_tokens
 from rlwatch.tensors.spread import Ess
-from rlwatch.tensors.text import text_stats
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch

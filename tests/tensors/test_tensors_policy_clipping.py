@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.clipping import clip_stats, truncated
-from rlwatch.tensors.importance import sequence_log_ratio
+from rlwatch.tensors.importance import clip_stats, sequence_log_ratio, truncated
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spread import Ess
 from rlwatch.tensors.tokens import TokenBatch

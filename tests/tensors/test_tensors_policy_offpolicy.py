@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from rlwatch.tensors.advantages import response_advantages
+from rlwatch.tensors.importance import off_policy_masked, off_policy_stats, sampling_kl
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.offpolicy import off_policy_masked, off_policy_stats, sampling_kl
-from rlwatch.tensors.sides import response_advantages
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch

@@ -7,16 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.growth import Growth
-from rlwatch.tensors.importance import (
-    chi2,
-    ratio_stats,
-    response_stats,
-    sequence_log_ratio,
-    sequence_ratio_stats,
-)
+from rlwatch.tensors.importance import chi2, ratio_stats, response_ratio_stats, sequence_log_ratio, sequence_ratio_stats
 from rlwatch.tensors.mergeable import Mean, merge
 from rlwatch.tensors.observe import observe
+from rlwatch.tensors.spread import Growth
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -50,7 +44,7 @@ def test_ratios_of_the_worked_example():
 
 def test_ratios_of_the_whole_response_of_the_worked_example():
     """Geometric mean 1.162 and product 1.822; for one response the product is fully effective."""
-    got = numbers(response_stats(X, ZERO, ONES))
+    got = numbers(response_ratio_stats(X, ZERO, ONES))
 
     assert got["ratio/geo_mean"] == pytest.approx(1.1618342427, abs=1e-9)
     assert got["ratio/geo_max"] == got["ratio/geo_min"] == got["ratio/geo_mean"]
@@ -88,7 +82,7 @@ def test_responses_without_tokens_have_no_ratio():
     x = sequence_log_ratio(logp, old, mask, per_token=True)
 
     got = numbers(sequence_ratio_stats(x, mask.bool().any(1)))
-    both = response_stats(logp, old, mask)
+    both = response_ratio_stats(logp, old, mask)
 
     assert x[1].isnan()
     assert got["ratio/seq_mean"] == got["ratio/seq_max"] == pytest.approx(1.1618342427, abs=1e-9)
@@ -174,8 +168,10 @@ def test_without_different_lengths_there_is_no_growth(lengths):
 def test_statistics_of_responses_are_the_same_however_the_batch_is_cut(lengths, seed, size):
     """Micro-batches of any number of responses, also of none with tokens."""
     x, mask = drawn(len(lengths), 6, seed=seed) / 4, torch.arange(6)[None] < torch.tensor(lengths)[:, None]
-    pieces = [response_stats(a, torch.zeros_like(a), m) for a, m in zip(x.split(size), mask.split(size), strict=True)]
-    whole, merged = response_stats(x, torch.zeros_like(x), mask), pieces[0]
+    pieces = [
+        response_ratio_stats(a, torch.zeros_like(a), m) for a, m in zip(x.split(size), mask.split(size), strict=True)
+    ]
+    whole, merged = response_ratio_stats(x, torch.zeros_like(x), mask), pieces[0]
     for piece in pieces[1:]:
         merged = merge(merged, piece)
 

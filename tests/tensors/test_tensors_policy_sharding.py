@@ -10,19 +10,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.metrics import BY_NAME
-from rlwatch.tensors import clipping, covariance, entropy, importance, kl, logprobs, offpolicy
+from rlwatch.tensors.covariance import observe_covariance, observe_top_covariance
+from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
+from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratio_quantiles, observe_ratios
+from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
+from rlwatch.tensors.likelihood import observe_logp
 from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
 D = torch.float64
-SUBJECTS = (logprobs, entropy, covariance, importance, clipping, offpolicy, kl)
+OBSERVERS = (
+    *(
+        observe_logp,
+        observe_entropy,
+        observe_covariance,
+        observe_ratios,
+        observe_clipping,
+        observe_off_policy,
+        observe_kl,
+    ),
+    *(observe_entropy_quantiles, observe_top_covariance, observe_ratio_quantiles, observe_kl_quantiles),
+)
 
 
 def statistics(batch):
     """All of this family, cheap and costly."""
-    observers = [getattr(subject, name) for subject in SUBJECTS for name in ("core", "full") if hasattr(subject, name)]
-    return reduce(merge, (observer(batch) for observer in observers), {})
+    return reduce(merge, (observer(batch) for observer in OBSERVERS), {})
 
 
 def drawn(rows, width, seed, dtype=D):

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlwatch.tensors.clipping import clip_stats
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
-from rlwatch.tensors.importance import sequence_log_ratio
+from rlwatch.tensors.importance import clip_stats, off_policy_masked, sampling_kl, sequence_log_ratio
 from rlwatch.tensors.masked import masked_mean
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.offpolicy import off_policy_masked, sampling_kl
 from rlwatch.tensors.tokens import TokenBatch
 
 pytest.importorskip("trl")

@@ -13,14 +13,20 @@ from waits import CountWaits
 
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.metrics import BY_NAME, metric_of
-from rlwatch.tensors.coding import BITS, codes
 from rlwatch.tensors.groups import Grouped
 from rlwatch.tensors.mergeable import merge, merge_ranks
-from rlwatch.tensors.response_stats import observe_responses
-from rlwatch.tensors.responses import ResponseBatch
-from rlwatch.tensors.shipping import pack, unpack
-from rlwatch.tensors.tasks import LONGEST, OTHER, UNNAMED, TaskNames, by_task
-from rlwatch.tensors.transfer import Transfer
+from rlwatch.tensors.responses import (
+    CODE_BITS,
+    LONGEST_TASK_NAME,
+    OTHER_TASKS,
+    UNNAMED_TASK,
+    ResponseBatch,
+    TaskNames,
+    by_task,
+    codes_of,
+    observe_responses,
+)
+from rlwatch.tensors.transfer import Transfer, pack, unpack
 
 pytestmark = pytest.mark.torch
 
@@ -230,16 +236,16 @@ def test_no_graph_is_kept():
 
 def test_codes_are_equal_for_what_is_equal_in_every_process():
     """A text, a number and nothing; a hash of Python would differ between ranks."""
-    got = codes(["42", None, 42, "x", np.str_("x")])
+    got = codes_of(["42", None, 42, "x", np.str_("x")])
 
     assert got[0] == got[2] == 2153420944245707
     assert got[1] == -1
     assert got[3] == got[4] != got[0]
-    assert codes([3, 7]).tolist() == [3, 7]
-    assert codes(np.array([3, 7])).tolist() == [3, 7]
-    assert codes([]).dtype == torch.int64
-    assert codes([str(i) for i in range(2000)]).unique().numel() == 2000
-    assert codes([str(i) for i in range(2000)]).max() < 2**BITS
+    assert codes_of([3, 7]).tolist() == [3, 7]
+    assert codes_of(np.array([3, 7])).tolist() == [3, 7]
+    assert codes_of([]).dtype == torch.int64
+    assert codes_of([str(i) for i in range(2000)]).unique().numel() == 2000
+    assert codes_of([str(i) for i in range(2000)]).max() < 2**CODE_BITS
 
 
 def test_answers_of_one_group_are_compared_across_batches():
@@ -266,9 +272,9 @@ def test_tasks_have_their_own_mean():
 
     by = {name: value for name, value in got.items() if "by_task" in name}
     assert by == {
-        "reward/by_task/gsm8k": 0.5, f"reward/by_task/{UNNAMED}": 0.5,
-        "len/by_task/gsm8k": 15, "len/by_task/math": 30, f"len/by_task/{UNNAMED}": 40,
-        "policy/entropy_by_task/gsm8k": 1.5, "policy/entropy_by_task/math": 3, f"policy/entropy_by_task/{UNNAMED}": 4,
+        "reward/by_task/gsm8k": 0.5, f"reward/by_task/{UNNAMED_TASK}": 0.5,
+        "len/by_task/gsm8k": 15, "len/by_task/math": 30, f"len/by_task/{UNNAMED_TASK}": 40,
+        "policy/entropy_by_task/gsm8k": 1.5, "policy/entropy_by_task/math": 3, f"policy/entropy_by_task/{UNNAMED_TASK}": 4,
     }  # fmt: skip
 
 
@@ -277,16 +283,16 @@ def test_the_number_of_tasks_is_bounded_and_the_most_frequent_come_first():
     names = TaskNames(limit=2)
 
     assert names.codes(["rare", "often", "some", "often", "some", "often"]) == [2, 0, 1, 0, 1, 0]
-    assert names.names == ("often", "some", OTHER)
-    assert names.codes([OTHER, "new", "some"]) == [2, 2, 1]
+    assert names.names == ("often", "some", OTHER_TASKS)
+    assert names.codes([OTHER_TASKS, "new", "some"]) == [2, 2, 1]
 
 
 def test_a_task_that_is_called_other_is_one_of_the_rest():
     """Else two means would have one name."""
     names = TaskNames()
 
-    assert names.codes(["a", OTHER, "a"]) == [0, 1, 0]
-    assert names.names == ("a", OTHER)
+    assert names.codes(["a", OTHER_TASKS, "a"]) == [0, 1, 0]
+    assert names.names == ("a", OTHER_TASKS)
 
 
 def test_a_task_keeps_its_place_while_others_come():
@@ -312,11 +318,11 @@ def test_a_task_of_one_batch_and_of_another_merge_by_name():
     ("task", "name"),
     [
         ("open ai/gsm8k", "open_ai/gsm8k"),
-        ("x" * 200, "x" * LONGEST),
-        ("", UNNAMED),
-        ("  ", UNNAMED),
+        ("x" * 200, "x" * LONGEST_TASK_NAME),
+        ("", UNNAMED_TASK),
+        ("  ", UNNAMED_TASK),
         (7, "7"),
-        ("/", UNNAMED),
+        ("/", UNNAMED_TASK),
     ],
 )
 def test_a_task_of_any_text_becomes_part_of_a_name(task, name):
@@ -324,7 +330,7 @@ def test_a_task_of_any_text_becomes_part_of_a_name(task, name):
     names = TaskNames()
     names.codes([task])
 
-    assert names.names == (name, OTHER)
+    assert names.names == (name, OTHER_TASKS)
 
 
 def test_a_nan_of_one_task_leaves_the_others():

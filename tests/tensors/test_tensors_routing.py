@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.tensors.mergeable import merge
-from rlwatch.tensors.mismatch import full, routing_stats
-from rlwatch.tensors.mismatch.routing import differing_layers, recorded
+from rlwatch.tensors.mismatch import differing_layers, observe_mismatch_detail, recorded, routing_stats
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -70,8 +69,8 @@ def test_the_gap_of_the_tokens_that_moved_is_told_apart():
         logp=torch.full((1, 4), -1.0), mask=MASK, rollout_logp=rollout, experts=OURS, rollout_experts=THEIRS
     )
 
-    assert full(batch)["mismatch/routing_absdiff"].value() == 1.0
-    assert full(batch)["mismatch/routing_absdiff"].count == 1
+    assert observe_mismatch_detail(batch)["mismatch/routing_absdiff"].value() == 1.0
+    assert observe_mismatch_detail(batch)["mismatch/routing_absdiff"].count == 1
 
 
 def test_routing_needs_both_records_but_no_log_probs():
@@ -79,8 +78,8 @@ def test_routing_needs_both_records_but_no_log_probs():
     alone = TokenBatch(logp=torch.zeros(1, 4), mask=MASK, experts=OURS)
     both = TokenBatch(logp=torch.zeros(1, 4), mask=MASK, experts=OURS, rollout_experts=THEIRS)
 
-    assert full(alone) == {}
-    assert set(values(full(both))) == {"layer_frac", "token_frac", "layers"}
+    assert observe_mismatch_detail(alone) == {}
+    assert set(values(observe_mismatch_detail(both))) == {"layer_frac", "token_frac", "layers"}
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 3, 2), (1, 4, 2, 3), (1, 4, 2), (2, 4, 2, 2)])

@@ -10,9 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rlwatch.tensors.gradnorm import grad_norms
+from rlwatch.tensors.gradnorm import Marked, Norm, grad_norms
 from rlwatch.tensors.mergeable import merge, merge_ranks
-from rlwatch.tensors.sharded import Marked, Norm
 
 pytestmark = pytest.mark.torch
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from rlwatch.tensors.masked import masked_quantile
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, RankMean, Stat, Total, merge, merge_ranks
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.shipping import pack, unpack
 from rlwatch.tensors.spread import Ess, Quantile, Std, _quantile_of_repeated
 from rlwatch.tensors.tokens import TokenBatch
-from rlwatch.tensors.transfer import Transfer
+from rlwatch.tensors.transfer import Transfer, pack, unpack
 
 pytestmark = pytest.mark.torch
 

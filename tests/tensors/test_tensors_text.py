@@ -5,10 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.loops import WINDOW, Loops
+from rlwatch.tensors.degeneration import (
+    LOOP_WINDOW,
+    Loops,
+    distinct,
+    id0_run,
+    id0_share,
+    observe_degeneration,
+    text_stats,
+    unended,
+)
 from rlwatch.tensors.mergeable import merge
-from rlwatch.tensors.ngrams import distinct
-from rlwatch.tensors.text import full, id0_run, id0_share, text_stats, unended
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -127,7 +134,7 @@ def test_the_cover_of_a_planted_loop_is_exact(period, times, before, after, seed
     """Whatever stands around it, if the repeated part is at least a window long."""
     block = [1000 + seed * 100 + i for i in range(period)]
     row = varied(before, 10_000) + block * times + varied(after, 20_000)
-    covered = period * times if period * (times - 1) >= WINDOW else 0
+    covered = period * times if period * (times - 1) >= LOOP_WINDOW else 0
 
     longest, tail = loops(row)
 
@@ -146,7 +153,7 @@ def test_a_loop_does_not_reach_over_what_a_tool_wrote():
     assert found.tail.item() == pytest.approx(20 / 60)
 
 
-@pytest.mark.parametrize("width", [0, 1, WINDOW - 1, WINDOW])
+@pytest.mark.parametrize("width", [0, 1, LOOP_WINDOW - 1, LOOP_WINDOW])
 def test_responses_too_short_to_loop_are_not_measured(width):
     """Nothing to compare with."""
     ids = torch.ones(2, width, dtype=torch.int64)
@@ -216,7 +223,7 @@ def test_responses_of_two_batches_are_those_of_one(rows, place):
 
 def test_without_ids_there_is_no_text():
     """A trainer may keep them to itself."""
-    assert full(TokenBatch(logp=-torch.rand(2, 3), mask=torch.ones(2, 3))) == {}
+    assert observe_degeneration(TokenBatch(logp=-torch.rand(2, 3), mask=torch.ones(2, 3))) == {}
 
 
 def test_ids_of_any_layout_and_type_read_the_same():

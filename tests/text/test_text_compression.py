@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.text.compression import repeats, zlib_ratio
+from rlwatch.text import repeats, zlib_ratio
 
 SENTENCE = "the answer is 42. "
 PROSE = (

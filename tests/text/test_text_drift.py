@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.text.drift import LONGEST, Drift, encode_again, prefix_kept
-from rlwatch.text.edits import first_difference, levenshtein
+from rlwatch.text import MOST_IDS, RetokenizationDrift, first_difference, levenshtein, prefix_kept, retokenized
 
 A, B, C, D, X = range(5)
 few = st.lists(st.integers(0, 3), max_size=14)
@@ -24,9 +23,9 @@ def by_the_table(first, second):
 
 def test_the_worked_example():
     """Sampled a b c d, encoded again a x d: positions 1 to 3 differ, but one substitution and one deletion do it."""
-    got = Drift.of([A, B, C, D], [A, X, D])
+    got = RetokenizationDrift.of([A, B, C, D], [A, X, D])
 
-    assert got == Drift(exact=False, naive=3 / 4, edits=2 / 4, first=1, growth=-1)
+    assert got == RetokenizationDrift(exact=False, naive=3 / 4, edits=2 / 4, first=1, growth=-1)
 
 
 @given(few, few)
@@ -48,8 +47,8 @@ def test_one_shift_counts_once_however_long_the_rest(ids, data):
     shifted = [*ids[:place], 200_000, *ids[place:]]
 
     assert levenshtein(ids, shifted) == 1
-    assert Drift.of(ids, shifted).growth == 1
-    assert Drift.of(ids, shifted).first == place
+    assert RetokenizationDrift.of(ids, shifted).growth == 1
+    assert RetokenizationDrift.of(ids, shifted).first == place
 
 
 @pytest.mark.parametrize(
@@ -63,22 +62,26 @@ def test_the_first_difference_is_also_where_one_ends(first, second, place):
 
 def test_ids_that_survive_have_no_first_difference():
     """Nothing is not position 0."""
-    assert Drift.of([A, B], [A, B]) == Drift(exact=True, naive=0.0, edits=0.0, first=None, growth=0)
+    assert RetokenizationDrift.of([A, B], [A, B]) == RetokenizationDrift(
+        exact=True, naive=0.0, edits=0.0, first=None, growth=0
+    )
 
 
 def test_of_nothing_sampled_nothing_is_known():
     """And of a text that encodes to nothing, everything was lost."""
-    assert Drift.of([], [A]) is None
-    assert Drift.of([A, B], []) == Drift(exact=False, naive=1.0, edits=1.0, first=0, growth=-2)
+    assert RetokenizationDrift.of([], [A]) is None
+    assert RetokenizationDrift.of([A, B], []) == RetokenizationDrift(
+        exact=False, naive=1.0, edits=1.0, first=0, growth=-2
+    )
 
 
 def test_very_long_responses_are_compared_in_part():
     """The time grows with the square of the length; exactness and growth are still of the whole."""
-    ids = list(range(3 * LONGEST))
+    ids = list(range(3 * MOST_IDS))
 
-    got = Drift.of(ids, [*ids, X])
+    got = RetokenizationDrift.of(ids, [*ids, X])
 
-    assert got == Drift(exact=False, naive=0.0, edits=0.0, first=len(ids), growth=1)
+    assert got == RetokenizationDrift(exact=False, naive=0.0, edits=0.0, first=len(ids), growth=1)
 
 
 class Merging:
@@ -100,7 +103,7 @@ def test_encoding_again_keeps_special_tokens_and_tidies_nothing():
     """Else every response with an end token would seem to drift."""
     tokenizer = Merging()
 
-    assert encode_again(tokenizer, [0, 1, 2]) == [ord("a"), ord("c")]
+    assert retokenized(tokenizer, [0, 1, 2]) == [ord("a"), ord("c")]
     assert tokenizer.asked == {
         "skip_special_tokens": False,
         "clean_up_tokenization_spaces": False,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.text.garbled import Garbled, switches
+from rlwatch.text import Garbled, script_switches
 
 
 def test_clean_text_is_not_garbled():
@@ -51,7 +51,7 @@ def test_an_empty_text_has_no_share():
 )
 def test_changes_between_writing_systems_are_counted_at_letters(text, expected):
     """Digits, spaces and marks belong to every script."""
-    assert switches(text) == expected
+    assert script_switches(text) == expected
 
 
 def test_script_changes_are_per_hundred_characters():

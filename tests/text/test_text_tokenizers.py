@@ -4,8 +4,7 @@ import copy
 
 import pytest
 
-from rlwatch.text import Sample, TextProbe
-from rlwatch.text.drift import Drift, encode_again
+from rlwatch.text import RetokenizationDrift, Sample, TextProbe, retokenized
 
 VOCABULARY = {
     token: i
@@ -31,17 +30,19 @@ def test_a_tag_sampled_letter_by_letter_is_encoded_in_other_pieces(tokenizer):
     """The text is the same, the ids are not."""
     sampled = ids_of("<", "th", "in", "k", ">", "!", "</s>")
 
-    again = encode_again(tokenizer, sampled)
+    again = retokenized(tokenizer, sampled)
 
     assert again == ids_of("<th", "ink", ">", "!", "</s>")
-    assert Drift.of(sampled, again) == Drift(exact=False, naive=1.0, edits=4 / 7, first=0, growth=-2)
+    assert RetokenizationDrift.of(sampled, again) == RetokenizationDrift(
+        exact=False, naive=1.0, edits=4 / 7, first=0, growth=-2
+    )
 
 
 def test_what_was_sampled_as_it_is_encoded_stays_and_so_do_special_tokens(tokenizer):
     """No beginning is added, no end is dropped, no space tidied up."""
     sampled = ids_of("<th", "ink", ">", "!", "</s>")
 
-    assert encode_again(tokenizer, sampled) == sampled
+    assert retokenized(tokenizer, sampled) == sampled
 
 
 def test_a_probe_reads_ids_with_a_copy_of_the_trainers_tokenizer(tokenizer):

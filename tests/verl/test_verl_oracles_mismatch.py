@@ -14,7 +14,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.debug.metrics import calculate_debug_metrics
 
 from rlwatch.metrics import BY_NAME, resolve
-from rlwatch.tensors.mismatch import core, full
+from rlwatch.tensors.mismatch import observe_mismatch, observe_mismatch_detail
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -79,7 +79,7 @@ def test_the_live_stream_measures_what_verl_measures(fix):
     old, roll, mask = (OLD, ROLL, MASK) if fix else batch(7, 6, 20)
     theirs = verls(old, roll, mask)
     theirs |= debug_metrics(old, roll, mask)
-    stats = {**core(b := TokenBatch(logp=old, rollout_logp=roll, mask=mask)), **full(b)}
+    stats = {**observe_mismatch(b := TokenBatch(logp=old, rollout_logp=roll, mask=mask)), **observe_mismatch_detail(b)}
     compared = {}
 
     for name, value in theirs.items():

@@ -9,9 +9,8 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn, kl_penalty
 from verl.utils import torch_functional
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from rlwatch.tensors.clipping import clip_stats
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
-from rlwatch.tensors.importance import sequence_log_ratio
+from rlwatch.tensors.importance import clip_stats, sequence_log_ratio
 from rlwatch.tensors.masked import masked_mean
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from rlwatch.clipping.skip import skip_step
 from rlwatch.errors import RLWatchError
-from rlwatch.gradloc.budget import Budget
-from rlwatch.gradloc.locate import Located, Options, locate
+from rlwatch.gradloc.distributed import Alone, World
+from rlwatch.gradloc.locate import Located, LocateOptions, locate
 from rlwatch.gradloc.passes import LossPass, Passes
-from rlwatch.gradloc.recording import Context, save
-from rlwatch.gradloc.trigger import Decision, Trigger
-from rlwatch.gradloc.world import Alone, World
+from rlwatch.gradloc.recording import Context, save_recording
+from rlwatch.gradloc.trigger import Budget, Trigger, TriggerDecision
 from rlwatch.integrations.localising.recording import Recorded, record
 from rlwatch.integrations.localising.settings import Localise
 from rlwatch.integrations.localising.usual import UsualShares
@@ -160,12 +159,12 @@ class Localiser:
             self._seam.run.counters.add("localisations_refused")
         return agreed
 
-    def _localise(self, spike: Spike, norm: float, decision: Decision, world: World) -> Located:
+    def _localise(self, spike: Spike, norm: float, decision: TriggerDecision, world: World) -> Located:
         if spike.scale is not None:
             _unscale(self.passes, spike.scale)
         if self.rewards is not None:
             self._seam.attempt("rewards of a spike", self.rewards, self.passes.all)
-        options = Options(culprits=self._settings.culprits)
+        options = LocateOptions(culprits=self._settings.culprits)
         located = locate(
             spike.model,
             self.passes,
@@ -185,7 +184,7 @@ class Localiser:
         folder = self._settings.directory
         if folder is None or self.contexts is None or located.report.why_not:
             return
-        save(
+        save_recording(
             folder,
             spike.step,
             located.report,

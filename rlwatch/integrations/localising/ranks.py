@@ -7,7 +7,7 @@ import logging
 import torch.distributed as dist
 
 from rlwatch.errors import RLWatchError
-from rlwatch.gradloc.world import Alone, Processes, World
+from rlwatch.gradloc.distributed import Alone, Processes, World
 from rlwatch.integrations.distributed import all_agree
 from rlwatch.integrations.localising.localiser import Localiser
 from rlwatch.integrations.localising.settings import Localise

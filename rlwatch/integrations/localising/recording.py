@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlwatch.gradloc.distributed import World, gather_bytes
 from rlwatch.gradloc.locate import Located
 from rlwatch.gradloc.rows import culprit_batches, event_body, response_batch
-from rlwatch.gradloc.world import World, gather_bytes
 from rlwatch.integrations.localising.settings import Localise
 from rlwatch.integrations.spike_rows import Decode
 from rlwatch.records import LOCALISED, SpikeBatch

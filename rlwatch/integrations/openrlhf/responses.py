@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.mergeable import Stats, merge
-from rlwatch.tensors.response_stats import observe_responses
-from rlwatch.tensors.responses import ResponseBatch
+from rlwatch.tensors.responses import ResponseBatch, observe_responses
 
 
 def response_stats(experiences: Sequence[Any], group_size: int, *, full: bool) -> Stats:

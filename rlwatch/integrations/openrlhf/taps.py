@@ -20,8 +20,7 @@ from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.integrations.whole import encoded
 from rlwatch.seam import Seam
-from rlwatch.tensors.finite import nonfinite
-from rlwatch.tensors.mergeable import Total
+from rlwatch.tensors.mergeable import Total, nonfinite
 
 PARCEL = "rlwatch/parcel/"
 """Keys of what travels; the rank follows."""

@@ -22,8 +22,8 @@ from rlwatch.integrations.torch.samples import Samples
 from rlwatch.integrations.torch.steps import Steps
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.recorder.intake import step_index
-from rlwatch.tensors.finite import nonfinite
-from rlwatch.tensors.response_stats import observe_responses
+from rlwatch.tensors.mergeable import nonfinite
+from rlwatch.tensors.responses import observe_responses
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import freed
 

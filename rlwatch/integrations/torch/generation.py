@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rlwatch.integrations.torch.microbatch import measured, there, why
 from rlwatch.seam import by_a_signal
-from rlwatch.tensors.responses import ResponseBatch
-from rlwatch.tensors.tasks import TaskNames
+from rlwatch.tensors.responses import ResponseBatch, TaskNames
 
 WIDE = ("ids", "mask")
 """(B, T); all others are (B,)."""

@@ -21,9 +21,8 @@ from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, sharding_engi
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.seam import Seam
-from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
-from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total
+from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
 
 
 class TrainerTaps:

@@ -18,9 +18,7 @@ from rlwatch.integrations.completions import CompletionSampler
 from rlwatch.records import CompletionBatch
 from rlwatch.tensors.groups import consecutive
 from rlwatch.tensors.mergeable import Stats
-from rlwatch.tensors.response_stats import observe_responses
-from rlwatch.tensors.responses import ResponseBatch
-from rlwatch.tensors.tasks import TaskNames
+from rlwatch.tensors.responses import ResponseBatch, TaskNames, observe_responses
 from rlwatch.text import Sample
 
 TASK_COLUMNS = ("data_source", "task", "source")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.integrations.transformers.describe import source_of
-from rlwatch.tensors.clipping import clip_stats
-from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
+from rlwatch.tensors.importance import clip_stats, sequence_log_ratio, sequence_ratio_stats
 from rlwatch.tensors.masked import indicator, keep, masked_count, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats
 from rlwatch.tensors.spread import Std

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rlwatch.tensors import kl
-from rlwatch.tensors.finite import nonfinite_stats
-from rlwatch.tensors.mergeable import Stats
+from rlwatch.tensors.mergeable import Stats, nonfinite_stats
 from rlwatch.tensors.tokens import TokenBatch
 
 
@@ -41,4 +40,4 @@ class Passes:
         if len(passes) < 2:
             return stats
         batch = TokenBatch(policy, mask, advantages=outputs["advantages"], ref_logp=passes[1])
-        return stats | kl.core(batch) | (kl.full(batch) if self._full else {})
+        return stats | kl.observe_kl(batch) | (kl.observe_kl_quantiles(batch) if self._full else {})

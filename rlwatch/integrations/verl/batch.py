@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rlwatch.tensors.masked import keep
 from rlwatch.tensors.padded import Padded
-from rlwatch.tensors.responses import ResponseBatch
-from rlwatch.tensors.tasks import TaskNames
+from rlwatch.tensors.responses import ResponseBatch, TaskNames
 from rlwatch.tensors.tokens import TokenBatch
 
 TOKEN_FIELDS = (

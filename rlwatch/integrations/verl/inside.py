@@ -22,7 +22,7 @@ from rlwatch.integrations.whole import encoded
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
-from rlwatch.tensors.sharded import Sharded
+from rlwatch.tensors.gradnorm import Sharded
 
 
 class Inside:

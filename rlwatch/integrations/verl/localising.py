@@ -9,9 +9,9 @@ from typing import Any, Self
 import torch
 
 from rlwatch.errors import RLWatchError
+from rlwatch.gradloc.distributed import World
 from rlwatch.gradloc.locate import Located
 from rlwatch.gradloc.rows import event_body
-from rlwatch.gradloc.world import World
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.localising import Localise, Localiser
 from rlwatch.integrations.localising.localiser import Spike

@@ -20,7 +20,7 @@ from rlwatch.integrations.verl.workers import Answers
 from rlwatch.integrations.whole import together
 from rlwatch.records import LOCALISED
 from rlwatch.seam import Seam
-from rlwatch.tensors.response_stats import observe_responses
+from rlwatch.tensors.responses import observe_responses
 
 if TYPE_CHECKING:
     from rlwatch.run import Run

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlwatch.tensors.gradnorm import GradNorms
+from rlwatch.tensors.gradnorm import GradNorms, Marked
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats
-from rlwatch.tensors.sharded import Marked
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,8 @@ from rlwatch.integrations.verl.losses import Clipping
 from rlwatch.integrations.verl.microbatch import beside, loss_batch
 from rlwatch.integrations.verl.steps import gradient_stats, step_stats
 from rlwatch.seam import Seam
-from rlwatch.tensors.finite import nonfinite
 from rlwatch.tensors.gradnorm import GradNorms
-from rlwatch.tensors.mergeable import Total
+from rlwatch.tensors.mergeable import Total, nonfinite
 from rlwatch.tensors.observe import observe
 
 TAPPED = "rlwatch_tapped_by"

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlwatch.forecast.evaluation.limits import Limit, limits
 from rlwatch.forecast.evaluation.run_table import Floats
-from rlwatch.stats.robust import median
+from rlwatch.stats import median
 
 MEDIAN_ROWS = 5
 FIT_STEPS = 60

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlwatch.forecast.evaluation.limits import limits
 from rlwatch.forecast.evaluation.run_table import Floats
-from rlwatch.stats.robust import GAUSSIAN
+from rlwatch.stats import GAUSSIAN
 
 WATCHED = (
     *("reward/mean", "reward/std", "reward/zero_std_frac", "policy/entropy", "policy/logp_mean", "policy/logp_min"),

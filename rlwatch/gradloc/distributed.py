@@ -1,0 +1,254 @@
+"""Ranks that localise one step together, and models that FSDP2 shards or DDP replicates over them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+_groups = count()
+"""Every rank makes its groups in the same order."""
+
+
+class World(Protocol):
+    """Ranks that all localise the same step together. Gradients are means over ranks: c = a / size * derivative.
+
+    Every method is a collective: all ranks call it, in the same order.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+        ...
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of ``values`` over the ranks, elementwise, on every rank."""
+        ...
+
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of ``values`` over the ranks, elementwise, on every rank."""
+        ...
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """``values`` of each rank (equal shapes), by rank, on every rank."""
+        ...
+
+    def leave(self) -> None:
+        """Take part no longer: whoever waits for this rank gets an exception instead of an answer. No collective."""
+        ...
+
+
+class Alone:
+    """The only rank there is."""
+
+    size = 1
+    rank = 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """As passed."""
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        """As passed."""
+        return values
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """As passed."""
+        return [values]
+
+    def leave(self) -> None:
+        """Nobody waits."""
+
+
+class Processes:
+    """The ranks of ``torch.distributed``, through a process group of their own on the CPU.
+
+    Making one is a collective. ``torch.distributed`` does not know of the group: neither the names of the trainer's own
+    groups nor their end depend on it. What travels is small: scalars, and the numbers of some candidates. If a rank
+    fails, leaves or is gone, the others get a ``RuntimeError`` at once, or after ``timeout_s`` seconds if it only does
+    not come.
+    """
+
+    def __init__(self, timeout_s: float = 60.0) -> None:
+        self.size = dist.get_world_size()
+        self.rank = dist.get_rank()
+        c10d: Any = dist.distributed_c10d
+        store = c10d.PrefixStore(f"rlwatch/localising/{next(_groups)}", c10d._get_default_store())  # noqa: SLF001
+        self._group: Any = c10d.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout_s))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Over the ranks, elementwise."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Tensor) -> Tensor:
+        """Over the ranks, elementwise."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """By rank."""
+        here = values.detach().cpu().contiguous()
+        found = [torch.empty_like(here) for _ in range(self.size)]
+        self._joined().allgather([found], [here]).wait()
+        return [one.to(values.device) for one in found]
+
+    def leave(self) -> None:
+        """Close the connections, which end with the last reference to the group."""
+        self._group = None
+
+    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+        reduced, options = values.detach().cpu().clone(), dist.AllreduceOptions()
+        options.reduceOp = how
+        self._joined().allreduce([reduced], options).wait()
+        return reduced.to(values.device)
+
+    def _joined(self) -> Any:
+        if self._group is None:
+            raise RuntimeError("this rank has left the others")
+        return self._group
+
+
+def gather_bytes(world: World, data: bytes) -> list[bytes]:
+    """``data`` of each rank, by rank, on every rank. A collective."""
+    if world.size == 1:
+        return [data]
+    lengths = [int(n) for n in world.gather(torch.tensor([len(data)]))]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
+    return [one[:length].numpy().tobytes() for one, length in zip(world.gather(padded), lengths, strict=True)]
+
+
+def gather_plain(world: World, value: Any) -> list[Any]:
+    """The ``value`` of each rank, made of what JSON knows, by rank, on every rank; NaN and Inf come through."""
+    return [json.loads(text) for text in gather_bytes(world, json.dumps(value).encode())]
+
+
+# Models that FSDP2 (``fully_shard``) keeps in shards, as far as looking at them needs care.
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Those that FSDP2 gathers and shards again by themselves, outermost first; none where it is not in use."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def reshard(model: nn.Module) -> None:
+    """Let every module hold its shards, which is where gradients are; FSDP2 gathers them again when it needs them."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def recover(model: nn.Module) -> None:
+    """After a forward pass that failed half-way, let FSDP2 begin anew (torch 2.13; older ones cannot)."""
+    for module in sharded_modules(model):
+        if hasattr(module, "reset_iter_state"):
+            with suppress(RuntimeError):  # not a root: the root's reset reaches it
+                module.reset_iter_state()
+
+
+class Gathered:
+    """Whole gradients of the modules that FSDP2 has gathered for their forward pass, as long as that runs.
+
+    Gradients (by the ``id`` of their parameter) are gathered module by module where FSDP2 gathers weights, so all
+    ranks do it in the same order if their forward passes are the same. Inputs are not cast to the policy's type
+    inside: what is seen is float32.
+    """
+
+    def __init__(self, model: nn.Module, gradients: Mapping[int, Tensor]) -> None:
+        self._model = model
+        self._gradients = {key: g for key, g in gradients.items() if hasattr(g, "full_tensor")}
+        self._whole: dict[int, Tensor] = {}
+        self._hooks: list[Any] = []
+        self._policies: list[tuple[Any, Any]] = []
+
+    def like(self, weight: Tensor, key: int, gradient: Tensor) -> Tensor:
+        """``gradient`` in the form that ``weight`` has now: whole, or in shards."""
+        if hasattr(gradient, "full_tensor") and not hasattr(weight, "full_tensor"):
+            if key not in self._whole:
+                raise LookupError("a weight was read outside the module that gathers it")
+            return self._whole[key]
+        return gradient
+
+    def __enter__(self) -> Self:
+        units = sharded_modules(self._model)
+        with ExitStack() as undo:
+            undo.push(self.__exit__)
+            for unit, keys in zip(units, _owned(units), strict=True):
+                self._keep_input_type(unit)
+                mine = [key for key in keys if key in self._gradients]
+                self._hooks.append(unit.register_forward_pre_hook(partial(self._gather, mine)))
+                self._hooks.append(unit.register_forward_hook(partial(self._drop, mine), always_call=True))
+            undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for state, policy in self._policies:
+            state._mp_policy = policy  # noqa: SLF001
+        self._whole.clear()
+
+    def _keep_input_type(self, unit: Any) -> None:
+        state = unit._get_fsdp_state()  # noqa: SLF001  (FSDP2 has no public way)
+        self._policies.append((state, state._mp_policy))  # noqa: SLF001
+        state._mp_policy = replace(state._mp_policy, cast_forward_inputs=False, output_dtype=None)  # noqa: SLF001
+
+    def _gather(self, keys: list[int], *_: object) -> None:
+        self._whole.update((key, self._gradients[key].full_tensor()) for key in keys)
+
+    def _drop(self, keys: list[int], *_: object) -> None:
+        for key in keys:
+            self._whole.pop(key, None)
+
+
+def _owned(units: list[Any]) -> list[list[int]]:
+    """For each of ``units``, the parameters that it gathers: its own, without those of the units inside it."""
+    owner = {id(p): i for i, unit in enumerate(units) for p in unit.parameters()}  # a later unit lies further inside
+    return [[key for key, place in owner.items() if place == i] for i in range(len(units))]
+
+
+# Models that DDP keeps alike on every rank, as far as looking at them needs care.
+
+
+@contextmanager
+def unsynchronised() -> Iterator[None]:
+    """On this thread, forward passes through DDP's wrappers run what they wrap and no more.
+
+    By itself a wrapper sends buffers round before a forward pass, agrees on new buckets after the first backward, and
+    expects gradients of every parameter afterwards: ranks with other passes, and the next step, would wait for ever.
+    A forward pass may hold a wrapper that the model looked at does not have inside, so it is all of them.
+    """
+    forward, here = DistributedDataParallel.forward, threading.get_ident()
+
+    def bare(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != here:
+            return forward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+        if self.device_ids:
+            from torch.distributed.utils import _to_kwargs
+
+            device = torch.device(self.device_type, self.device_ids[0])
+            (args,), (kwargs,) = _to_kwargs(args, kwargs, device, False)
+        return self.module(*args, **kwargs)
+
+    DistributedDataParallel.forward = bare  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel.forward = forward  # type: ignore[method-assign]

@@ -1,0 +1,303 @@
+"""Forward passes of a model in training, run again so that afterwards everything is as it was."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from rlwatch.gradloc.distributed import sharded_modules, unsynchronised
+from rlwatch.gradloc.passes import RandomState
+from rlwatch.seam import by_a_signal, described
+
+
+@contextmanager
+def rerunning(model: nn.Module, *, wide: bool = True) -> Iterator[Precision]:
+    """Forward passes inside run without gradient graph and leave no trace, also if they fail.
+
+    If ``wide`` they run in float32, else in the precision that training runs in. Random state, modes, autocast,
+    configuration and hooks are as before afterwards. Buffers are never written: modules see copies of them. Parameters
+    are those of training unless :mod:`displacement` shows others. What a module keeps in plain attributes, and a
+    thread that a forward pass starts, are beyond this.
+    """
+    random = RandomState.now()
+    modes = [(module, module.training) for module in model.modules()]
+    precision = Precision(wide)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(without_autocast(precision))
+            stack.enter_context(float32_kernels(model))
+            if wide and not sharded_modules(model):  # FSDP2 casts what it gathers, and must go on so
+                stack.enter_context(WithoutNarrowing(precision))
+            stack.enter_context(_copied_buffers(model, precision))
+            stack.enter_context(unsynchronised())
+            yield precision
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        random.restore()
+
+
+class Copies(dict[str, Any]):
+    """Buffers of a module: each is copied when it is first read, in the precision asked for, and the copy is kept."""
+
+    def __init__(self, true: dict[str, Any], precision: Precision) -> None:
+        super().__init__(true)
+        self._precision = precision
+        self._untouched = set(true)
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        buffer = super().__getitem__(name)
+        if name in self._untouched and isinstance(buffer, Tensor):
+            self._untouched.discard(name)
+            buffer = self._precision.widen(buffer.clone())
+            super().__setitem__(name, buffer)
+        return buffer
+
+    @override
+    def __setitem__(self, name: str, buffer: Any) -> None:
+        self._untouched.discard(name)
+        super().__setitem__(name, buffer)
+
+
+@contextmanager
+def _copied_buffers(model: nn.Module, precision: Precision) -> Iterator[None]:
+    true = [(module, module._buffers) for module in model.modules()]  # noqa: SLF001
+    try:
+        for module, buffers in true:
+            module.__dict__["_buffers"] = Copies(buffers, precision)
+        yield
+    finally:
+        for module, buffers in true:
+            module.__dict__["_buffers"] = buffers
+
+
+# Forward passes in float32, whatever precision training has chosen for its own; or in that one, noting it.
+
+LOW = (torch.bfloat16, torch.float16)
+NARROW = (torch.Tensor.bfloat16, torch.Tensor.half)
+
+
+@dataclass(slots=True)
+class Precision:
+    """What forward passes compute in.
+
+    ``wide``: in float32 where training takes less; else as training does. ``low``: whether training takes less, for
+    weights, by autocast or by FSDP's policy, as far as was seen.
+    """
+
+    wide: bool = True
+    low: bool = False
+
+    def widen(self, value: Tensor) -> Tensor:
+        """``value``, detached: if ``wide``, in float32 where it is narrower, which is noted."""
+        if value.dtype not in LOW:
+            return value.detach()
+        self.low = True
+        return value.detach().float() if self.wide else value.detach()
+
+
+@contextmanager
+def without_autocast(precision: Precision) -> Iterator[None]:
+    """No autocast on this thread if ``precision`` is wide, not even where a forward pass switches it on itself.
+
+    Trainers do: accelerate wraps ``model.forward``, TRL calls ``accelerator.autocast()``, loops write
+    ``torch.autocast``. All of them end in ``torch.autocast.__enter__``. Other threads go on as they were.
+    """
+    enter, here = torch.autocast.__enter__, threading.get_ident()
+
+    def enter_disabled(self: torch.autocast) -> Any:
+        entered = enter(self)  # type: ignore[no-untyped-call]
+        if threading.get_ident() == here and torch.is_autocast_enabled(self.device):
+            precision.low = True
+            torch.set_autocast_enabled(self.device, not precision.wide)
+        return entered
+
+    with _all_off(precision):
+        torch.autocast.__enter__ = enter_disabled  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+
+
+class WithoutNarrowing(TorchFunctionMode):
+    """Casts to bfloat16 or float16 that a forward pass makes by itself are casts to float32 inside.
+
+    What is rounded to 8 bits on its way loses the small differences that are looked for.
+    """
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self._precision = precision
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in NARROW:
+            func = torch.Tensor.float
+        elif func is torch.Tensor.to and any(
+            isinstance(a, torch.dtype) and a in LOW for a in (*args, *kwargs.values())
+        ):
+            args = tuple(self._wide(value) for value in args)
+            kwargs = {name: self._wide(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype) and value in LOW:
+            self._precision.low = True
+            return torch.float32
+        return value
+
+
+@contextmanager
+def _all_off(precision: Precision) -> Iterator[None]:
+    """Leave the autocast that the caller is in."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    on = [device for device in devices if torch.is_autocast_enabled(device)]
+    precision.low |= bool(on)
+    for device in on:
+        torch.set_autocast_enabled(device, not precision.wide)
+    try:
+        yield
+    finally:
+        for device in on:
+            torch.set_autocast_enabled(device, True)
+
+
+# Kernels that a float32 forward pass, or its forward derivative, can run through.
+
+ATTENTION, EXPERTS = "_attn_implementation", "_experts_implementation"
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def routed(model: nn.Module) -> bool:
+    """Whether tokens are routed to experts, as the model's configuration tells."""
+    counts = [getattr(config, name, None) for config in _configs(model) for name in EXPERT_COUNTS]
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
+@contextmanager
+def float32_kernels(model: nn.Module) -> Iterator[None]:
+    """Without compiled code (it reads weights past :mod:`displacement`), flash attention and grouped experts.
+
+    The last two take no float32. Configurations of transformers' models are changed for the while.
+    """
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for config in _configs(model):
+            if "flash" in str(getattr(config, ATTENTION, None)):
+                stack.enter_context(_set(config, ATTENTION, "sdpa"))
+            if getattr(config, EXPERTS, None) is not None:
+                stack.enter_context(_set(config, EXPERTS, "eager"))
+        yield
+
+
+@contextmanager
+def differentiable_kernels(model: nn.Module) -> Iterator[None]:
+    """Attention that has a forward derivative: plain matrix products, or written out in Python."""
+    with ExitStack() as stack:
+        for config in _configs(model):
+            if getattr(config, ATTENTION, None) not in (None, "sdpa", "eager"):
+                stack.enter_context(_set(config, ATTENTION, "eager"))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
+
+
+@contextmanager
+def _set(config: Any, name: str, value: str) -> Iterator[None]:
+    """On this configuration alone: transformers' own setter reaches into others, and cannot put back what it found."""
+    name = f"{name}_internal" if f"{name}_internal" in vars(config) else name
+    before = getattr(config, name)
+    object.__setattr__(config, name, value)
+    try:
+        yield
+    finally:
+        object.__setattr__(config, name, before)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Each configuration once that a module of ``model`` reads."""
+    found = {id(c): c for m in model.modules() if (c := m.__dict__.get("config")) is not None}
+    return list(found.values())
+
+
+# Mixtures of experts, which send a token elsewhere when a weight moves a little: there no difference is small.
+
+TOPK = (torch.topk, torch.Tensor.topk)
+
+
+class FirstChoice(TorchFunctionMode):
+    """Whatever the first forward pass inside chose by ``topk``, the later ones are made to choose as well.
+
+    The derivative of the values is that of ``topk``, whose indices have none. Each ``with`` is one forward pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chosen: list[Tensor] = []
+        self._begun = False
+        self._at = 0
+
+    @override
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._at = 0
+        return self
+
+    @override
+    def __exit__(self, *failure: Any) -> None:
+        self._begun = True
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in TOPK:
+            return func(*args, **kwargs)
+        if not self._begun:
+            self._chosen.append(func(*args, **kwargs).indices)
+        indices = self._chosen[self._at]
+        self._at += 1
+        source = args[0] if args else kwargs["input"]
+        dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+        return torch.return_types.topk((source.gather(dim, indices), indices))
+
+
+# The seam to the model's own code: any kernel of any model may refuse what is asked of it here.
+
+T = TypeVar("T")
+
+SHOWN = 200
+"""Characters of an error that are told."""
+
+
+def tried(work: Callable[[], T]) -> tuple[T | None, str]:
+    """What ``work()`` gives and "", or None and why: an operation without derivative, a kernel, memory.
+
+    Raises no ``Exception``: with several ranks the others wait for this one's word and must hear of it. Of an error
+    its type and the first line are told.
+    """
+    try:
+        return work(), ""
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+        most = len(f"{type(error).__name__}: ") + SHOWN  # what a kernel raises has no common type
+        return None, next(iter(described(error, most).splitlines()))

@@ -1,0 +1,347 @@
+"""Health of layers, from the norms of their gradients: who carries the step, who is far off its own level.
+
+Norms come as ``grad_layer/<layer>``, one number a layer and step, before clipping. Plain arithmetic on numpy arrays,
+no torch. A norm that is NaN or infinite, or zero (an expert no token was
+routed to), enters no statistic of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlwatch.metrics import LAYER_PREFIX
+from rlwatch.records import StepRecord
+from rlwatch.stats import GAUSSIAN
+
+__all__ = ["DerivedLayers", "LayerHealth", "LayerStep", "SpikingLayer", "layer_norms"]
+
+
+# The layer metrics that are stored beside the norms they are computed of.
+
+
+def layer_norms(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Layer -> gradient norm, of the metrics called ``grad_layer/<layer>``."""
+    cut = len(LAYER_PREFIX)
+    return {name[cut:]: value for name, value in metrics.items() if name.startswith(LAYER_PREFIX)}
+
+
+class DerivedLayers:
+    """Adds ``layers/...`` to records that hold layer norms; others pass as they are."""
+
+    def __init__(self) -> None:
+        self._health: LayerHealth | None = None
+
+    def add(self, step: int, metrics: dict[str, float]) -> None:
+        """Add to ``metrics`` of ``step`` what they say of the layers; what the source measured itself stays."""
+        norms = layer_norms(metrics)
+        if not norms:
+            return
+        self._health = self._health or LayerHealth()
+        told = self._health.update(step, norms)
+        for name, value in (told.metrics() if told is not None else {}).items():
+            metrics.setdefault(name, value)
+
+    def added(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
+        """The same of records, in order: those of a log that somebody else wrote."""
+        for record in records:
+            metrics = dict(record.metrics)
+            self.add(record.step, metrics)
+            yield record if len(metrics) == len(record.metrics) else replace(record, metrics=metrics)
+
+
+# What one step says of the layers, as plain numbers.
+
+WINDOW_ROWS = 50
+"""Rows that levels and correlations are computed over."""
+SPIKE_TIMES = 6.0
+"""Least factor over its level that makes a layer spike."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpikingLayer:
+    """A layer whose ``norm`` is ``times`` what it would be if it followed the others as it used to."""
+
+    layer: str
+    norm: float
+    times: float
+    deviations: float
+
+    @property
+    def usual(self) -> float:
+        """The norm it would have."""
+        return self.norm / self.times
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """What one step says of the layers; None where the run is too young (or has too few layers) to tell.
+
+    Parameters
+    ----------
+    layers
+        How many were measured with a finite norm.
+    max_share, heaviest
+        Largest share of the squared norm, and the layer that has it.
+    participation
+        In [1/L, 1]: how evenly the squared norm is spread.
+    heterogeneity
+        1 - mean pairwise correlation of the norms over the last rows in which nothing spiked.
+    rise
+        max_l(n_l / usual_l) / median_l(n_l / usual_l), >= 1.
+    spiking
+        Layers far above their level relative to the others, worst first.
+    total_times
+        Norm of all layers together over its usual level.
+    """
+
+    layers: int
+    max_share: float
+    heaviest: str
+    participation: float
+    heterogeneity: float | None = None
+    rise: float | None = None
+    spiking: tuple[SpikingLayer, ...] | None = None
+    total_times: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """By their canonical names; what is not known is left out."""
+        known = {
+            "layers/heterogeneity": self.heterogeneity,
+            "layers/participation": self.participation,
+            "layers/max_share": self.max_share,
+            "layers/rise": self.rise,
+            "layers/spiking": None if self.spiking is None else float(len(self.spiking)),
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+# Each layer against its own level, step by step.
+
+WARM_UP = 20
+"""Rows from which a layer has a level, and layers a correlation."""
+DEVIATIONS = 6.0
+"""Least distance from its level in (robust, log) standard deviations."""
+SCATTER = 0.05
+"""Least standard deviation of a log norm: what hardly moves may still move a little."""
+FEWEST_LAYERS = 3
+"""Layers below which none can be told from the others."""
+SILENT_FACTOR = 20.0
+"""Factor below the usual total norm from which a step says nothing of its layers: batches without a signal."""
+MOST_LAYERS = 4096
+"""Layers that are followed; any beyond are not."""
+LARGEST_LOG = 700.0
+"""Logarithm of the largest factor told: beyond it there are no floats."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One step: norms (L,), NaN where there is none, and their logs relative to the median layer of the step.
+
+    ``telling``: it had a signal, so levels learn of it; ``ordinary``: nothing spiked either, so correlations do.
+    """
+
+    step: int
+    norms: Floats
+    relative: Floats
+    log_total: float
+    telling: bool
+    ordinary: bool
+
+
+class LayerHealth:
+    """Judges each step's layer norms by the steps before it, then learns of them.
+
+    What moves all layers alike (batch size, schedule, a batch without a signal) must not look like a layer's own
+    doing: levels are medians, over the last ``window`` rows, of a layer's log norm minus that of the step's median
+    layer. A spike cannot move a median; a change that lasts for half the window is the new level. Cost per step is
+    O(window * layers); memory likewise.
+    """
+
+    def __init__(self, *, window: int = WINDOW_ROWS, warm_up: int = WARM_UP) -> None:
+        self.warm_up = warm_up
+        self._columns: dict[str, int] = {}
+        self._rows: deque[_Row] = deque(maxlen=window)
+        self._open: _Row | None = None
+        self._step: int | None = None
+        self._given: dict[str, float] = {}
+
+    def update(self, step: int, norms: Mapping[str, float]) -> LayerStep | None:
+        """Take a step's norms by layer; None if none of them is a finite, positive number.
+
+        Layers of the same step that come later join those that came before. A lower step than the last one (back to a
+        checkpoint) forgets what lay at or after it.
+        """
+        self._turn(step)
+        self._given |= norms
+        usual = self._usual_total()
+        self._open = self._row(step, self._given, usual)
+        return None if self._open is None else self._judged(self._open, self._given, usual)
+
+    def _turn(self, step: int) -> None:
+        """Learn of the last step once another begins."""
+        if self._step == step:
+            return
+        if self._open is not None:
+            self._rows.append(self._open)
+        while self._rows and self._rows[-1].step >= step:
+            self._rows.pop()
+        self._step, self._given, self._open = step, {}, None
+
+    def _row(self, step: int, given: dict[str, float], usual: float | None) -> _Row | None:
+        for layer in given:
+            if len(self._columns) < MOST_LAYERS:
+                self._columns.setdefault(layer, len(self._columns))
+        norms = np.full(len(self._columns), np.nan)
+        for layer, norm in given.items():
+            if layer in self._columns and 0.0 < norm < math.inf:
+                norms[self._columns[layer]] = norm
+        there = norms[np.isfinite(norms)]
+        if not len(there):
+            return None
+        logs = np.log(norms)
+        total = math.log(there.max()) + 0.5 * math.log(np.square(there / there.max()).sum())
+        telling = usual is None or total >= usual - math.log(SILENT_FACTOR)
+        return _Row(step, norms, logs - _median(logs), total, telling, telling)
+
+    def _judged(self, row: _Row, given: dict[str, float], usual: float | None) -> LayerStep:
+        measured = {layer: norm for layer, norm in given.items() if 0.0 <= norm < math.inf}
+        norms = np.array(list(measured.values()))
+        parts = shares(norms)
+        spiking, rise = self._against_levels(row) if row.telling else (None, None)
+        times = None if usual is None else math.exp(min(row.log_total - usual, LARGEST_LOG))
+        # A single spike would outweigh all other rows of the window in a correlation.
+        row.ordinary = row.telling and not spiking and (times is None or times < SPIKE_TIMES)
+        return LayerStep(
+            layers=len(measured),
+            max_share=float(parts.max()),
+            heaviest=list(measured)[int(parts.argmax())],
+            participation=participation(norms) or 0.0,
+            heterogeneity=self._heterogeneity(row),
+            rise=rise,
+            spiking=spiking,
+            total_times=times,
+        )
+
+    def _against_levels(self, row: _Row) -> tuple[tuple[SpikingLayer, ...] | None, float | None]:
+        """The layers that spike, and by how much the furthest is above the median one."""
+        before = self._stacked([past.relative for past in self._rows if past.telling])
+        if len(before) < self.warm_up:
+            return None, None
+        level = _medians(before, self.warm_up)
+        off = row.relative - level
+        if np.isfinite(off).sum() < FEWEST_LAYERS:
+            return None, None
+        off -= _median(off)
+        scatter = np.maximum(GAUSSIAN * _medians(np.abs(before - level), self.warm_up), SCATTER)
+        with np.errstate(invalid="ignore"):
+            found = np.flatnonzero((off > math.log(SPIKE_TIMES)) & (off > DEVIATIONS * scatter))
+        times = np.exp(np.minimum(off, LARGEST_LOG))
+        names = list(self._columns) if len(found) else []
+        spiking = [
+            SpikingLayer(names[i], float(row.norms[i]), float(times[i]), float(off[i] / scatter[i]))
+            for i in found[np.argsort(-off[found], kind="stable")]
+        ]
+        return tuple(spiking), float(np.nanmax(times))
+
+    def _heterogeneity(self, row: _Row) -> float | None:
+        norms = self._stacked([*(past.norms for past in self._rows if past.ordinary), *([row.norms] * row.ordinary)])
+        # A step most of whose layers are missing would shut those layers out, not only itself.
+        norms = norms[np.isfinite(norms).mean(axis=1) > 0.5]
+        return heterogeneity(norms) if len(norms) > self.warm_up else None
+
+    def _stacked(self, rows: list[Floats]) -> Floats:
+        """(W, L), oldest first; layers that a row did not know yet are NaN."""
+        width = len(self._columns)
+        if any(len(row) != width for row in rows):
+            rows = [np.pad(row, (0, width - len(row)), constant_values=np.nan) for row in rows]
+        return np.array(rows).reshape(len(rows), width)
+
+    def _usual_total(self) -> float | None:
+        """Level of the logarithm of the total norm: of steps with a signal, which may be one in four."""
+        if len(self._rows) < self.warm_up:
+            return None
+        totals = np.sort([row.log_total for row in self._rows])
+        return _median(totals[totals >= totals[3 * len(totals) // 4] - math.log(SILENT_FACTOR)])
+
+
+def _median(values: Floats) -> float:
+    """Of the finite ones; there is at least one."""
+    told = np.sort(values[np.isfinite(values)])
+    return float(0.5 * (told[(len(told) - 1) // 2] + told[len(told) // 2]))
+
+
+def _medians(rows: Floats, least: int) -> Floats:
+    """Median of each column's finite values; NaN where there are fewer than ``least``."""
+    ordered = np.sort(rows, axis=0)  # NaN last
+    count = np.isfinite(rows).sum(axis=0)
+    at = np.arange(rows.shape[1])
+    below, above = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(rows) - 1)
+    return np.where(count >= least, 0.5 * (ordered[below, at] + ordered[above, at]), np.nan)
+
+
+# How one step's squared gradient norm is spread over the layers.
+
+Floats = NDArray[np.float64]
+
+
+def shares(norms: Floats) -> Floats:
+    """``n_l^2 / sum n^2`` (L,), sums up to 1; of ``norms`` (L,), finite and >= 0. All zero where they all are.
+
+    >>> shares(np.array([3.0, 4.0])).round(2).tolist()
+    [0.36, 0.64]
+    """
+    largest = norms.max(initial=0.0)
+    if largest == 0.0:
+        return np.zeros_like(norms)
+    squares = np.square(norms / largest)
+    parts: Floats = squares / squares.sum()
+    return parts
+
+
+def participation(norms: Floats) -> float | None:
+    """``(sum n^2)^2 / (L sum n^4)``, in [1/L, 1]: 1 if all layers carry the same, 1/L if one carries everything.
+
+    ``norms`` (L,) are finite and >= 0; None where all are zero.
+
+    >>> participation(np.array([1.0, 1.0, 0.0, 0.0]))
+    0.5
+    """
+    parts = shares(norms)
+    return None if not parts.any() else float(1.0 / (len(parts) * np.square(parts).sum()))
+
+
+# Whether the layers' gradients still rise and fall together.
+
+STILL = 1e-9
+"""Relative standard deviation below which a norm counts as constant: it correlates with nothing."""
+
+
+def heterogeneity(norms: NDArray[np.float64]) -> float | None:
+    """1 - mean pairwise Pearson correlation of the layers' norms over the rows: 0 in step, 1 unrelated; in [0, 2].
+
+    Step-wise correlation of layer norms is how GradLoc (Tencent Hunyuan 2026) defines layer-wise heterogeneity. The
+    mean over all pairs follows from the norm of the sum of the standardised columns, so the cost is O(W L).
+
+    Parameters
+    ----------
+    norms
+        (W, L), NaN where a layer was not measured. Layers with a NaN, and such as do not move, are left out; None if
+        fewer than two are left, or fewer than three rows.
+    """
+    told = norms[:, np.isfinite(norms).all(axis=0)]
+    told = told / told.max(axis=0, initial=np.finfo(float).tiny)
+    deviations = told - told.mean(axis=0, keepdims=True) if told.size else told
+    spread = deviations.std(axis=0) if told.size else np.zeros(0)
+    moving = spread > STILL
+    layers = int(moving.sum())
+    if layers < 2 or len(norms) < 3:
+        return None
+    together = (deviations[:, moving] / spread[moving]).sum(axis=1)
+    mean = (together @ together / len(norms) - layers) / (layers * (layers - 1))
+    return float(np.clip(1.0 - mean, 0.0, 2.0))

@@ -1,0 +1,532 @@
+"""Streaming statistics: plain floats in, bounded memory, no torch.
+
+Everything that remembers has ``update``, ``get`` and ``state_dict``. Policy on non-finite input, the same
+everywhere: NaN, +Inf and -Inf are skipped and counted (``skipped``), they never enter a statistic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar
+
+__all__ = [
+    "GAUSSIAN",
+    "Baseline",
+    "Cusum",
+    "Hold",
+    "Line",
+    "Stateful",
+    "Thinned",
+    "Window",
+    "fit_line",
+    "mad",
+    "median",
+    "quantile",
+    "slope_interval",
+    "theil_sen",
+]
+
+
+# Order statistics of a handful of finite numbers: what one outlier cannot move.
+
+GAUSSIAN = 1.4826
+"""1 / Phi^-1(3/4): makes the median absolute deviation estimate a normal standard deviation."""
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` (0..1) of ``values`` (finite, at least one) lies, interpolated.
+
+    >>> quantile([1.0, 2.0, 4.0], 0.75)
+    3.0
+    """
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    part = at - low
+    return ordered[low] * (1.0 - part) + ordered[high] * part
+
+
+def median(values: Sequence[float]) -> float:
+    """Middle of ``values`` (finite, at least one)."""
+    return quantile(values, 0.5)
+
+
+def mad(values: Sequence[float], center: float | None = None) -> float:
+    """Median absolute deviation, scaled to a normal standard deviation; 0 for constant values.
+
+    >>> round(mad([1.0, 2.0, 3.0, 4.0, 100.0]), 4)
+    1.4826
+    """
+    middle = median(values) if center is None else center
+    return GAUSSIAN * median([abs(value - middle) for value in values])
+
+
+# Trend of a short series that up to 29 % of outliers cannot turn.
+
+NORMAL_95 = 1.6449
+"""Standard deviations of a normal variable below which 95 % of it lie."""
+
+
+def theil_sen(steps: Sequence[int], values: Sequence[float]) -> float:
+    """Median of the slopes between all pairs (Theil 1950, Sen 1968), in units of ``values`` per step.
+
+    Needs two different steps, else 0. Cost is quadratic: meant for windows of a few dozen rows.
+
+    >>> theil_sen([0, 10, 20, 30, 40], [1.0, 2.0, 3.0, 99.0, 5.0])
+    0.1
+    """
+    slopes = _slopes(steps, values)
+    return median(slopes) if slopes else 0.0
+
+
+def slope_interval(steps: Sequence[int], values: Sequence[float]) -> tuple[float, float] | None:
+    """90 % confidence interval of that trend: order statistics of the slopes (Sen 1968), for independent noise.
+
+    None where there are no two different steps. Neighbouring rows of a run go together, so it is rather too narrow.
+
+    >>> slope_interval(list(range(20)), [0.5 * i for i in range(20)])
+    (0.5, 0.5)
+    """
+    slopes = _slopes(steps, values)
+    if not slopes:
+        return None
+    n = len(steps)
+    half = NORMAL_95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0) / 2.0 / len(slopes)
+    return quantile(slopes, max(0.5 - half, 0.0)), quantile(slopes, min(0.5 + half, 1.0))
+
+
+def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    points = zip(steps, values, strict=True)
+    return [(y - b) / (x - a) for (a, b), (x, y) in combinations(points, 2) if x != a]
+
+
+# A straight line through noisy points, some of which are wrong.
+
+HUBER = 1.345
+"""Deviations beyond which a point counts less (95 % as efficient as least squares on normal noise)."""
+ROUNDS = 8
+"""Re-weightings: more change the third digit at most."""
+LARGEST_SQUARED = 1e100
+"""Numbers beyond it would overflow when squared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """y = ``slope`` x + ``intercept``; ``error`` is the standard error of the slope, ``explained`` in [0, 1] the share
+    of the (weighted) variance of y that the line takes up.
+    """
+
+    slope: float
+    intercept: float
+    error: float
+    explained: float
+
+    def at(self, x: float) -> float:
+        """The line's y."""
+        return self.slope * x + self.intercept
+
+
+def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
+    """Least squares of ``y`` on ``x`` (finite, equally many), re-weighted after Huber so that outliers weigh little.
+
+    None for fewer than three points, for points without spread in x, and for numbers too large to square. The standard
+    error is that of Huber's estimator for independent noise (Huber 1973).
+
+    >>> line = fit_line([0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 7.0])
+    >>> round(line.slope, 9), round(line.intercept, 9)
+    (2.0, 1.0)
+    """
+    if len(x) < 3 or max(map(abs, (*x, *y))) > LARGEST_SQUARED:
+        return None
+    weights = [1.0] * len(x)
+    line = _weighted(x, y, weights)
+    for _ in range(ROUNDS):
+        if line is None:
+            return None
+        rest = [b - line.at(a) for a, b in zip(x, y, strict=True)]
+        scale = mad(rest, 0.0)
+        if scale <= 0.0:
+            break
+        weights = [min(1.0, HUBER * scale / abs(r)) if r else 1.0 for r in rest]
+        line = _weighted(x, y, weights)
+    return line
+
+
+def _weighted(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) -> Line | None:
+    points = list(zip(x, y, weights, strict=True))
+    total = math.fsum(weights)
+    mean_x = math.fsum(w * a for a, _, w in points) / total
+    mean_y = math.fsum(w * b for _, b, w in points) / total
+    sxx = math.fsum(w * (a - mean_x) ** 2 for a, _, w in points)
+    if not sxx > 0.0:
+        return None
+    slope = math.fsum(w * (a - mean_x) * (b - mean_y) for a, b, w in points) / sxx
+    rest = [b - mean_y - slope * (a - mean_x) for a, b, _ in points]
+    syy = math.fsum(w * (b - mean_y) ** 2 for _, b, w in points)
+    left = math.fsum(w * r * r for r, w in zip(rest, weights, strict=True))
+    explained = 1.0 - left / syy if syy > 0.0 else 0.0
+    line = Line(slope, mean_y - slope * mean_x, _error(x, rest, weights), min(max(explained, 0.0), 1.0))
+    return line if math.isfinite(line.slope) and math.isfinite(line.intercept) else None
+
+
+def _error(x: Sequence[float], rest: Sequence[float], weights: Sequence[float]) -> float:
+    """Standard error of the slope: the variance of what counts of each point, over the points that count in full."""
+    n, whole = len(x), sum(w >= 1.0 for w in weights)
+    middle = math.fsum(x) / n
+    spread = math.fsum((a - middle) ** 2 for a in x)
+    if whole == 0 or spread <= 0.0:
+        return math.inf
+    return math.sqrt(math.fsum((w * r) ** 2 for r, w in zip(rest, weights, strict=True)) / (n - 2) / spread) * n / whole
+
+
+# What every remembering statistic shares: saving and restoring its memory.
+
+
+class Stateful:
+    """Names its memory in ``MEMORY``; the rest of an instance is settings."""
+
+    MEMORY: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory as plain lists and numbers (JSON can write it)."""
+        return {name: _plain(getattr(self, name)) for name in self.MEMORY}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        for name in self.MEMORY:
+            current = getattr(self, name)
+            value = state[name]
+            setattr(self, name, deque(map(_item, value), current.maxlen) if isinstance(current, deque) else value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, deque):
+        return [list(item) if isinstance(item, tuple) else item for item in value]
+    return value
+
+
+def _item(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# The last stretch of a series, sized in rows and in steps at once.
+#
+# Trainers log every step, every fifth or every tenth. A window of ``steps`` steps keeps that meaning at any cadence,
+# ``rows`` bounds the memory and ``least`` keeps enough rows for a median when rows are far apart.
+
+
+class Window(Stateful):
+    """Rows of the last ``steps`` steps: at least ``least`` of them (older if need be), at most ``rows``.
+
+    A step at or below the last one (a resume from a checkpoint) drops what lay at or after it.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "_steps", "_values")
+
+    def __init__(self, *, rows: int, steps: int, least: int = 3) -> None:
+        self.least = least
+        self.steps = steps
+        self.skipped = 0
+        self._steps: deque[int] = deque(maxlen=rows)
+        self._values: deque[float] = deque(maxlen=rows)
+        self._median: float | None = None
+        """Of the rows as they are; None: not asked for since the last one."""
+
+    def update(self, step: int, value: float) -> None:
+        """Add a row; non-finite values are skipped and counted."""
+        if not math.isfinite(value):
+            self.skipped += 1
+            return
+        steps, values = self._steps, self._values
+        self._median = None
+        while steps and steps[-1] >= step:
+            steps.pop()
+            values.pop()
+        steps.append(step)
+        values.append(value)
+        while len(steps) > self.least and steps[0] <= step - self.steps:
+            steps.popleft()
+            values.popleft()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        super().load_state_dict(state)
+        self._median = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def values(self) -> list[float]:
+        """Finite values, oldest first."""
+        return list(self._values)
+
+    @property
+    def at(self) -> list[int]:
+        """Their steps."""
+        return list(self._steps)
+
+    def get(self) -> float | None:
+        """Median; None before ``least`` rows."""
+        if self._median is None and len(self._values) >= self.least:
+            self._median = median(self._values)
+        return self._median
+
+    @property
+    def mean(self) -> float | None:
+        """Arithmetic mean, for shares in [0, 1]; None before ``least`` rows."""
+        return sum(self._values) / len(self._values) if len(self._values) >= self.least else None
+
+    @property
+    def spread(self) -> float:
+        """Scaled median absolute deviation; 0 when empty."""
+        return mad(self._values) if self._values else 0.0
+
+
+# A run's own normal: what it looked like at first, which later values cannot talk it out of.
+
+FIRST_ROWS = 3
+"""Rows that tell how a run began: the smallest number whose median shrugs off one bad row."""
+TRUSTED_ROWS = 8
+"""Rows from which the spread is known well enough to keep a value out."""
+QUARANTINE = 2.0
+"""Widths of the range between the deciles by which a value may lie outside it (about 6 sigma if normal)."""
+
+
+class Baseline(Stateful):
+    """Robust level and spread of the first rows of a run, then frozen.
+
+    It is ready after ``FIRST`` rows and goes on learning until it has ``rows`` rows, or at least 5 rows
+    over ``steps`` steps (coarse logs). Values far outside the deciles so far do not enter, so a spike
+    cannot vaccinate it; two-level series (batches with and without gradient) are no spikes. ``first``
+    remembers the very first rows apart: a run that breaks inside its own warm-up is judged by how it
+    began.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "quarantined", "_values", "_start", "_done")
+
+    def __init__(self, *, rows: int = 20, steps: int = 50, floor: float = 0.0) -> None:
+        self.steps = steps
+        self.floor = floor
+        self.skipped = 0
+        self.quarantined = 0
+        self._values: deque[float] = deque(maxlen=rows)
+        self._start: int | None = None
+        self._done = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the answers computed from the rows: they have changed. Once frozen, each is computed once."""
+        self._quantiles: dict[float, float] = {}
+        self._first: float | None = None
+        self._spread: float | None = None
+
+    def update(self, step: int, value: float) -> None:
+        """Take the next row of the run; non-finite values are skipped and counted."""
+        if not math.isfinite(value):
+            self.skipped += 1
+            return
+        if self._done:
+            return
+        self._start = step if self._start is None else self._start
+        if self._far(value):
+            self.quarantined += 1
+        else:
+            self._values.append(value)
+            self._forget()
+        count, span = len(self._values), step - self._start
+        self._done = count == self._values.maxlen or (count >= 5 and span >= self.steps)
+
+    def _far(self, value: float) -> bool:
+        if len(self._values) < TRUSTED_ROWS:
+            return False
+        low, high = self._quantile(0.1), self._quantile(0.9)
+        reach = QUARANTINE * max(high - low, self.floor)
+        # No spread at all says nothing about what is far.
+        return reach > 0.0 and not low - reach <= value <= high + reach
+
+    def _quantile(self, share: float) -> float:
+        if share not in self._quantiles:
+            self._quantiles[share] = quantile(self._values, share)
+        return self._quantiles[share]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        super().load_state_dict(state)
+        self._forget()
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are enough rows to speak of a level."""
+        return len(self._values) >= FIRST_ROWS
+
+    @property
+    def done(self) -> bool:
+        """Whether it is frozen."""
+        return self._done
+
+    def get(self) -> float | None:
+        """Median; None before ``FIRST`` rows."""
+        return self._quantile(0.5) if self.ready else None
+
+    @property
+    def first(self) -> float | None:
+        """Median of the first ``FIRST`` rows; None before."""
+        if self._first is None and self.ready:
+            self._first = median([self._values[i] for i in range(FIRST_ROWS)])
+        return self._first
+
+    @property
+    def spread(self) -> float:
+        """Scaled median absolute deviation, at least ``floor``."""
+        if self._spread is None:
+            self._spread = max(mad(self._values), self.floor) if self._values else self.floor
+        return self._spread
+
+    def upper(self, share: float = 0.75) -> float | None:
+        """Upper quantile, for series that are often near nothing; None before ``FIRST`` rows."""
+        return self._quantile(share) if self.ready else None
+
+
+# Cumulative sum: small persistent shifts, and when they began.
+
+
+class Cusum(Stateful):
+    """One-sided CUSUM of a standardised series (Page 1954): S = max(0, S + z - drift).
+
+    ``drift`` is half the shift worth noticing, in standard deviations; ``cap`` bounds what a single row
+    can add, so that one spike is not a shift. ``since`` is the first step of the current excursion: the
+    usual estimate of the change point.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "sum", "since")
+
+    def __init__(self, drift: float = 0.5, cap: float = 3.0) -> None:
+        self.drift = drift
+        self.cap = cap
+        self.skipped = 0
+        self.sum = 0.0
+        self.since: int | None = None
+
+    def update(self, step: int, z: float) -> None:
+        """Take the next standardised value; non-finite ones are skipped and counted."""
+        if not math.isfinite(z):
+            self.skipped += 1
+            return
+        # The ceiling lets an ended shift be forgotten in bounded time.
+        self.sum = min(max(0.0, self.sum + min(z, self.cap) - self.drift), 20.0 * self.cap)
+        if self.sum == 0.0:
+            self.since = None
+        elif self.since is None:
+            self.since = step
+
+    def get(self) -> float:
+        """The current sum, >= 0, in standard deviations."""
+        return self.sum
+
+
+# For how long a condition has held, in rows and in steps, forgiving a single miss.
+
+
+class Hold(Stateful):
+    """Counts the rows since a condition began; more than ``forgive`` misses in a row end it.
+
+    A step at or below the last one (a resume) starts anew.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]] = ("since", "rows", "_misses", "_last")
+
+    def __init__(self, forgive: int = 0) -> None:
+        self.forgive = forgive
+        self.since: int | None = None
+        self.rows = 0
+        self._misses = 0
+        self._last: int | None = None
+
+    def update(self, step: int, condition: bool) -> None:
+        """Take the next row."""
+        if self._last is not None and step <= self._last:
+            self.clear()
+        self._last = step
+        if condition:
+            self.since = step if self.since is None else self.since
+            self.rows += 1
+            self._misses = 0
+            return
+        self._misses += 1
+        if self._misses > self.forgive:
+            self.since, self.rows = None, 0
+
+    def get(self) -> int:
+        """Steps since it began; 0 if it does not hold."""
+        return 0 if self.since is None or self._last is None else self._last - self.since
+
+    def lasted(self, rows: int, steps: int = 0) -> bool:
+        """Whether it has held for at least so many rows, spanning at least so many steps."""
+        return self.rows >= rows and self.get() >= steps
+
+    def clear(self) -> None:
+        """Forget."""
+        self.since, self.rows, self._misses, self._last = None, 0, 0, None
+
+
+# The whole of a run in a few points: pairs of numbers, averaged over ever longer stretches.
+
+
+class Thinned(Stateful):
+    """Pairs (x, y) of a run of any length in at most ``points`` points.
+
+    Each point is the mean of ``block`` rows; when there are too many, neighbours are merged and blocks become twice as
+    long. A step at or below the last one (a resume) drops what lay at or after it.
+    """
+
+    MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "block", "_rows", "_open")
+
+    def __init__(self, points: int = 48) -> None:
+        self.skipped = 0
+        self.block = 1
+        self._rows: deque[tuple[float, ...]] = deque(maxlen=points)
+        self._open: deque[tuple[float, ...]] = deque(maxlen=1)
+
+    def update(self, step: int, x: float, y: float) -> None:
+        """Add a row; where one of the two is not finite it is skipped and counted."""
+        if not (math.isfinite(x) and math.isfinite(y)):
+            self.skipped += 1
+            return
+        for rows in (self._open, self._rows):
+            while rows and rows[-1][1] >= step:
+                rows.pop()
+        row = (step, step, x, y, 1)
+        merged = _merged(self._open.pop(), row) if self._open else row
+        if merged[4] < self.block:
+            self._open.append(merged)
+            return
+        if len(self._rows) == self._rows.maxlen:
+            self._halve()
+        self._rows.append(merged)
+
+    def _halve(self) -> None:
+        rows = list(self._rows)
+        self._rows.clear()
+        self._rows.extend(_merged(*rows[i : i + 2]) if i + 1 < len(rows) else rows[i] for i in range(0, len(rows), 2))
+        self.block *= 2
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self) -> tuple[list[float], list[float]]:
+        """The points' x and y, oldest first; the last ``block`` - 1 rows may still be missing."""
+        return [row[2] for row in self._rows], [row[3] for row in self._rows]
+
+
+def _merged(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, ...]:
+    """Two points (first step, last step, x, y, rows) as one, weighted by their rows."""
+    rows = left[4] + right[4]
+    share = right[4] / rows
+    x, y = (left[i] * (1.0 - share) + right[i] * share for i in (2, 3))
+    return left[0], right[1], x, y, rows

@@ -1,0 +1,189 @@
+"""Degenerate text seen on token ids: repetition, loops and runs of id 0; no tokenizer, no waiting for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rlwatch.tensors.mergeable import Max, Mean, Stats
+from rlwatch.tensors.tokens import TokenBatch
+
+
+def id0_share(ids: Tensor, mask: Tensor) -> Tensor:
+    """Share of a response's tokens that are id 0, shape (B,); NaN for a response without tokens.
+
+    A sampler fed NaN logits emits id 0 for ever: "!" in Qwen2's and Llama 3's vocabularies (verl #721, #751).
+    """
+    on = mask.bool()
+    return ((ids == 0) & on).sum(-1) / on.sum(-1).float()
+
+
+def id0_run(ids: Tensor, mask: Tensor) -> Tensor:
+    """Longest run of id 0 in each response, tokens, (B,) float.
+
+    >>> id0_run(torch.tensor([[0, 0, 5, 0]]), torch.ones(1, 4)).tolist()
+    [2.0]
+    """
+    zero = (ids == 0) & mask.bool()
+    place = torch.arange(1, zero.shape[1] + 1, device=ids.device).expand_as(zero)
+    if not zero.numel():
+        return torch.zeros(zero.shape[0], device=ids.device)
+    before = torch.where(zero, 0, place).cummax(-1).values
+    return torch.where(zero, place - before, 0).amax(-1).float()
+
+
+def unended(ids: Tensor, mask: Tensor, eos: tuple[int, ...]) -> Tensor:
+    """Whether the last token of each response inside ``mask`` (B, T) is none of ``eos``, (B,) bool.
+
+    Which responses were cut, for a trainer that does not say; pass all ids that end a sequence. One without tokens
+    has not ended either.
+    """
+    on = mask.bool()
+    if not on.shape[1]:
+        return torch.ones(on.shape[0], dtype=torch.bool, device=ids.device)
+    place = torch.arange(on.shape[1], device=ids.device)
+    last = ids.gather(1, torch.where(on, place, 0).amax(-1, keepdim=True)).squeeze(1)
+    ended = torch.zeros_like(last, dtype=torch.bool)
+    for token in eos:
+        ended |= last == token
+    return ~(ended & on.any(-1))
+
+
+def text_stats(ids: Tensor, mask: Tensor) -> Stats:
+    """All measures of degeneration of ``ids``, ``mask`` (B, T), under their canonical names, means over responses.
+
+    ``text/distinct_1``, ``distinct_2``, ``repetition`` (1 - distinct-3), ``loop_cover``, ``tail_loop``,
+    ``looping_frac`` (half covered by a loop), ``id0_frac`` (at least 90 % id 0), ``id0_run`` (the longest).
+    """
+    some = mask.bool().any(-1)
+    trigrams, has_trigrams = distinct(ids, mask, 3)
+    loops = Loops.of(ids, mask)
+    return {
+        "text/distinct_1": Mean.of(*distinct(ids, mask, 1)),
+        "text/distinct_2": Mean.of(*distinct(ids, mask, 2)),
+        "text/repetition": Mean.of(1 - trigrams, has_trigrams),
+        "text/loop_cover": Mean.of(loops.longest, loops.measured),
+        "text/tail_loop": Mean.of(loops.tail, loops.measured),
+        "text/looping_frac": Mean.of(loops.longest >= 0.5, loops.measured),
+        "text/id0_frac": Mean.of(id0_share(ids, mask) >= 0.9, some),
+        "text/id0_run": Max.of(id0_run(ids, mask), some),
+    }
+
+
+def observe_degeneration(batch: TokenBatch) -> Stats:
+    """Repetition, loops and id-0 runs, where the token ids are known."""
+    return {} if batch.ids is None else text_stats(batch.ids, batch.mask)
+
+
+# n-grams of token ids: how many of them are distinct.
+
+_BASE = 2**21
+"""Larger than any vocabulary; three digits of it fit an int64."""
+
+
+def windows(mask: Tensor, n: int) -> Tensor:
+    """Whether ``n`` tokens in a row lie inside ``mask`` (B, T), by the first of them, (B, max(T - n + 1, 0)) bool."""
+    if mask.shape[1] < n:
+        return mask.new_zeros((mask.shape[0], 0), dtype=torch.bool)
+    return mask.bool().unfold(1, n, 1).all(-1)
+
+
+def distinct(ids: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """distinct-n: different n-grams over n-grams of a response; 1 without repetition, near 0 in a loop.
+
+    ``ids`` (B, T) integers in [0, 2**21), ``mask`` (B, T), ``n`` 1 to 3. No n-gram reaches over a hole in the mask.
+    Returns the value (B,) and whether the response has an n-gram at all (B,); the value is NaN where it has none.
+    Li et al., arXiv 1510.03055.
+
+    >>> ids = torch.tensor([[1, 2, 3, 1, 2, 3, 4]])
+    >>> [round(distinct(ids, torch.ones_like(ids), n)[0].item(), 7) for n in (1, 2, 3)]
+    [0.5714286, 0.6666667, 0.8]
+    """
+    whole, ids = windows(mask, n), ids.detach().long()
+    width = whole.shape[1]
+    grams = torch.zeros_like(ids[:, :width])
+    for i in range(n):
+        grams = grams * _BASE + ids[:, i : i + width]
+    ordered = grams.masked_fill(~whole, -1).sort(-1).values
+    fresh = ordered >= 0
+    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    total = whole.sum(-1)
+    return fresh.sum(-1) / total.float(), total > 0
+
+
+# Responses that say the same again and again: one block of tokens, of any length, repeated in a row.
+
+LOOP_WINDOW = 16
+"""Tokens that must be equal before a place counts as said before; phrases shorter than this repeat in any text."""
+
+_MIX = 0x5851F42D4C957F2D
+"""An odd multiplier (Knuth's MMIX): powers of it spread the ids of a window over 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """Per response (B,): share of its tokens in the longest loop, share in a loop it ends in, whether long enough."""
+
+    longest: Tensor
+    tail: Tensor
+    measured: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, mask: Tensor) -> Self:
+        """Of ``ids`` (B, T) inside ``mask`` (B, T).
+
+        A loop is a block that stands at least twice in a row; its cover is all its repetitions, the last of which may
+        be cut. Every window of :data:`WINDOW` tokens is compared with its last occurrence: within a loop of period p
+        that lies p tokens back at each place, so a run of equal distances is a loop, found in one sort, whatever its
+        period. A response needs more than one window to be measured.
+        """
+        on = mask.bool()
+        back = distance_back(ids, on)
+        cover = _cover(back)
+        length = on.sum(-1)
+        share = (cover / length.unsqueeze(-1)).clamp(max=1.0)
+        if not back.shape[1]:
+            nothing = torch.zeros_like(length, dtype=torch.float32)
+            return cls(nothing, nothing, nothing > 0)
+        place = torch.arange(on.shape[1], device=on.device)
+        last = (torch.where(on, place, 0).amax(-1, keepdim=True) - LOOP_WINDOW + 1).clamp(min=0)
+        return cls(share.amax(-1), share.gather(1, last).squeeze(1), length > LOOP_WINDOW)
+
+
+def distance_back(ids: Tensor, on: Tensor) -> Tensor:
+    """How far back each window of :data:`WINDOW` tokens stood last, by its first token; 0 where it is new, (B, T')."""
+    whole = windows(on, LOOP_WINDOW)
+    key = _hashes(ids.detach().long(), whole.shape[1]).masked_fill(~whole, torch.iinfo(torch.int64).max)
+    ordered, place = key.sort(dim=-1, stable=True)
+    gap = torch.zeros_like(place)
+    gap[:, 1:] = (place[:, 1:] - place[:, :-1]) * (ordered[:, 1:] == ordered[:, :-1])
+    return torch.zeros_like(gap).scatter_(1, place, gap) * whole
+
+
+def _hashes(ids: Tensor, width: int) -> Tensor:
+    """64-bit hash of each window, (B, width), by doubling: of 1, 2, 4 ... tokens."""
+    if not width:
+        return ids[:, :0]
+    hashes, span, factor = (ids + 1) * _MIX, 1, _MIX
+    while span < LOOP_WINDOW:
+        hashes = hashes[:, :-span] * factor + hashes[:, span:]
+        span, factor = 2 * span, _wrap(factor * factor)
+    return hashes
+
+
+def _wrap(x: int) -> int:
+    """As an int64 overflows."""
+    return (x + 2**63) % 2**64 - 2**63
+
+
+def _cover(back: Tensor) -> Tensor:
+    """Tokens of the loop that each window stands at the end of, (B, T'); 0 where it ends none."""
+    place = torch.arange(back.shape[1], device=back.device).expand_as(back)
+    breaks = torch.ones_like(back, dtype=torch.bool)
+    breaks[:, 1:] = back[:, 1:] != back[:, :-1]
+    begin = torch.where(breaks, place, 0).cummax(-1).values if back.numel() else place
+    again = place - begin + LOOP_WINDOW  # tokens that equal those `back` earlier
+    return torch.where((back > 0) & (again >= back), again + back, 0)

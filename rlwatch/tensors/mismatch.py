@@ -1,0 +1,475 @@
+"""Mismatch between the rollout engine and the trainer: the same weights, the same tokens, two sets of log-probs.
+
+With d = log trainer - log rollout: k1 of KL(rollout || trainer) is -d, k3 is exp(d) - d - 1, and the raw weight of
+a token is exp(d). Nothing is truncated first: statistics of truncated weights look healthy exactly when
+truncation is heavy.
+
+No single number is enough. KL is blind for hundreds of steps while the old log-probs are recomputed, and the share
+of tokens that IcePop masks falls while the gap widens (KPop, ringtech.notion.site/kpop): read
+``mismatch/icepop_masked`` only beside ``mismatch/logp_absdiff``. So there are the level (:mod:`.gap`), the kind of
+divergence (:mod:`.divergences`), where it sits (:mod:`.tails`), what it does to the gradient (:mod:`.advantage`),
+how it adds up over a response (:mod:`.responses`), and one cause of it (:mod:`.routing`).
+
+Of what verl reports of its own correction the stream holds what can be merged over micro-batches and does not depend on
+a correction the run may not use: perplexities, KL, chi2, raw weights, and the shares that the usual thresholds
+(:mod:`.thresholds`) would cut. Statistics of weights after truncation, and of each of the eleven rejection rules,
+are verl's own to log.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rlwatch.errors import ConfigError
+from rlwatch.tensors.advantages import Sides
+from rlwatch.tensors.kl import k3
+from rlwatch.tensors.masked import indicator, keep, widen
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
+from rlwatch.tensors.spread import Correlation, Ess, Growth, Quantile, Slope, Std
+from rlwatch.tensors.tokens import TokenBatch
+
+__all__ = [
+    "Gap",
+    "Thresholds",
+    "advantage_stats",
+    "divergence_stats",
+    "gap_stats",
+    "observe_mismatch",
+    "observe_mismatch_detail",
+    "response_gap_stats",
+    "routing_stats",
+    "tail_stats",
+]
+
+
+# Where a correction of the mismatch would cut: needed to say how much it would cut.
+
+Band = tuple[float, float]
+"""Lowest and highest weight that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Of weights trainer/rollout, all unitless and > 0. Raises ``ConfigError`` if one is not, or a band is reversed.
+
+    Parameters
+    ----------
+    cap
+        Largest weight of truncated importance sampling; 2 as in https://fengyao.notion.site/off-policy-rl.
+    token
+        IcePop keeps the tokens whose weight lies in it; [.5, 5] as in arXiv 2510.18855.
+    sequence
+        Sequence rejection keeps the responses whose product of weights lies in it; [.5, 2] as verl's preset.
+    geometric
+        The same of the geometric mean of a response's weights; [.999, 1.001] as verl's preset.
+    """
+
+    cap: float = 2.0
+    token: Band = (0.5, 5.0)
+    sequence: Band = (0.5, 2.0)
+    geometric: Band = (0.999, 1.001)
+
+    def __post_init__(self) -> None:
+        if not self.cap > 0:
+            raise ConfigError(f"cap must be above 0, got {self.cap}")
+        for name in ("token", "sequence", "geometric"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ConfigError(f"{name} must be (low, high) with 0 < low <= high, got {(low, high)}")
+
+    def capped_as(self, truncation: float | None) -> Self:
+        """With the cap of the run's own loss, where it has one."""
+        return self if truncation is None else replace(self, cap=truncation)
+
+
+USUAL = Thresholds()
+
+
+# How far rollout engine and trainer lie apart on the sampled tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Both sets of log-probs (B, T), nats, and which tokens to compare.
+
+    ``scored`` leaves out what the engine could not score (NaN in ``rollout``); a NaN of the trainer is not hidden.
+    ``d`` is trainer - rollout, ``weight`` its exponential (inf where that overflows).
+    """
+
+    trainer: Tensor
+    rollout: Tensor
+    scored: Tensor
+    d: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, trainer_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Self:
+        """Of log-probs (B, T) over ``mask`` (B, T)."""
+        trainer, rollout = widen(trainer_logp), widen(rollout_logp)
+        d = trainer - rollout
+        return cls(trainer, rollout, mask.bool() & ~rollout.isnan(), d, d.exp())
+
+    def outside(self, band: Band) -> Tensor:
+        """1.0 where the weight lies outside ``band``, else 0.0; NaN where it is NaN. (B, T)."""
+        low, high = band
+        return indicator((self.weight < low) | (self.weight > high), self.weight)
+
+
+def gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
+    """Token statistics of trainer against rollout engine over the scored tokens of ``gap``.
+
+    Tokens the engine could not score are left out here and counted by
+    :func:`rlwatch.tensors.mergeable.nonfinite_stats`.
+    """
+    return {**_log_prob_stats(gap), **_weight_stats(gap, at), **_probability_stats(gap)}
+
+
+def _log_prob_stats(gap: Gap) -> Stats:
+    """Of d, nats; ``mult_prob_error`` is NeMo-RL's mean of exp |d|, >= 1."""
+    distance = gap.d.abs()
+    return {
+        "mismatch/kl": Mean.of(-gap.d, gap.scored),
+        "mismatch/k3": Mean.of(k3(-gap.d), gap.scored),
+        "mismatch/logp_absdiff": Mean.of(distance, gap.scored),
+        "mismatch/logp_absdiff_max": Max.of(distance, gap.scored),
+        "mismatch/mult_prob_error": Mean.of(distance.exp(), gap.scored),
+    }
+
+
+def _weight_stats(gap: Gap, at: Thresholds) -> Stats:
+    """Of the raw weights, and the shares that truncation and IcePop would cut. chi2 is E[weight^2] - 1."""
+    return {
+        "mismatch/weight_mean": Mean.of(gap.weight, gap.scored),
+        "mismatch/weight_max": Max.of(gap.weight, gap.scored),
+        "mismatch/weight_min": Min.of(gap.weight, gap.scored),
+        "mismatch/chi2": Mean.of(torch.expm1(2 * gap.d), gap.scored),
+        "mismatch/ess": Ess.of(gap.d, gap.scored),
+        "mismatch/tis_truncated": Mean.of(indicator(gap.d > math.log(at.cap), gap.d), gap.scored),
+        "mismatch/icepop_masked": Mean.of(gap.outside(at.token), gap.scored),
+    }
+
+
+def _probability_stats(gap: Gap) -> Stats:
+    """Of probabilities, not log-probs, as verl's ``training/rollout_probs_diff_*`` (correlation: arXiv 2506.13585)."""
+    trainer, rollout = gap.trainer.exp(), gap.rollout.exp()
+    distance = (trainer - rollout).abs()
+    return {
+        "mismatch/prob_absdiff": Mean.of(distance, gap.scored),
+        "mismatch/prob_absdiff_max": Max.of(distance, gap.scored),
+        "mismatch/prob_absdiff_std": Std.of(distance, gap.scored),
+        "mismatch/prob_corr": Correlation.of(trainer, rollout, gap.scored),
+    }
+
+
+# Divergences between rollout engine and trainer that KL(rollout || trainer) does not show.
+#
+# The tokens were sampled by the rollout engine, so each is an estimate of its kind, not its exact value.
+
+_EDGE = 1e-6
+"""Probabilities are kept this far from 0 and 1 in the binary KL, as OpenRLHF 0.11 does."""
+
+
+def jensen_shannon(d: Tensor) -> Tensor:
+    """NeMo-RL's estimate per token, nats, >= 0; symmetric in trainer and rollout.
+
+    (k3(trainer || m) + k3(rollout || m)) / 2 with the mixture m of both. That is log cosh(d / 2), and written so it is
+    accurate near 0 and never overflows.
+    """
+    half = d.abs() / 2
+    near = torch.log1p(2 * torch.sinh(half.clamp(max=20.0) / 2).square())
+    return torch.where(half > 20.0, half - math.log(2), near)
+
+
+def binary_kl(rollout_logp: Tensor, trainer_logp: Tensor) -> Tensor:
+    """KL between "this token" and "any other", rollout || trainer, per token, nats, >= 0.
+
+    p log(p/q) + (1-p) log((1-p)/(1-q)): the exact divergence of what one sampled token can tell. It is the trust
+    region of DPPO (arXiv 2602.04879) and of OpenRLHF's ``is_correction_gating="binary_kl"``.
+    """
+    p, q = (logp.exp().clamp(_EDGE, 1 - _EDGE) for logp in (rollout_logp, trainer_logp))
+    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+
+
+def reverse_kl(d: Tensor) -> Tensor:
+    """Per token, nats, >= 0, in expectation KL(trainer || rollout) although the rollout engine sampled.
+
+    k3 of the other direction under the weight w = exp(d): w d - w + 1, which tends to 1 where the trainer finds the
+    token impossible. The two signs of d are written apart, so that neither overflows nor loses its digits near 0.
+    """
+    below, above = d.clamp(-100.0, 0.0), d.clamp(min=0.0)
+    return below.exp() * below - torch.expm1(below) + above.exp() * k3(above)
+
+
+def divergence_stats(gap: Gap) -> Stats:
+    """Token means, nats per token.
+
+    ``k3_reverse`` is NeMo-RL's ``policy_kl_error``: k3 with the roles exchanged and no weight. It estimates nothing
+    exactly, but a token the trainer finds impossible (-5 against -15 nats) makes it 22,015 where k3 is 9.
+    """
+    return {
+        "mismatch/k3_reverse": Mean.of(k3(gap.d), gap.scored),
+        "mismatch/kl_reverse": Mean.of(reverse_kl(gap.d), gap.scored),
+        "mismatch/js": Mean.of(jensen_shannon(gap.d), gap.scored),
+        "mismatch/binary_kl": Mean.of(binary_kl(gap.rollout, gap.trainer), gap.scored),
+    }
+
+
+# Where the mismatch sits: in few tokens or all, sure ones or unsure ones, early or late in a response.
+
+BUCKETS = ((0.0, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, math.inf))
+"""Of the trainer's probability of a token, low included, high excluded."""
+SURE, UNSURE = 0.9, 0.5
+"""A rollout engine above the one and a trainer below the other contradict each other."""
+
+
+def tail_stats(gap: Gap, at: Thresholds = USUAL, entropy: Tensor | None = None) -> Stats:
+    """Over the scored tokens; ``entropy`` (B, T) nats.
+
+    ``factor2_frac``: share of tokens whose probabilities differ by more than a factor of 2; ``overconfident_frac``:
+    share that the engine held above .9 and the trainer below .5; ``absdiff_per_1k``: growth of |d| over 1,000 tokens
+    of a response; ``ess_truncated``: the effective sample size after truncation, beside the raw one it flatters.
+    """
+    distance = gap.d.abs()
+    position = torch.arange(gap.d.shape[-1], device=gap.d.device, dtype=gap.d.dtype) / 1000
+    contradicted = (gap.rollout > math.log(SURE)) & (gap.trainer < math.log(UNSURE))
+    return {
+        "mismatch/logp_absdiff_p99": Quantile.of(distance, gap.scored, 0.99),
+        "mismatch/m2": Mean.of(gap.d.square(), gap.scored),
+        "mismatch/factor2_frac": Mean.of(indicator(distance > math.log(2), distance), gap.scored),
+        "mismatch/overconfident_frac": Mean.of(indicator(contradicted, gap.d), gap.scored),
+        "mismatch/absdiff_per_1k": Slope.of(position, distance, gap.scored),
+        "mismatch/ess_truncated": Ess.of(gap.d.clamp(max=math.log(at.cap)), gap.scored),
+        **_by_probability(gap),
+        **_masked_entropy(gap, at, entropy),
+    }
+
+
+def _by_probability(gap: Gap) -> Stats:
+    """``mismatch/diff_p<low>``: mean d of the tokens in each bucket of the trainer's probability, nats.
+
+    A token whose probability is NaN is outside none of them: it shows in all.
+    """
+    p = gap.trainer.exp()
+    inside = {low: gap.scored & ~((p < low) | (p >= high)) for low, high in BUCKETS}
+    return {f"mismatch/diff_p{round(100 * low):02d}": Mean.of(gap.d, mask) for low, mask in inside.items()}
+
+
+def _masked_entropy(gap: Gap, at: Thresholds, entropy: Tensor | None) -> Stats:
+    """Mean entropy of the tokens IcePop masks: forks in the text, or noise."""
+    if entropy is None:
+        return {}
+    low, high = at.token
+    masked = gap.scored & ~((gap.weight >= low) & (gap.weight <= high))
+    return {"mismatch/icepop_entropy": Mean.of(entropy, masked)}
+
+
+# What the mismatch does to the gradient: it matters where it goes along with the advantage.
+
+
+def advantage_stats(gap: Gap, advantages: Tensor) -> Stats:
+    """Over the scored tokens; ``advantages`` (B, T) or (B, 1).
+
+    ``bias_pos`` and ``bias_neg``: mean of C = -(w - 1) A over the tokens with A > 0 and with A < 0, w = exp(d), in
+    units of the advantage (VeXact, arXiv 2605.14220, eq. 5). The two signs are kept apart because they cancel in a
+    mean while each distorts its own side. ``adv_corr``: Pearson's correlation of d and A, in [-1, 1]. A NaN
+    advantage has no sign; it shows on both sides.
+    """
+    a, sides = widen(advantages), Sides.of(advantages, gap.scored)
+    shift = -torch.expm1(gap.d) * a
+    return {
+        "mismatch/bias_pos": Mean.of(shift, sides.positive),
+        "mismatch/bias_neg": Mean.of(shift, sides.negative),
+        "mismatch/adv_corr": Correlation.of(gap.d, a, gap.scored),
+    }
+
+
+# How the mismatch of tokens adds up over whole responses.
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseGaps:
+    """Sums over the scored tokens of each response, (B,): log-probs, and their difference ``d``; nats.
+
+    A response without a scored token is not ``measured``: verl counts such ones as weight 1 and perplexity 1.
+    """
+
+    tokens: Tensor
+    measured: Tensor
+    trainer: Tensor
+    rollout: Tensor
+    d: Tensor
+
+    @classmethod
+    def of(cls, gap: Gap) -> Self:
+        """Of a batch."""
+        tokens = gap.scored.sum(-1).to(gap.d.dtype)
+        sums = [keep(x, gap.scored, 0.0).sum(-1) for x in (gap.trainer, gap.rollout, gap.d)]
+        return cls(tokens, tokens > 0, *sums)
+
+    def per_token(self, total: Tensor) -> Tensor:
+        """Mean over the tokens of a response, (B,); NaN for one without tokens."""
+        return total / self.tokens
+
+
+def response_gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
+    """Every response counts once, unlike in verl's sequence-level weights, which count it once a token."""
+    responses = ResponseGaps.of(gap)
+    return {
+        **_response_weight_stats(responses, at),
+        **_perplexity_stats(responses),
+        "mismatch/seq_m2": _growth(responses),
+        "mismatch/log_var_growth": Growth.of(gap.d, gap.scored),
+    }
+
+
+def _response_weight_stats(responses: ResponseGaps, at: Thresholds) -> Stats:
+    """Of the product of a response's raw weights (inf where it overflows), and the shares rejection would drop."""
+    total, measured = responses.d, responses.measured
+    mean = responses.per_token(total)
+    return {
+        "mismatch/seq_weight_mean": Mean.of(total.exp(), measured),
+        "mismatch/seq_weight_max": Max.of(total.exp(), measured),
+        "mismatch/seq_chi2": Mean.of(torch.expm1(2 * total), measured),
+        "mismatch/seq_ess": Ess.of(total, measured),
+        "mismatch/seq_rejected": Mean.of(_outside(total, at.sequence), measured),
+        "mismatch/geo_rejected": Mean.of(_outside(mean, at.geometric), measured),
+    }
+
+
+def _outside(log_weight: Tensor, band: Band) -> Tensor:
+    low, high = (math.log(bound) for bound in band)
+    return indicator((log_weight < low) | (log_weight > high), log_weight)
+
+
+def _perplexity_stats(responses: ResponseGaps) -> Stats:
+    """Perplexities as in verl's ``rollout_corr``; ``log_ppl_diff`` is log perplexity of the trainer minus rollout's.
+
+    That is what verl 0.9.1 computes, although its documentation states the opposite sign: above 0 the trainer is the
+    less confident one.
+    """
+    per_token, measured = responses.per_token, responses.measured
+    trainer, rollout, diff = -per_token(responses.trainer), -per_token(responses.rollout), -per_token(responses.d)
+    return {
+        "mismatch/ppl_trainer": Mean.of(trainer.exp(), measured),
+        "mismatch/ppl_rollout": Mean.of(rollout.exp(), measured),
+        "mismatch/ppl_ratio": Mean.of(diff.exp(), measured),
+        "mismatch/log_ppl_trainer": Mean.of(trainer, measured),
+        "mismatch/log_ppl_rollout": Mean.of(rollout, measured),
+        "mismatch/log_ppl_diff": Mean.of(diff, measured),
+        "mismatch/log_ppl_diff_max": Max.of(diff, measured),
+        "mismatch/log_ppl_diff_min": Min.of(diff, measured),
+        "mismatch/log_ppl_absdiff": Mean.of(diff.abs(), measured),
+    }
+
+
+def _growth(responses: ResponseGaps) -> Mean:
+    """Sum of the squared log-weights of responses over the sum of their lengths, nats^2 per token.
+
+    Independent errors of tokens make it equal ``mismatch/m2``; errors that compound make it up to n times that.
+    Unlike the regression of :class:`~rlwatch.tensors.spread.Growth` it exists where all lengths are equal.
+    """
+    return Mean(responses.tokens.sum(), keep(responses.d.square(), responses.measured, 0.0).sum())
+
+
+# Mixture of experts: tokens that trainer and rollout engine sent to different experts.
+#
+# Routing is discrete, so a rounding error can change the experts, and with them the log-prob by far more than
+# rounding. R3 (arXiv 2510.11370) found 94 % of tokens differ in at least one layer, and about 10 % of the routers.
+
+
+def differing_layers(experts: Tensor, rollout_experts: Tensor) -> Tensor:
+    """Number of layers in which the sets of experts differ, (B, T) int64.
+
+    Both (B, T, layers, k) integers, in any order within the k. Works layer by layer, because a long batch holds
+    millions of ids.
+    """
+    different = torch.zeros(experts.shape[:2], dtype=torch.int64, device=experts.device)
+    for layer in range(experts.shape[2]):
+        ours, theirs = experts[:, :, layer].sort(-1).values, rollout_experts[:, :, layer].sort(-1).values
+        different += (ours != theirs).any(-1)
+    return different
+
+
+def recorded(experts: Tensor, rollout_experts: Tensor, mask: Tensor) -> Tensor:
+    """Tokens (B, T) of ``mask`` (B, T) whose routing both recorded.
+
+    The last token of a response was sampled but never fed back, so the engine has no routing of it. Its slot holds
+    -1, or zeros in verl, which read as a route to expert 0: it is left out whatever it holds. So is any token with
+    a negative id.
+    """
+    on = mask.bool()
+    later = on.flip(-1).cumsum(-1).flip(-1)
+    known = (experts >= 0).flatten(2).all(-1) & (rollout_experts >= 0).flatten(2).all(-1)
+    return on & (later > 1) & known
+
+
+def routing_stats(
+    experts: Tensor, rollout_experts: Tensor, mask: Tensor, distance: Tensor | None = None, scored: Tensor | None = None
+) -> Stats:
+    """Of routings (B, T, layers, k) over ``mask`` (B, T). Nothing where the two do not have the same shape,
+    or do not lie on the device of ``mask``: copying them would be a wait.
+
+    ``routing_layer_frac``: share of (token, layer) pairs whose sets of experts differ; ``routing_token_frac``: share of
+    tokens that differ in at least one layer; ``routing_layers``: mean number of such layers of a token.
+    With ``distance`` = |d| (B, T) over ``scored`` (B, T) also ``routing_absdiff``: the mean |d| of the tokens that
+    differ, to be compared with that of all.
+    """
+    alike = experts.shape == rollout_experts.shape and experts.device == rollout_experts.device == mask.device
+    if not alike or experts.dim() != 4 or not experts.shape[2]:
+        return {}
+    on, layers = recorded(experts, rollout_experts, mask), differing_layers(experts, rollout_experts).float()
+    moved = layers > 0
+    stats: Stats = {
+        "mismatch/routing_layer_frac": Mean.of(layers / experts.shape[2], on),
+        "mismatch/routing_token_frac": Mean.of(moved.float(), on),
+        "mismatch/routing_layers": Mean.of(layers, on),
+    }
+    if distance is not None and scored is not None:
+        stats["mismatch/routing_absdiff"] = Mean.of(widen(distance), on & moved & scored)
+    return stats
+
+
+# What a batch holds about the mismatch.
+
+
+def observe_mismatch(batch: TokenBatch) -> Stats:
+    """Trainer against rollout engine, where the engine reported log-probs: level, raw weights, probabilities."""
+    if batch.rollout_logp is None:
+        return {}
+    gap = Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    stats = {
+        **gap_stats(gap, USUAL.capped_as(batch.truncation)),
+        **nonfinite_stats("rollout_logp", batch.rollout_logp, batch.mask),
+    }
+    if batch.truncation is not None:
+        stats["mismatch/is_ratio"] = Mean.of(gap.weight.clamp(max=batch.truncation), gap.scored)
+    return stats
+
+
+def observe_mismatch_detail(batch: TokenBatch) -> Stats:
+    """The rest: kinds of divergence, tails, gradient, whole responses, and experts where both routings are known."""
+    gap = None if batch.rollout_logp is None else Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    return {**_gap_stats(batch, gap), **_routing_stats(batch, gap)}
+
+
+def _gap_stats(batch: TokenBatch, gap: Gap | None) -> Stats:
+    if gap is None:
+        return {}
+    at = USUAL.capped_as(batch.truncation)
+    stats = {**divergence_stats(gap), **tail_stats(gap, at, batch.entropy), **response_gap_stats(gap, at)}
+    if batch.token_advantages is not None:
+        stats |= advantage_stats(gap, batch.token_advantages)
+    return stats
+
+
+def _routing_stats(batch: TokenBatch, gap: Gap | None) -> Stats:
+    if batch.experts is None or batch.rollout_experts is None:
+        return {}
+    if gap is None:
+        return routing_stats(batch.experts, batch.rollout_experts, batch.mask)
+    return routing_stats(batch.experts, batch.rollout_experts, batch.mask, gap.d.abs(), gap.scored)

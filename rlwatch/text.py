@@ -1,0 +1,426 @@
+"""Measures of sampled text: compression, garbled characters, ids that do not survive decoding.
+
+Nothing here needs torch or a tokenizer of a certain library, and all of it is for a few completions a step, off the
+thread that trains: :func:`text_report` of :class:`Sample`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from statistics import fmean
+from typing import Protocol
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ConfigError
+from rlwatch.seam import described
+
+__all__ = ["Sample", "TextProbe", "text_report"]
+
+
+# All measures of a few sampled completions, under their canonical names.
+
+CHARACTERS = 20_000
+"""Of the end of a text that are looked at: where it degenerates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion.
+
+    Parameters
+    ----------
+    text
+        As decoded; None where it is not known.
+    ids, again
+        Sampled ids, and the same after :func:`~rlwatch.text.retokenized`; None where they are not known.
+    turns
+        Prompt and response ids of each turn of a conversation, in order.
+    """
+
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    again: Sequence[int] | None = None
+    turns: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
+
+
+def text_report(samples: Sequence[Sample]) -> dict[str, float]:
+    """Means over ``samples`` of what each can tell; what none can is absent. Canonical names, see the metric table."""
+    texts = [sample.text[-CHARACTERS:] for sample in samples if sample.text is not None]
+    return {**_compression(texts), **_characters(texts), **_drift(samples), **_turns(samples)}
+
+
+def _compression(texts: Sequence[str]) -> dict[str, float]:
+    ratios = [ratio for text in texts if (ratio := zlib_ratio(text)) is not None]
+    return {
+        **_mean("text/zlib_ratio", ratios),
+        **({"text/zlib_ratio_max": max(ratios)} if ratios else {}),
+        **_mean("text/repetition_frac", map(repeats, texts)),
+    }
+
+
+def _characters(texts: Sequence[str]) -> dict[str, float]:
+    found = [garbled for text in texts if (garbled := Garbled.of(text)) is not None]
+    return {
+        **_mean("text/garbled", (one.garbled for one in found)),
+        **_mean("text/replacement", (one.replacement for one in found)),
+        **_mean("text/script_switches", (one.script_switches for one in found)),
+    }
+
+
+def _drift(samples: Sequence[Sample]) -> dict[str, float]:
+    pairs = ((sample.ids, sample.again) for sample in samples)
+    known = (RetokenizationDrift.of(ids, again) for ids, again in pairs if ids is not None and again is not None)
+    found = [drift for drift in known if drift is not None]
+    return {
+        **_mean("text/retok_exact", (drift.exact for drift in found)),
+        **_mean("text/retok_naive", (drift.naive for drift in found)),
+        **_mean("text/retok_edit", (drift.edits for drift in found)),
+        **_mean("text/retok_first", (drift.first for drift in found if drift.first is not None)),
+        **_mean("text/retok_growth", (drift.growth for drift in found)),
+    }
+
+
+def _turns(samples: Sequence[Sample]) -> dict[str, float]:
+    counts = [prefix_kept(sample.turns) for sample in samples]
+    kept, could = sum(kept for kept, _ in counts), sum(could for _, could in counts)
+    return {"text/turn_prefix_kept": kept / could} if could else {}
+
+
+def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
+    """Absent where there is no value."""
+    measured = list(values)
+    return {name: fmean(measured)} if measured else {}
+
+
+# How well text compresses: loops far better than prose.
+
+SHORTEST_BYTES = 200
+"""Bytes below which the header of the format decides the ratio."""
+
+REPETITION_WINDOW = 10_000
+"""Characters of the end of a text that :func:`repeats` looks at, and above which it does."""
+
+REPETITION_RATIO = 10.0
+"""Compression ratio above which a text repeats itself."""
+
+
+def zlib_ratio(text: str) -> float | None:
+    """Bytes of ``text`` in UTF-8 over those after zlib at level 9; None below :data:`SHORTEST` bytes.
+
+    English prose has 2 to 3.
+
+    >>> round(zlib_ratio("!" * 4096), 3)
+    146.286
+    """
+    raw = text.encode(errors="surrogatepass")
+    return len(raw) / len(zlib.compress(raw, 9)) if len(raw) >= SHORTEST_BYTES else None
+
+
+def repeats(text: str) -> bool:
+    """Whether ``text`` has more than 10,000 characters, the last 10,000 of which compress more than tenfold.
+
+    slime's rule (``slime/utils/metric_utils.py``, ``has_repetition``).
+    """
+    ratio = zlib_ratio(text[-REPETITION_WINDOW:]) if len(text) > REPETITION_WINDOW else None
+    return ratio is not None and ratio > REPETITION_RATIO
+
+
+# Characters no writer writes: of broken decoding, of a model that has lost its language.
+
+REPLACEMENT = "�"
+"""What a decoder puts in place of bytes that are no UTF-8."""
+
+_NEVER_WRITTEN = {"Cc", "Co", "Cn", "Cs"}  # control, private use, unassigned, surrogate
+_LAYOUT = set("\t\n\r")
+_ONE_SCRIPT = {"CJK": "EAST ASIAN", "HIRAGANA": "EAST ASIAN", "KATAKANA": "EAST ASIAN", "BOPOMOFO": "EAST ASIAN"}
+_NO_SCRIPT = {
+    "MATHEMATICAL",
+    "FULLWIDTH",
+    "HALFWIDTH",
+    "DOUBLE-STRUCK",
+    "SCRIPT",
+    "MODIFIER",
+    "FEMININE",
+    "MASCULINE",
+    "MICRO",
+}
+"""First words of names of letters that every script borrows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Garbled:
+    """Of one text: share of its characters that no writer writes; that are U+FFFD; script changes per 100."""
+
+    garbled: float
+    replacement: float
+    script_switches: float
+
+    @classmethod
+    def of(cls, text: str) -> Garbled | None:
+        """None for an empty text."""
+        if not text:
+            return None
+        replaced = text.count(REPLACEMENT)
+        broken = replaced + sum(map(_never_written, text))
+        return cls(broken / len(text), replaced / len(text), 100 * script_switches(text) / len(text))
+
+
+def script_switches(text: str) -> int:
+    """How often a letter is of another writing system than the letter before it.
+
+    Han, kana and bopomofo are one system; letters of mathematics and full-width forms are of none.
+
+    >>> switches("the кот sat 猫 on")
+    4
+    """
+    return sum(here != before for before, here in pairwise(_scripts(text)))
+
+
+def _scripts(text: str) -> Iterator[str]:
+    """The writing system of each letter."""
+    for character in text:
+        script = _script(character)
+        if script is not None:
+            yield script
+
+
+@lru_cache(maxsize=16_384)
+def _script(character: str) -> str | None:
+    """The first word of a letter's Unicode name, which is its script; None if it is no letter, or any script's."""
+    if unicodedata.category(character) not in {"Lu", "Ll", "Lt", "Lo"}:
+        return None
+    word = unicodedata.name(character, "").partition(" ")[0]
+    return None if not word or word in _NO_SCRIPT else _ONE_SCRIPT.get(word, word)
+
+
+def _never_written(character: str) -> bool:
+    return character not in _LAYOUT and unicodedata.category(character) in _NEVER_WRITTEN
+
+
+# Ids that do not survive decoding: what is trained on is then not what was sampled.
+#
+# Text is ambiguous: ``<``, ``think``, ``>`` may be sampled and ``<th``, ``ink``, ``>`` encoded. A trainer that
+# re-encodes text computes log-probs of tokens nobody sampled, which looks like a huge mismatch of the engines.
+
+MOST_IDS = 8192
+"""Ids of a response that are compared: the time to do it grows with their square."""
+
+
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer: the two methods, as Hugging Face tokenizers have them."""
+
+    def decode(self, token_ids: Sequence[int], **kwargs: bool) -> str:
+        """Text of ids."""
+        ...
+
+    def encode(self, text: str, **kwargs: bool) -> Sequence[int]:
+        """Ids of text."""
+        ...
+
+
+def retokenized(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """encode(decode(``ids``)), with special tokens kept and none added, and nothing tidied up.
+
+    Give it a tokenizer of its own (``copy.deepcopy``): those of Hugging Face refuse work while another thread uses
+    them, which may be the one that trains.
+    """
+    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+@dataclass(frozen=True, slots=True)
+class RetokenizationDrift:
+    """Sampled ids against those of the same text encoded again.
+
+    Parameters
+    ----------
+    exact
+        Whether they are equal.
+    naive
+        Fraction of positions that differ, of those of the longer: one early shift makes all later ones differ.
+    edits
+        Levenshtein distance over the number of sampled ids, which a shift counts once.
+    first
+        Position of the first difference; None if there is none.
+    growth
+        Ids that encoding again added; negative if it needs fewer.
+    """
+
+    exact: bool
+    naive: float
+    edits: float
+    first: int | None
+    growth: int
+
+    @classmethod
+    def of(cls, sampled: Sequence[int], again: Sequence[int]) -> RetokenizationDrift | None:
+        """None where nothing was sampled. Beyond :data:`LONGEST` ids only the first so many are compared.
+
+        >>> Drift.of([1, 2, 3, 4], [1, 9, 4])
+        Drift(exact=False, naive=0.75, edits=0.5, first=1, growth=-1)
+        """
+        if not sampled:
+            return None
+        first, growth = first_difference(sampled, again), len(again) - len(sampled)
+        if first is None:
+            return cls(True, 0.0, 0.0, None, growth)
+        sampled, again = sampled[:MOST_IDS], again[:MOST_IDS]
+        longer = max(len(sampled), len(again))
+        equal = sum(one == other for one, other in zip(sampled, again, strict=False))
+        return cls(False, 1 - equal / longer, levenshtein(sampled, again) / len(sampled), first, growth)
+
+
+def prefix_kept(turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[int, int]:
+    """Of turns (prompt ids, response ids) of one conversation: how many prompts begin with all of the turn before.
+
+    Also how many there are that could. A chat template that renders the history anew may not keep it.
+    """
+    kept = 0
+    for (prompt, response), (following, _) in pairwise(turns):
+        before = [*prompt, *response]
+        kept += list(following[: len(before)]) == before
+    return kept, max(0, len(turns) - 1)
+
+
+# Levenshtein distance of two sequences of ids.
+
+
+def levenshtein(first: Sequence[int], second: Sequence[int]) -> int:
+    """Fewest insertions, deletions and substitutions that make ``second`` of ``first``.
+
+    Hyyrö's bit-parallel form (2001) of Myers' algorithm (1999), a whole column of the table in the bits of one
+    integer: about 0.1 s for two sequences of 8,000 that have nothing in common, nothing for equal ends.
+
+    >>> levenshtein([1, 2, 3, 4], [1, 9, 4])
+    2
+    """
+    first, second = _without_equal_ends(first, second)
+    if not first:
+        return len(second)
+    column = (1 << len(first)) - 1
+    top = 1 << (len(first) - 1)
+    equal: dict[int, int] = {}
+    for place, token in enumerate(first):
+        equal[token] = equal.get(token, 0) | 1 << place
+    up, down, distance = column, 0, len(first)  # where the column rises and falls by one
+    for token in second:
+        match = equal.get(token, 0)
+        diagonal = ((((match & up) + up) ^ up) | match | down) & column
+        right_up, right_down = down | (~(diagonal | up) & column), diagonal & up
+        distance += bool(right_up & top) - bool(right_down & top)
+        right_up, right_down = (right_up << 1 | 1) & column, right_down << 1 & column
+        up, down = right_down | (~(diagonal | right_up) & column), right_up & diagonal
+    return distance
+
+
+def _without_equal_ends(first: Sequence[int], second: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    start = first_difference(first, second)
+    if start is None:
+        return (), ()
+    first, second = first[start:], second[start:]
+    same = 0
+    while same < min(len(first), len(second)) and first[-1 - same] == second[-1 - same]:
+        same += 1
+    return first[: len(first) - same], second[: len(second) - same]
+
+
+def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """The first position at which the two differ or one has ended; None if they are equal."""
+    for place, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return place
+    return None if len(first) == len(second) else min(len(first), len(second))
+
+
+# A report on a few completions now and then, made on a thread of its own.
+
+
+class TextProbe:
+    """Takes samples from the thread that trains, without making it wait, and has their report ready later.
+
+    ``offer`` what was generated whenever it is at hand, and ``take`` the report with the next step; both cost
+    microseconds. What the work raised, ``take`` raises, once.
+
+    Parameters
+    ----------
+    tokenizer
+        Decodes ids where a sample has no text, and encodes them again to see whether ids drift; None: neither is
+        done. It must not be the trainer's own object (``copy.deepcopy`` it): tokenizers of Hugging Face refuse work
+        while another thread uses them.
+    most
+        Samples a report is made of at most, spread evenly over those offered.
+    seconds
+        Between two reports at least. Raises ``ConfigError`` for a negative number, or less than one sample.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        most: int = 4,
+        seconds: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        if most < 1 or not seconds >= 0:
+            raise ConfigError(f"a text probe needs most >= 1 and seconds >= 0, got {most!r} and {seconds!r}")
+        self._tokenizer = tokenizer
+        self._most, self._seconds = most, seconds
+        self._clock = clock or SystemClock()
+        self._last: float | None = None
+        self._work: Future[dict[str, float]] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def due(self) -> bool:
+        """Whether an offer would be taken: nothing is under way or waits to be taken, and enough time has passed."""
+        rested = self._last is None or self._clock.monotonic() - self._last >= self._seconds
+        return self._work is None and rested
+
+    def offer(self, samples: Sequence[Sample]) -> bool:
+        """Begin a report on some of ``samples``, if one is due; whether it has begun."""
+        if not samples or not self.due():
+            return False
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-text")
+        self._last = self._clock.monotonic()
+        self._work = self._thread.submit(self._report, _spread(samples, self._most))
+        return True
+
+    def take(self, *, wait: bool = False) -> dict[str, float]:
+        """The report that has become ready since the last call; empty if none has. ``wait`` for one under way."""
+        work = self._work
+        if work is None or not (wait or work.done()):
+            return {}
+        self._work = None
+        error = work.exception()
+        if error is not None and not isinstance(error, Exception):  # a tokenizer's exit is not the trainer's
+            raise RuntimeError(f"text could not be measured: {described(error)}")
+        return work.result()
+
+    def close(self) -> None:
+        """Begin nothing more. What is under way ends by itself."""
+        self._last = float("inf")
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _report(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return text_report([self._complete(sample) for sample in samples])
+
+    def _complete(self, sample: Sample) -> Sample:
+        """With its text and its ids encoded again, where a tokenizer can tell."""
+        if self._tokenizer is None or sample.ids is None:
+            return sample
+        text = self._tokenizer.decode(list(sample.ids)) if sample.text is None else sample.text
+        again = retokenized(self._tokenizer, sample.ids) if sample.again is None else sample.again
+        return replace(sample, text=text, again=again)
+
+
+def _spread(samples: Sequence[Sample], most: int) -> list[Sample]:
+    """At most ``most`` of them, evenly, without chance."""
+    n = min(most, len(samples))
+    return [samples[i * len(samples) // n] for i in range(n)]
