@@ -111,7 +111,7 @@ REPETITION_RATIO = 10.0
 
 
 def zlib_ratio(text: str) -> float | None:
-    """Bytes of ``text`` in UTF-8 over those after zlib at level 9; None below :data:`SHORTEST` bytes.
+    """Bytes of ``text`` in UTF-8 over those after zlib at level 9; None below :data:`SHORTEST_BYTES` bytes.
 
     English prose has 2 to 3.
 
@@ -176,7 +176,7 @@ def script_switches(text: str) -> int:
 
     Han, kana and bopomofo are one system; letters of mathematics and full-width forms are of none.
 
-    >>> switches("the кот sat 猫 on")
+    >>> script_switches("the кот sat 猫 on")
     4
     """
     return sum(here != before for before, here in pairwise(_scripts(text)))
@@ -260,10 +260,10 @@ class RetokenizationDrift:
 
     @classmethod
     def of(cls, sampled: Sequence[int], again: Sequence[int]) -> RetokenizationDrift | None:
-        """None where nothing was sampled. Beyond :data:`LONGEST` ids only the first so many are compared.
+        """None where nothing was sampled. Beyond :data:`MOST_IDS` ids only the first so many are compared.
 
-        >>> Drift.of([1, 2, 3, 4], [1, 9, 4])
-        Drift(exact=False, naive=0.75, edits=0.5, first=1, growth=-1)
+        >>> RetokenizationDrift.of([1, 2, 3, 4], [1, 9, 4])
+        RetokenizationDrift(exact=False, naive=0.75, edits=0.5, first=1, growth=-1)
         """
         if not sampled:
             return None

@@ -204,7 +204,7 @@ def noise_threshold(n_tokens: float, normaliser: float, *, single_token: float) 
     ValueError
         If ``normaliser`` is not positive.
 
-    >>> threshold(65536, 65536, single_token=640)
+    >>> noise_threshold(65536, 65536, single_token=640)
     2.5
     """
     if not normaliser > 0:
@@ -213,7 +213,7 @@ def noise_threshold(n_tokens: float, normaliser: float, *, single_token: float) 
 
 
 def single_token_level(norm: float, n_tokens: float, normaliser: float) -> float:
-    """T at which ``norm`` is just the threshold of ``n_tokens``: the inverse of :func:`threshold`.
+    """T at which ``norm`` is just the threshold of ``n_tokens``: the inverse of :func:`noise_threshold`.
 
     From a run's own usual gradient norm it makes the T that corresponds to it.
 

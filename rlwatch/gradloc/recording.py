@@ -131,7 +131,7 @@ def save_recording(
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a file that :func:`save` wrote.
+    """Read a file that :func:`save_recording` wrote.
 
     Raises
     ------

@@ -370,7 +370,7 @@ class Agreement(Grouped):
 
 
 def agreement(ids: Tensor, mask: Tensor, groups: Tensor) -> Agreement:
-    """Over the first :data:`WINDOW` positions of ``ids`` (B, T) inside ``mask`` (B, T); ``groups`` (B,)."""
+    """Over the first :data:`FIRST_ACTION` positions of ``ids`` (B, T) inside ``mask`` (B, T); ``groups`` (B,)."""
     short = max(0, FIRST_ACTION - ids.shape[1])
     return Agreement.of(
         pad(ids[:, :FIRST_ACTION].long(), (0, short)), groups, pad(mask[:, :FIRST_ACTION].bool(), (0, short))

@@ -95,12 +95,12 @@ class Gini(Kept):
 
 
 def observe_lengths(batch: TokenBatch) -> Stats:
-    """:func:`extent` of the mask, only where it is known which responses were cut: it may hide whole responses."""
+    """:func:`length_stats` of the mask, only where it is known which responses were cut: it may hide whole responses."""
     return {} if batch.cut is None else length_stats(batch.mask.bool().sum(-1), batch.cut)
 
 
 def observe_length_tail(batch: TokenBatch) -> Stats:
-    """:func:`tail` where it is known which responses were cut, and what length has to do with entropy."""
+    """:func:`length_tail_stats` where it is known which responses were cut, and what length has to do with entropy."""
     lengths = batch.mask.bool().sum(-1).float()
     stats = {} if batch.cut is None else length_tail_stats(lengths)
     if batch.entropy is not None:

@@ -6,13 +6,14 @@ truncation is heavy.
 
 No single number is enough. KL is blind for hundreds of steps while the old log-probs are recomputed, and the share
 of tokens that IcePop masks falls while the gap widens (KPop, ringtech.notion.site/kpop): read
-``mismatch/icepop_masked`` only beside ``mismatch/logp_absdiff``. So there are the level (:mod:`.gap`), the kind of
-divergence (:mod:`.divergences`), where it sits (:mod:`.tails`), what it does to the gradient (:mod:`.advantage`),
-how it adds up over a response (:mod:`.responses`), and one cause of it (:mod:`.routing`).
+``mismatch/icepop_masked`` only beside ``mismatch/logp_absdiff``. So there are the level (:func:`gap_stats`), the
+kind of divergence (:func:`divergence_stats`), where it sits (:func:`tail_stats`), what it does to the gradient
+(:func:`advantage_stats`), how it adds up over a response (:func:`response_gap_stats`), and one cause of it
+(:func:`routing_stats`).
 
 Of what verl reports of its own correction the stream holds what can be merged over micro-batches and does not depend on
 a correction the run may not use: perplexities, KL, chi2, raw weights, and the shares that the usual thresholds
-(:mod:`.thresholds`) would cut. Statistics of weights after truncation, and of each of the eleven rejection rules,
+(:class:`Thresholds`) would cut. Statistics of weights after truncation, and of each of the eleven rejection rules,
 are verl's own to log.
 """
 

@@ -231,7 +231,7 @@ LONGEST_TASK_NAME = 80
 
 @dataclass(slots=True)
 class TaskNames:
-    """The tasks of a run that have metrics of their own: at most ``limit``, and :data:`OTHER` for the rest.
+    """The tasks of a run that have metrics of their own: at most ``limit``, and :data:`OTHER_TASKS` for the rest.
 
     A task keeps its place for the whole run, so that no series changes its meaning; the most frequent of the first
     batch that holds new tasks come first. Ranks that see different tasks may choose differently beyond ``limit``;
@@ -242,7 +242,7 @@ class TaskNames:
     places: dict[str, int] = field(default_factory=dict)
 
     def codes(self, tasks: Sequence[object]) -> list[int]:
-        """The place of each task; None is :data:`UNNAMED`. The place ``len(self.names) - 1`` is :data:`OTHER`'s."""
+        """The place of each task; None is :data:`UNNAMED_TASK`. The place ``len(self.names) - 1`` is :data:`OTHER_TASKS`'s."""
         called = [_called(task) for task in tasks]
         for name, _times in Counter(called).most_common():
             if name not in self.places and name != OTHER_TASKS and len(self.places) < self.limit:
