@@ -26,8 +26,8 @@ def rerunning(model: nn.Module, *, wide: bool = True) -> Iterator[Precision]:
 
     If ``wide`` they run in float32, else in the precision that training runs in. Random state, modes, autocast,
     configuration and hooks are as before afterwards. Buffers are never written: modules see copies of them. Parameters
-    are those of training unless :mod:`rlwatch.gradloc.displacement` shows others. What a module keeps in plain attributes, and a
-    thread that a forward pass starts, are beyond this.
+    are those of training unless :mod:`rlwatch.gradloc.displacement` shows others. What a module keeps in plain
+    attributes, and a thread that a forward pass starts, are beyond this.
     """
     random = RandomState.now()
     modes = [(module, module.training) for module in model.modules()]
@@ -192,9 +192,9 @@ def routed(model: nn.Module) -> bool:
 
 @contextmanager
 def float32_kernels(model: nn.Module) -> Iterator[None]:
-    """Without compiled code (it reads weights past :mod:`rlwatch.gradloc.displacement`), flash attention and grouped experts.
+    """Run without compiled code, flash attention and grouped experts.
 
-    The last two take no float32. Configurations of transformers' models are changed for the while.
+    Compiled code reads weights past :mod:`rlwatch.gradloc.displacement`; the other two take no float32. Configurations of transformers' models are changed for the while.
     """
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:

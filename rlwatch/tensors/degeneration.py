@@ -136,8 +136,8 @@ class Loops:
         """Of ``ids`` (B, T) inside ``mask`` (B, T).
 
         A loop is a block that stands at least twice in a row; its cover is all its repetitions, the last of which may
-        be cut. Every window of :data:`LOOP_WINDOW` tokens is compared with its last occurrence: within a loop of period p
-        that lies p tokens back at each place, so a run of equal distances is a loop, found in one sort, whatever its
+        be cut. Every window of :data:`LOOP_WINDOW` tokens is compared with its last occurrence: within a loop of period
+        p that lies p tokens back at each place, so a run of equal distances is a loop, found in one sort, whatever its
         period. A response needs more than one window to be measured.
         """
         on = mask.bool()
@@ -154,7 +154,7 @@ class Loops:
 
 
 def distance_back(ids: Tensor, on: Tensor) -> Tensor:
-    """How far back each window of :data:`LOOP_WINDOW` tokens stood last, by its first token; 0 where it is new, (B, T')."""
+    """Distance to the last occurrence of each window of :data:`LOOP_WINDOW` tokens, (B, T'); 0 where it is new."""
     whole = windows(on, LOOP_WINDOW)
     key = _hashes(ids.detach().long(), whole.shape[1]).masked_fill(~whole, torch.iinfo(torch.int64).max)
     ordered, place = key.sort(dim=-1, stable=True)

@@ -95,7 +95,7 @@ class Gini(Kept):
 
 
 def observe_lengths(batch: TokenBatch) -> Stats:
-    """:func:`length_stats` of the mask, only where it is known which responses were cut: it may hide whole responses."""
+    """:func:`length_stats` of the mask, only where cut responses are known: a mask may hide whole responses."""
     return {} if batch.cut is None else length_stats(batch.mask.bool().sum(-1), batch.cut)
 
 

@@ -242,7 +242,7 @@ class TaskNames:
     places: dict[str, int] = field(default_factory=dict)
 
     def codes(self, tasks: Sequence[object]) -> list[int]:
-        """The place of each task; None is :data:`UNNAMED_TASK`. The place ``len(self.names) - 1`` is :data:`OTHER_TASKS`'s."""
+        """Place of each task; None is :data:`UNNAMED_TASK`. The last of :attr:`names` is :data:`OTHER_TASKS`."""
         called = [_called(task) for task in tasks]
         for name, _times in Counter(called).most_common():
             if name not in self.places and name != OTHER_TASKS and len(self.places) < self.limit:
