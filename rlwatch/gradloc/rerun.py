@@ -194,7 +194,8 @@ def routed(model: nn.Module) -> bool:
 def float32_kernels(model: nn.Module) -> Iterator[None]:
     """Run without compiled code, flash attention and grouped experts.
 
-    Compiled code reads weights past :mod:`rlwatch.gradloc.displacement`; the other two take no float32. Configurations of transformers' models are changed for the while.
+    Compiled code reads weights past :mod:`rlwatch.gradloc.displacement`; the other two take no float32. Configurations
+    of transformers' models are changed for the while.
     """
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:

@@ -358,11 +358,11 @@ def strange_to_norms(std, seed):
 @pytest.fixture
 def steps_tried(monkeypatch):
     """The steps of the extrapolations that are made, in their order."""
-    tried = []
+    tried, extrapolated = [], attribution.richardson
 
     def richardson(model, passes, direction, step, **more):
         tried.append(step)
-        return attribution.richardson(model, passes, direction, step, **more)
+        return extrapolated(model, passes, direction, step, **more)
 
     monkeypatch.setattr(attribution, "richardson", richardson)
     return tried
