@@ -7,17 +7,219 @@ what a later attempt replaced is dimmed; alarms stand at their steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from rlwatch.metrics import family_of
+from rlwatch.records import CRASH_FORECAST, Alert, AlertState, Event, Finding
+
 from . import format as fmt
-from .buckets import Branches, Curve
-from .health import VERMILLION
-from .marks import Mark
-from .scales import PLAIN, Scale, scale_of
+from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION, Word
+from .thinning import Branches, Curve, Floats
+
+FROM, TO = "from", "to"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps ``low`` to ``high``, both included; ``follows`` the newest step where no end was chosen."""
+
+    low: int
+    high: int
+    follows: bool = True
+
+
+def slider_end(last: int) -> int:
+    """A round number just above ``last``, so that a slider up to it keeps still while a run goes on.
+
+    >>> [limit(n) for n in (0, 7, 99, 312, 4812, 100_000)]
+    [10, 10, 100, 320, 5000, 100000]
+    """
+    unit = 10
+    while last > 20 * unit:  # 10, 20, 50, 100, ...
+        unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
+    return max(unit, -(-last // unit) * unit)
+
+
+def read_window(params: Mapping[str, str], first: int, last: int) -> Window:
+    """The window that the address asks for, within ``first`` to ``last``; nonsense reads as everything."""
+    low, high = _int(params.get(FROM)), _int(params.get(TO))
+    low = first if low is None else min(max(first, low), last)
+    if high is None or high >= last:
+        return Window(low, last, follows=high is None)
+    return Window(low, max(high, low), follows=False)
+
+
+def write_window(params: MutableMapping[str, str], low: int, high: int, first: int, end: int) -> None:
+    """Put a chosen range into the address; the slider's ends (``first``, ``end``) mean "no limit"."""
+    for name, value, free in ((FROM, low, low <= first), (TO, high, high >= end)):
+        if free:
+            params.pop(name, None)
+        else:
+            params[name] = str(value)
+
+
+def _int(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
+
+
+# How the values of a chart become heights.
+#
+# ECharts writes the labels of an axis itself, 0.0000001 in full, and takes no function of ours: tiny values are drawn
+# as multiples of a power of ten, and on a logarithmic axis as exponents.
+
+LOG_SPREAD = 200.0
+"""A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
+TINY, HUGE = 1e-4, 1e6
+"""Numbers below and from here on are written with an exponent everywhere in the app."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``power``: heights are multiples of 10**power; ``exponents``: they are decimal logarithms."""
+
+    logarithmic: bool = False
+    exponents: bool = False
+    power: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether a value is its own height."""
+        return not self.exponents and not self.power
+
+    @property
+    def note(self) -> str:
+        """What a reader must know of it; empty for most."""
+        if self.logarithmic:
+            return "log scale"
+        return f"× 1e{self.power}".replace("-", "−") if self.power else ""
+
+    def height(self, value: float) -> float | None:
+        """Where ``value`` is drawn, six significant digits; None where it has no place (no logarithm)."""
+        if self.exponents:
+            return round(math.log10(value), 6) if value > 0 else None
+        return float(f"{value / 10.0**self.power:.6g}")
+
+    def axis(self) -> Mapping[str, Any]:
+        """The type of the axis and how its labels read."""
+        if self.exponents:
+            return {"type": "value", "minInterval": 1, "axisLabel": {"fontSize": 11, "formatter": "1e{value}"}}
+        return {"type": "log" if self.logarithmic else "value", "axisLabel": {"fontSize": 11}}
+
+
+PLAIN = Scale()
+
+
+def scale_of(curve: Curve) -> Scale:
+    """The scale on which all of ``curve`` is to be seen and its axis is readable."""
+    values = curve.values
+    if _spread(values):
+        return Scale(logarithmic=True, exponents=bool(values.min() < TINY or values.max() >= HUGE))
+    largest = float(np.abs(values).max()) if len(values) else 0.0
+    return Scale(power=math.floor(math.log10(largest)) if 0 < largest < TINY else 0)
+
+
+def _spread(values: Floats) -> bool:
+    """Whether a linear axis would flatten everything but a few points."""
+    if len(values) < 8 or values.min() <= 0:
+        return False
+    return bool(values.max() > LOG_SPREAD * np.median(values))
+
+
+# Moments of a run that every chart shows at their step: alarms, resets, resumes.
+
+MOST_MARKS = 24
+"""At most this many alarms are marked (the newest), or the marks would hide the line."""
+
+EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "signal": "✕"}
+"""Events worth a mark; the others are in the table of events."""
+
+COMMAND_SHAPES = {"lower-lr": "↓", "set-kl-coef": "β"}
+"""Commands worth a mark: they bend the curves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line: ``shape`` above it, ``text`` for people, dashed where it is an inference.
+
+    ``families`` are those whose charts it concerns (none: all of them).
+    """
+
+    step: int
+    shape: str
+    colour: str
+    text: str
+    families: frozenset[str] = frozenset()
+    dashed: bool = False
+
+
+def marks_of_run(
+    alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
+) -> list[Mark]:
+    """All marks of a run. ``findings`` tell families and when it was seen; ``starts`` an attempt's first step."""
+    families = {finding.kind: _families(finding) for finding in findings if finding.kind != CRASH_FORECAST}
+    return [
+        *_resumes(starts),
+        *(mark for event in events if (mark := _of_event(event)) is not None),
+        *(
+            mark
+            for alert in _newest(alerts)
+            for mark in _of_alert(alert, families.get(alert.kind, frozenset()), seen_at(alert, findings))
+        ),
+    ]
+
+
+def _families(finding: Finding) -> frozenset[str]:
+    """The detector's family, and that of the metric it speaks of (a NaN may be in any)."""
+    of_metric = family_of(finding.metric).value if finding.metric else ""
+    return frozenset(filter(None, (finding.family, of_metric)))
+
+
+def _newest(alerts: Sequence[Alert]) -> list[Alert]:
+    told = [alert for alert in alerts if alert.state is AlertState.FIRING or alert.fired_at is not None]
+    return sorted(told, key=lambda alert: alert.onset_step)[-MOST_MARKS:]
+
+
+def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
+    """The step of the alarm: an alert that is over keeps only its onset, the finding behind it both."""
+    if alert.state is AlertState.FIRING:
+        return alert.step
+    behind = [f.step for f in findings if f.kind == alert.kind and f.onset_step <= alert.step and f.step <= alert.step]
+    return max(behind, default=alert.onset_step)
+
+
+def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
+    if alert.kind == CRASH_FORECAST:  # what counts is how early it came, not when it got worse
+        return [Mark(alert.onset_step, LOOKS[Word.WATCH].shape, AMBER, fmt.words(alert.kind), families)]
+    look = LOOKS[SEVERITY_WORD[alert.severity]]
+    what = fmt.words(alert.kind)
+    colour = {"■": VERMILLION, "▲": AMBER}.get(look.shape, GREY)
+    return [
+        Mark(alert.onset_step, "", colour, f"{what} (onset)", families, dashed=True),
+        Mark(seen, look.shape, colour, f"{what} (alarm)", families),
+    ]
+
+
+def _of_event(event: Event) -> Mark | None:
+    kind = str(event.body.get("command", "")) if event.kind == "command" else event.kind
+    shape = COMMAND_SHAPES.get(kind) if event.kind == "command" else EVENT_SHAPES.get(kind)
+    return None if shape is None or event.step is None else Mark(event.step, shape, GREY, fmt.words(kind))
+
+
+def _resumes(starts: Mapping[int, int]) -> list[Mark]:
+    return [
+        Mark(first, "↻", GREY, f"attempt {attempt} began")
+        for attempt, first in sorted(starts.items())
+        if attempt > min(starts)
+    ]
+
 
 Option = dict[str, Any]
 

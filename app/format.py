@@ -1,14 +1,17 @@
-"""How numbers, steps, ages and names are written: the same on every page.
+"""Numbers, steps, ages, names and evidence as text: written the same on every page.
 
 Three significant digits; thousands parted by a narrow no-break space; NaN and the infinities by name.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
+from collections.abc import Mapping
 
 from rlwatch.catalogue import entry
+from rlwatch.records import JSON, Event
 
 THIN = "\u202f"
 """Narrow no-break space: parts thousands, and a number from its unit."""
@@ -143,3 +146,38 @@ _OTHERS = {
     "set-kl-coef": "set KL coefficient",
 }
 """Commands whose names leave something out; kinds of findings have their words from the catalogue."""
+
+
+# The numbers a finding, an alert or an event carries, as text.
+
+
+def evidence_lines(body: Mapping[str, JSON]) -> list[tuple[str, str]]:
+    """Name and value of each entry."""
+    return [(name.replace("_", " "), evidence_value(entry)) for name, entry in body.items()]
+
+
+def evidence_line(body: Mapping[str, JSON], limit: int = 400) -> str:
+    """``optimizer clear · kl 0.310``, at most ``limit`` characters."""
+    return shorten(" · ".join(f"{name} {entry}" for name, entry in evidence_lines(body)), limit)
+
+
+def event_words(event: Event) -> tuple[str, str]:
+    """What happened and the words to it: of a command what came of it, by whom and why; else the entries."""
+    report = event.body.get("report")
+    if event.kind != "command" or not isinstance(report, Mapping):
+        return words(event.kind), evidence_line(event.body)
+    summary = report.get("summary") or evidence_line(report)
+    by, why = str(event.body.get("by") or ""), str(event.body.get("why") or "")
+    parts = [str(summary), f"by {by}" if by else "", why]
+    return words(str(event.body.get("command", "command"))), shorten(" · ".join(filter(None, parts)), 400)
+
+
+def evidence_value(entry: JSON) -> str:
+    """One entry: numbers as everywhere, text as it is, the rest as JSON."""
+    if isinstance(entry, bool) or entry is None:
+        return {True: "yes", False: "no", None: "none"}[entry]
+    if isinstance(entry, int):
+        return step(entry)
+    if isinstance(entry, float):
+        return number(entry)
+    return entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)

@@ -40,7 +40,7 @@ from starlette.websockets import WebSocket
 from streamlit.file_util import get_static_dir
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from .control import NAME_HEADER, ROLE_HEADER
+from .principal import NAME_HEADER, ROLE_HEADER
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = "RLWATCH_UI_SETTINGS"

@@ -1,4 +1,4 @@
-"""The health of a run in one word, with its colour and shape: the same on every page.
+"""The health of a run in one word, with its colour and shape, and in one sentence: the same on every page.
 
 Only shapes carry colour (Okabe-Ito, safe for colour-blind eyes); words are text-coloured, so that they
 read on light and dark alike.
@@ -10,11 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlwatch.control.liveness import Pace, Pause, dead_since, silent_for
-from rlwatch.records import Alert, AlertState, RunInfo, RunState, Severity
+from rlwatch.control.liveness import Pace, Pause, dead_since, pause_of, silent_for
+from rlwatch.records import Alert, AlertState, Finding, RunInfo, RunState, Severity
 
 from . import format as fmt
-from . import pauses
+
+__all__ = ["Pause", "pause_of", "pause_words"]
+
+
+def pause_words(pause: Pause, now: float) -> str:
+    """``paused at step 480 by ann@lab: look at the samples; goes on by itself in 54 min``."""
+    why = f": {fmt.shorten(pause.why, 120)}" if pause.why else ""
+    left = fmt.duration(max(0.0, pause.until - now))
+    return f"paused at step {fmt.step(pause.step)} by {fmt.shorten(pause.by, 60)}{why}; goes on by itself in {left}"
+
+
+# The health of a run in one word, with its colour and shape: the same on every page.
+#
+# Only shapes carry colour (Okabe-Ito, safe for colour-blind eyes); words are text-coloured, so that they read on
+# light and dark alike.
 
 RECENT_S = 24 * 3600.0
 """A crash or silence older than this no longer asks for a person."""
@@ -99,7 +113,7 @@ def judge(
     if run.state is RunState.FINISHED:
         return Health(Word.FINISHED, run.state_reason)
     if pause is not None:
-        return Health(Word.PAUSED, pauses.words(pause, now) + _before(worst), pause.step)
+        return Health(Word.PAUSED, pause_words(pause, now) + _before(worst), pause.step)
     if (since := dead_since(run, now)) is not None:
         return Health(Word.DEAD, dead_words(since, now) + _before(worst), run.last_step, _recent(run, now))
     pace = pace or Pace()
@@ -154,3 +168,42 @@ def _before(worst: Alert | None) -> str:
 
 def _recent(run: RunInfo, now: float) -> bool:
     return now - max(run.last_ts or 0.0, run.heartbeat_at or 0.0, run.created_at) < RECENT_S
+
+
+# Why a run is in its state, as one sentence in the order things began.
+
+
+def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
+    """``["responses are garbled from step 4 410", "entropy collapse from step 4 690"]``: what fires."""
+    begins: dict[str, int] = {}
+    for alert in alerts:
+        if alert.state is AlertState.FIRING:
+            begins[alert.kind] = min(alert.onset_step, begins.get(alert.kind, alert.onset_step))
+    ordered = sorted(begins.items(), key=lambda item: (item[1], item[0]))
+    return [f"{fmt.words(kind)} from step {fmt.step(onset)}" for kind, onset in ordered]
+
+
+def ending_words(run: RunInfo, health: Health, now: float, pace: Pace) -> str:
+    """How the story ends where the run does not go on: the crash, the pause, or the silence; else empty."""
+    if health.word is Word.CRASHED:
+        return f"crashed at step {fmt.step(run.last_step)}: {crash_words(run)}"
+    if health.word in (Word.PAUSED, Word.DEAD):
+        return health.why
+    if health.word is Word.STALE:
+        return silence_words(silent_for(run, pace, now) or 0.0, pace.step_s)
+    return ""
+
+
+def baselines(findings: Sequence[Finding]) -> dict[str, float]:
+    """Metric -> the run's own healthy level of it, as the newest finding on it said."""
+    return {f.metric: f.baseline for f in findings if f.metric and f.baseline is not None}
+
+
+def last_alarm_words(alerts: Sequence[Alert]) -> str:
+    """What to say when nothing fires: the last alarm and when it was over."""
+    over = [a for a in alerts if a.state is AlertState.RESOLVED and a.fired_at is not None]
+    if not over:
+        return ""
+    last = max(over, key=lambda alert: alert.resolved_step or alert.step)
+    ended = fmt.step(last.resolved_step if last.resolved_step is not None else last.step)
+    return f"{fmt.words(last.kind)} from step {fmt.step(last.onset_step)}, over at step {ended}"

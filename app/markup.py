@@ -1,4 +1,7 @@
-"""HTML in which data are text: every child of :func:`el` is escaped unless it was made by :func:`el`."""
+"""HTML in which data are text, and the styles of its classes.
+
+Every child of :func:`el` is escaped unless it was made by :func:`el`.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +35,51 @@ def joined(*children: str) -> Markup:
 
 def _text(child: str) -> str:
     return str(child) if isinstance(child, Markup) else escape(child, quote=True)
+
+
+# How the HTML of the pages looks: the classes that :func:`markup.el` is given.
+
+STYLE = """<style>
+[data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }
+[data-testid="stLayoutWrapper"]:has(> [data-testid="stVerticalBlock"]:empty) { display: none; }
+[data-testid="stElementContainer"]:has(.rl-who) { position: absolute; }
+.rl-who { position: fixed; top: 0; right: 4.5rem; height: 3.75rem; display: flex; align-items: center; gap: .35em;
+  z-index: 999991; font-size: .8rem; opacity: .75; white-space: nowrap; }
+.rl-who span { max-width: 14rem; overflow: hidden; text-overflow: ellipsis; }
+.rl-who a { color: inherit; }
+@media (max-width: 640px) { .rl-who { right: 1.5rem; } .rl-who span { max-width: 7rem; } }
+.rl-store { text-align: right; font-size: .75rem; opacity: .6; overflow-wrap: anywhere; }
+.rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
+.rl-project { font-weight: 400; opacity: .6; }
+.rl-head { font-size: 1.5rem; font-weight: 600; line-height: 1.3; }
+.rl-facts { font-size: .875rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-variant-numeric: tabular-nums; }
+.rl-facts .label { opacity: .6; }
+.rl-word { font-weight: 600; white-space: nowrap; }
+.rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
+.rl-why .label { opacity: .6; margin-right: .75rem; }
+.rl-why .arrow { opacity: .5; padding: 0 .4rem; }
+.rl-do { font-size: .9rem; margin: .4rem 0; padding-left: 1.3rem; }
+.rl-do code { font-size: .85em; }
+.rl-do li { margin: .45rem 0; overflow-wrap: anywhere; }
+.rl-step { margin-top: .4rem; }
+.rl-token { font-family: monospace; font-size: .95em; font-weight: 700; overflow-wrap: anywhere;
+  unicode-bidi: isolate; }
+.rl-context { font-family: monospace; font-size: .85rem; overflow-wrap: anywhere; }
+.rl-layers { display: flex; height: .9rem; margin: .25rem 0; border-radius: 2px; overflow: hidden; gap: 1px; }
+.rl-legend { font-size: .8rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; align-items: center; }
+.rl-legend .label { opacity: .6; }
+.rl-legend .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }
+.rl-scale { display: inline-block; width: 9rem; height: .8em; margin: 0 .4em; vertical-align: -1px; border-radius: 2px;
+  box-shadow: 0 0 0 1px color-mix(in srgb, currentColor 20%, transparent); }
+.rl-culprit { outline: 1.5px solid currentColor; font-weight: 700; font-family: monospace; padding: 0 2px;
+  margin-right: .4em; }
+.rl-missing { text-decoration: underline dotted; font-family: monospace; opacity: .75; margin-right: .4em; }
+.rl-family { font-size: 1rem; font-weight: 600; margin: .9rem 0 .1rem; }
+.rl-bars { display: grid; grid-template-columns: minmax(0, 1fr) auto; gap: .1rem .6rem; align-items: center;
+  font-size: .8rem; line-height: 1.2; font-variant-numeric: tabular-nums; margin-top: .35rem; }
+.rl-bars .name { overflow-wrap: anywhere; }
+.rl-bars .share { text-align: right; opacity: .75; }
+.rl-bars .bar { grid-column: 1 / -1; height: .4rem; border-radius: 2px; min-width: 2px; margin: .15rem 0 .25rem; }
+.rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
+.rl-quiet { font-size: .8rem; opacity: .6; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+</style>"""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from . import shell
-from .style import STYLE
-from .views import alerts, run, runs, tokens
+from . import alerts_page, layout, run_page, runs_page, tokens_page
+from .markup import STYLE
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import StreamlitPage
@@ -20,7 +19,7 @@ def show() -> None:
     """Draw the app: the page the address names."""
     st.set_page_config(page_title="rlwatch", page_icon="◉", layout="wide")
     st.html(STYLE)
-    if not shell.principal().name:
+    if not layout.principal().name:
         st.error("This dashboard has no door: start it with rlwatch ui.", icon=":material/door_front:")
         st.stop()
     page = st.navigation(list(pages().values()), position="top")
@@ -30,12 +29,12 @@ def show() -> None:
 def pages() -> dict[str, StreamlitPage]:
     """Every page by its name in the address; the run page is reached through a run, the tokens page through that."""
     return {
-        "runs": st.Page(partial(_page, runs.page, go_to_run), title="Runs", url_path="runs", default=True),
-        "run": st.Page(partial(_page, run.page, go_to_tokens), title="Run", url_path="run", visibility="hidden"),
+        "runs": st.Page(partial(_page, runs_page.page, go_to_run), title="Runs", url_path="runs", default=True),
+        "run": st.Page(partial(_page, run_page.page, go_to_tokens), title="Run", url_path="run", visibility="hidden"),
         "tokens": st.Page(
-            partial(_page, tokens.page, go_to_run), title="Tokens", url_path="tokens", visibility="hidden"
+            partial(_page, tokens_page.page, go_to_run), title="Tokens", url_path="tokens", visibility="hidden"
         ),
-        "alerts": st.Page(partial(_page, alerts.page, go_to_run), title="Alerts", url_path="alerts"),
+        "alerts": st.Page(partial(_page, alerts_page.page, go_to_run), title="Alerts", url_path="alerts"),
     }
 
 
@@ -43,7 +42,7 @@ def _page(body: Callable[..., None], leave: Callable[..., None]) -> None:
     """A page, under the line that says who looks. That line is the page's own: what lies outside of the pages stays
     while one replaces another, and the parts of the old one that are still drawn would miss their places.
     """
-    shell.who_line()
+    layout.account_line()
     body(leave)
 
 

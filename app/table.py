@@ -101,7 +101,7 @@ def show(
         "columns": [{"label": column.label, "style": column.style} for column in columns],
         "rows": [{"id": row.opens, "quiet": row.quiet, "chosen": row.chosen, "cells": list(row.cells)} for row in rows],
     }
-    result = _component()(key=key, data=data, on_open_change=partial(_tell, key, on_open))
+    result = _component()(key=key, data=data, on_open_change=partial(_notify_open, key, on_open))
     opened = getattr(result, "open", None)
     return str(opened) if opened else None
 
@@ -113,7 +113,7 @@ def _component() -> Callable[..., Any]:
     return mounted
 
 
-def _tell(key: str, on_open: Callable[[str], None] | None) -> None:
+def _notify_open(key: str, on_open: Callable[[str], None] | None) -> None:
     """A trigger needs a callback to exist; what it brings can be read from the result, too."""
     opened = getattr(st.session_state.get(key), "open", None)
     if opened and on_open is not None:

@@ -1,12 +1,20 @@
-"""What colours a response: a quantity of each token as a place on a scale that colour-blind eyes read too (pure)."""
+"""Numbers of tokens and layers as colours: the scale of a response, its legend, and the bars of layers.
+
+All colours are told apart by colour-blind eyes.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .token_rows import Response
+from . import format as fmt
+from .health import GREY
+from .markup import Markup, el, joined
+from .tokens import Response
 
 ORANGE, GREEN = "#E69F00", "#009E73"
 """Okabe-Ito: orange against the theme's blue for two signs, green for one."""
@@ -65,7 +73,7 @@ def measured(response: Response) -> list[str]:
     return [quantity.name for quantity in QUANTITIES if values(quantity.name, response) is not None]
 
 
-def limit(found: np.ndarray) -> float:
+def scale_end(found: np.ndarray) -> float:
     """Where the scale ends: the largest finite size; 0 where there is none."""
     finite = np.abs(found[np.isfinite(found)])
     return float(finite.max()) if len(finite) else 0.0
@@ -83,3 +91,103 @@ def _level(value: float, place: float) -> Level:
     if np.isfinite(value):
         return round(place, 2)
     return "nan" if np.isnan(value) else ("inf" if value > 0 else "-inf")
+
+
+# The legend of a coloured response: the scale with its ends, and the looks that are not on it.
+
+DEEPEST = 62
+"""Per cent of the colour at the end of the scale, as in ``response.js``."""
+
+HATCHED = {"nan": (45, "NaN"), "inf": (90, "Inf or −Inf")}
+"""Direction of the hatching (degrees) and name of what is not finite, as in ``response.css``."""
+
+_STOPS = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
+"""Places along the scale where the bar takes a colour, as parts of its end."""
+
+
+def legend(quantity: Quantity | None, end: float, colours: tuple[str, str], levels: Sequence[Level]) -> Markup:
+    """The scale, what it is of, and swatches of what is on no scale, if there is any; ``None``: nothing measured."""
+    parts = [] if quantity is None else [_scale(quantity, end, colours), el("span", quantity.says, cls="label")]
+    kinds = {level.removeprefix("-") for level in levels if isinstance(level, str)}
+    parts += [_hatched(*HATCHED[kind]) for kind in HATCHED if kind in kinds]
+    if any(level is None for level in levels):
+        parts.append(el("span", el("span", "abc", cls="rl-missing"), "not measured"))
+    parts.append(el("span", el("span", "abc", cls="rl-culprit"), "culprit"))
+    return el("div", *parts, cls="rl-legend")
+
+
+def _scale(quantity: Quantity, end: float, colours: tuple[str, str]) -> Markup:
+    """``−3.2 ▓▒░▒▓ 3.2 nats``: the bar is linear in the quantity."""
+    if not end:
+        return el("span", f"{quantity.name}: no value other than 0")
+    bar = el("span", cls="rl-scale", style=f"background:linear-gradient(to right,{_stops(quantity, colours)})")
+    high = " ".join(filter(None, (fmt.number(end), quantity.unit)))
+    return el("span", fmt.number(-end) if quantity.signed else "0", bar, high)
+
+
+def _stops(quantity: Quantity, colours: tuple[str, str]) -> str:
+    below, above = colours
+    places = [(at, above) for at in _STOPS]
+    if quantity.signed:
+        places = [*((-at, below) for at in reversed(_STOPS)), *places]
+    return ",".join(_stop(at, colour, quantity) for at, colour in places)
+
+
+def _stop(at: float, colour: str, quantity: Quantity) -> str:
+    depth = DEEPEST * (abs(at) ** 0.5 if quantity.root else abs(at))
+    place = 50 * (1 + at) if quantity.signed else 100 * at
+    return f"color-mix(in srgb,{colour} {depth:.0f}%,transparent) {place:.0f}%"
+
+
+def _hatched(degrees: int, name: str) -> Markup:
+    pattern = f"repeating-linear-gradient({degrees}deg,#D55E00 0 2px,transparent 2px 5px)"
+    return el("span", el("span", cls="swatch", style=f"background:{pattern}"), name)
+
+
+# Shares of layers as one bar: the largest by name, the others together.
+
+MOST = 4
+"""Layers shown by name in one bar."""
+
+OTHERS = "others"
+"""What the layers that were not recorded by name have together."""
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D9CC2B", "#6A51A3", "#8C6D31")
+"""Okabe-Ito without the one that means danger, its yellow darkened a little; two more for layers of a second bar."""
+
+
+def largest(shares: Mapping[str, float]) -> list[str]:
+    """At most :data:`MOST` layers by share, the largest first."""
+    finite = [name for name, share in shares.items() if math.isfinite(share) and share > 0 and name != OTHERS]
+    return sorted(finite, key=lambda name: -shares[name])[:MOST]
+
+
+def bar(title: str, shares: Mapping[str, float], colours: Mapping[str, str]) -> Markup:
+    """A title, the bar, and its legend in numbers; empty where no share is known."""
+    named = largest(shares)
+    others = [share for name, share in shares.items() if name not in named and math.isfinite(share)]
+    parts = [(name, shares[name], colours.get(name, GREY)) for name in named]
+    if sum(others) > 0:
+        parts.append(("all others", sum(others), GREY))
+    if not parts:
+        return Markup()
+    pieces = [
+        el("span", style=f"background:{colour};width:{100 * share:.2f}%", title=f"{name}: {fmt.percent(share)}")
+        for name, share, colour in parts
+    ]
+    return joined(
+        el("div", title, cls="rl-quiet"),
+        el("div", *pieces, cls="rl-layers"),
+        el("div", *(_entry(name, share, colour) for name, share, colour in parts), cls="rl-legend"),
+    )
+
+
+def _entry(name: str, share: float, colour: str) -> Markup:
+    swatch = el("span", cls="swatch", style=f"background:{colour}")
+    return el("span", swatch, f"{fmt.shorten(name, 60)} {fmt.percent(share)}", cls="entry")
+
+
+def palette(*tables: Mapping[str, float]) -> dict[str, str]:
+    """A colour for each layer that any of two bars names: a layer in both has one colour."""
+    names = dict.fromkeys(name for shares in tables for name in largest(shares))
+    return dict(zip(names, COLOURS, strict=False))

@@ -65,7 +65,7 @@ def own(mode: str, steps: int, directory: Path) -> Any:
 
 def trl(mode: str, steps: int, directory: Path) -> Any:
     """The demo's trainer, watched or not."""
-    from rlwatch.demo.recipe import Recipe
+    from rlwatch.demo import Recipe
     from rlwatch.demo.training import build_trainer
     from rlwatch.integrations.trl import watch
 

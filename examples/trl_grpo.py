@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from rlwatch.demo.recipe import Recipe
+from rlwatch.demo import Recipe
 from rlwatch.demo.training import build_trainer  # a tiny GRPOTrainer; yours goes here
 from rlwatch.integrations.trl import watch
 

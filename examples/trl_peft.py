@@ -15,18 +15,18 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from rlwatch.demo import task
-from rlwatch.demo.policy import character_tokenizer, random_policy, saved_and_loaded
+from rlwatch.demo import training
+from rlwatch.demo.training import character_tokenizer, random_policy, saved_and_loaded
 from rlwatch.integrations.trl import watch
 
 
 def build_trainer(directory: Path, steps: int) -> GRPOTrainer:
     """A tiny trainer; yours goes here."""
     tokenizer = character_tokenizer()
-    prompts = [{"prompt": text, "target": task.answer(text)} for text in task.prompts(256, random.Random(0))]
+    prompts = [{"prompt": text, "target": training.answer(text)} for text in training.prompts(256, random.Random(0))]
     return GRPOTrainer(
         model=saved_and_loaded(random_policy(tokenizer), tokenizer, directory / "policy"),
-        reward_funcs=task.sorting,
+        reward_funcs=training.sorting,
         args=GRPOConfig(
             output_dir=str(directory / "output"),
             max_steps=steps,
@@ -34,7 +34,7 @@ def build_trainer(directory: Path, steps: int) -> GRPOTrainer:
             per_device_train_batch_size=16,
             num_generations=8,
             num_iterations=2,
-            max_completion_length=task.LONGEST,
+            max_completion_length=training.LONGEST,
             beta=0.05,
             logging_steps=1,
             save_strategy="no",

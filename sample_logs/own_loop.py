@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from transformers import set_seed
 
-from rlwatch.demo import task
-from rlwatch.demo.policy import character_tokenizer, random_policy, warm_start
+from rlwatch.demo import training
+from rlwatch.demo.training import character_tokenizer, random_policy, warm_start
 
 Score = Callable[[str, str], float]
 CLIP = 0.2
@@ -33,7 +33,7 @@ class Settings:
     entropy_coefficient: float = 0.0
     deviation_floor: float = 1e-6
     """Added to a group's standard deviation before dividing by it."""
-    score: Score = task.score
+    score: Score = training.score
 
 
 def train(settings: Settings) -> Iterator[dict[str, float]]:
@@ -68,19 +68,19 @@ class Batch:
 
 @torch.no_grad()
 def _rollouts(policy, tokenizer, settings: Settings, rng: random.Random) -> Batch:
-    prompts = [text for text in task.prompts(GROUPS, rng) for _ in range(GENERATIONS)]
+    prompts = [text for text in training.prompts(GROUPS, rng) for _ in range(GENERATIONS)]
     ids = torch.tensor([tokenizer(text)["input_ids"] for text in prompts])
     start = ids.shape[1]
     alive = torch.ones(len(ids), dtype=torch.bool)
     columns = []
-    for _ in range(task.LONGEST):
+    for _ in range(training.LONGEST):
         token = torch.multinomial(policy(input_ids=ids).logits[:, -1].softmax(-1), 1)
         columns.append(alive.clone())
         ids = torch.cat([ids, torch.where(alive[:, None], token, tokenizer.pad_token_id)], 1)
         alive = alive & (token[:, 0] != tokenizer.eos_token_id)
     texts = [tokenizer.decode(row[start:], skip_special_tokens=True) for row in ids]
     scores = torch.tensor(
-        [settings.score(text, task.answer(prompt)) for text, prompt in zip(texts, prompts, strict=True)]
+        [settings.score(text, training.answer(prompt)) for text, prompt in zip(texts, prompts, strict=True)]
     )
     groups = scores.view(GROUPS, GENERATIONS)
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + settings.deviation_floor)

@@ -19,7 +19,7 @@ import torch
 import writers
 from second_engine import SecondEngine
 
-from rlwatch.demo.recipe import Recipe
+from rlwatch.demo import Recipe
 from rlwatch.demo.training import build_trainer
 
 HERE = Path(__file__).parent

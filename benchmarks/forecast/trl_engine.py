@@ -12,7 +12,7 @@ import torch
 from forecast.trl_setting import Setting
 from forecast.trl_start import sample
 
-from rlwatch.demo.policy import random_policy
+from rlwatch.demo.training import random_policy
 
 
 class Engine:

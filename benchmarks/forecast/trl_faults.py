@@ -19,7 +19,7 @@ from forecast.trl_setting import Setting
 from forecast.trl_start import accuracy, prompts
 from transformers import TrainerCallback
 
-from rlwatch.demo.task import score
+from rlwatch.demo.training import score
 
 HELD_OUT = 256
 HELD_OUT_EVERY = 10

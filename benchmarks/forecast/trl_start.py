@@ -20,7 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 import transformers
 
-from rlwatch.demo.policy import IGNORED, WARM_START_RATE, character_tokenizer, random_policy
+from rlwatch.demo.training import IGNORED, WARM_START_RATE, character_tokenizer, random_policy
 
 DIGITS = 5
 WRONG = 0.25

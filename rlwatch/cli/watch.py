@@ -68,7 +68,7 @@ def watch(
     the last watch ended. Of a directory, every log in it and below is a run, also those that come later. Of a
     store, the alerts of every run are delivered, also if its trainer is gone.
     """
-    from rlwatch.importers.wandb_online import wandb_run
+    from rlwatch.importers.wandb_runs import wandb_run
 
     path = Path(source_)
     log = Log(path, run, read_as, trainer=source, project=project, name=name, run_id=run_id)
@@ -102,7 +102,7 @@ def _watch_log(log: Log, store: str | None, config: Path | None, *, once: bool, 
 
 def _logs_in(directory: Path, patterns: list[str] | None) -> Sequence[str]:
     """The patterns to follow it by as a directory of logs; none if it is a store, one run, or holds no log."""
-    from rlwatch.importers.directories import PATTERNS, logs_below
+    from rlwatch.importers.registry import PATTERNS, logs_below
 
     if patterns:
         return patterns
@@ -115,7 +115,7 @@ def _some_run_in(directory: Path, *, once: bool) -> None:
     """Say so if the directory holds neither a log nor a run of a store; raise it where nothing is waited for."""
     from rlwatch.cli.console import errors
     from rlwatch.cli.wording import clean
-    from rlwatch.importers.directories import PATTERNS
+    from rlwatch.importers.registry import PATTERNS
 
     if any(directory.glob("*/run.db")):
         return
@@ -133,7 +133,7 @@ def _not_a_log(path: Path) -> None:
 
 def _is_run(directory: Path) -> bool:
     """Whether the only log in it and below is the run of a tracker that it stands for itself."""
-    from rlwatch.importers.directories import logs_below, run_directory
+    from rlwatch.importers.registry import logs_below, run_directory
 
     run = run_directory(directory)
     return run is not None and [run] == list(islice(logs_below(directory), 2))
@@ -153,7 +153,7 @@ def _watch_many(
 
 def _watch_wandb(log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
     from rlwatch.cli import watch_log
-    from rlwatch.importers.wandb_online import WandbTail
+    from rlwatch.importers.wandb_runs import WandbTail
 
     tail = WandbTail(str(log.path))
     if once:

@@ -16,7 +16,7 @@ from rlwatch.cli.watch_log import LogWatch, ever_critical, watch_of
 from rlwatch.cli.wording import clean, one_line
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError, RLWatchError
-from rlwatch.importers.directories import logs_below
+from rlwatch.importers.registry import logs_below
 from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.ports import Store
 from rlwatch.run.alerting import Alerting

@@ -1,1 +1,57 @@
-"""``rlwatch demo``: one real TRL GRPO run, watched live, steered once, and lost to its own learning rate."""
+"""``rlwatch demo``: one real TRL GRPO run, watched live, steered once, and lost to its own learning rate.
+
+Here are the numbers of the run, all fixed before it starts; the slip that kills it is one of them. A learning-rate
+range test (the rate grows by a fixed factor every update, arXiv 1506.01186) was left in the schedule behind the real
+one. Nothing is injected: the optimizer does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# The numbers of the run, all fixed before it starts. The slip that kills it is one of them.
+#
+# A learning-rate range test (the rate grows by a fixed factor every update, arXiv 1506.01186) was left in the
+# schedule behind the real one. Nothing is injected: the optimizer does the rest.
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Hyper-parameters of the demo. Steps are optimizer steps, one rollout batch each."""
+
+    seed: int = 0
+    steps: int = 320
+    batch: int = 128
+    generations: int = 8
+    beta: float = 0.1
+    """Weight of the KL term: it holds the policy back, and is why resetting the reference helps."""
+    warm_start_steps: int = 25
+    warm_up_steps: int = 4
+    top_learning_rate: float = 3e-3
+    settled_step: int = 60
+    """The learning rate rises on a line to the top, and falls on another to the settled one, reached at this step."""
+    learning_rate: float = 4e-4
+    range_test_step: int = 170
+    """Where the forgotten range test begins: late enough for a person to have acted."""
+    range_test_growth: float = 1.09
+    range_test_end: float = 0.5
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of the update that follows ``step`` updates.
+
+        >>> recipe = Recipe()
+        >>> [f"{recipe.learning_rate_at(step):.2g}" for step in (0, 3, 60, 170, 200, 319)]
+        ['0.00075', '0.003', '0.0004', '0.0004', '0.0053', '0.5']
+        """
+        if step < self.warm_up_steps:
+            return self.top_learning_rate * (step + 1) / self.warm_up_steps
+        if step < self.settled_step:
+            fallen = (step - self.warm_up_steps) / (self.settled_step - self.warm_up_steps)
+            return self.top_learning_rate + (self.learning_rate - self.top_learning_rate) * fallen
+        return self._range_tested(max(0, step - self.range_test_step))
+
+    def _range_tested(self, steps: int) -> float:
+        """The settled learning rate after so many steps of growth."""
+        needed = math.log(self.range_test_end / self.learning_rate) / math.log(self.range_test_growth)
+        return self.range_test_end if steps >= needed else self.learning_rate * self.range_test_growth**steps

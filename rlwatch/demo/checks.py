@@ -1,17 +1,163 @@
-"""What the demo promised, each with the evidence for or against it. Exit code 0 means all of it happened."""
+"""The demo as its store tells it: the facts, the person who acts on them, and the promises with their evidence.
+
+Exit code 0 means that all promises were kept.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from rlwatch.control.commands import request
 from rlwatch.control.policy import COLLAPSE_KINDS
-from rlwatch.demo.facts import ENTROPY, KL, REWARD, SILENT, Facts
-from rlwatch.demo.person import saturated_from
-from rlwatch.demo.recipe import Recipe
-from rlwatch.records import CRASH_FORECAST, JSON, Command, CommandStatus, Finding, OutboxStatus, RunState, Severity
+from rlwatch.demo import Recipe
+from rlwatch.errors import RunNotFoundError, StoreBusyError
+from rlwatch.ports import CommandStore, Series, Store
+from rlwatch.records import (
+    CRASH_FORECAST,
+    JSON,
+    Alert,
+    AlertState,
+    Command,
+    CommandStatus,
+    Event,
+    Finding,
+    OutboxMessage,
+    OutboxStatus,
+    RunInfo,
+    RunState,
+    Severity,
+)
+
+REWARD, ENTROPY, KL, SILENT = "reward", "entropy", "kl", "frac_reward_zero_std"
+"""TRL's names of what the demo is about."""
+CURVES = (REWARD, ENTROPY, KL, SILENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the store holds of one run at one moment."""
+
+    run: RunInfo
+    curves: Mapping[str, Series]
+    findings: tuple[Finding, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    commands: tuple[Command, ...] = ()
+    events: tuple[Event, ...] = ()
+    outbox: tuple[OutboxMessage, ...] = ()
+
+    def values(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Values (N,) of a curve at the steps ``first <= step <= last``."""
+        curve = self.curves[name]
+        inside = (curve.steps >= first) & (curve.steps <= (np.inf if last is None else last))
+        return curve.values[inside]
+
+    def level(self, name: str, first: int = 0, last: int | None = None) -> float:
+        """Median of a curve between two steps; NaN if nothing was measured there."""
+        values = self.values(name, first, last)
+        return float(np.median(values)) if len(values) else float("nan")
+
+    @property
+    def step(self) -> int:
+        """The last step recorded."""
+        steps = self.curves[REWARD].steps
+        return int(steps[-1]) if len(steps) else 0
+
+    def firing(self, severity: Severity) -> list[Alert]:
+        """Alerts of this severity that fire now, oldest first."""
+        return [a for a in reversed(self.alerts) if a.state is AlertState.FIRING and a.severity is severity]
+
+
+def look(store: Store, run_id: str) -> Facts | None:
+    """The facts now; None while the run has not begun or its files are held by somebody for a moment."""
+    try:
+        return Facts(
+            run=store.run(run_id),
+            curves=store.series(run_id, CURVES),
+            findings=tuple(store.findings(run_id)),
+            alerts=tuple(store.alerts(run_id)),
+            commands=tuple(store.commands(run_id)),
+            events=tuple(store.events(run_id)),
+            outbox=tuple(store.outbox(run_id)),
+        )
+    except (RunNotFoundError, StoreBusyError):
+        return None
+
+
+# The person at the dashboard: reads the store, thinks, and writes commands into it. Nothing else.
+#
+# Asks for a reset of the reference once KL has saturated, and asks again, rashly, when the run collapses.
+
+NAME = "demo person"
+RESET = "reset-reference"
+PATIENCE = 130
+"""Steps after which the person looks at the KL curve without waiting for a finding."""
+WINDOW = 25
+FLAT = 0.15
+"""Relative change between two windows that looks flat on a chart."""
+RISEN = 1.5
+"""Times its first level that makes a curve one that has risen."""
+FIRST = 5
+ENOUGH = 2
+"""Kinds of collapse alarmed at the same time before the person does something rash."""
+
+
+class Person:
+    """Acts on what one look at the store shows; call :meth:`act` at every look."""
+
+    def __init__(self, store: CommandStore, run_id: str) -> None:
+        self._store = store
+        self._run_id = run_id
+
+    def act(self, facts: Facts) -> Command | None:
+        """Send a command if this is the moment; returns it."""
+        if any(command.status.open for command in facts.commands):
+            return None
+        why = reason_to_reset(facts) if not facts.commands else reason_to_panic(facts)
+        if why is None:
+            return None
+        key = f"demo-{len(facts.commands)}"
+        try:
+            return request(self._store, self._run_id, RESET, why=why, by=NAME, idempotency_key=key)
+        except StoreBusyError:
+            return None  # the reason will still be there at the next look
+
+
+def reason_to_reset(facts: Facts) -> str | None:
+    """Why a reset is due: a finding says so, or the curve looks it; None if neither."""
+    for finding in facts.findings:
+        if finding.kind == "kl_saturation":
+            return finding.message
+    if facts.step < PATIENCE:
+        return None
+    now, before = facts.level(KL, facts.step - WINDOW + 1), saturated_from(facts, facts.step)
+    return None if before is None else f"the KL chart is flat: {before:.3f}, then {now:.3f} nats/token"
+
+
+def saturated_from(facts: Facts, step: int) -> float | None:
+    """The KL of the window before the last one up to ``step``, if KL had risen and stayed level since; else None."""
+    now = facts.level(KL, step - WINDOW + 1, step)
+    before = facts.level(KL, step - 2 * WINDOW + 1, step - WINDOW)
+    start = facts.level(KL, 2, 1 + FIRST)
+    flat = abs(now - before) < FLAT * now and before > RISEN * start
+    return before if flat else None
+
+
+def reason_to_panic(facts: Facts) -> str | None:
+    """Critical alerts of ``ENOUGH`` kinds of collapse that fire, if the first command is behind us."""
+    if len(facts.commands) > 1:
+        return None
+    alarms = {alert.kind: alert for alert in facts.firing(Severity.CRITICAL) if alert.kind in COLLAPSE_KINDS}
+    if len(alarms) < ENOUGH:
+        return None
+    return f"perhaps it helps against {' and '.join(sorted(alarms))}"
+
+
+# What the demo promised, each with the evidence for or against it. Exit code 0 means all of it happened.
 
 LEARNED = 0.1
 """Reward, on a scale that ends at 1, that counts as learning."""

@@ -1,28 +1,308 @@
-"""``rlwatch demo``: start the trainer, watch the store, act, and check what was promised."""
+"""``rlwatch demo``: start the trainer and the dashboard, tell what happens, act, and check what was promised."""
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+import socket
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
-from rlwatch.demo.checks import examine
-from rlwatch.demo.dashboard import Dashboard
-from rlwatch.demo.facts import Facts, look
-from rlwatch.demo.person import Person
-from rlwatch.demo.process import TrainerProcess
-from rlwatch.demo.recipe import Recipe
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from rlwatch.demo import Recipe
+from rlwatch.demo.checks import ENTROPY, KL, REWARD, Check, Delivered, Facts, Person, examine, look
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.run.identity import new_run_id
+from rlwatch.records import AlertState, CommandStatus, Severity
+from rlwatch.run.identity import RUN_ID_VARIABLE, new_run_id
 from rlwatch.store.url import open_store
 
 if TYPE_CHECKING:
-    from rlwatch.demo.narrator import Narrator
     from rlwatch.ports import Store
     from rlwatch.testing.webhook_receiver import WebhookReceiver
+
+
+LAST_WORDS = 3000
+"""Characters of the log worth showing after a death."""
+STOP_S = 15.0
+
+
+class TrainerProcess:
+    """The training process, from ``with`` to its end.
+
+    Parameters
+    ----------
+    store
+        URL of the store; the process writes there, everybody else reads.
+    run_id
+        The run it will be.
+    directory
+        For the model, the output and the log.
+    webhook_url, webhook_secret
+        Where alarms go; handed over in the environment, never on the command line, where ``ps`` shows them.
+    """
+
+    def __init__(
+        self, store: str, run_id: str, directory: Path, recipe: Recipe, *, webhook_url: str, webhook_secret: str
+    ) -> None:
+        self._log = directory / "training.log"
+        config = directory / "rlwatch.toml"
+        config.touch()  # empty, but found first: nobody's own channels hear of a demo
+        self._command = command_line(store, config, directory, recipe)
+        self._environment = {
+            **_without_ranks(os.environ),
+            RUN_ID_VARIABLE: run_id,
+            "RLWATCH_WEBHOOK_URL": webhook_url,
+            "RLWATCH_WEBHOOK_SECRET": webhook_secret,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __enter__(self) -> Self:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it if it still runs, asking first."""
+        if self.code is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    @property
+    def code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Give it up to ``seconds`` to end; its exit code or None."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def last_words(self) -> str:
+        """The end of what it wrote to its output."""
+        return self._log.read_text(errors="replace")[-LAST_WORDS:]
+
+
+def command_line(store: str, config_file: Path, directory: Path, recipe: Recipe) -> list[str]:
+    """What :mod:`rlwatch.demo.training` is started with."""
+    settings = json.dumps(asdict(recipe))
+    return [sys.executable, "-P", "-m", "rlwatch.demo.training", store, str(config_file), str(directory), settings]
+
+
+def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """The demo is one process even where the shell belongs to a distributed job."""
+    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in environment.items() if name not in launcher}
+
+
+# ``rlwatch ui`` beside the demo.
+
+HOST = "127.0.0.1"
+DASHBOARD_STOP_S = 10.0
+OWN_CHANNELS = ("RLWATCH_WEBHOOK_", "RLWATCH_CONFIG")
+"""Variables by which the user's own channels would be known."""
+
+
+class Dashboard:
+    """The dashboard as a process of its own on a free loopback port, while its ``with`` block runs.
+
+    Started elsewhere (``directory``) and without the webhook variables, so that no channel of the user's
+    own hears of the demo.
+    """
+
+    def __init__(self, store: str, directory: Path) -> None:
+        self._port, self._token = _free_port(), secrets.token_urlsafe(32)
+        self._log = directory / "dashboard.log"
+        self._directory = directory
+        self._command = [sys.executable, "-P", "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether what it needs is installed."""
+        return all(find_spec(package) is not None for package in ("streamlit", "limits"))
+
+    @property
+    def url(self) -> str:
+        """What a person opens: the link of an operator."""
+        return f"http://{HOST}:{self._port}/login?token={self._token}"
+
+    def __enter__(self) -> Self:
+        away = (*OWN_CHANNELS, "RLWATCH_UI_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(away)}
+        environment["RLWATCH_UI_TOKEN"] = self._token
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=environment,
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the demo, which then ends this
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(DASHBOARD_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self) -> None:
+        """Until it ends or Ctrl-C."""
+        self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+# Tells what happens while it happens: a progress bar, and a line for every piece of news in the store.
+
+STYLES = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
+ANSWERED = {CommandStatus.DONE: "green", CommandStatus.REJECTED: "magenta", CommandStatus.EXPIRED: "red"}
+MILESTONE = 50
+"""Steps between lines that say how the run is."""
+RECENT = 10
+PIPE_WIDTH = 160
+"""Columns where nobody watches: a log file needs no folded cells."""
+
+
+def console() -> Console:
+    """Where the demo speaks: stdout."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+class Narrator:
+    """Prints each piece of news once. Used as a context manager around the training."""
+
+    def __init__(self, console: Console, recipe: Recipe) -> None:
+        self._console = console
+        self._recipe = recipe
+        self._told: set[object] = set()
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+        )
+        self._bar = self._progress.add_task("training", total=recipe.steps, state="starting")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def introduce(self, store_url: str, run_id: str, dashboard: str | None) -> None:
+        """What will happen, before it does."""
+        recipe = self._recipe
+        self.say(
+            "A tiny language model learns to sort digits: a real GRPO run of TRL in a process of its own. Everything "
+            "below is read from its store."
+        )
+        self.say(
+            f"Its learning-rate schedule holds a slip: a range test, forgotten at step {recipe.range_test_step}, lets "
+            f"the rate grow by {recipe.range_test_growth - 1:.0%} a step. One to three minutes."
+        )
+        self.say(f"store {store_url}, run {run_id}", "dim")
+        if dashboard is not None:
+            self.say(f"dashboard {dashboard} (a few seconds from now)", "dim")
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line above the progress bar."""
+        self._console.print(Text(text, style), soft_wrap=True)
+
+    def tell(self, facts: Facts, deliveries: Sequence[Delivered]) -> None:
+        """Whatever is new since the last look."""
+        self._progress.update(self._bar, completed=facts.step, state=_state(facts))
+        for key, text, style in [*_news(facts), *_post(deliveries), *self._milestones(facts)]:
+            if key not in self._told:
+                self._told.add(key)
+                self.say(text, style)
+
+    def conclude(self, checks: Sequence[Check]) -> None:
+        """The checklist."""
+        table = Table(title="what was promised", title_justify="left", box=None, pad_edge=False)
+        table.add_column("")
+        table.add_column("promise")
+        table.add_column("evidence", overflow="fold")
+        for check in checks:
+            mark = Text("yes", "green") if check.kept else Text("NO", "bold red")
+            table.add_row(mark, Text(check.promise), Text(check.evidence))
+        self._console.print(table)
+
+    def _milestones(self, facts: Facts) -> Iterator[tuple[object, str, str]]:
+        passed = facts.step // MILESTONE * MILESTONE
+        if passed:
+            yield ("milestone", passed), f"step {facts.step:4d}  {_state(facts)}", "dim"
+
+
+def _state(facts: Facts) -> str:
+    if not facts.step:
+        return "starting"
+    first = facts.step - RECENT + 1
+    reward, entropy, kl = (facts.level(name, first) for name in (REWARD, ENTROPY, KL))
+    return f"reward {reward:5.2f}  entropy {entropy:6.4f}  KL {kl:5.3f}"
+
+
+def _news(facts: Facts) -> Iterable[tuple[object, str, str]]:
+    """Key, line and style of all that findings, commands and alerts have to say, in that order."""
+    for f in facts.findings:
+        yield ("finding", f.seq, f.kind, f.severity), f"step {f.step:4d}  {f.severity}  {f.message}", STYLES[f.severity]
+    for c in facts.commands:
+        yield ("asked", c.command_id), f"{c.requested_by} asks for {c.kind}: {c.why}", "bold"
+        if c.status in ANSWERED:
+            at = "" if c.finished_step is None else f"step {c.finished_step:4d}  "
+            yield ("answered", c.command_id), f"{at}the trainer: {c.status}: {c.result}", ANSWERED[c.status]
+    for a in reversed(facts.alerts):
+        if a.state is AlertState.FIRING:
+            text = f"step {a.step:4d}  ALERT {a.severity} {a.kind}: rule {a.rule} fires"
+            yield ("alert", a.alert_id, a.severity), text, STYLES[a.severity]
+
+
+def _post(deliveries: Sequence[Delivered]) -> Iterable[tuple[object, str, str]]:
+    for number, delivery in enumerate(deliveries):
+        text = delivery.payload.get("text", "?") if isinstance(delivery.payload, dict) else "?"
+        signed = "signature right" if delivery.verified else "SIGNATURE WRONG"
+        yield ("post", number), f"webhook received ({signed}): {text}", "blue"
+
+
+# ``rlwatch demo``: start the trainer, watch the store, act, and check what was promised.
 
 LOOK_S = 0.25
 """Seconds between looks at the store."""
@@ -71,7 +351,6 @@ def main(
 
 def _demonstrate(store: Store, directory: Path, recipe: Recipe, dashboard: str | None) -> bool:
     """Train, watch, check. Whether all promises were kept."""
-    from rlwatch.demo.narrator import Narrator, console
     from rlwatch.testing.webhook_receiver import WebhookReceiver
 
     narrator = Narrator(console(), recipe)
@@ -110,8 +389,6 @@ def _watch(
 
 def _stay(dashboard: Dashboard) -> None:
     """Leave the dashboard open until Ctrl-C."""
-    from rlwatch.demo.narrator import console
-
     console().print(f"The dashboard stays open at {dashboard.url}; Ctrl-C ends it.", style="bold")
     try:
         dashboard.wait()

@@ -14,18 +14,118 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import torch
 import transformers
 from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from rlwatch.demo import task
-from rlwatch.demo.policy import character_tokenizer, random_policy, saved_and_loaded, warm_start
-from rlwatch.demo.recipe import Recipe
+from rlwatch.demo import Recipe
+
+DIGITS = 5
+LONGEST = DIGITS + 4
+"""Tokens a completion may have: enough to be too long, and to be seen to be."""
+
+RIGHT_PLACE, ALL_RIGHT, WRONG_LENGTH = 2 / 16, 6 / 16, 1 / 16
+"""Multiples of 1/16 are exact in float32: the standard deviation of equal rewards is then exactly zero, and
+TRL's ``frac_reward_zero_std``, which compares it with zero, counts every silent group."""
+
+
+def prompts(count: int, rng: random.Random) -> list[str]:
+    """``count`` prompts such as ``"31524="``."""
+    return ["".join(rng.choices("0123456789", k=DIGITS)) + "=" for _ in range(count)]
+
+
+def answer(prompt: str) -> str:
+    """The digits of ``prompt`` in order."""
+    return "".join(sorted(prompt.rstrip("=")))
+
+
+def score(completion: str, target: str) -> float:
+    """Reward in [-0.25, 1]: digits in place, a bonus for all of them, a price for a wrong length."""
+    placed = sum(ours == theirs for ours, theirs in zip(completion, target, strict=False))
+    missing = abs(len(completion) - len(target))
+    return RIGHT_PLACE * placed + ALL_RIGHT * (completion == target) - WRONG_LENGTH * missing
+
+
+def sorting(completions: list[str], target: list[str], **_: object) -> list[float]:
+    """:func:`score` as TRL calls a reward function."""
+    return [score(text, wanted) for text, wanted in zip(completions, target, strict=True)]
+
+
+# The policy: a Qwen2 of some 75 thousand parameters over fifteen characters, made here, downloaded from nowhere.
+
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+VOCABULARY = (PAD, BOS, EOS, UNK, *"0123456789", "=")
+WARM_START_RATE = 3e-3
+WARM_START_BATCH = 64
+IGNORED = -100
+"""Label of tokens the loss leaves out."""
+
+
+def character_tokenizer() -> Any:
+    """One token a character; ``<pad>`` on the left."""
+    backend = Tokenizer(models.WordLevel({name: index for index, name in enumerate(VOCABULARY)}, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK, padding_side="left"
+    )
+
+
+def random_policy(tokenizer: Any) -> Any:
+    """Two layers, hidden size 64; weights from torch's global generator."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def warm_start(policy: Any, tokenizer: Any, steps: int, rng: random.Random) -> float:
+    """Show the policy what an answer looks like, ``steps`` batches of 64; returns the last loss in nats per token.
+
+    Reinforcement learning needs some right answers to begin with: this stands for supervised fine-tuning.
+    """
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_START_RATE)
+    loss = torch.tensor(float("nan"))
+    for _ in range(steps):
+        ids = torch.tensor([_solved(tokenizer, prompt) for prompt in prompts(WARM_START_BATCH, rng)])
+        labels = ids.clone()
+        labels[:, : DIGITS + 1] = IGNORED
+        loss = policy(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def saved_and_loaded(policy: Any, tokenizer: Any, directory: Path) -> Any:
+    """The policy by way of ``directory``: TRL loads the reference from where the policy says it came from."""
+    policy.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return Qwen2ForCausalLM.from_pretrained(directory)
+
+
+def _solved(tokenizer: Any, prompt: str) -> list[int]:
+    return [*tokenizer(prompt)["input_ids"], *tokenizer(answer(prompt))["input_ids"], tokenizer.eos_token_id]
+
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 
 PROMPTS = 4096
 
@@ -41,7 +141,7 @@ def build_trainer(recipe: Recipe, directory: Path, **changes: Any) -> GRPOTraine
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
     trainer = GRPOTrainer(
         model=policy,
-        reward_funcs=task.sorting,
+        reward_funcs=sorting,
         args=GRPOConfig(**(_config(recipe, directory) | changes)),
         train_dataset=_problems(rng),
         processing_class=tokenizer,
@@ -59,7 +159,7 @@ def _config(recipe: Recipe, directory: Path) -> dict[str, Any]:
         "learning_rate": recipe.learning_rate,
         "per_device_train_batch_size": recipe.batch,
         "num_generations": recipe.generations,
-        "max_completion_length": task.LONGEST,
+        "max_completion_length": LONGEST,
         "beta": recipe.beta,
         "logging_steps": 1,
         "use_cpu": True,
@@ -76,7 +176,7 @@ def _schedule(recipe: Recipe) -> Callable[[int], float]:
 
 
 def _problems(rng: random.Random) -> Dataset:
-    return Dataset.from_list([{"prompt": text, "target": task.answer(text)} for text in task.prompts(PROMPTS, rng)])
+    return Dataset.from_list([{"prompt": text, "target": answer(text)} for text in prompts(PROMPTS, rng)])
 
 
 def train(store: str, config_file: Path, directory: Path, recipe: Recipe) -> None:
@@ -84,7 +184,7 @@ def train(store: str, config_file: Path, directory: Path, recipe: Recipe) -> Non
     from rlwatch.integrations.trl import watch
 
     trainer = build_trainer(recipe, directory)
-    watch(trainer, project="demo", name=f"sort{task.DIGITS}-seed{recipe.seed}", store=store, config_file=config_file)
+    watch(trainer, project="demo", name=f"sort{DIGITS}-seed{recipe.seed}", store=store, config_file=config_file)
     trainer.train()
 
 

@@ -1,8 +1,7 @@
 """Reading the logs that trainers leave behind: one file per format, recognised by content."""
 
-from rlwatch.importers.base import ImportedRun, Importer
-from rlwatch.importers.position import Position
-from rlwatch.importers.reading import Skipped
+from rlwatch.importers.base import ImportedRun, Importer, Skipped
+from rlwatch.importers.follow import Position
 from rlwatch.importers.registry import formats, read_log, sniff
 from rlwatch.importers.tail import LogTail, Tail
 

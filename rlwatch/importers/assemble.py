@@ -1,15 +1,107 @@
-"""From rows to records: sequence numbers, attempts, one list per run."""
+"""From rows to records: sequence numbers, attempts, one list per run, and the trainer that its metrics tell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.attempts import Attempts
-from rlwatch.importers.bounds import LONGEST_NAME, MOST_ATTEMPTS, MOST_NAMES
-from rlwatch.importers.reading import Row, Skips
+from rlwatch.importers.base import Row, Skips
+from rlwatch.importers.lines import LONGEST_NAME, MOST_ATTEMPTS, MOST_NAMES
 from rlwatch.records import StepRecord
+
+_TELLING: tuple[tuple[str, frozenset[str]], ...] = (
+    ("ms-swift", frozenset({"train_speed(iter/s)", "train_speed(s/it)", "memory(GiB)"})),
+    (
+        "openrlhf",
+        frozenset({"actor_grad_norm", "ppo_clip_ratio", "vllm_kl", "rollout/reward_mean", "group_reward_std"}),
+    ),
+    ("slime", frozenset({"train/pg_loss", "rollout/raw_reward", "train/train_rollout_logprob_abs_diff"})),
+    ("prime-rl", frozenset({"mismatch_kl/all/mean", "entropy/all/mean"})),
+    ("areal", frozenset({"ppo_actor/task_reward/avg", "ppo_actor/update/entropy/avg"})),
+    ("roll", frozenset({"actor/ppo_ratio_clipfrac", "actor/policykl", "critic/entropy/mean"})),
+    ("verl", frozenset({"actor/ppo_kl", "actor/pg_loss", "critic/score/mean", "global_seqlen/mean"})),
+    ("trl/online_dpo", frozenset({"objective/scores_margin"})),
+    ("trl/ppo", frozenset({"policy/approxkl_avg", "objective/rlhf_reward"})),
+    ("trl/dpo", frozenset({"rewards/accuracies"})),
+    (
+        "trl/grpo",
+        frozenset({"completions/mean_length", "completion_length", "frac_reward_zero_std", "clip_ratio/region_mean"}),
+    ),
+)
+_TRACKER = "train/"
+
+
+def source_of(names: Iterable[str], known_source: str = "") -> str:
+    """The trainer that uses ``names``; ``known_source`` (what the format told) is kept unless it is made finer.
+
+    >>> source_of(["loss", "frac_reward_zero_std"], "trl")
+    'trl/grpo'
+    >>> source_of(["loss"])
+    ''
+    """
+    given = set(names)
+    given |= {name.removeprefix(_TRACKER) for name in given}
+    for source, telling in _TELLING:
+        if not telling.isdisjoint(given) and _compatible(source, known_source):
+            return source
+    return known_source
+
+
+def _compatible(source: str, known_source: str) -> bool:
+    """ms-swift prints as TRL does, since it is built on it; otherwise what the format told stands."""
+    return not known_source or source.startswith(known_source) or (source == "ms-swift" and known_source == "trl")
+
+
+# When a row belongs to a new attempt: the one rule for every format.
+#
+# A trainer that resumes from a checkpoint logs steps it has already logged. A tracker that logs a step in several
+# calls also goes back, but with other metrics.
+
+
+class Attempts:
+    """Numbers attempts from 1.
+
+    A row is a **rewind**, the start of the next attempt, if its step lies before one already seen in this attempt
+    and it repeats a metric already seen at that step. A row for an earlier step with only new metrics is a late
+    record of the same attempt.
+
+    >>> attempts = Attempts()
+    >>> [attempts.of(step, [name]) for step, name in [(1, "loss"), (2, "loss"), (1, "val"), (1, "loss")]]
+    [1, 1, 1, 2]
+    """
+
+    def __init__(self) -> None:
+        self.attempt = 1
+        self._seen: dict[int, frozenset[str]] = {}
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+        """One of each: most steps have the same names."""
+        self._furthest = -1
+        self._restarted = False
+
+    def of(self, step: int, names: Iterable[str]) -> int:
+        """The attempt that the next row, with metrics ``names`` at ``step``, belongs to."""
+        names = frozenset(names)
+        names = self._sets.setdefault(names, names)
+        seen = self._seen.get(step, frozenset())
+        if self._restarted or (step < self._furthest and not seen.isdisjoint(names)):
+            self._begin()
+            seen = frozenset()
+        together = seen | names
+        self._seen[step] = self._sets.setdefault(together, together)
+        self._furthest = max(self._furthest, step)
+        return self.attempt
+
+    def restart(self) -> None:
+        """Say that the trainer was started again: the next row begins a new attempt, whatever its step."""
+        self._restarted = self._furthest >= 0
+
+    def _begin(self) -> None:
+        self.attempt += 1
+        self._seen, self._furthest, self._restarted = {}, -1, False
+
+
+# From rows to records: sequence numbers, attempts, one list per run.
 
 
 class RunAssembly:

@@ -1,22 +1,179 @@
-"""What importers are, and what they give.
+"""The contract of importers: rows in the order of the log, what was left out, and how sure a format is of a log.
 
-An importer knows one kind of log and turns it into rows (:mod:`~rlwatch.importers.reading`). Everything else (sequence
-numbers, attempts, sources, error texts) happens once, for all formats, in :mod:`~rlwatch.importers.assemble` and
-:mod:`~rlwatch.importers.registry`.
+An importer knows one kind of log and turns it into rows. Everything else (sequence numbers, attempts, sources, error
+texts) happens once, for all formats, in :mod:`~rlwatch.importers.assemble` and :mod:`~rlwatch.importers.registry`.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.lines import UTF16, Segments
-from rlwatch.importers.reading import LineParser, Reading, Skipped, StreamReading
+from rlwatch.importers.lines import LARGEST_STEP, LONGEST_LINE, UTF16, Segment, Segments, blocks, shown
 from rlwatch.records import JSON, StepRecord
+
+LONGEST_REASON = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Things of one kind that could not be used. ``lines`` are the first few, 1-based (0: unknown)."""
+
+    reason: str
+    count: int
+    lines: tuple[int, ...]
+
+
+class Skips:
+    """Counts what is left out, so that nothing is lost silently."""
+
+    SHOWN = 3
+    KINDS = 40
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[int]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, reason: str, line: int) -> None:
+        """Count one thing at ``line``; beyond 40 different reasons they are counted together."""
+        reason = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"
+        if reason not in self._counts and len(self._counts) >= self.KINDS:
+            reason = "other things that could not be used"
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        lines = self._lines.setdefault(reason, [])
+        if len(lines) < self.SHOWN:
+            lines.append(line)
+
+    def listed(self) -> tuple[Skipped, ...]:
+        """What was counted, in order of first appearance."""
+        return tuple(Skipped(reason, count, tuple(self._lines[reason])) for reason, count in self._counts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Metrics of one step as one place of the log gives them.
+
+    ``run`` is empty where the log holds one run, ``ts`` (Unix seconds) 0 where it does not tell the time.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    line: int = 0
+    run: str = ""
+    ts: float = 0.0
+
+
+class Reading(ABC):
+    """One reading of a log: its rows, and what is learnt besides them.
+
+    ``skips``: what was left out; ``recognised``: whether the mark of the format was seen.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.skips = Skips()
+        self.recognised = False
+
+    @abstractmethod
+    def rows(self, path: Path) -> Iterator[Row]:
+        """Every row of the file, in its order. Raises ``ImportFormatError``."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know about how the log was read."""
+        return ()
+
+    def config(self) -> Mapping[str, JSON]:
+        """Settings of the run, where the log holds them."""
+        return {}
+
+
+class Intake(Protocol):
+    """Takes a file in as bytes, however they are cut, and gives rows."""
+
+    def feed(self, data: bytes) -> Iterator[Row]:
+        """Rows that ``data`` completes."""
+        ...
+
+    def finish(self) -> Iterator[Row]:
+        """Rows still held back when the file ends."""
+        ...
+
+    def cut(self) -> Iterator[Row]:
+        """The same when the file was written anew: its unfinished end is lost."""
+        ...
+
+
+class StreamReading(Reading):
+    """Of a log that is read from its beginning to its end."""
+
+    @abstractmethod
+    def intake(self) -> Intake:
+        """What takes one file in."""
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """Every row of the file; reads it in blocks, never as a whole."""
+        intake = self.intake()
+        for block in blocks(path):
+            yield from intake.feed(block)
+        yield from intake.finish()
+
+
+class LineParser(StreamReading):
+    """Reads a log line by line; what it says never depends on how the bytes were cut.
+
+    Subclasses set ``recognised`` as soon as they have seen the mark of their format.
+    """
+
+    @abstractmethod
+    def feed(self, segment: Segment) -> Iterable[Row]:
+        """Rows that ``segment`` completes."""
+
+    def finish(self) -> Iterable[Row]:
+        """Rows still held back when the log ends."""
+        return ()
+
+    def intake(self) -> LineIntake:
+        """Cuts into lines for the parser."""
+        return LineIntake(self)
+
+
+class LineIntake:
+    """Takes text in, line by line."""
+
+    def __init__(self, parser: LineParser) -> None:
+        self._parser = parser
+        self._segments = Segments(self._too_long)
+
+    def feed(self, data: bytes) -> Iterator[Row]:
+        """Rows of the lines that ``data`` completes."""
+        for segment in self._segments.feed(data):
+            yield from self._parser.feed(segment)
+
+    def finish(self) -> Iterator[Row]:
+        """Rows of the unterminated last line, and what the parser held back."""
+        for segment in self._segments.finish():
+            yield from self._parser.feed(segment)
+        yield from self._parser.finish()
+
+    def cut(self) -> Iterator[Row]:
+        """What the parser held back."""
+        yield from self._parser.finish()
+
+    def _too_long(self, line: int) -> None:
+        self._parser.skips.add(f"a line of more than {LONGEST_LINE:,} characters", line)
+
+
+# What importers are, and what they give.
+#
+# An importer knows one kind of log and turns it into rows (:mod:`~rlwatch.importers.base`). Everything else (sequence
+# numbers, attempts, sources, error texts) happens once, for all formats, in :mod:`~rlwatch.importers.assemble` and
+# :mod:`~rlwatch.importers.registry`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +267,83 @@ class LineImporter(StreamImporter):
             return Verdict(self.weight, f"found {self.expects}")
         seen = parser.skips.listed()
         return Verdict(0.0, f"no {self.expects}" + (f" ({seen[0].reason})" if seen else ""))
+
+
+# From what a log prints to numbers: only numbers become metrics, and nothing is rescaled.
+
+STEP_FIELDS = (
+    "step",
+    "global_step",
+    "train/global_step",
+    "global_step/max_steps",
+    "trainer/global_step",
+    "training/global_step",
+    "_step",
+    "iteration",
+)
+"""Where a row may say its step, first match wins; ``"1/3820"`` is step 1."""
+NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
+_NUMBER = re.compile(NUMBER)
+_CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")
+_NULLS = frozenset({"null", "None"})
+
+
+def number(text: str) -> float | None:
+    """The number that ``text`` is, or None. Sees through ``np.float64(...)`` and ``tensor(..., device=...)``.
+
+    >>> number("np.float64(-0.5)"), number("nan"), number("True")
+    (-0.5, nan, None)
+    """
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    call = _CALL.fullmatch(text)
+    return float(call.group(1)) if call else None
+
+
+def value_of(value: object) -> float | None:
+    """A number for a JSON value, a string that is a number, or null; None for anything else.
+
+    null means NaN: every trainer whose logs hold nulls (verl's orjson, TRL's all-NaN means) writes null for a value
+    that it measured and that was not finite; what was not measured is absent.
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    if isinstance(value, str):
+        return math.nan if value in _NULLS else number(value)
+    return None
+
+
+def metrics_of(items: Mapping[str, object], skips: Skips, line: int) -> dict[str, float]:
+    """The entries of ``items`` that are numbers; the others are counted in ``skips``."""
+    metrics: dict[str, float] = {}
+    for name, raw in items.items():
+        value = value_of(raw)
+        if value is None:
+            skips.add(f"{shown(name)} is not a number", line)
+        else:
+            metrics[name] = value
+    return metrics
+
+
+def step_of(value: object) -> int:
+    """The step that ``value`` says: an integer >= 0, also as ``12.0``, ``"12"`` or ``"12/500"``.
+
+    Raises ``ValueError`` with what is wrong with it.
+    """
+    text = value.split("/", 1)[0] if isinstance(value, str) else value
+    read = value_of(text) if text is not None else None
+    if read is None or not math.isfinite(read) or read != int(read):
+        raise ValueError(f"the step must be an integer, got {shown(value)}")
+    if read < 0:
+        raise ValueError(f"the step must be >= 0, got {shown(value)}")
+    if read >= LARGEST_STEP:
+        raise ValueError(f"the step must be below 2**53, got {shown(value)}")
+    return int(read)

@@ -13,11 +13,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import LineImporter
-from rlwatch.importers.bounds import shown
-from rlwatch.importers.lines import Segment
-from rlwatch.importers.reading import LineParser, Row
-from rlwatch.importers.values import STEP_FIELDS, number, step_of
+from rlwatch.importers.base import STEP_FIELDS, LineImporter, LineParser, Row, number, step_of
+from rlwatch.importers.lines import Segment, shown
 
 _RUN_COLUMNS = ("run_id", "run")
 _STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", "epoch")

@@ -10,11 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter
-from rlwatch.importers.dict_rows import dict_rows
+from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, step_of
+from rlwatch.importers.console import dict_rows
 from rlwatch.importers.lines import Segment
-from rlwatch.importers.reading import LineParser, Row
-from rlwatch.importers.values import metrics_of, step_of
 
 _LINE = re.compile(r"Global step (\S+): *(?=\{)")
 

@@ -1,29 +1,166 @@
-"""All importers, choosing the right one, and reading a whole log."""
+"""All importers: choosing the right one, finding the logs of a directory, and reading a whole log."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.assemble import RunAssembly
-from rlwatch.importers.base import ImportedRun, Importer, Verdict
-from rlwatch.importers.bounds import MOST_RUNS, shown
+from rlwatch.importers.assemble import RunAssembly, source_of
+from rlwatch.importers.base import ImportedRun, Importer, Reading, Verdict
 from rlwatch.importers.csv_table import LongTable, WideTable
-from rlwatch.importers.directories import run_in
-from rlwatch.importers.jsonl import FlatJsonLines, VerlJsonLines
-from rlwatch.importers.lines import blocks
+from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLines
+from rlwatch.importers.lines import MOST_RUNS, UTF16, blocks, shown
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
-from rlwatch.importers.reading import Reading
-from rlwatch.importers.source import source_of
-from rlwatch.importers.tensorboard_events import TensorBoardEvents, is_event_file
-from rlwatch.importers.trainer_state import TrainerState
+from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
 from rlwatch.importers.trl_console import TrlConsole
-from rlwatch.importers.unsupported import is_binary, named_binary, named_text
 from rlwatch.importers.verl_console import VerlConsole
-from rlwatch.importers.wandb_offline import WandbOffline
+from rlwatch.importers.wandb_runs import WandbOffline
 from rlwatch.metrics import known
+
+_EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
+_UNPACK = "unpack it first"
+_MAGIC: tuple[tuple[bytes, str, str], ...] = (
+    (b":SWL", "a SwanLab run (.swanlab)", _EXPORT),
+    (b"SQLite format 3\x00", "an SQLite database (trackio, MLflow, or a run of rlwatch: see `rlwatch runs`)", _EXPORT),
+    (b"PAR1", "a Parquet file", _EXPORT),
+    (b"\x89HDF", "an HDF5 file", _EXPORT),
+    (b"PK\x03\x04", "a zip archive", _UNPACK),
+    (b"BZh", "a bzip2 archive", _UNPACK),
+    (b"\xfd7zXZ", "an xz archive", _UNPACK),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive", _UNPACK),
+    (b"%PDF", "a PDF", _EXPORT),
+)
+_NOTEBOOK = re.compile(rb'\s*\{\s*"(?:cells|metadata|nbformat)"')
+_TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(rb"<table[^>]{0,200}class=\\?[\"']dataframe|<th>Step</th>"), "a table of a notebook (HTML)"),
+    (re.compile(rb"^\s*<(?:!doctype|html)", re.IGNORECASE), "a web page (HTML)"),
+    (re.compile(rb"iteration {1,20}\d{1,15}/ {0,20}\d{1,15} \|"), "Megatron's console output"),
+    (re.compile(rb"^\|? ?Step \|", re.MULTILINE), "a Markdown table"),
+    (re.compile(rb"=== \[.{0,200}\] - METRICS STEP \d+ ==="), "torchforge's console output"),
+    (re.compile(rb"Step \d{1,15} {1,20}\|.{0,200}\| {1,20}Loss"), "prime-rl's console output"),
+)
+
+
+def named_binary(head: bytes, path: Path) -> str | None:
+    """What ``head`` is, if it is a known format that is not text and not supported: name and advice."""
+    for magic, name, advice in _MAGIC:
+        if head.startswith(magic):
+            return f"is {name}, which is not supported yet; {advice}"
+    if _NOTEBOOK.match(head) and (b'"cell_type"' in head or ".ipynb" in path.name):
+        return f"is a Jupyter notebook, which is not supported yet; {_EXPORT}"
+    return None
+
+
+def named_text(head: bytes) -> str | None:
+    """The same for text that no importer recognised."""
+    for pattern, name in _TEXT:
+        if pattern.search(head):
+            return f"looks like {name}, which is not supported yet; {_EXPORT}"
+    return None
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether ``head`` is no text: it begins with NUL bytes among others and is not UTF-16 with a byte order mark.
+
+    NUL bytes at the end are what a machine that lost power leaves in a text file.
+    """
+    return b"\x00" in head.rstrip(b"\x00")[:4096] and not head.startswith(UTF16)
+
+
+# Directories that are runs, and the logs below a directory.
+
+PATTERNS = ("*.log", "*.jsonl", "*.out", "*.csv", "*.wandb")
+"""What logs are called, unless somebody says otherwise."""
+DEEPEST = 12
+"""Levels of directories that are looked through."""
+_STATES = ("trainer_state.json", "*/trainer_state.json")
+_CHECKPOINT = "checkpoint-"
+_WANDB = "*.wandb"
+
+
+def run_directory(directory: Path) -> Path | None:
+    """What to read of a directory that is one run: itself (TensorBoard), or its ``.wandb`` file; None if it is none."""
+    runs = sorted(directory.glob(_WANDB))
+    if len(runs) == 1:
+        return runs[0]
+    return directory if event_files(directory) else None
+
+
+def run_in(directory: Path) -> Path:
+    """The run of ``directory``. Raises ``ImportFormatError`` with what to do where it is not one."""
+    run = run_directory(directory)
+    if run is not None:
+        return run
+    states = sorted(
+        (state for pattern in _STATES for state in directory.glob(pattern)), key=lambda state: state.stat().st_mtime
+    )
+    below = next(logs_below(directory), None)
+    if states:
+        hint = f"the newest state of this directory is {states[-1]}"
+    elif below is not None:
+        hint = f"give one of the logs in it, such as {below}, or follow all of them with `rlwatch watch {directory}`"
+    else:
+        hint = "give the log file inside it"
+    raise ImportFormatError(str(directory), f"is a directory, not a log; {hint}")
+
+
+Refused = Callable[[Path, OSError], None]
+
+
+def logs_below(
+    directory: Path, patterns: Sequence[str] = PATTERNS, refused: Refused = lambda _directory, _error: None
+) -> Iterator[Path]:
+    """The logs in ``directory`` and below it, each once, directories in order of their names.
+
+    A directory with event files is one log, and one with a ``.wandb`` file is nothing but that run. Hidden
+    directories, checkpoints, links, what is neither file nor directory, and stores of rlwatch are left out. So are
+    directories that cannot be read, of which ``refused`` is told.
+    """
+    yield from _below(directory, tuple(patterns), DEEPEST, refused)
+
+
+def _below(directory: Path, patterns: tuple[str, ...], depth: int, refused: Refused) -> Iterator[Path]:
+    try:
+        names, directories = _listed(directory)
+    except OSError as error:
+        refused(directory, error)
+        return
+    if any((directory / name / "run.db").is_file() for name in directories):
+        return
+    wandb = [name for name in names if fnmatch(name, _WANDB)]
+    if wandb:
+        yield from (directory / name for name in wandb if _wanted(name, patterns))
+        return
+    if any("tfevents" in name for name in names) and (patterns == PATTERNS or _wanted("events.out.tfevents", patterns)):
+        yield directory
+    yield from (directory / name for name in names if "tfevents" not in name and _wanted(name, patterns))
+    for name in directories:
+        if depth > 0 and not name.startswith((".", _CHECKPOINT)):
+            yield from _below(directory / name, patterns, depth - 1, refused)
+
+
+def _listed(directory: Path) -> tuple[list[str], list[str]]:
+    """Names of the files and of the directories in ``directory``, sorted."""
+    files: list[str] = []
+    directories: list[str] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.name)
+            elif entry.is_file(follow_symlinks=False):
+                files.append(entry.name)
+    return sorted(files), sorted(directories)
+
+
+def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+# All importers, choosing the right one, and reading a whole log.
 
 TENSORBOARD = TensorBoardEvents()
 BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline())

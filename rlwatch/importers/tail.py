@@ -9,26 +9,22 @@ from itertools import chain
 from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.assemble import RunAssembly
-from rlwatch.importers.base import Importer, StreamImporter
-from rlwatch.importers.bounds import A_LOOK, open_regular, shown
-from rlwatch.importers.follow import DirectoryFollower, Follower, StreamFollower, WholeFollower
-from rlwatch.importers.lines import GZIP, is_packed
-from rlwatch.importers.position import Position
-from rlwatch.importers.reading import Row, Skipped, Skips
+from rlwatch.importers.assemble import RunAssembly, source_of
+from rlwatch.importers.base import Importer, Row, Skipped, Skips, StreamImporter
+from rlwatch.importers.follow import DirectoryFollower, Follower, Position, StreamFollower, WholeFollower
+from rlwatch.importers.lines import A_LOOK, GZIP, is_packed, open_regular, shown
 from rlwatch.importers.registry import (
     TENSORBOARD,
     WINDOW,
     binary_format,
     named,
+    named_text,
     readable,
     recognise,
     refuse_binary,
     run_name,
     sniff,
 )
-from rlwatch.importers.source import source_of
-from rlwatch.importers.unsupported import named_text
 from rlwatch.records import StepRecord
 
 

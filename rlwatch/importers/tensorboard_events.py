@@ -16,11 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import StreamImporter, Verdict
-from rlwatch.importers.bounds import LARGEST_STEP, MOST_NAMES, shown
-from rlwatch.importers.frames import TfRecords
-from rlwatch.importers.protowire import fields, floating, message, signed, text
-from rlwatch.importers.reading import Reading, Row, StreamReading
+from rlwatch.importers.base import Reading, Row, StreamImporter, StreamReading, Verdict
+from rlwatch.importers.binary_records import TfRecords, fields, floating, message, signed, text
+from rlwatch.importers.lines import LARGEST_STEP, MOST_NAMES, shown
 
 SCALARS = "scalars"
 _VERSION = b"brain.Event:"

@@ -3,7 +3,7 @@
 Values come as floats or, since transformers 5, as strings of 4 digits. Rows are glued to progress bars, lose their
 leading brace when copied, and the last may be cut off (then its last value is left out). ``nan`` and ``inf`` are
 read as such; ``None`` is TRL's mean of nothing but NaN and reads as NaN. Most rows do not say their step: see
-:mod:`~rlwatch.importers.cadence`. ms-swift's do (``'global_step/max_steps': '5/3766'``).
+:mod:`~rlwatch.importers.console`. ms-swift's do (``'global_step/max_steps': '5/3766'``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter
-from rlwatch.importers.cadence import StepClock
-from rlwatch.importers.dict_rows import DictRow, dict_rows
-from rlwatch.importers.jsonl import SUMMARY
+from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, number, step_of
+from rlwatch.importers.console import Bar, DictRow, StepClock, bars, dict_rows
+from rlwatch.importers.json_logs import SUMMARY
 from rlwatch.importers.lines import Segment, without_prefix
-from rlwatch.importers.progress import Bar, bars
-from rlwatch.importers.reading import LineParser, Row
-from rlwatch.importers.values import metrics_of, number, step_of
 from rlwatch.metrics import known
 
 _STEP_FIELDS = ("global_step/max_steps", "global_step", "step")

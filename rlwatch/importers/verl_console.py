@@ -12,12 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter
-from rlwatch.importers.bounds import LONGEST_NAME, shown
-from rlwatch.importers.lines import Segment, without_prefix
-from rlwatch.importers.progress import bars
-from rlwatch.importers.reading import LineParser, Row
-from rlwatch.importers.values import NUMBER, step_of
+from rlwatch.importers.base import NUMBER, LineImporter, LineParser, Row, step_of
+from rlwatch.importers.console import bars
+from rlwatch.importers.lines import LONGEST_NAME, Segment, shown, without_prefix
 
 _STEP = re.compile(r"(?<![\w/@.-])step:(\S{1,40}) -(?= |$)")
 _PAIR = re.compile(rf"(.+?):(?:[A-Za-z_][\w.]*\(\s*)?({NUMBER})\s*(?:,[^()]*)?\)?(?=$|[\s(\[])")

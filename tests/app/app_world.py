@@ -143,9 +143,9 @@ def run_page(run_id="run-1", **params):
     """The page of one run."""
 
     def script():
-        from rlwatch_app.views import run
+        from rlwatch_app.run_page import page
 
-        run.page(lambda run_id, step: None)
+        page(lambda run_id, step: None)
 
     page = AppTest.from_function(script, default_timeout=30)
     page.query_params["run"] = run_id
@@ -158,9 +158,9 @@ def alerts_page(**params):
     """The page of alerts."""
 
     def script():
-        from rlwatch_app.views import alerts
+        from rlwatch_app.alerts_page import page
 
-        alerts.page(lambda run_id: None)
+        page(lambda run_id: None)
 
     page = AppTest.from_function(script, default_timeout=30)
     page.query_params.update(params)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import app_world  # noqa: F401  (loads the app, before test modules import it)
 import pytest
-from rlwatch_app import shell
-from rlwatch_app.control import Principal
+from rlwatch_app import layout
+from rlwatch_app.principal import Principal
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def looks(monkeypatch):
     """Say who looks at the pages."""
 
     def as_(name, role):
-        monkeypatch.setattr(shell, "principal", lambda: Principal(name, role))
+        monkeypatch.setattr(layout, "principal", lambda: Principal(name, role))
 
     return as_
 

@@ -7,9 +7,9 @@ import pytest
 from app_world import alert, finding, message
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import alarms, health, marks, overview, remedies
-from rlwatch_app.control import NotPermittedError, Principal
+from rlwatch_app import alerts_page, charts, health, run_page, runs_page
 from rlwatch_app.health import LOOKS, RECENT_S, Word, judge
+from rlwatch_app.principal import NotPermittedError, Principal
 
 from rlwatch.control.liveness import Pace
 from rlwatch.errors import ConfigError
@@ -24,7 +24,7 @@ THIN = "\u202f"
 
 def entry(state=AlertState.FIRING, run_state=RunState.RUNNING, standing="", known=True, **more):
     run = replace(LIVE, state=run_state) if known else None
-    return alarms.Entry(alert(state=state, **more), run, (), standing)
+    return alerts_page.AlertEntry(alert(state=state, **more), run, (), standing)
 
 
 @pytest.mark.parametrize(("state", "run_state", "known"), list(product(STATES, tuple(RunState), [True, False])))
@@ -36,7 +36,7 @@ def test_an_alert_fires_while_its_run_goes_on(state, run_state, known):
     assert one.firing == (goes_on and state is AlertState.FIRING)
     assert one.waits == (goes_on and state is AlertState.PENDING)
     ended = state is AlertState.FIRING and not goes_on
-    assert alarms.state_words(one) == ("unresolved" if ended else state.value)
+    assert alerts_page.state_words(one) == ("unresolved" if ended else state.value)
 
 
 @pytest.mark.parametrize(
@@ -53,20 +53,20 @@ def test_why_it_is_quiet_is_its_state(standing, word):
     one = entry(standing=standing)
     taken = standing.startswith("acknowledged")
 
-    assert alarms.state_words(one) == word
+    assert alerts_page.state_words(one) == word
     assert one.acknowledged == taken
-    assert alarms.take_cell(one).get("text") == ("" if taken else "acknowledge")
-    assert ("quiet", standing) in alarms.explanation(one) or not standing
+    assert alerts_page.acknowledge_cell(one).get("text") == ("" if taken else "acknowledge")
+    assert ("quiet", standing) in alerts_page.explanation(one) or not standing
 
 
 def test_what_does_not_fire_cannot_be_taken_on():
     """Nor is an old standing its state."""
     over = entry(AlertState.RESOLVED, standing="acknowledged by ann", resolved_step=4900)
 
-    assert alarms.take_cell(over)["text"] == ""
-    assert alarms.state_words(over) == "resolved"
-    assert ("over", f"at step 4{THIN}900") in alarms.explanation(over)
-    assert "quiet" not in dict(alarms.explanation(over))
+    assert alerts_page.acknowledge_cell(over)["text"] == ""
+    assert alerts_page.state_words(over) == "resolved"
+    assert ("over", f"at step 4{THIN}900") in alerts_page.explanation(over)
+    assert "quiet" not in dict(alerts_page.explanation(over))
 
 
 @given(st.lists(st.tuples(st.sampled_from(STATES), st.booleans()), max_size=6))
@@ -77,7 +77,7 @@ def test_the_headline_counts_what_fires_and_what_was_taken_on(parts):
     noun = "alert" if len(firing) == 1 else "alerts"
     expected = f"{len(firing)} {noun} firing" + (f", {sum(firing)} acknowledged" if any(firing) else "")
 
-    assert alarms.headline(listed) == (expected if firing else "No alert is firing")
+    assert alerts_page.headline(listed) == (expected if firing else "No alert is firing")
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_a_silence_in_words(fields, told):
     """What it is about, how long yet, whose and why; one that is over has no time left, never less."""
     silence = Silence("s1", "ann", "new data", NOW - 60, **{"until": NOW + 7200, **fields})
 
-    assert alarms.silence_words(silence, NOW) == told
+    assert alerts_page.silence_words(silence, NOW) == told
 
 
 @pytest.mark.parametrize("order", list(permutations(OutboxStatus)))
 def test_the_worst_message_is_shown_whatever_their_order(order):
     """Dead before pending before sent."""
-    cell = alarms.delivery([message("a", status, attempts=3) for status in order])
+    cell = alerts_page.delivery([message("a", status, attempts=3) for status in order])
 
     assert cell["text"] == "dead after 3 tries"
     assert len(cell["lines"]) == 3
@@ -110,8 +110,8 @@ def test_the_worst_message_is_shown_whatever_their_order(order):
 
 def test_an_alert_nobody_was_told_of_says_so():
     """No channel is no success."""
-    assert alarms.delivery([])["text"] == "nobody told"
-    assert alarms.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
+    assert alerts_page.delivery([])["text"] == "nobody told"
+    assert alerts_page.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
 
 
 def test_taking_an_alert_on_is_kept_and_told(tmp_path):
@@ -120,14 +120,14 @@ def test_taking_an_alert_on_is_kept_and_told(tmp_path):
     writer = store.open_run(RunInfo("run-1"))
     store.put_alerts([alert(), alert(kind="kl_drift", state=AlertState.RESOLVED)], [])
 
-    assert alarms.take(store, "run-1-entropy_collapse", by=ann, why="mine").by == "ann"
+    assert alerts_page.acknowledge_alert(store, "run-1-entropy_collapse", by=ann, why="mine").by == "ann"
     assert [kept.by for kept in store.acknowledgements()] == ["ann"]
     with pytest.raises(NotPermittedError, match="eve may look"):
-        alarms.take(store, "run-1-entropy_collapse", by=Principal("eve", "viewer"), why="")
+        alerts_page.acknowledge_alert(store, "run-1-entropy_collapse", by=Principal("eve", "viewer"), why="")
     with pytest.raises(ConfigError, match="nothing-like-it"):
-        alarms.take(store, "nothing-like-it", by=ann, why="")
+        alerts_page.acknowledge_alert(store, "nothing-like-it", by=ann, why="")
     with pytest.raises(ConfigError):
-        alarms.take(store, "run-1-kl_drift", by=ann, why="")
+        alerts_page.acknowledge_alert(store, "run-1-kl_drift", by=ann, why="")
     writer.close()
 
 
@@ -197,9 +197,9 @@ def test_the_last_alarm_is_the_newest_that_was_told_and_is_over(alerts):
     """One that never fired was no alarm."""
     unheard = [replace(one, fired_at=None) for one in alerts]
     over = [one for one in alerts if one.state is AlertState.RESOLVED]
-    last = overview.last_alarm([*unheard, *alerts])
+    last = runs_page.last_alarm([*unheard, *alerts])
 
-    assert overview.last_alarm(unheard) is None
+    assert runs_page.last_alarm(unheard) is None
     assert (last is None) == (not over)
     assert last is None or last.onset_step == max(one.onset_step for one in over)
 
@@ -208,10 +208,10 @@ def test_a_person_asks_why_when_something_fires_or_the_run_crashed():
     """Not of what is over or may yet come."""
     calm = [alert(state=AlertState.RESOLVED), alert(state=AlertState.PENDING)]
 
-    assert not remedies.in_trouble(LIVE, calm)
-    assert remedies.in_trouble(LIVE, [*calm, alert()])
-    assert remedies.in_trouble(replace(LIVE, state=RunState.CRASHED), [])
-    assert not remedies.in_trouble(replace(LIVE, state=RunState.FINISHED), calm)
+    assert not run_page.in_trouble(LIVE, calm)
+    assert run_page.in_trouble(LIVE, [*calm, alert()])
+    assert run_page.in_trouble(replace(LIVE, state=RunState.CRASHED), [])
+    assert not run_page.in_trouble(replace(LIVE, state=RunState.FINISHED), calm)
 
 
 def test_an_alarm_is_marked_where_it_was_seen():
@@ -219,9 +219,9 @@ def test_an_alarm_is_marked_where_it_was_seen():
     over = alert(state=AlertState.RESOLVED, step=40)
     seen = [finding(step=20), finding(step=35), finding(step=41), finding(step=38, kind="kl_drift")]
 
-    assert marks.seen_at(alert(step=22), seen) == 22
-    assert marks.seen_at(over, seen) == 35
-    assert marks.seen_at(over, []) == over.onset_step
+    assert charts.seen_at(alert(step=22), seen) == 22
+    assert charts.seen_at(over, seen) == 35
+    assert charts.seen_at(over, []) == over.onset_step
 
 
 def test_marks_of_a_run_in_their_order():
@@ -238,7 +238,7 @@ def test_marks_of_a_run_in_their_order():
         alert(kind=CRASH_FORECAST, onset_step=5),
         alert(kind="x", state=AlertState.PENDING, fired_at=None),
     ]
-    found = marks.of_run(alerts, [finding()], events, {1: 0, 2: 15})
+    found = charts.marks_of_run(alerts, [finding()], events, {1: 0, 2: 15})
 
     assert [(mark.step, mark.text, mark.dashed) for mark in found] == [
         (15, "attempt 2 began", False),
@@ -253,7 +253,7 @@ def test_marks_of_a_run_in_their_order():
 
 def test_only_the_newest_alarms_are_marked():
     """More would hide the line."""
-    many = [alert(kind=f"k{n}", onset_step=n) for n in range(marks.MOST + 6)]
-    found = marks.of_run(many, [], [], {})
+    many = [alert(kind=f"k{n}", onset_step=n) for n in range(charts.MOST_MARKS + 6)]
+    found = charts.marks_of_run(many, [], [], {})
 
-    assert sorted({mark.step for mark in found if mark.dashed}) == list(range(6, marks.MOST + 6))
+    assert sorted({mark.step for mark in found if mark.dashed}) == list(range(6, charts.MOST_MARKS + 6))

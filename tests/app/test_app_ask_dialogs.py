@@ -4,8 +4,9 @@ import time
 
 import pytest
 from app_world import alert, cells, danger_run, html, no_traceback, put_alerts, run_page, runs_page, tables, write_run
-from rlwatch_app import control
+from rlwatch_app import commands
 from rlwatch_app import format as fmt
+from rlwatch_app.principal import NotPermittedError, Principal
 
 from rlwatch.records import CommandStatus, Event, RunState
 from rlwatch.store.url import open_store
@@ -98,13 +99,13 @@ def paused(store_dir, store, minutes=30.0):
     write_run(store_dir, age_s=200.0)
     writer = store.open_run(store.run("run-1"))
     writer.heartbeat(time.time())
-    asked = control.send(
+    asked = commands.send(
         store,
         "run-1",
         "pause",
         {"minutes": minutes},
         why="look",
-        by=control.Principal("ann", "operator"),
+        by=Principal("ann", "operator"),
         force=False,
         key="k",
     )
@@ -162,11 +163,11 @@ def test_what_was_not_begun_is_taken_back_by_its_button(store_dir, store):
     """In the hands of a trainer: that is asked to let it go; queued: at once; what was answered has no button."""
     write_run(store_dir)
     for kind in ("pause", "save-checkpoint"):
-        control.send(store, "run-1", kind, {}, why="", by=control.Principal("ann", "operator"), force=False, key=kind)
+        commands.send(store, "run-1", kind, {}, why="", by=Principal("ann", "operator"), force=False, key=kind)
     done, held = store.claim("run-1", time.time())
     store.settle("run-1", done.command_id, CommandStatus.DONE, time.time(), step=30, result="paused")
-    queued = control.send(
-        store, "run-1", "resume", {}, why="", by=control.Principal("ann", "operator"), force=False, key="resume"
+    queued = commands.send(
+        store, "run-1", "resume", {}, why="", by=Principal("ann", "operator"), force=False, key="resume"
     )
     page = run_page()
     buttons = [button.key for button in page.button if str(button.key).startswith("cancel-")]
@@ -199,13 +200,13 @@ def test_a_dead_trainer_is_told_before_anything_is_asked_of_it(store_dir, store)
 def test_a_viewer_takes_nothing_back(store_dir, store, looks):
     """No button is offered, and the one place that cancels refuses."""
     write_run(store_dir)
-    asked = control.send(
-        store, "run-1", "pause", {}, why="look", by=control.Principal("ann", "operator"), force=False, key="k"
+    asked = commands.send(
+        store, "run-1", "pause", {}, why="look", by=Principal("ann", "operator"), force=False, key="k"
     )
     looks("eve", "viewer")
     page = run_page()
     assert not [button for button in page.button if str(button.key).startswith("cancel-")]
-    with pytest.raises(control.NotPermittedError, match="eve may look"):
-        control.take_back(store, "run-1", asked.command_id, by=control.Principal("eve", "viewer"))
-    cancelled = control.take_back(store, "run-1", asked.command_id, by=control.Principal("bob", "operator"))
+    with pytest.raises(NotPermittedError, match="eve may look"):
+        commands.cancel_command(store, "run-1", asked.command_id, by=Principal("eve", "viewer"))
+    cancelled = commands.cancel_command(store, "run-1", asked.command_id, by=Principal("bob", "operator"))
     assert (cancelled.status, cancelled.result) == (CommandStatus.CANCELLED, "cancelled by bob")

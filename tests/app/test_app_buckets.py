@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app.buckets import attempt_starts, branches, sparkline, thin, trend
+from rlwatch_app.thinning import attempt_starts, branches, sparkline, thin, trend
 
 from rlwatch.ports import Series
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from app_world import alert, cells, charts, html, no_traceback, put_alerts, run_page, runs_page, tables, write_run
-from rlwatch_app import foretelling, marks, overview
 from rlwatch_app import format as fmt
-from rlwatch_app.buckets import Branches, thin
-from rlwatch_app.charts import DARK, LIGHT
+from rlwatch_app import run_forecast
+from rlwatch_app.charts import DARK, LIGHT, marks_of_run
 from rlwatch_app.health import AMBER
-from rlwatch_app.panels import catalogue
 from rlwatch_app.queries import Foretold, Trace
+from rlwatch_app.run_charts import all_panels
+from rlwatch_app.runs_page import RUN_COLUMNS
+from rlwatch_app.thinning import Branches, thin
 
 from rlwatch.forecast import Forecast, Reason
 from rlwatch.forecast.record import record_of
@@ -40,7 +41,7 @@ def told(newest, highest=(0.83, 412), values=(0.1, 0.7)):
 
 def test_an_alarm_says_how_likely_which_limit_when_and_the_highest():
     """In the words of the alert, with the shape of a warning."""
-    text = str(foretelling.facts(told(forecast())))
+    text = str(run_forecast.forecast_facts(told(forecast())))
 
     assert "▲" in text
     assert "72\u202f%" in text
@@ -50,7 +51,7 @@ def test_an_alarm_says_how_likely_which_limit_when_and_the_highest():
 
 def test_a_quiet_run_has_no_limit_in_sight():
     """And no shape of alarm."""
-    text = str(foretelling.facts(told(forecast(p50=0.004, limit="", steps_to=None))))
+    text = str(run_forecast.forecast_facts(told(forecast(p50=0.004, limit="", steps_to=None))))
 
     assert "▲" not in text
     assert "<\u202f1\u202f%".replace("<", "&lt;") in text
@@ -67,7 +68,7 @@ def test_a_quiet_run_has_no_limit_in_sight():
 )
 def test_where_there_is_none_the_reason_is_said(absent, words):
     """The forecaster's own."""
-    assert foretelling.absent(Forecast(23, absent=absent)) == words
+    assert run_forecast.absent_words(Forecast(23, absent=absent)) == words
 
 
 def by_limits(alarm):
@@ -78,7 +79,7 @@ def by_limits(alarm):
 
 def test_where_only_limits_are_watched_that_is_said():
     """Which one is near, or none; and what a chance would need."""
-    near, far = (str(foretelling.facts(Foretold(by_limits(alarm), None, {}))) for alarm in (True, False))
+    near, far = (str(run_forecast.forecast_facts(Foretold(by_limits(alarm), None, {}))) for alarm in (True, False))
 
     assert "▲" in near
     assert "KL to the reference would reach its limit in about 12 steps" in near
@@ -88,17 +89,17 @@ def test_where_only_limits_are_watched_that_is_said():
 
 def test_what_drives_it_is_bars_and_names_are_text():
     """The strongest first; no name becomes HTML."""
-    text = str(foretelling.bars(forecast(), LIGHT))
+    text = str(run_forecast.driver_bars(forecast(), LIGHT))
 
     assert text.index("mismatch/k3") < text.index("entropy")
     assert "<b>" not in text
     assert f"width:42.0%;background:{AMBER}" in text
-    assert "nothing stands out" in str(foretelling.bars(forecast(why=()), DARK))
+    assert "nothing stands out" in str(run_forecast.driver_bars(forecast(why=()), DARK))
 
 
 def drawn(values, ink=LIGHT, marked=()):
     traces = {f"forecast/{name}": trace(values) for name in ("p20", "p50", "p100", "risk")}
-    return foretelling.option(traces, marked, (0, len(values)), ink)
+    return run_forecast.forecast_option(traces, marked, (0, len(values)), ink)
 
 
 def test_the_chart_shows_three_chances_in_per_cent_and_the_risk_with_its_threshold():
@@ -116,7 +117,7 @@ def test_the_chart_shows_three_chances_in_per_cent_and_the_risk_with_its_thresho
 
 def test_a_run_without_chances_has_the_chart_of_its_risk():
     """One panel, with the threshold."""
-    option = foretelling.option({"forecast/risk": trace([0.1, 0.4, 1.3])}, (), (0, 3), LIGHT)
+    option = run_forecast.forecast_option({"forecast/risk": trace([0.1, 0.4, 1.3])}, (), (0, 3), LIGHT)
 
     assert [series["name"] for series in option["series"]] == ["Risk"]
     assert [line["yAxis"] for line in option["series"][0]["markLine"]["data"]] == [1.0]
@@ -134,7 +135,7 @@ def test_a_chart_of_any_length_is_small(values):
 
 def test_the_first_alarm_is_marked_on_every_chart():
     """A forecast concerns no family alone; that it got worse since is not where it began."""
-    [mark] = marks.of_run([alert(kind="crash_forecast", severity=Severity.CRITICAL)], [], [], {1: 1})
+    [mark] = marks_of_run([alert(kind="crash_forecast", severity=Severity.CRITICAL)], [], [], {1: 1})
 
     assert (mark.step, mark.shape, mark.colour, mark.families) == (12, "▲", AMBER, frozenset())
     assert mark.text == "failure forecast"
@@ -143,7 +144,7 @@ def test_the_first_alarm_is_marked_on_every_chart():
 def test_the_forecast_has_a_panel_of_its_own():
     """Its metrics are not among the charts of the families."""
     names = ["reward", "forecast/p50", "forecast/risk"]
-    assert [panel.name for panel in catalogue(names, "trl/grpo")] == ["reward"]
+    assert [panel.name for panel in all_panels(names, "trl/grpo")] == ["reward"]
 
 
 def test_a_chance_is_never_more_certain_than_it_can_be():
@@ -187,7 +188,7 @@ def test_the_run_page_of_a_run_watched_by_its_limits_shows_the_risk(store_dir):
     assert no_traceback(page)
     assert "Limits alone are watched" in html(page)
     assert charts(page)["chart-forecast"]["series"][0]["data"][0] == [5, 0.1]
-    place = [column.label for column in overview.COLUMNS].index("risk, 50 steps")
+    place = [column.label for column in RUN_COLUMNS].index("risk, 50 steps")
     cell = tables(runs_page())["runs"]["rows"][0]["cells"][place]
     assert (cell["text"], cell["shape"]) == ("near a limit", "▲")
 
@@ -199,7 +200,7 @@ def test_the_list_of_runs_has_the_risk(store_dir):
     write_run(store_dir, "c", name="c")
     put_alerts(store_dir, [])
     page = runs_page()
-    place = [column.label for column in overview.COLUMNS].index("risk, 50 steps")
+    place = [column.label for column in RUN_COLUMNS].index("risk, 50 steps")
     rows = {row["id"]: row["cells"][place] for row in tables(page)["runs"]["rows"]}
 
     assert {run: cell["text"] for run, cell in rows.items()} == {"a": "72\u202f%", "b": "2\u202f%", "c": "–"}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rlwatch_app import format as fmt
-from rlwatch_app.evidence import lines, of_event, one_line
+from rlwatch_app.format import event_words, evidence_line, evidence_lines
 
 from rlwatch.records import Event
 
@@ -110,10 +110,10 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text(max_size=8), VALUES, max_size=5), st.integers(2, 80))
 def test_any_body_is_lines_of_text(body, limit):
     """One for each entry, in order; together at most as long as asked, on one line."""
-    assert [name for name, _ in lines(body)] == [name.replace("_", " ") for name in body]
-    assert all(isinstance(told, str) for _, told in lines(body))
-    assert len(one_line(body, limit)) <= limit
-    assert not any(ord(c) < 32 for c in one_line(body, limit))
+    assert [name for name, _ in evidence_lines(body)] == [name.replace("_", " ") for name in body]
+    assert all(isinstance(told, str) for _, told in evidence_lines(body))
+    assert len(evidence_line(body, limit)) <= limit
+    assert not any(ord(c) < 32 for c in evidence_line(body, limit))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_any_body_is_lines_of_text(body, limit):
 )
 def test_each_kind_of_value_is_told_apart(value, told):
     """A truth value is no number, nothing is no text."""
-    assert lines({"x": value}) == [("x", told)]
+    assert evidence_lines({"x": value}) == [("x", told)]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_each_kind_of_value_is_told_apart(value, told):
 )
 def test_a_command_is_told_by_what_came_of_it(body, told):
     """By whom and why where that is known; a body of another shape entry by entry."""
-    assert of_event(Event("command", 7, body)) == told
+    assert event_words(Event("command", 7, body)) == told
 
 
 def test_another_event_is_told_by_its_entries():
     """A report in it is one of them."""
-    assert of_event(Event("reference_reset", 7, {"kl": 0.31, "report": {"a": 1}})) == (
+    assert event_words(Event("reference_reset", 7, {"kl": 0.31, "report": {"a": 1}})) == (
         "reference reset",
         'kl 0.310 · report {"a": 1}',
     )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from rlwatch_app import gate
-from rlwatch_app.control import NAME_HEADER, ROLE_HEADER
+from rlwatch_app.principal import NAME_HEADER, ROLE_HEADER
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect

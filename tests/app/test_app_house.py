@@ -31,9 +31,9 @@ def imports(path):
             yield str(node.module)
 
 
-def test_only_the_door_opens_the_store():
+def test_only_the_queries_open_the_store():
     """Every read goes through ``queries``."""
-    assert [p.name for p in SOURCES if "rlwatch.store.url" in imports(p)] == ["door.py"]
+    assert [p.name for p in SOURCES if "rlwatch.store.url" in imports(p)] == ["queries.py"]
 
 
 def test_the_app_uses_what_rlwatch_publishes_and_little_else():
@@ -48,6 +48,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
     rooms = {name.split(".")[1] for path in SOURCES for name in imports(path) if name.startswith("rlwatch.")}
     assert rooms <= {
         "alerts",
+        "catalogue",
         "clock",
         "control",
         "diagnosis",
@@ -90,7 +91,7 @@ def test_no_script_parses_html(name):
 
 
 def test_writes_happen_in_one_place():
-    """A page that is drawn changes nothing: only ``control.send`` submits, only ``alarms.take`` acknowledges."""
+    """A page that is drawn changes nothing: only ``commands.send`` submits, only ``acknowledge_alert`` acknowledges."""
     writers = {
         "submit",
         "settle",
@@ -106,8 +107,8 @@ def test_writes_happen_in_one_place():
         "end_silence",
     }
     assert [(p.name, name) for p in SOURCES for name, _ in calls(p) if name.split(".")[-1] in writers] == []
-    assert [p.name for p in SOURCES for name, _ in calls(p) if name == "request"] == ["control.py"]
-    assert [p.name for p in SOURCES for name, _ in calls(p) if name.endswith("acknowledge")] == ["alarms.py"]
+    assert [p.name for p in SOURCES for name, _ in calls(p) if name == "request"] == ["commands.py"]
+    assert [p.name for p in SOURCES for name, _ in calls(p) if name.endswith("acknowledge")] == ["alerts_page.py"]
 
 
 def test_no_page_swallows_what_it_should_not():
@@ -144,7 +145,7 @@ def test_the_package_loads_from_a_checkout_and_from_a_wheel(tmp_path, place):
         "import runpy, sys; from pathlib import Path; before = list(sys.path);"
         f"main = runpy.run_path({str(directory / 'main.py')!r}, run_name='loaded');"
         f"main['load_package'](Path({str(directory)!r}));"
-        "import rlwatch_app.charts, rlwatch_app.views.run;"
+        "import rlwatch_app.charts, rlwatch_app.run_page;"
         "print(rlwatch_app.__path__[0], sys.path == before)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -6,10 +6,9 @@ import math
 import numpy as np
 import pytest
 from app_world import charts, healthy, no_traceback, run_page, write_run
-from rlwatch_app import layer_map
+from rlwatch_app import run_layers
 from rlwatch_app.charts import DARK, LIGHT
-from rlwatch_app.layer_map import COLUMNS, MOST_ROWS, LayerRow, in_model_order, map_option
-from rlwatch_app.queries.layers import row
+from rlwatch_app.run_layers import COLUMNS, MOST_ROWS, LayerRow, in_model_order, layer_row, map_option
 
 from rlwatch.ports import Series
 
@@ -19,11 +18,11 @@ def layer(name, values, window=None, steps=None):
     steps = np.arange(len(values)) if steps is None else np.asarray(steps)
     ones = np.ones(len(values), dtype=np.int64)
     window = window or (0, len(values) - 1)
-    return row(name, Series(name, steps, values, ones, np.arange(len(values))), {1: 0}, window)
+    return layer_row(name, Series(name, steps, values, ones, np.arange(len(values))), {1: 0}, window)
 
 
 def drawn(rows, window, ink=LIGHT):
-    shown = layer_map.layer_map(rows, window)
+    shown = run_layers.layer_map(rows, window)
     return shown, map_option(shown, ink)
 
 
@@ -126,7 +125,7 @@ def test_labels_have_room(count):
     """Few layers are all named; of many every second or third is, in rows of at least 11 pixels."""
     option = drawn([layer(f"model.layers.{i}", [1.0, 2.0]) for i in range(count)], (0, 1))[1]
     hidden, labels = (axis["data"] for axis in option["yAxis"])
-    each = (layer_map.height(count) - layer_map.HEAD_PX - layer_map.FOOT_PX) / count
+    each = (run_layers.map_height(count) - run_layers.HEAD_PX - run_layers.FOOT_PX) / count
     every = labels.index(next(filter(None, labels[1:]), labels[0])) or 1
     assert len(hidden) == len(labels) == count
     assert each * every >= 10 or count == 1

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from app_world import WEIRD, alert, cells, message
-from rlwatch_app import alarms, overview, table
+from rlwatch_app import alerts_page, runs_page, table
 from rlwatch_app.queries import Fleet, Glance, Vitals
 
 from rlwatch.control.liveness import Pace
@@ -31,9 +31,9 @@ def test_runs_in_danger_come_first_then_the_most_recent():
     """What a person should look at is at the top."""
     runs = [run("calm"), run("later", last_ts=NOW - 1), run("bad"), run("warned")]
     alerts = {"bad": [alert("bad")], "warned": [alert("warned", severity=Severity.WARNING)]}
-    found = overview.entries(fleet(*runs, alerts=alerts), NOW)
+    found = runs_page.run_entries(fleet(*runs, alerts=alerts), NOW)
     assert [entry.run.run_id for entry in found] == ["bad", "warned", "later", "calm"]
-    assert overview.headline(found) == "2 runs need you"
+    assert runs_page.headline(found) == "2 runs need you"
 
 
 @pytest.mark.parametrize(
@@ -43,26 +43,26 @@ def test_the_headline_counts(count, expected):
     """In words that agree in number."""
     runs = [run(f"r{i}") for i in range(3)]
     alerts = {f"r{i}": [alert(f"r{i}")] for i in range(count)}
-    assert overview.headline(overview.entries(fleet(*runs, alerts=alerts), NOW)) == expected
+    assert runs_page.headline(runs_page.run_entries(fleet(*runs, alerts=alerts), NOW)) == expected
 
 
 def test_a_row_answers_who_how_and_why():
     """In the columns' order."""
-    (entry,) = overview.entries(fleet(run("bad"), alerts={"bad": [alert("bad")]}), NOW)
-    row = overview.row(entry, NOW)
+    (entry,) = runs_page.run_entries(fleet(run("bad"), alerts={"bad": [alert("bad")]}), NOW)
+    row = runs_page.run_row(entry, NOW)
     assert row_cells(row) == [
         "danger", "bad", "30", "0.500", "spark", "0.900", "–", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
     ]  # fmt: skip
-    assert len(row.cells) == len(overview.COLUMNS)
+    assert len(row.cells) == len(runs_page.RUN_COLUMNS)
     assert row.opens == "bad"
 
 
 def test_a_healthy_run_remembers_its_last_alarm():
     """Quietly."""
     over = alert("r", state=AlertState.RESOLVED, resolved_step=25)
-    (entry,) = overview.entries(fleet(run("r"), alerts={"r": [over]}), NOW)
-    assert overview.why(entry) == "resolved: entropy collapse since step 12 (13 steps)"
-    assert overview.row(entry, NOW).cells[6]["quiet"]
+    (entry,) = runs_page.run_entries(fleet(run("r"), alerts={"r": [over]}), NOW)
+    assert runs_page.why(entry) == "resolved: entropy collapse since step 12 (13 steps)"
+    assert runs_page.run_row(entry, NOW).cells[6]["quiet"]
 
 
 def test_a_run_that_ended_in_a_collapse_says_so_rather_than_what_was_resolved():
@@ -72,17 +72,17 @@ def test_a_run_that_ended_in_a_collapse_says_so_rather_than_what_was_resolved():
         alert("r", kind="reward_drop", onset_step=9),
         alert("r", kind="grad_spike", severity=Severity.WARNING, onset_step=3),
     ]
-    (entry,) = overview.entries(fleet(run("r", state=RunState.FINISHED), alerts={"r": alerts}), NOW)
-    assert overview.why(entry) == "unresolved: the reward fell since step 9 (21 steps), and 1 more"
+    (entry,) = runs_page.run_entries(fleet(run("r", state=RunState.FINISHED), alerts={"r": alerts}), NOW)
+    assert runs_page.why(entry) == "unresolved: the reward fell since step 9 (21 steps), and 1 more"
 
 
 def test_filters_combine_and_search_everything_one_remembers():
     """Project, state, and any word of name, host, tag or reason."""
     runs = [run("a", project="math", host="node-7"), run("b", project="code", tags=("ablation",))]
-    found = overview.entries(fleet(*runs, alerts={"b": [alert("b")]}), NOW)
+    found = runs_page.run_entries(fleet(*runs, alerts={"b": [alert("b")]}), NOW)
 
     def ids(**filters):
-        return [entry.run.run_id for entry in overview.matching(found, **filters)]
+        return [entry.run.run_id for entry in runs_page.matching(found, **filters)]
 
     assert ids() == ["b", "a"]
     assert ids(projects=["math"]) == ["a"]
@@ -107,18 +107,18 @@ def test_links_escape_what_an_address_cannot_hold():
 
 def entry(one=None, run_state=RunState.RUNNING, messages=()):
     one = one or alert()
-    return alarms.entries([one], {"run-1": run("run-1", state=run_state)}, messages)[0]
+    return alerts_page.alert_entries([one], {"run-1": run("run-1", state=run_state)}, messages)[0]
 
 
 def test_alerts_come_newest_first():
     """By when they were told."""
     old, new = alert(kind="a", fired_at=5.0), alert(kind="b", fired_at=9.0)
-    assert [e.alert.kind for e in alarms.entries([old, new], {}, [])] == ["b", "a"]
+    assert [e.alert.kind for e in alerts_page.alert_entries([old, new], {}, [])] == ["b", "a"]
 
 
 def test_an_alert_gone_before_it_fired_is_no_alert():
     """Nobody was told."""
-    assert alarms.entries([alert(state=AlertState.RESOLVED, fired_at=None)], {}, []) == []
+    assert alerts_page.alert_entries([alert(state=AlertState.RESOLVED, fired_at=None)], {}, []) == []
 
 
 def test_a_pending_alert_is_shown_while_it_may_fire():
@@ -126,15 +126,15 @@ def test_a_pending_alert_is_shown_while_it_may_fire():
     pending = alert(state=AlertState.PENDING, fired_at=None)
     assert entry(pending).waits
     ended = {"run-1": run("run-1", state=RunState.FINISHED)}
-    assert alarms.entries([pending], ended, []) == []
+    assert alerts_page.alert_entries([pending], ended, []) == []
 
 
 def test_an_alert_of_a_run_that_ended_does_not_fire_for_ever():
     """It was never resolved, and concerns nobody now."""
     ended = entry(run_state=RunState.FINISHED)
-    assert alarms.state_words(ended) == "unresolved"
-    assert alarms.headline([ended]) == "No alert is firing"
-    assert alarms.headline([entry()]) == "1 alert firing"
+    assert alerts_page.state_words(ended) == "unresolved"
+    assert alerts_page.headline([ended]) == "No alert is firing"
+    assert alerts_page.headline([entry()]) == "1 alert firing"
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ def test_an_alert_of_a_run_that_ended_does_not_fire_for_ever():
 )
 def test_delivery_says_what_became_of_the_message(sent, expected):
     """And why not, where not."""
-    assert alarms.delivery(entry(messages=[sent]).messages)["text"] == expected
+    assert alerts_page.delivery(entry(messages=[sent]).messages)["text"] == expected
 
 
 def test_the_worst_delivery_is_shown_and_all_are_listed():
     """One dead channel is not hidden by one that works."""
     alert_id = "run-1-entropy_collapse"
-    cell = alarms.delivery([message(alert_id), message(alert_id, OutboxStatus.DEAD, channel="pager", attempts=8)])
+    cell = alerts_page.delivery([message(alert_id), message(alert_id, OutboxStatus.DEAD, channel="pager", attempts=8)])
     assert cell["text"].startswith("dead")
     assert [channel for channel, _ in cell["lines"]] == ["slack", "pager"]
 
@@ -169,12 +169,15 @@ def test_choices_narrow_the_list():
     """All, firing, undelivered."""
     dead = entry(alert(kind="x"), messages=[message("run-1-x", OutboxStatus.DEAD)])
     over = entry(replace(alert(), state=AlertState.RESOLVED))
-    assert alarms.matching([dead, over], "all") == [dead, over]
-    assert alarms.matching([dead, over], "firing") == [dead]
-    assert alarms.matching([dead, over], "undelivered") == [dead]
+    assert alerts_page.matching([dead, over], "all") == [dead, over]
+    assert alerts_page.matching([dead, over], "firing") == [dead]
+    assert alerts_page.matching([dead, over], "undelivered") == [dead]
 
 
 def test_a_message_is_not_told_twice():
     """Where it already names its kind."""
-    assert alarms.message_words(alert(kind="no_signal", message="no learning signal: 98%")) == "no learning signal: 98%"
-    assert alarms.message_words(alert()) == "entropy collapse: entropy fell from 1 to 0.1 nats/token"
+    assert (
+        alerts_page.message_words(alert(kind="no_signal", message="no learning signal: 98%"))
+        == "no learning signal: 98%"
+    )
+    assert alerts_page.message_words(alert()) == "entropy collapse: entropy fell from 1 to 0.1 nats/token"

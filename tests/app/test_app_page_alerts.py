@@ -15,7 +15,7 @@ from app_world import (
     tables,
     write_run,
 )
-from rlwatch_app.views.taking import subject
+from rlwatch_app.alerts_page import subject
 
 from rlwatch.records import Acknowledgement, AlertState, OutboxStatus, Severity, Silence
 from rlwatch.store.url import open_store

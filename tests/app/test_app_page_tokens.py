@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 from app_world import cells, finding, html, no_traceback, run_page, tables, write_run
-from rlwatch_app.token_stretch import MOST
-from rlwatch_app.views import tokens as view
+from rlwatch_app.token_response import MOST_DRAWN
+from rlwatch_app.tokens_page import LISTED, open_step, st
 from token_world import HOSTILE, Spiked, far_out, tokens_page, write_spikes
 
 from rlwatch.records import CULPRITS, RESPONSES, RunState, SpikeBatch
@@ -124,7 +124,7 @@ def test_a_very_long_response_is_bounded_and_says_what_was_left_out(store_dir):
     page = tokens_page()
 
     data = tables(page)["response"]
-    assert len(data["tokens"]) <= MOST
+    assert len(data["tokens"]) <= MOST_DRAWN
     assert sum(one["culprit"] for one in data["tokens"]) == 8
     assert len(data["tokens"]) + sum(left for left, _ in data["gaps"]) == 16384
     assert "of 16\u202f384 recorded tokens drawn, around the chosen token and the culprits" in captions(page)
@@ -265,7 +265,7 @@ def test_thousands_of_batches_are_a_bounded_list(store_dir):
     write_run(store_dir, events=far)
     page = tokens_page()
 
-    assert len(rows(page, "token-steps")) == view.LISTED
+    assert len(rows(page, "token-steps")) == LISTED
     assert "older" in captions(page)
     older = tokens_page(step=3)
     assert "2 tokens were far out" in html(older)
@@ -283,9 +283,9 @@ def test_tokens_that_recur_are_listed(store_dir):
 def test_choosing_a_step_forgets_the_token(store_dir, monkeypatch):
     """It was another step's."""
     params = {"run": "r", "step": "5", "token": "0.1.3.7"}
-    monkeypatch.setattr(view.st, "query_params", params)
+    monkeypatch.setattr(st, "query_params", params)
 
-    view.open_step("2.9")
+    open_step("2.9")
 
     assert params == {"run": "r", "step": "9", "attempt": "2"}
 

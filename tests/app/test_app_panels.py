@@ -1,8 +1,8 @@
 """Which metric is shown where."""
 
 import numpy as np
-from rlwatch_app import panels
-from rlwatch_app.queries.curves import trace
+from rlwatch_app import run_charts
+from rlwatch_app.queries import trace
 
 from rlwatch.metrics import Family
 from rlwatch.ports import Series
@@ -19,8 +19,8 @@ def traces(values):
 
 
 def sections(values, source="trl/grpo"):
-    catalogue = panels.catalogue(list(values), source)
-    found = panels.sections(catalogue, traces(values), source)
+    catalogue = run_charts.all_panels(list(values), source)
+    found = run_charts.sections(catalogue, traces(values), source)
     return {section.family: section for section in found}
 
 
@@ -65,8 +65,8 @@ def test_what_is_suspect_is_never_behind_a_click():
     """A metric a finding speaks of, and one that was not finite, are shown as well."""
     values = {f"reward/{n}": MOVING for n in ("mean", "std", "zero_std_frac", "max")}
     values |= {"adv/mean": [1.0, np.nan, 2.0], "adv/std": [0.0] * 5}
-    catalogue = panels.catalogue(list(values), "")
-    (section,) = panels.sections(catalogue, traces(values), "", suspects={"reward/max", "adv/std"})
+    catalogue = run_charts.all_panels(list(values), "")
+    (section,) = run_charts.sections(catalogue, traces(values), "", suspects={"reward/max", "adv/std"})
     assert [p.canonical for p in section.shown][3:] == ["reward/max", "adv/mean", "adv/std"]
 
 
@@ -74,7 +74,7 @@ def test_what_never_changed_is_one_line_of_text():
     """A flat chart says less than its number."""
     section = sections({"learning_rate": [1e-6] * 5, "grad_norm": MOVING})[Family.OPTIMISATION]
     assert [p.canonical for p in section.shown] == ["optim/grad_norm"]
-    assert panels.unchanging_words(section) == "never changed: optim/lr 1.00e−6"
+    assert run_charts.unchanging_words(section) == "never changed: optim/lr 1.00e−6"
 
 
 def test_a_reward_that_never_changed_is_shown():
@@ -102,15 +102,15 @@ def test_shelves_keep_order_and_width():
             {"reward": MOVING, "reward_std": MOVING, "entropy": MOVING, "kl": MOVING, "grad_norm": MOVING}
         ).values()
     )
-    shelves = panels.shelves(found, 3)
+    shelves = run_charts.shelves(found, 3)
     assert [section for shelf in shelves for section, _ in shelf] == found
     assert [[width for _, width in shelf] for shelf in shelves] == [[2, 1], [1, 1]]
 
 
 def test_a_large_family_has_a_shelf_of_its_own():
     """Wider than the page is as wide as the page."""
-    many = panels.Section(Family.REWARD, shown=[panels.Panel(str(i)) for i in range(6)])
-    assert panels.shelves([many, panels.Section(Family.SYSTEM)], 3) == [
+    many = run_charts.Section(Family.REWARD, shown=[run_charts.Panel(str(i)) for i in range(6)])
+    assert run_charts.shelves([many, run_charts.Section(Family.SYSTEM)], 3) == [
         [(many, 3)],
-        [(panels.Section(Family.SYSTEM), 1)],
+        [(run_charts.Section(Family.SYSTEM), 1)],
     ]

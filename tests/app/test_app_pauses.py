@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from rlwatch_app import asks
-from rlwatch_app.health import Word, judge
-from rlwatch_app.pauses import pause_of, words
+from rlwatch_app import commands
+from rlwatch_app.health import Word, judge, pause_of, pause_words
 
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.liveness import Pace
@@ -24,7 +23,9 @@ def done(kind, ago, step=480, **more):
 def test_a_paused_run_says_where_who_why_and_until_when():
     """Not that it is silent."""
     pause = pause_of(LIVE, [done("pause", 360)], NOW)
-    assert words(pause, NOW) == ("paused at step 480 by ann@lab: look at the samples; goes on by itself in 54\u202fmin")
+    assert pause_words(pause, NOW) == (
+        "paused at step 480 by ann@lab: look at the samples; goes on by itself in 54\u202fmin"
+    )
     health = judge(LIVE, [], NOW, Pace(5.0), pause)
     assert (health.word, health.needs_you) == (Word.PAUSED, False)
     assert judge(LIVE, [], NOW, Pace(5.0)).word is Word.STALE
@@ -58,8 +59,8 @@ def test_a_second_pause_counts_after_a_resume():
 
 def test_every_kind_has_its_words():
     """The page offers what the house knows, no more and no less."""
-    assert list(asks.ASKS) == list(COMMAND_KINDS)
-    for kind, ask in asks.ASKS.items():
+    assert list(commands.ASKS) == list(COMMAND_KINDS)
+    for kind, ask in commands.ASKS.items():
         assert ask.kind == kind
         assert ask.labels.keys() == COMMAND_KINDS[kind].args.keys()
 
@@ -67,7 +68,7 @@ def test_every_kind_has_its_words():
 @pytest.mark.parametrize("paused", [True, False])
 def test_every_kind_that_makes_sense_now_can_be_reached(paused):
     """By the first button or the menu."""
-    first = "resume" if paused else asks.RESET
+    first = "resume" if paused else commands.RESET
     nonsense = "pause" if paused else "resume"
-    assert {first, nonsense, *asks.menu(paused=paused)} == set(COMMAND_KINDS)
-    assert first not in asks.menu(paused=paused)
+    assert {first, nonsense, *commands.menu(paused=paused)} == set(COMMAND_KINDS)
+    assert first not in commands.menu(paused=paused)

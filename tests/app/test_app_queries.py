@@ -1,14 +1,12 @@
 """The door to the store: what is read, how often, and what is made of it."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 import pytest
 from app_world import NAN, alert, healthy, put_alerts, write_run
 from rlwatch_app import queries
-from rlwatch_app.queries import door
-from rlwatch_app.queries.curves import trace
+from rlwatch_app.queries import trace
 
 from rlwatch.errors import RunNotFoundError, StoreURLError
 from rlwatch.ports import Series
@@ -35,8 +33,7 @@ class Counting:
 def counted(store_dir, monkeypatch):
     """The app's store, its reads counted."""
     counting = Counting(open_store(str(store_dir)))
-    for module in ("curves", "glance"):
-        monkeypatch.setattr(import_module(f"rlwatch_app.queries.{module}"), "store", lambda: counting)
+    monkeypatch.setattr(queries, "store", lambda: counting)
     return counting
 
 
@@ -44,7 +41,7 @@ def test_the_store_is_the_one_the_environment_names(store_dir, monkeypatch):
     """Set by ``rlwatch ui``; the default where it is empty."""
     assert queries.store_url() == str(store_dir)
     monkeypatch.setenv("RLWATCH_STORE", "")
-    assert queries.store_url() == door.DEFAULT_STORE
+    assert queries.store_url() == queries.DEFAULT_STORE
 
 
 def test_one_open_store_serves_every_session(store_dir):
@@ -66,8 +63,8 @@ def test_a_run_that_moved_on_has_another_version(change):
     run = RunInfo("r", last_step=30, last_ts=8.0)
     if "state" in change:
         change = {"state": type(run.state)(change["state"])}
-    assert door.version(replace(run, **change)) != door.version(run)
-    assert door.version(replace(run, heartbeat_at=99.0)) == door.version(run)
+    assert queries.version(replace(run, **change)) != queries.version(run)
+    assert queries.version(replace(run, heartbeat_at=99.0)) == queries.version(run)
 
 
 def test_an_unchanged_run_is_not_read_again(store_dir, counted):

@@ -4,9 +4,8 @@ import time
 
 import pytest
 from app_world import alert, cells, danger_run, html, no_traceback, put_alerts, run_page, tables, write_run
-from rlwatch_app import control
-from rlwatch_app.control import Principal
-from rlwatch_app.views import asking
+from rlwatch_app import commands
+from rlwatch_app.principal import Principal
 
 from rlwatch.errors import ControlUnavailableError
 from rlwatch.records import CommandStatus
@@ -56,7 +55,7 @@ def test_type_the_name_and_send_queues_one_row(store_dir, store):
 def test_the_rows_life_is_shown_and_stays(store_dir, store):
     """Queued, claimed, done at a step with its result; then a rejected one above it."""
     write_run(store_dir)
-    first = control.send(
+    first = commands.send(
         store, "run-1", "reset-reference", {}, why="w", by=Principal("ann", "operator"), force=False, key="k1"
     )
     page = run_page()
@@ -67,7 +66,7 @@ def test_the_rows_life_is_shown_and_stays(store_dir, store):
     store.settle("run-1", first.command_id, CommandStatus.DONE, time.time(), step=31, result="KL 0.31 to 0")
     page.run()
     assert cells(tables(page)["commands"]["rows"][0])[1:5] == ["done at step 31", "KL 0.31 to 0", "w", "ann"]
-    second = control.send(
+    second = commands.send(
         store, "run-1", "reset-reference", {}, why="", by=Principal("bob", "operator"), force=False, key="k2"
     )
     store.claim("run-1", time.time())
@@ -114,7 +113,7 @@ def test_a_store_that_cannot_carry_commands_is_a_message(store_dir, store, monke
     write_run(store_dir)
     page = opened(run_page())
     page.text_input(key="typed").set_value("seed3").run()
-    monkeypatch.setattr(control, "send", refuse)
+    monkeypatch.setattr(commands, "send", refuse)
     page.button(key="send").click().run()
     assert no_traceback(page)
     assert page.error[0].value == "The command was not sent."
@@ -150,7 +149,7 @@ def test_a_viewer_may_look_and_not_send(store_dir, store, looks):
     looks("eve", "viewer")
     page = run_page()
     assert page.button(key="reset-open").disabled
-    page.session_state[asking.PENDING] = ("run-1", "save-checkpoint", "key")
+    page.session_state[commands.COMMAND_PENDING] = ("run-1", "save-checkpoint", "key")
     page.run().button(key="send").click().run()
     assert no_traceback(page)
     assert "eve may look and not command" in page.code[0].value

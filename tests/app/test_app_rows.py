@@ -4,9 +4,8 @@ import json
 
 import pytest
 from app_world import WEIRD, cells, finding
-from rlwatch_app import table
+from rlwatch_app import alerts_page, run_history, runs_page, table
 from rlwatch_app.health import LOOKS, Word
-from rlwatch_app.views import history
 
 from rlwatch.records import Command, CommandStatus, Severity
 
@@ -46,22 +45,22 @@ def said(row):
 )
 def test_every_state_of_a_command_has_words_and_a_shape(more, status, shape):
     """Also the one the store does not know yet."""
-    row = history.command_row(command(**more), NOW)
+    row = run_history.command_row(command(**more), NOW)
     assert row.cells[1]["text"] == status
     assert row.cells[1]["shape"] == shape
 
 
 def test_a_command_says_who_why_when_and_how():
     """The audit, in one row."""
-    row = history.command_row(command(force=True, result="KL 0.31 to 0"), NOW)
+    row = run_history.command_row(command(force=True, result="KL 0.31 to 0"), NOW)
     assert said(row) == ["reset reference", "queued", "KL 0.31 to 0", "KL saturated", "ann@lab", "2\u202fmin ago"]
     assert row.cells[0]["sub"] == "optimizer clear, forced"
-    assert len(row.cells) == len(history.COMMAND_COLUMNS)
+    assert len(row.cells) == len(run_history.COMMAND_COLUMNS)
 
 
 def test_a_finding_row_opens_its_evidence():
     """Numbers, how far beyond its threshold, and which metric."""
-    row = history.finding_row(finding())
+    row = run_history.finding_row(finding())
     assert said(row)[:4] == ["critical", "entropy collapse", "12", "20"]
     assert row.cells[4]["lines"] == [
         ["entropy", "0.100"],
@@ -69,18 +68,18 @@ def test_a_finding_row_opens_its_evidence():
         ["times its threshold", "4.00"],
         ["metric", "policy/entropy"],
     ]
-    assert len(row.cells) == len(history.FINDING_COLUMNS)
+    assert len(row.cells) == len(run_history.FINDING_COLUMNS)
 
 
 def test_a_finding_without_numbers_has_nothing_to_open():
     """Plain text, no triangle."""
     bare = finding(evidence={}, score=None, metric="")
-    assert history.finding_row(bare).cells[4]["lines"] == []
+    assert run_history.finding_row(bare).cells[4]["lines"] == []
 
 
 def test_two_findings_of_one_kind_open_apart():
     """Their keys differ: a refresh keeps open what was opened, and only that."""
-    first, second = history.finding_row(finding(seq=1)), history.finding_row(finding(seq=2))
+    first, second = run_history.finding_row(finding(seq=1)), run_history.finding_row(finding(seq=2))
     assert first.cells[4]["key"] != second.cells[4]["key"]
 
 
@@ -121,11 +120,10 @@ def test_every_cell_is_strict_json_of_a_kind_the_script_knows(cell):
 
 def test_the_stylesheet_knows_every_class_the_columns_use():
     """A misspelt class would be silent."""
-    from rlwatch_app import alarms, overview
-
     style = (table.HERE / "table.css").read_text(encoding="utf-8")
     columns = (
-        *overview.COLUMNS, *alarms.COLUMNS, *history.FINDING_COLUMNS, *history.COMMAND_COLUMNS, *history.EVENT_COLUMNS
+        *runs_page.RUN_COLUMNS, *alerts_page.ALERT_COLUMNS,
+        *run_history.FINDING_COLUMNS, *run_history.COMMAND_COLUMNS, *run_history.EVENT_COLUMNS
     )  # fmt: skip
     for name in {name for column in columns for name in column.style.split()}:
         assert f".{name}" in style, name

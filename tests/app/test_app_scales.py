@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from rlwatch_app.buckets import Branches, Curve, thin
-from rlwatch_app.charts import LIGHT, Plot, family_option, points
-from rlwatch_app.scales import PLAIN, scale_of
+from rlwatch_app.charts import LIGHT, PLAIN, Plot, family_option, points, scale_of
+from rlwatch_app.thinning import Branches, Curve, thin
 
 
 def a_curve(values):

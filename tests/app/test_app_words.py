@@ -6,7 +6,8 @@ import re
 from app_world import WEIRD, alert
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import evidence, markup, story
+from rlwatch_app import format as fmt
+from rlwatch_app import health, markup
 from rlwatch_app.health import judge
 
 from rlwatch.control.liveness import Pace
@@ -17,7 +18,7 @@ NOW = 1_000_000.0
 
 def test_why_tells_what_fires_in_the_order_it_began():
     """Cause before effect, as far as time tells."""
-    told = story.clauses([alert(onset_step=4690), alert(kind="mismatch_growth", onset_step=4410)])
+    told = health.firing_clauses([alert(onset_step=4690), alert(kind="mismatch_growth", onset_step=4410)])
     assert told == [
         "trainer and rollout engine drift apart from step 4\u202f410",
         "entropy collapse from step 4\u202f690",
@@ -26,30 +27,32 @@ def test_why_tells_what_fires_in_the_order_it_began():
 
 def test_why_is_silent_about_what_is_over():
     """Resolved and pending alerts are not the reason now."""
-    assert story.clauses([alert(state=AlertState.RESOLVED), alert(state=AlertState.PENDING)]) == []
+    assert health.firing_clauses([alert(state=AlertState.RESOLVED), alert(state=AlertState.PENDING)]) == []
 
 
 def test_two_rules_on_one_kind_are_one_clause():
     """A person reads about failures, not about rules."""
-    assert len(story.clauses([alert(rule="a", onset_step=9), alert(rule="b", onset_step=7)])) == 1
+    assert len(health.firing_clauses([alert(rule="a", onset_step=9), alert(rule="b", onset_step=7)])) == 1
 
 
 def test_the_ending_of_a_crash_and_of_a_silence():
     """What happened last belongs to the sentence."""
     crashed = RunInfo("r", state=RunState.CRASHED, state_reason="CUDA error", last_step=7, created_at=NOW)
-    assert story.ending(crashed, judge(crashed, [], NOW), NOW, Pace(1.0)) == "crashed at step 7: CUDA error"
+    assert health.ending_words(crashed, judge(crashed, [], NOW), NOW, Pace(1.0)) == "crashed at step 7: CUDA error"
     silent = RunInfo("r", last_step=7, last_ts=NOW - 7200, created_at=NOW)
-    assert "no step for 2" in story.ending(silent, judge(silent, [], NOW, Pace(1.0)), NOW, Pace(1.0))
+    assert "no step for 2" in health.ending_words(silent, judge(silent, [], NOW, Pace(1.0)), NOW, Pace(1.0))
     live = RunInfo("r", last_step=7, last_ts=NOW, created_at=NOW)
-    assert story.ending(live, judge(live, [], NOW, Pace(1.0)), NOW, Pace(1.0)) == ""
+    assert health.ending_words(live, judge(live, [], NOW, Pace(1.0)), NOW, Pace(1.0)) == ""
 
 
 def test_the_last_alarm_is_remembered_when_all_is_well():
     """With its span."""
-    assert story.past([alert(state=AlertState.RESOLVED, resolved_step=40)]) == (
+    assert health.last_alarm_words([alert(state=AlertState.RESOLVED, resolved_step=40)]) == (
         "entropy collapse from step 12, over at step 40"
     )
-    assert story.past([]) == story.past([alert(state=AlertState.RESOLVED, fired_at=None)]) == ""
+    assert (
+        health.last_alarm_words([]) == health.last_alarm_words([alert(state=AlertState.RESOLVED, fired_at=None)]) == ""
+    )
 
 
 @given(st.text(), st.text())
@@ -69,7 +72,7 @@ def test_a_script_in_a_name_is_shown_not_run():
 def test_evidence_reads_as_numbers_do_everywhere():
     """Three digits, NaN by name, lists as JSON."""
     body = {"kl_before": 0.31234, "steps": 12480, "bad": float("nan"), "layers": [1, 2], "ok": True, "none": None}
-    assert evidence.lines(body) == [
+    assert fmt.evidence_lines(body) == [
         ("kl before", "0.312"),
         ("steps", "12\u202f480"),
         ("bad", "NaN"),
@@ -81,6 +84,6 @@ def test_evidence_reads_as_numbers_do_everywhere():
 
 def test_a_huge_body_is_one_short_line():
     """An event may carry a stack trace."""
-    line = evidence.one_line({"trace": "line\n" * 500})
+    line = fmt.evidence_line({"trace": "line\n" * 500})
     assert len(line) <= 400
     assert "\n" not in line

@@ -9,8 +9,8 @@ import pytest
 from app_world import cells
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import token_recurring
-from rlwatch_app.token_rows import culprits_of, response_of, tokens
+from rlwatch_app import tokens_page
+from rlwatch_app.tokens import culprits_of, response_of, tokens
 
 from rlwatch.records import CULPRITS, RESPONSES, SpikeBatch
 
@@ -34,7 +34,7 @@ def blamed(step, rows):
 @given(st.lists(st.tuples(st.integers(1, 9), ROWS), max_size=4))
 def test_tokens_that_recur_are_counted_over_all_steps(parts):
     """How often, in how many steps, why, and the largest finite share; who did it once is not listed."""
-    found = {one.token.token_id: one for one in token_recurring.recurring(blamed(s, rows) for s, rows in parts)}
+    found = {one.token.token_id: one for one in tokens_page.recurring(blamed(s, rows) for s, rows in parts)}
     flat = [(step, *row) for step, rows in parts for row in rows]
     times = Counter(token for _, token, _, _ in flat)
 
@@ -46,13 +46,13 @@ def test_tokens_that_recur_are_counted_over_all_steps(parts):
         assert one.steps == {step for step, *_ in mine}
         assert one.causes == Counter(cause for *_, cause in mine)
         assert one.share == max(finite, default=None)
-        assert len(cells({"cells": token_recurring.row(one).cells})) == len(token_recurring.COLUMNS)
+        assert len(cells({"cells": tokens_page.recurring_row(one).cells})) == len(tokens_page.RECURRING_COLUMNS)
 
 
 @given(st.lists(ROWS, max_size=4))
 def test_the_most_frequent_comes_first(parts):
     """Among equals the one with the larger share."""
-    listed = token_recurring.recurring(blamed(step, rows) for step, rows in enumerate(parts))
+    listed = tokens_page.recurring(blamed(step, rows) for step, rows in enumerate(parts))
     keys = [(-one.times, -(one.share or 0.0)) for one in listed]
 
     assert keys == sorted(keys)
@@ -71,7 +71,7 @@ def test_over_how_many_steps_it_was_counted(batches, most, told):
     """A step of several ranks is one; another attempt's is another; that older ones are left out is said."""
     made = [SpikeBatch(step, {"position": np.arange(1)}, CULPRITS, attempt=attempt) for attempt, step in batches]
 
-    assert token_recurring.scope(made, most) == told
+    assert tokens_page.recurring_scope(made, most) == told
 
 
 @pytest.mark.parametrize(

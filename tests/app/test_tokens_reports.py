@@ -6,9 +6,9 @@ import pytest
 from app_world import cells
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import token_steps, token_words
-from rlwatch_app.token_rows import Token
+from rlwatch_app import token_steps
 from rlwatch_app.token_steps import Report, entries
+from rlwatch_app.tokens import Token
 
 from rlwatch.records import Event
 
@@ -44,9 +44,9 @@ def test_a_page_fails_on_no_event(body):
     """Whatever another version wrote: the row, the headline and the finding are text."""
     (entry,) = entries([Event("gradient_localised", 7, body)], [], [])
 
-    assert len(cells({"cells": token_steps.row(entry, None, 1).cells})) == len(token_steps.COLUMNS)
-    assert token_words.headline(entry, None).startswith("Step 7")
-    assert all(isinstance(line, str) for line in token_words.finding(entry, []))
+    assert len(cells({"cells": token_steps.step_row(entry, None, 1).cells})) == len(token_steps.STEP_COLUMNS)
+    assert token_steps.headline(entry, None).startswith("Step 7")
+    assert all(isinstance(line, str) for line in token_steps.finding(entry, []))
 
 
 @given(NUMBERS)
@@ -89,7 +89,7 @@ def test_what_it_cost_is_told_as_far_as_it_is_known(cost, told):
     """Passes that are no number are left out."""
     (entry,) = entries([Event("gradient_localised", 7, {"cost": cost})], [], [])
 
-    assert token_words.finding(entry, [])[1:] == ([told] if told else [])
+    assert token_steps.finding(entry, [])[1:] == ([told] if told else [])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_it_cost_is_told_as_far_as_it_is_known(cost, told):
 )
 def test_a_culprit_on_one_line(numbers, layers, told):
     """Only what was measured; what is not a number is told as that."""
-    assert token_words.in_short(Token(0, 0, 0, 0, numbers=numbers, layers=layers)) == told
+    assert token_steps.in_short(Token(0, 0, 0, 0, numbers=numbers, layers=layers)) == told
 
 
 @given(st.sampled_from(["", "0", "7", "007", "-7", "7.0", "٧", "1e3", " 7", "9" * 15, "9" * 16, "seven"]))

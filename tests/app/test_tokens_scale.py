@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rlwatch_app import token_scale
-from rlwatch_app.token_legend import legend
-from rlwatch_app.token_rows import Response
-from rlwatch_app.token_scale import BY_NAME, QUANTITIES, levels, limit, measured, values
+from rlwatch_app.token_scale import BY_NAME, QUANTITIES, legend, levels, measured, scale_end, values
+from rlwatch_app.tokens import Response
 
 from rlwatch.records import RESPONSES, SpikeBatch
 
@@ -27,7 +26,7 @@ def response(**columns):
 @given(floats, st.sampled_from(QUANTITIES))
 def test_every_value_is_on_the_scale_or_has_a_name(found, quantity):
     """Finite ones between −1 and 1 with their sign; NaN and infinities by name, never a colour."""
-    for value, level in zip(found.tolist(), levels(found, limit(found), quantity), strict=True):
+    for value, level in zip(found.tolist(), levels(found, scale_end(found), quantity), strict=True):
         if math.isnan(value):
             assert level == "nan"
         elif math.isinf(value):
@@ -41,15 +40,15 @@ def test_every_value_is_on_the_scale_or_has_a_name(found, quantity):
 def test_a_larger_value_never_looks_smaller(found, quantity):
     """The scale is monotone."""
     finite = np.sort(found[np.isfinite(found)])
-    placed = levels(finite, limit(finite), quantity)
+    placed = levels(finite, scale_end(finite), quantity)
 
     assert placed == sorted(placed)
 
 
 def test_the_largest_size_ends_the_scale():
     """By size, whatever its sign; what is not finite has no say."""
-    assert limit(np.array([1.0, -4.0, math.nan, math.inf])) == 4.0
-    assert limit(np.array([math.nan])) == 0.0
+    assert scale_end(np.array([1.0, -4.0, math.nan, math.inf])) == 4.0
+    assert scale_end(np.array([math.nan])) == 0.0
     assert levels(np.array([0.0, 0.0]), 0.0, BY_NAME["entropy"]) == [0, 0]
 
 
@@ -87,7 +86,7 @@ def test_nan_in_a_column_stays_nan():
     """Of a difference as of a value; an infinity minus itself is no number either."""
     found = values("log ratio", response(logp=[math.nan, -math.inf, -1.0], old_logp=[-1.0, -math.inf, -1.0]))
 
-    assert levels(found, limit(found), BY_NAME["log ratio"]) == ["nan", "nan", 0.0]
+    assert levels(found, scale_end(found), BY_NAME["log ratio"]) == ["nan", "nan", 0.0]
 
 
 def test_the_legend_says_where_the_scale_ends_and_of_what():

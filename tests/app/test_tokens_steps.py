@@ -5,8 +5,7 @@ import math
 import pytest
 from app_world import cells
 from rlwatch_app import token_steps
-from rlwatch_app.token_looks import LOOKS, NOT_LOCALISED, look
-from rlwatch_app.token_steps import Report, chosen, completeness, entries, matching
+from rlwatch_app.token_steps import LOOKS, NOT_LOCALISED, Report, chosen, completeness, entries, look, matching
 from token_world import Spiked, far_out
 
 from rlwatch.gradloc.report import Cause, Localisation, Method
@@ -21,7 +20,7 @@ def listed(*spiked, far=()):
 
 
 def said(entry, attempts=1):
-    return cells({"cells": token_steps.row(entry, None, attempts).cells})
+    return cells({"cells": token_steps.step_row(entry, None, attempts).cells})
 
 
 def test_newest_first_with_norm_cause_culprits_and_the_worst():
@@ -71,7 +70,7 @@ def test_every_attempt_has_its_own_entry():
 
     assert [(entry.attempt, entry.step) for entry in both] == [(2, 7), (1, 7)]
     assert both[0].key == "2.7"
-    assert token_steps.row(both[1], both[1], 2).cells[0]["sub"] == "attempt 1"
+    assert token_steps.step_row(both[1], both[1], 2).cells[0]["sub"] == "attempt 1"
 
 
 @pytest.mark.parametrize(

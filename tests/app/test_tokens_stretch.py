@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app.token_stretch import MOST, drawn, gaps
+from rlwatch_app.token_response import MOST_DRAWN, drawn, gaps
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.lists(st.integers(0, 500), max_size=70), st.randoms())
@@ -47,7 +47,7 @@ def test_the_room_is_shared_among_the_culprits():
 
     around = [int(((chosen > at - 2000) & (chosen < at + 2000)).sum()) for at in (1000, 12000)]
     assert around[0] == around[1]
-    assert MOST - 2 <= sum(around) + 2 <= MOST + 2
+    assert MOST_DRAWN - 2 <= sum(around) + 2 <= MOST_DRAWN + 2
 
 
 def test_without_anything_that_matters_the_beginning_is_drawn():

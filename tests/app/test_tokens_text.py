@@ -5,7 +5,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app.token_text import LIMIT, MOST_COMBINING, inert, pieces
+from rlwatch_app.tokens import LIMIT, MOST_COMBINING, inert, pieces
 
 anything = st.text(st.characters(exclude_categories=[]), max_size=60)
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 from app_world import cells
-from rlwatch_app import response, token_layers, token_recurring, token_tables, token_words
-from rlwatch_app.token_rows import Token, culprits_of, response_of, tokens
+from rlwatch_app import token_response, token_scale, token_steps, tokens_page
 from rlwatch_app.token_steps import entries
+from rlwatch_app.tokens import Token, culprits_of, response_of, tokens
 from token_world import WORDS, Spiked, far_out
 
 from rlwatch.records import CULPRITS, RESPONSES, SpikeBatch
@@ -24,17 +24,17 @@ def token(**numbers):
 
 def test_the_headline_sets_the_norm_beside_what_is_usual():
     """A number alone says nothing."""
-    assert token_words.headline(entry_of(Spiked(4766)), 0.6) == (
+    assert token_steps.headline(entry_of(Spiked(4766)), 0.6) == (
         "Step 4\u202f766: gradient norm 12.3 (usual 0.600, threshold 1.90)"
     )
-    assert token_words.headline(entry_of(Spiked(1, norm=math.nan)), 0.6) == "Step 1: the gradient was NaN"
-    assert token_words.headline(entry_of(Spiked(1, norm=math.inf)), None) == "Step 1: the gradient was Inf"
+    assert token_steps.headline(entry_of(Spiked(1, norm=math.nan)), 0.6) == "Step 1: the gradient was NaN"
+    assert token_steps.headline(entry_of(Spiked(1, norm=math.inf)), None) == "Step 1: the gradient was Inf"
 
 
 def test_the_finding_says_who_how_and_how_surely():
     """Shares, method, completeness, verification, price."""
     spiked = Spiked(5, blamed=1)
-    told = token_words.finding(entry_of(spiked), culprits_of(spiked.batches()))
+    told = token_steps.finding(entry_of(spiked), culprits_of(spiked.batches()))
 
     assert told == [
         "One token holds 85\u202f% of it.",
@@ -47,7 +47,7 @@ def test_a_step_that_was_not_localised_says_because():
     """One sentence, whatever its own full stop."""
     spiked = Spiked(5, blamed=0, why_not="the batch is too large.")
 
-    assert token_words.finding(entry_of(spiked), [])[0] == "Not localised because the batch is too large."
+    assert token_steps.finding(entry_of(spiked), [])[0] == "Not localised because the batch is too large."
 
 
 def test_where_no_token_has_a_share_the_localisation_speaks_for_itself():
@@ -56,7 +56,7 @@ def test_where_no_token_has_a_share_the_localisation_speaks_for_itself():
         Spiked(5, cause="layer", message="layers.3 holds 90% of it"),
         Spiked(5, drop=("share",), message="the first NaN is an advantage"),
     )
-    told = [token_words.finding(entry_of(one), culprits_of(one.batches()))[0] for one in (layer, nan)]
+    told = [token_steps.finding(entry_of(one), culprits_of(one.batches()))[0] for one in (layer, nan)]
 
     assert told == ["layers.3 holds 90% of it.", "The first NaN is an advantage."]
 
@@ -65,7 +65,7 @@ def test_far_out_tokens_only():
     """Nothing is claimed about the gradient."""
     (entry,) = entries([], [], [far_out(5, 4)])
 
-    assert token_words.finding(entry, []) == ["Its gradient was not localised. 4 tokens were far out."]
+    assert token_steps.finding(entry, []) == ["Its gradient was not localised. 4 tokens were far out."]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_far_out_tokens_only():
 )
 def test_blame_in_one_sentence(shares, words):
     """Shares add up; where there is no direction there are none."""
-    assert token_words.blame([token(share=share) for share in shares]) == words
+    assert token_steps.share_words([token(share=share) for share in shares]) == words
 
 
 def test_numbers_that_were_not_measured_are_absent_and_nan_is_told():
     """Beside the culprit as in the tooltip; an own norm only where it was verified."""
     first, *_, last = tokens(Spiked(5, columns={"entropy": np.full(220, math.nan)}, drop=("ref_logp",)).batches()[0])
 
-    assert dict(token_words.exactly(first))["entropy"] == "NaN"
-    assert "own norm" in dict(token_words.exactly(first))
-    assert "own norm" not in dict(token_words.exactly(last))
-    assert "logp reference" not in dict(token_words.exactly(first))
+    assert dict(token_steps.exactly(first))["entropy"] == "NaN"
+    assert "own norm" in dict(token_steps.exactly(first))
+    assert "own norm" not in dict(token_steps.exactly(last))
+    assert "logp reference" not in dict(token_steps.exactly(first))
 
 
 def test_a_culprit_as_a_row():
@@ -98,22 +98,22 @@ def test_a_culprit_as_a_row():
     one = Token(
         1, 2, 3, 812, 464, " the", {"share": 0.41, "logp": -1.23456789}, {"cause": "layer"}, {"layers.27": 0.62}
     )
-    row = token_tables.CULPRITS.row(one, one)
+    row = tokens_page.CULPRITS_LAYOUT.row(one, one)
 
     said = cells({"cells": row.cells})
     assert said[:3] == ["·the", "rank 1 · micro-batch 2 · sequence 3 · position 812", "layer"]
     assert said[3:] == ["41\u202f%", "–", "–", "–", "–", "−1.23", "–", "–", "–", "layers.27 62\u202f%"]
     assert row.cells[8]["title"] == "−1.23457"
     assert (row.opens, row.chosen) == ("1.2.3.812", True)
-    assert len(said) == len(token_tables.CULPRITS.columns)
+    assert len(said) == len(tokens_page.CULPRITS_LAYOUT.columns)
 
 
 def test_a_far_out_token_as_a_row():
     """There is nothing behind it to open."""
-    (row, *_) = (token_tables.FAR_OUT.row(one) for one in tokens(far_out(5)))
+    (row, *_) = (tokens_page.FAR_OUT_LAYOUT.row(one) for one in tokens(far_out(5)))
 
     assert (row.opens, row.chosen) == ("", False)
-    assert len(row.cells) == len(token_tables.FAR_OUT.columns)
+    assert len(row.cells) == len(tokens_page.FAR_OUT_LAYOUT.columns)
 
 
 def test_a_token_is_called_by_its_text_else_by_its_id():
@@ -165,7 +165,7 @@ def test_tokens_that_recur_are_counted_by_id():
     """The most frequent first; causes, steps and the largest share over the run; who did it once is not listed."""
     words = (" a", " b")
     batches = [Spiked(step, blamed=2, words=words, length=30, seed=step).batches()[0] for step in (5, 9, 12)]
-    found = token_recurring.recurring(batches)
+    found = tokens_page.recurring(batches)
 
     everything = [one for batch in batches for one in tokens(batch)]
     assert [one.times for one in found] == sorted((one.times for one in found), reverse=True)
@@ -173,9 +173,9 @@ def test_tokens_that_recur_are_counted_by_id():
     first = found[0]
     mine = [one for one in everything if one.token_id == first.token.token_id]
     assert first.share == max(one.numbers["share"] for one in mine)
-    said = cells({"cells": token_recurring.row(first).cells})
+    said = cells({"cells": tokens_page.recurring_row(first).cells})
     assert said[3] == f"token ratio {first.times}"
-    assert token_recurring.recurring([Spiked(5, blamed=1).batches()[0]]) == []
+    assert tokens_page.recurring([Spiked(5, blamed=1).batches()[0]]) == []
 
 
 def test_a_token_without_id_recurs_by_its_text():
@@ -183,26 +183,26 @@ def test_a_token_without_id_recurs_by_its_text():
     with_text = SpikeBatch(1, {"text": ["a", "a"], "position": np.arange(2)}, CULPRITS)
     nothing = SpikeBatch(1, {"position": np.arange(2)}, CULPRITS)
 
-    assert [one.times for one in token_recurring.recurring([with_text])] == [2]
-    assert token_recurring.recurring([nothing]) == []
+    assert [one.times for one in tokens_page.recurring([with_text])] == [2]
+    assert tokens_page.recurring([nothing]) == []
 
 
 def test_layers_are_one_bar_the_largest_by_name():
     """What was grouped when recorded, what is small and what is not a number is not named; shares fill the bar."""
     shares = {"a": 0.4, "b": 0.2, "c": 0.1, "d": 0.08, "e": 0.07, "others": 0.15, "f": math.nan}
-    bar = token_layers.bar("Layers", shares, token_layers.palette(shares))
+    bar = token_scale.bar("Layers", shares, token_scale.palette(shares))
 
-    assert token_layers.largest(shares) == ["a", "b", "c", "d"]
+    assert token_scale.largest(shares) == ["a", "b", "c", "d"]
     assert "all others 22\u202f%" in bar
     assert "width:40.00%" in bar
-    assert token_layers.bar("Layers", {}, {}) == ""
-    assert "<script" not in token_layers.bar("x", {"<script>": 1.0}, {})
+    assert token_scale.bar("Layers", {}, {}) == ""
+    assert "<script" not in token_scale.bar("x", {"<script>": 1.0}, {})
 
 
 def test_a_layer_has_one_colour_in_both_bars():
     """And every named layer of either has one of its own."""
     whole, own = {"a": 0.5, "b": 0.5}, {"b": 0.6, "c": 0.4}
-    colours = token_layers.palette(whole, own)
+    colours = token_scale.palette(whole, own)
 
     assert list(colours) == ["a", "b", "c"]
     assert len(set(colours.values())) == 3
@@ -215,9 +215,9 @@ def test_the_view_of_a_response_holds_text_colour_and_numbers():
     found = response_of([recorded], tokens(culprits)[0])
     blamed = {tokens(culprits)[0].key: "layer"}
 
-    data = response.data(found, list(range(20)), [0.5] * 20, blamed)
-    again = response.data(found, list(range(20)), [0.5] * 20, blamed)
-    other = response.data(found, list(range(20)), [0.4] * 20, blamed)
+    data = token_response.response_data(found, list(range(20)), [0.5] * 20, blamed)
+    again = token_response.response_data(found, list(range(20)), [0.5] * 20, blamed)
+    other = token_response.response_data(found, list(range(20)), [0.4] * 20, blamed)
 
     assert data["version"] == again["version"] != other["version"]
     assert [one["culprit"] for one in data["tokens"]].count(True) == 1

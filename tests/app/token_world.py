@@ -122,9 +122,9 @@ def tokens_page(run_id="run-1", **params):
     """The tokens page of a run."""
 
     def script():
-        from rlwatch_app.views import tokens
+        from rlwatch_app.tokens_page import page
 
-        tokens.page(lambda run_id: None)
+        page(lambda run_id: None)
 
     page = AppTest.from_function(script, default_timeout=30)
     page.query_params["run"] = run_id

@@ -20,7 +20,7 @@ from rlwatch.cli import watch_log, watch_store
 from rlwatch.cli.import_log import Log, log_id
 from rlwatch.cli.watch_store import StoreWatch
 from rlwatch.clock import ManualClock
-from rlwatch.importers.wandb_online import WandbTail
+from rlwatch.importers.wandb_runs import WandbTail
 from rlwatch.records import (
     Alert,
     AlertState,

@@ -21,7 +21,7 @@ from rlwatch.cli.import_log import Log, log_id
 from rlwatch.cli.watch_log import LogWatch
 from rlwatch.cli.watch_many import Fleet
 from rlwatch.clock import ManualClock
-from rlwatch.importers.directories import PATTERNS
+from rlwatch.importers.registry import PATTERNS
 from rlwatch.records import RunState
 from rlwatch.store.url import open_store
 
@@ -359,7 +359,7 @@ def test_a_directory_that_cannot_be_searched_is_told(
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    refuse = partial(monkeypatch.setattr, "rlwatch.importers.directories.os.scandir", scandir)
+    refuse = partial(monkeypatch.setattr, "rlwatch.importers.registry.os.scandir", scandir)
     store = _follow(logs, clock, refuse, _nothing, lambda: _append(logs / "b" / "train.log", _rows(7, 9)), _nothing)
     (line,) = capsys.readouterr().err.splitlines()
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from rlwatch.demo.facts import look
-from rlwatch.demo.recipe import Recipe
+from rlwatch.demo import Recipe
+from rlwatch.demo.checks import look
 from rlwatch.records import (
     CRASH_FORECAST,
     Alert,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.demo.dashboard import Dashboard
+from rlwatch.demo.run import Dashboard
 
 
 def stand_in(tmp_path, program):

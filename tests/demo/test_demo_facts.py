@@ -5,7 +5,7 @@ import math
 import numpy as np
 from demo_world import NOW, World, alert
 
-from rlwatch.demo.facts import KL, REWARD, look
+from rlwatch.demo.checks import KL, REWARD, look
 from rlwatch.errors import StoreBusyError
 from rlwatch.records import Severity
 from rlwatch.store.memory import MemoryStore

@@ -8,7 +8,7 @@ from demo_world import RECIPE, Post, World, command, finding
 from rich.console import Console
 
 from rlwatch.demo.checks import Check
-from rlwatch.demo.narrator import MILESTONE, PIPE_WIDTH, Narrator, console
+from rlwatch.demo.run import MILESTONE, PIPE_WIDTH, Narrator, console
 from rlwatch.records import CommandStatus, Severity
 
 

@@ -3,8 +3,7 @@
 import pytest
 from demo_world import RESET, World, alert, command, finding, healthy
 
-from rlwatch.demo.facts import look
-from rlwatch.demo.person import NAME, PATIENCE, Person
+from rlwatch.demo.checks import NAME, PATIENCE, Person, look
 from rlwatch.errors import StoreBusyError
 from rlwatch.records import AlertState, CommandStatus, Severity
 

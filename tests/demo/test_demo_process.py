@@ -2,16 +2,15 @@
 
 import sys
 
-from rlwatch.demo import process
-from rlwatch.demo.process import TrainerProcess, command_line
-from rlwatch.demo.recipe import Recipe
+from rlwatch.demo import Recipe, run
+from rlwatch.demo.run import TrainerProcess, command_line
 
 SECRET, URL = "s3cret-of-the-demo", "http://127.0.0.1:9/hook/abc"
 
 
 def trainer(tmp_path, monkeypatch, program):
     """A process that runs ``program`` in place of the training."""
-    monkeypatch.setattr(process, "command_line", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr(run, "command_line", lambda *_: [sys.executable, "-c", program])
     return TrainerProcess("sqlite:///x", "demo-1", tmp_path, Recipe(), webhook_url=URL, webhook_secret=SECRET)
 
 
@@ -67,7 +66,7 @@ def test_only_the_end_of_a_long_log_is_shown(tmp_path, monkeypatch):
     with trainer(tmp_path, monkeypatch, "print('x' * 100_000 + 'end')") as child:
         child.wait(600)
 
-    assert len(child.last_words()) == process.LAST_WORDS
+    assert len(child.last_words()) == run.LAST_WORDS
     assert child.last_words().endswith("end\n")
 
 
@@ -81,7 +80,7 @@ def test_leaving_ends_a_process_that_still_runs(tmp_path, monkeypatch):
 
 def test_one_that_will_not_end_is_made_to(tmp_path, monkeypatch):
     """SIGTERM may be ignored; the next signal may not."""
-    monkeypatch.setattr(process, "STOP_S", 0.2)
+    monkeypatch.setattr(run, "STOP_S", 0.2)
     deaf = "import signal,threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); threading.Event().wait()"
     with trainer(tmp_path, monkeypatch, deaf) as child:
         while "deaf" not in child.last_words():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.demo.person import PATIENCE
-from rlwatch.demo.recipe import Recipe
+from rlwatch.demo import Recipe
+from rlwatch.demo.checks import PATIENCE
 
 RECIPE = Recipe()
 RATES = [RECIPE.learning_rate_at(step) for step in range(RECIPE.steps)]

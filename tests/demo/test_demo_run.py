@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import rlwatch.demo.process
 import rlwatch.demo.run
-from rlwatch.demo.recipe import Recipe
+from rlwatch.demo import Recipe
 from rlwatch.demo.run import main
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.records import CommandStatus, Severity
@@ -22,12 +21,12 @@ def training(monkeypatch):
     """Replaces the training by a script or by code."""
 
     def replaced(*program):
-        line = rlwatch.demo.process.command_line
+        line = rlwatch.demo.run.command_line
 
         def command(*arguments):
             return [sys.executable, *program, *line(*arguments)[4:]]  # what follows "python -P -m module"
 
-        monkeypatch.setattr(rlwatch.demo.process, "command_line", command)
+        monkeypatch.setattr(rlwatch.demo.run, "command_line", command)
 
     monkeypatch.setattr(rlwatch.demo.run, "LOOK_S", 0.05)
     return replaced

@@ -7,10 +7,8 @@ import pytest
 import torch
 import transformers
 
-from rlwatch.demo import task
-from rlwatch.demo.policy import VOCABULARY, character_tokenizer, random_policy, warm_start
-from rlwatch.demo.recipe import Recipe
-from rlwatch.demo.training import build_trainer
+from rlwatch.demo import Recipe, training
+from rlwatch.demo.training import VOCABULARY, build_trainer, character_tokenizer, random_policy, warm_start
 from rlwatch.integrations.trl import watch
 from rlwatch.store.url import open_store
 
@@ -98,4 +96,4 @@ def test_prompts_carry_their_answers(tmp_path):
     rows = build_trainer(SHORT, tmp_path).train_dataset
 
     assert set(rows.column_names) == {"prompt", "target"}
-    assert all(task.answer(row["prompt"]) == row["target"] for row in rows.select(range(50)))
+    assert all(training.answer(row["prompt"]) == row["target"] for row in rows.select(range(50)))

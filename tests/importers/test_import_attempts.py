@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.importers.attempts import Attempts
+from rlwatch.importers.assemble import Attempts
 
 rows = st.lists(st.tuples(st.integers(0, 12), st.frozensets(st.sampled_from("abc"), min_size=1)), max_size=40)
 

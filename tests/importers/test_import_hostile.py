@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from native_logs import trl_console
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers import LogTail, bounds, dict_rows, follow, frames, lines, read_log, verl_console
+from rlwatch.importers import LogTail, binary_records, console, follow, lines, read_log, verl_console
 from rlwatch.importers.lines import Segments
-from rlwatch.importers.wandb_offline import _history
+from rlwatch.importers.wandb_runs import _history
 from rlwatch.metrics import resolve
 from rlwatch.records import StepRecord
 from rlwatch.scanner import branch
@@ -77,7 +77,7 @@ def test_a_trainer_state_that_cannot_be_parsed_is_refused_by_name(tmp_path: Path
 
 def test_a_file_read_as_a_whole_has_a_largest_size(tmp_path: Path, monkeypatch: Any) -> None:
     """Also unpacked."""
-    monkeypatch.setattr("rlwatch.importers.trainer_state.LARGEST_DOCUMENT", 1 << 20)
+    monkeypatch.setattr("rlwatch.importers.json_logs.LARGEST_DOCUMENT", 1 << 20)
     state = tmp_path / "trainer_state.json"
     state.write_bytes(gzip.compress(b'{"log_history": [' + b" " * (2 << 20) + b"]}"))
     with pytest.raises(ImportFormatError, match="is larger than the 1,048,576 bytes"):
@@ -103,7 +103,7 @@ def test_a_line_without_an_end_is_neither_kept_nor_copied(monkeypatch: Any) -> N
 
     assert [segment.text for segment in segments.feed(b"\nstep:1\n")] == ["step:1"]
     assert told == [1]
-    assert peak < 2 * bounds.LONGEST_LINE
+    assert peak < 2 * lines.LONGEST_LINE
     assert sum(kept) == 64 * lines.BLOCK
 
 
@@ -201,10 +201,10 @@ def test_metrics_beyond_any_trainers_are_left_out(tmp_path: Path) -> None:
     log.write_text(json.dumps(row) + "\n" + json.dumps({"step": 2, "loss": 0.4, "other": 1.0}) + "\n")
     [run] = read_log(log)
 
-    assert [len(record.metrics) for record in run.records] == [bounds.MOST_NAMES, 1]
+    assert [len(record.metrics) for record in run.records] == [lines.MOST_NAMES, 1]
     assert left_out(run) == {
         "a metric whose name has more than 500 characters": 1,
-        "a metric beyond the first 20,000 of its run": 100_000 - bounds.MOST_NAMES + 1 + 1,
+        "a metric beyond the first 20,000 of its run": 100_000 - lines.MOST_NAMES + 1 + 1,
     }
 
 
@@ -236,17 +236,17 @@ def test_the_branch_of_an_attempt_is_found_in_one_look_at_the_records() -> None:
 def test_many_broken_dicts_in_a_line_are_looked_at_a_few_times(monkeypatch: Any) -> None:
     """Each might be looked through to the end of the line."""
     reads = 0
-    read = dict_rows._read
+    read = console._read
 
     def counted(text: str, start: int) -> Any:
         nonlocal reads
         reads += 1
         return read(text, start)
 
-    monkeypatch.setattr(dict_rows, "_read", counted)
-    dict_rows.dict_rows("{'a': 1, 'b': [" * 20_000)
+    monkeypatch.setattr(console, "_read", counted)
+    console.dict_rows("{'a': 1, 'b': [" * 20_000)
 
-    assert reads <= dict_rows.MOST_BROKEN
+    assert reads <= console.MOST_BROKEN
 
 
 def test_the_end_of_a_pair_is_looked_for_nearby(monkeypatch: Any) -> None:
@@ -259,7 +259,7 @@ def test_the_end_of_a_pair_is_looked_for_nearby(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(verl_console, "_PAIR", Pattern())
     assert verl_console._pair("x:1," * 100_000 + ")x") is None
-    assert max(given) <= 2 * bounds.LONGEST_NAME
+    assert max(given) <= 2 * lines.LONGEST_NAME
 
 
 def test_a_pair_of_verl_with_a_screenful_behind_it_is_read() -> None:
@@ -307,13 +307,13 @@ def test_a_field_beyond_what_csv_reads_costs_its_line(tmp_path: Path) -> None:
 
 def test_a_record_of_tensorboard_that_is_too_long_is_passed_over(monkeypatch: Any) -> None:
     """Without being held; the records around it are read."""
-    monkeypatch.setattr(frames, "LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr(binary_records, "LONGEST_RECORD", 1 << 20)
     rows = [(step, {"loss": 0.5}) for step in (1, 2)]
     whole = event_file(rows)
     (first,) = struct.unpack_from("<Q", whole)
     head = struct.pack("<Q", 32 << 20)
-    long = head + struct.pack("<I", frames.masked_crc32c(head))
-    records = frames.TfRecords()
+    long = head + struct.pack("<I", binary_records.masked_crc32c(head))
+    records = binary_records.TfRecords()
     tracemalloc.start()
     found = records.feed(whole[: first + 16] + long)
     for _ in range(32):
@@ -322,14 +322,14 @@ def test_a_record_of_tensorboard_that_is_too_long_is_passed_over(monkeypatch: An
     tracemalloc.stop()
     found += records.feed(bytes(4) + whole[first + 16 :])
 
-    assert records.damage == frames.TOO_LONG
+    assert records.damage == binary_records.TOO_LONG
     assert len(found) == 3
     assert peak < 8 << 20
 
 
 def test_a_record_of_wandb_that_never_ends_is_not_held(monkeypatch: Any) -> None:
     """It comes in blocks of 32 KiB, each of which says that more follows."""
-    monkeypatch.setattr(frames, "LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr(binary_records, "LONGEST_RECORD", 1 << 20)
     size = 32768 - 7
     body = bytes(size)
 
@@ -337,7 +337,7 @@ def test_a_record_of_wandb_that_never_ends_is_not_held(monkeypatch: Any) -> None
         part = body[:length]
         return struct.pack("<IHB", zlib.crc32(part, zlib.crc32(bytes((kind,)))), length, kind) + part
 
-    records = frames.LevelDbLog()
+    records = binary_records.LevelDbLog()
     records.feed(b":W&B" + bytes(3) + block(2, size - 7))
     tracemalloc.start()
     for _ in range(500):
@@ -345,7 +345,7 @@ def test_a_record_of_wandb_that_never_ends_is_not_held(monkeypatch: Any) -> None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert records.damage == frames.TOO_LONG
+    assert records.damage == binary_records.TOO_LONG
     assert records.feed(block(2, 10) + block(4, 10)) == [bytes(20)]
     assert peak < 4 << 20
 
@@ -379,7 +379,7 @@ def test_a_pipe_in_the_place_of_a_log_is_never_waited_for(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="is not a regular file"):
         tail.poll()
     with pytest.raises(OSError, match="is not a regular file"):
-        bounds.open_regular(log)
+        lines.open_regular(log)
 
 
 def test_a_log_that_is_mostly_nothing_is_read_in_turns(tmp_path: Path, monkeypatch: Any) -> None:

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_logs import bar
 
-from rlwatch.importers.dict_rows import dict_rows
+from rlwatch.importers.assemble import source_of
+from rlwatch.importers.base import Skips, metrics_of, number, step_of, value_of
+from rlwatch.importers.console import bars, dict_rows
 from rlwatch.importers.lines import Segments, plain, without_prefix
-from rlwatch.importers.progress import bars
-from rlwatch.importers.reading import Skips
-from rlwatch.importers.source import source_of
-from rlwatch.importers.values import metrics_of, number, step_of, value_of
 
 
 def segments(*chunks: bytes) -> list[tuple[int, str]]:

@@ -8,8 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.importers.frames import WANDB, LevelDbLog, TfRecords, masked_crc32c
-from rlwatch.importers.protowire import fields, floating, message, signed, text, varint, zigzag
+from rlwatch.importers.binary_records import (
+    WANDB,
+    LevelDbLog,
+    TfRecords,
+    fields,
+    floating,
+    masked_crc32c,
+    message,
+    signed,
+    text,
+    varint,
+    zigzag,
+)
 
 NUMBERS = st.integers(1, 2**29 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

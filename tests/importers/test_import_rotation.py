@@ -10,7 +10,7 @@ import native_logs
 import pytest
 
 from rlwatch.importers import LogTail, Position
-from rlwatch.importers.position import fits, is_at, kept_copy, mark_of
+from rlwatch.importers.follow import holds_mark, is_at, kept_copy, mark_of
 from rlwatch.records import StepRecord
 
 
@@ -219,9 +219,9 @@ def test_a_mark_tells_files_apart_by_what_is_before_a_place(tmp_path: Path) -> N
     (tmp_path / "train.log.1").write_bytes(b"a" * 300 + b"b" * 100 + b"more")
     (tmp_path / "train.log.2").write_bytes(b"a" * 300)
     with log.open("rb") as file:
-        assert fits(file, 400, mark)
-        assert not fits(file, 300, mark)
-        assert not fits(file, 4000, mark)
+        assert holds_mark(file, 400, mark)
+        assert not holds_mark(file, 300, mark)
+        assert not holds_mark(file, 4000, mark)
     assert kept_copy(log, 400, mark) == tmp_path / "train.log.1"
     assert kept_copy(log, 0, mark_of(b"")) is None
     assert not is_at(tmp_path / "nowhere", 0, mark_of(b""))

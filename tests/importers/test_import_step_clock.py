@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.importers.cadence import MOST_WAITING, StepClock
-from rlwatch.importers.progress import bars
+from rlwatch.importers.console import MOST_WAITING, StepClock, bars
 
 
 def bar_text(n, total, title=""):

@@ -16,9 +16,8 @@ from tensorboardX import SummaryWriter
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import LogTail, read_log, sniff
-from rlwatch.importers.directories import logs_below
-from rlwatch.importers.frames import LevelDbLog, TfRecords, masked_crc32c
-from rlwatch.importers.protowire import fields, floating, message, signed
+from rlwatch.importers.binary_records import LevelDbLog, TfRecords, fields, floating, masked_crc32c, message, signed
+from rlwatch.importers.registry import logs_below
 from rlwatch.testing.importer_contract import told
 
 ROWS = [(step, {"train/loss": step * 0.5, "train/reward": 1.25}) for step in range(1, 5)]

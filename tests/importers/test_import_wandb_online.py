@@ -11,7 +11,7 @@ import pytest
 
 from rlwatch.clock import ManualClock
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.wandb_online import ASK_S, WandbTail, wandb_run
+from rlwatch.importers.wandb_runs import ASK_S, WandbTail, wandb_run
 
 
 class Server:

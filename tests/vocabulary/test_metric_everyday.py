@@ -5,12 +5,12 @@ import math
 import pytest
 
 from rlwatch.metrics import BY_NAME, canonicalise, resolve
-from rlwatch.metrics.everyday import NAMES, everyday, words
+from rlwatch.metrics.reading import NAMES, everyday, words_of
 
 
 def test_every_name_means_one_known_metric():
     """No two lists hold the same words, and what they lead to is a row of the table."""
-    listed = [words(name) for names in NAMES.values() for name in names]
+    listed = [words_of(name) for names in NAMES.values() for name in names]
 
     assert len(set(listed)) == len(listed)
     assert frozenset() not in listed

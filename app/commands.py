@@ -1,0 +1,395 @@
+"""Commands to a live run: their words, what they need, and the dialog that sends them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import streamlit as st
+
+from rlwatch.clock import Clock
+from rlwatch.control.commands import COMMAND_KINDS, Choice, Number, cancel, request
+from rlwatch.control.policy import COLLAPSE_KINDS
+from rlwatch.errors import RLWatchError
+from rlwatch.ports import CommandStore
+from rlwatch.records import JSON, Alert, AlertState, Command, CommandStatus, RunInfo, RunState, Severity
+
+from . import format as fmt
+from . import health, layout, queries
+from .health import AMBER, BLUE, GREY, Word, judge
+from .markup import Markup, el, joined
+from .principal import Principal
+
+RESET = "reset-reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One command. ``says`` is Markdown; ``typed``: the run's name must be typed, because it cannot be undone.
+
+    ``labels`` and ``values`` name the arguments and the values of choices.
+    """
+
+    kind: str
+    menu: str
+    title: str
+    says: str
+    typed: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+    suggested: Mapping[str, float] = field(default_factory=dict)
+
+
+_ALL = (
+    Ask(
+        RESET,
+        "Reset reference…",
+        "Reset the reference",
+        "At the next generation boundary the trainer takes **the policy as it is then** as its new reference, "
+        "so KL starts again from zero. This cannot be undone.",
+        typed=True,
+        labels={"optimizer": "Optimizer state"},
+        values={
+            "clear": "cleared: a fresh start (ProRL v1)",
+            "keep": "kept: momentum carries on (ProRL v2)",
+        },
+    ),
+    Ask(
+        "save-checkpoint",
+        "Save checkpoint…",
+        "Save a checkpoint",
+        "At the next boundary the trainer saves a checkpoint, as it would by its own schedule.",
+    ),
+    Ask(
+        "lower-lr",
+        "Lower learning rate…",
+        "Lower the learning rate",
+        "From the next boundary on the learning rate is a **fraction of what the schedule says**. A second command "
+        "replaces the first; a fraction of 1 gives the rate back to the schedule.",
+        labels={"scale": "Fraction of the schedule", "until": "Until step (empty: for good)"},
+        suggested={"scale": 0.3},
+    ),
+    Ask(
+        "set-kl-coef",
+        "KL coefficient…",
+        "Change the KL coefficient",
+        "From the next boundary on the KL term has **this weight** (beta).",
+        labels={"value": "KL coefficient"},
+    ),
+    Ask(
+        "pause",
+        "Pause…",
+        "Pause the training",
+        "At the next boundary training waits, holding its GPUs, until somebody resumes or stops it. "
+        "It goes on by itself when the time is over. While it waits, other commands are carried out.",
+        labels={"minutes": "At most, minutes"},
+    ),
+    Ask("resume", "Resume…", "Resume the training", "Training goes on where it waits."),
+    Ask(
+        "stop",
+        "Stop…",
+        "Stop the training",
+        "At the next boundary training **ends**, as if it had reached its last step. Only whoever started it can "
+        "start it again.",
+        typed=True,
+        labels={"save": "Checkpoint"},
+        values={
+            "yes": "saved first",
+            "no": "not saved: what was learnt since the last one is lost",
+        },
+    ),
+)
+
+ASKS: Mapping[str, Ask] = {ask.kind: ask for ask in _ALL}
+"""Every command, by its kind."""
+
+
+def menu(*, paused: bool) -> list[str]:
+    """The kinds offered beside the first button, which is the reset or, of a paused run, resume."""
+    first = {"resume", "pause"} if paused else {"resume", RESET}
+    return [kind for kind in ASKS if kind not in first]
+
+
+# What the app asks of a live run, and what it can tell beforehand (pure but for :func:`send`).
+
+TYPEABLE = 40
+"""Characters of a name that a person may be asked to type."""
+
+NEEDS_REFERENCE = frozenset({RESET, "set-kl-coef"})
+
+REFUSED = {
+    RESET: "a reset now would make the collapsing policy the anchor, and will be refused unless forced",
+    "save-checkpoint": "where the trainer keeps only the newest checkpoints, a save may delete the last good one and "
+    "will be refused unless forced",
+    "set-kl-coef": "a lower coefficient would free the collapsing policy, and will be refused unless forced",
+}
+"""What a firing collapse means for a command that may be vetoed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One precondition: ``met`` True, False, or None where only the trainer knows."""
+
+    met: bool | None
+    text: str
+
+
+def new_key() -> str:
+    """An idempotency key: one per opening of the dialog, so that a double click is one command."""
+    return uuid.uuid4().hex
+
+
+def checks(
+    kind: str,
+    run: RunInfo,
+    alerts: Sequence[Alert],
+    *,
+    stale: bool,
+    has_reference: bool | None,
+    paused: bool = False,
+    dead: bool = False,
+) -> list[Check]:
+    """What a command needs, and whether it is so as far as the store can tell."""
+    found = [_alive(run, stale=stale and not paused, dead=dead and not paused)]
+    if kind in NEEDS_REFERENCE:
+        found.append(Check(has_reference, _reference_words(has_reference)))
+    if kind in REFUSED:
+        collapse = collapsing(alerts)
+        found.append(Check(not collapse, _collapse_words(kind, collapse)))
+    if kind == "save-checkpoint" and paused:
+        found.append(Check(None, "the run is paused: the trainer saves once it goes on"))
+    if kind == "resume":
+        found.append(Check(paused or None, "the run is paused" if paused else "the run does not seem to be paused"))
+    return found
+
+
+def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
+    """Critical alerts of a collapse that fire now: while they do, the trainer refuses unless forced."""
+    critical = [a for a in alerts if a.state is AlertState.FIRING and a.severity is Severity.CRITICAL]
+    return sorted((a for a in critical if a.kind in COLLAPSE_KINDS), key=lambda alert: alert.onset_step)
+
+
+def _alive(run: RunInfo, *, stale: bool, dead: bool) -> Check:
+    if run.state is not RunState.RUNNING:
+        return Check(False, f"the run has {run.state.value}: nobody will claim the command")
+    if dead:
+        return Check(False, "the trainer is dead: the command expires unless somebody starts it again")
+    if stale:
+        return Check(None, "no step for a while: the command expires unless the run goes on")
+    return Check(True, "the run is live")
+
+
+def _reference_words(has_reference: bool | None) -> str:
+    if has_reference:
+        return "a reference is present: KL to it is measured"
+    return "no KL to a reference is recorded: the trainer refuses if it has none"
+
+
+def _collapse_words(kind: str, collapse: Sequence[Alert]) -> str:
+    if not collapse:
+        return "no collapse is firing"
+    what = ", ".join(f"{fmt.words(alert.kind)} since step {fmt.step(alert.onset_step)}" for alert in collapse)
+    return f"{what}: {REFUSED[kind]}"
+
+
+def may_send(run: RunInfo, kind: str, typed: str) -> bool:
+    """Whether the run lives and, where it must be, its name (or id, where it has no name) was typed."""
+    return run.state is RunState.RUNNING and (not ASKS[kind].typed or " ".join(typed.split()) == confirmation(run))
+
+
+def confirmation(run: RunInfo) -> str:
+    """What must be typed: the name on one line, or the id where there is none one would want to type."""
+    name = " ".join(run.name.split())
+    return name if 0 < len(name) <= TYPEABLE else run.run_id
+
+
+def send(
+    store: CommandStore,
+    run_id: str,
+    kind: str,
+    args: Mapping[str, JSON],
+    *,
+    why: str,
+    by: Principal,
+    force: bool,
+    key: str,
+    clock: Clock | None = None,
+) -> Command:
+    """Queue a command; the same ``key`` twice gives the same command.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` for arguments that are not allowed,
+    ``ControlUnavailableError`` and ``StoreBusyError``.
+    """
+    by.require_command()
+    return request(
+        store,
+        run_id,
+        kind,
+        args=args,
+        why=why.strip(),
+        by=by.name,
+        force=force and COMMAND_KINDS[kind].vetoed,
+        idempotency_key=key,
+        clock=clock,
+    )
+
+
+def cancel_command(store: CommandStore, run_id: str, command_id: str, *, by: Principal) -> Command:
+    """Cancel a command that was not begun; returns it as it then stands. Raises as :func:`send` does."""
+    by.require_command()
+    return cancel(store, run_id, command_id, by=by.name)
+
+
+def reset_due(alerts: Sequence[Alert]) -> bool:
+    """Whether a reset is what the run asks for: KL has saturated or held-out scores stalled, and nothing collapses."""
+    due = ("kl_saturation", "reset_due")
+    saturated = any(alert.state is AlertState.FIRING and alert.kind in due for alert in alerts)
+    return saturated and not collapsing(alerts)
+
+
+def missed(command: Command, now: float) -> bool:
+    """Whether nobody claimed it in time; the row says so only once somebody looks for commands again."""
+    return command.status is CommandStatus.QUEUED and 0 < command.expires_at <= now
+
+
+def waiting(commands: Sequence[Command], now: float) -> bool:
+    """Whether a command is still on its way."""
+    return any(command.status.open and not missed(command, now) for command in commands)
+
+
+def outcome(command: Command, now: float) -> str:
+    """What became of it: ``done at step 4 816``."""
+    if missed(command, now) or (command.status is CommandStatus.EXPIRED and command.claimed_at is None):
+        return "expired: nobody claimed it"
+    at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
+    return f"{command.status.value}{at}"
+
+
+def arguments(command: Command) -> str:
+    """What it was asked with, in a few words; what was left open is not said."""
+    given = [f"{name} {_said(value)}" for name, value in command.args.items() if value is not None]
+    return ", ".join([*given, *(["forced"] if command.force else [])])
+
+
+def _said(value: JSON) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# The dialog that asks something of a live run.
+
+COMMAND_PENDING = "ask-pending"
+"""Session key of ``(run id, kind, idempotency key)`` while the dialog is open."""
+
+CHECK_LOOK = {True: ("✓", BLUE), None: ("◌", GREY), False: ("▲", AMBER)}
+
+
+def open_for(run_id: str, kind: str) -> None:
+    """Open the dialog for a run, with a fresh idempotency key."""
+    st.session_state[COMMAND_PENDING] = (run_id, kind, new_key())
+
+
+def open_chosen(run_id: str, menu_key: str) -> None:
+    """Open it for what was chosen in the menu."""
+    kind = str(st.session_state.get(menu_key))
+    if kind in ASKS:
+        open_for(run_id, kind)
+
+
+def close() -> None:
+    """Forget the dialog."""
+    st.session_state.pop(COMMAND_PENDING, None)
+
+
+def dialog_if_open(run: RunInfo) -> None:
+    """The dialog, if it is open for this run. It lives in the session: a rerun does not close it."""
+    run_id, kind, key = st.session_state.get(COMMAND_PENDING, ("", "", ""))
+    if run_id == run.run_id:
+        st.dialog(ASKS[kind].title, width="medium", on_dismiss=close)(_dialog)(run, ASKS[kind], key)
+
+
+def _dialog(run: RunInfo, ask: Ask, key: str) -> None:
+    st.markdown(ask.says)
+    st.html(joined(*(_check(check) for check in _checks(run, ask.kind))))
+    args = _arguments(ask)
+    why = st.text_input("Why", key="why", max_chars=300, placeholder="kept with the command, for whoever asks later")
+    force = COMMAND_KINDS[ask.kind].vetoed and st.checkbox("Force: even during a collapse", key="force")
+    typed = st.text_input(f"Type {_quoted(run)} to confirm", key="typed", live=True) if ask.typed else ""
+    layout.signature()
+    send, cancel = st.columns([1, 1])
+    ready = may_send(run, ask.kind, typed or "")
+    if send.button("Send", type="primary", disabled=not ready, key="send", width="stretch"):
+        _send(run, ask, key, args, why=why or "", force=bool(force))
+    if cancel.button("Cancel", key="cancel", width="stretch"):
+        close()
+        st.rerun()
+
+
+def _arguments(ask: Ask) -> dict[str, JSON]:
+    """What the kind takes, each by a widget of its type; what is left empty is not sent."""
+    args: dict[str, JSON] = {}
+    for name, argument in COMMAND_KINDS[ask.kind].args.items():
+        label, key = ask.labels.get(name, name), f"arg-{name}"
+        if isinstance(argument, Choice):
+            args[name] = st.radio(label, argument.values, format_func=lambda v: ask.values.get(v, v), key=key)
+        elif isinstance(argument, Number):
+            args[name] = _number(ask, name, argument, label, key)
+        else:
+            args[name] = st.number_input(label, min_value=1, value=None, step=1, key=key)
+    return {name: value for name, value in args.items() if value is not None}
+
+
+def _number(ask: Ask, name: str, argument: Number, label: str, key: str) -> float | None:
+    default = argument.default if isinstance(argument.default, float) else ask.suggested.get(name)
+    high = argument.high if argument.high < 1e6 else None
+    return st.number_input(label, min_value=argument.low, max_value=high, value=default, format="%g", key=key)
+
+
+def _quoted(run: RunInfo) -> str:
+    """The confirmation word for a label, in which Markdown must stay text."""
+    return "".join(f"\\{c}" if not c.isalnum() and c.isascii() and not c.isspace() else c for c in confirmation(run))
+
+
+def _checks(run: RunInfo, kind: str) -> list[Check]:
+    alerts, vitals, now = queries.alerts(run.run_id), queries.vitals(run), time.time()
+    word = judge(run, alerts, now, vitals.pace).word
+    names = queries.canonical_names(queries.metric_names(run), run.source)
+    has_reference = True if any(name.startswith("policy/kl_ref") for name in names) else None
+    paused = health.pause_of(run, queries.commands(run.run_id), now) is not None
+    found = checks(
+        kind, run, alerts, stale=word is Word.STALE, has_reference=has_reference, paused=paused, dead=word is Word.DEAD
+    )
+    return [*found, *_now(run, kind, names)]
+
+
+def _now(run: RunInfo, kind: str, names: Mapping[str, str]) -> list[Check]:
+    """What the quantity is now that is to be changed, if it is recorded."""
+    canonical, words = {
+        "lower-lr": ("optim/lr", "the learning rate is"),
+        "set-kl-coef": ("policy/kl_coef", "the KL coefficient is"),
+    }.get(kind, ("", ""))
+    last = queries.last_values(run.run_id).get(names.get(canonical, ""))
+    if last is None:
+        return []
+    step, value = last
+    return [Check(True, f"{words} {fmt.number(value)} now (step {fmt.step(step)})")]
+
+
+def _check(check: Check) -> Markup:
+    shape, colour = CHECK_LOOK[check.met]
+    mark = el("span", shape, style=f"color:{colour};flex:0 0 1.4em")
+    return el("div", mark, el("span", check.text), style="display:flex")
+
+
+def _send(run: RunInfo, ask: Ask, key: str, args: dict[str, JSON], *, why: str, force: bool) -> None:
+    by = layout.principal()
+    try:
+        sent = send(queries.store(), run.run_id, ask.kind, args, why=why, by=by, force=force, key=key)
+    except RLWatchError as error:
+        st.error("The command was not sent.")
+        st.code(fmt.shorten(str(error), 600), language=None, wrap_lines=True)
+        return
+    close()
+    st.toast(f"Queued: {sent.kind}", icon=":material/schedule_send:")
+    st.rerun()

@@ -1,0 +1,77 @@
+"""The frame of every page: who looks, the theme, the store's name, and a plain message where it cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+import streamlit as st
+
+from rlwatch.errors import RLWatchError, RunNotFoundError
+
+from . import format as fmt
+from .charts import DARK, LIGHT, Ink
+from .markup import Markup, el, joined
+from .principal import NAME_HEADER, ROLE_HEADER, Principal
+from .queries import store_url
+
+REFRESH_S = 5.0
+"""How often a live page looks again, in seconds."""
+
+
+GoToTokens = Callable[[str, int], None]
+"""Leave for the tokens of a run at a step."""
+
+GoToRun = Callable[[str], None]
+"""Leave for the page of the run of this id."""
+
+
+def ink() -> Ink:
+    """Chart colours for the theme the browser shows."""
+    return DARK if st.context.theme.type == "dark" else LIGHT
+
+
+def principal() -> Principal:
+    """Who looks at this page, as the door says; a nobody where there is none."""
+    headers = st.context.headers
+    return Principal(unquote(headers.get(NAME_HEADER, "")), headers.get(ROLE_HEADER, ""))
+
+
+LOOK_ONLY = "You may look; commands take the operator's link of rlwatch ui"
+"""Why a button cannot be pressed by a viewer."""
+
+
+def account_line() -> None:
+    """Who looks, as what, and the way out; at the upper right of every page."""
+    who = principal()
+    if who.name:
+        leave = Markup('<a href="logout" target="_self">log out</a>')
+        st.html(
+            el("div", el("span", fmt.shorten(who.name, 40), title=who.name), f" · {who.role} · ", leave, cls="rl-who")
+        )
+
+
+def signature() -> None:
+    """Whose name it will be kept with: ``In the name of ann (operator)``."""
+    who = principal()
+    name = el("b", who.name or "nobody")
+    st.html(el("div", "In the name of ", name, f" ({who.role or 'not logged in'})", cls="rl-quiet"))
+
+
+def store_line(*facts: str) -> None:
+    """Which store this is, small, at the right."""
+    st.html(el("div", joined("  ·  ".join((*facts, f"store {fmt.shorten(store_url(), 160)}"))), cls="rl-store"))
+
+
+@contextmanager
+def readable(what: str = "The store") -> Iterator[None]:
+    """Say what could not be read, in words, instead of a traceback."""
+    try:
+        yield
+    except RunNotFoundError as error:
+        st.warning("There is no such run in this store.", icon=":material/search_off:")
+        st.code(str(error), language=None, wrap_lines=True)
+    except RLWatchError as error:
+        st.error(f"{what} cannot be read. This page tries again by itself.", icon=":material/error:")
+        st.code(str(error), language=None, wrap_lines=True)

@@ -1,0 +1,35 @@
+"""Who looks at a page and what they may do: name and role as the login gate says them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlwatch.errors import RLWatchError
+
+NAME_HEADER, ROLE_HEADER = "x-rlwatch-name", "x-rlwatch-role"
+"""What the door of the dashboard says of whoever it let in; from outside they never arrive."""
+
+
+class NotPermittedError(RLWatchError):
+    """Whoever asks may only look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever looks at a page, as the door let them in; by default a nobody, who may do nothing."""
+
+    name: str = ""
+    role: str = ""
+
+    @property
+    def may_command(self) -> bool:
+        """Whether they may change anything."""
+        return self.role == "operator" and bool(self.name)
+
+    def require_command(self) -> None:
+        """Raise ``NotPermittedError`` unless they may change something."""
+        if not self.may_command:
+            raise NotPermittedError(
+                f"{self.name or 'whoever is not logged in'} may look and not command: open the operator's link of "
+                "rlwatch ui"
+            )

@@ -1,0 +1,463 @@
+"""Every read of the store that a page makes.
+
+Everything returned is a snapshot; everything may raise ``StoreError``. Series and what is computed of them
+are read again only when a run moved on (:func:`version`); small rows are read afresh.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.alerts import silencing
+from rlwatch.alerts.config import load_config
+from rlwatch.alerts.rules import Policy
+from rlwatch.control.liveness import TAIL, Pace, pace_of
+from rlwatch.diagnosis import Diagnosis, diagnose
+from rlwatch.errors import ConfigError, StoreError
+from rlwatch.forecast import Forecast
+from rlwatch.forecast.record import forecast_of
+from rlwatch.metrics import canonicalise, known
+from rlwatch.ports import Series, Store
+from rlwatch.records import (
+    CULPRITS,
+    FAR_OUT,
+    LOCALISED,
+    NON_FINITE,
+    Alert,
+    Command,
+    Event,
+    Finding,
+    OutboxMessage,
+    RunInfo,
+    RunState,
+    Silence,
+    SpikeBatch,
+)
+from rlwatch.store.url import open_store
+
+from .health import Pause, pause_of
+from .thinning import Branches, attempt_starts, branches, sparkline, trend
+
+__all__ = [
+    "Fleet",
+    "Foretold",
+    "Glance",
+    "Outline",
+    "Trace",
+    "Vitals",
+    "alerts",
+    "alerts_by_run",
+    "canonical_names",
+    "commands",
+    "culprits",
+    "diagnosis",
+    "events",
+    "far_out",
+    "findings",
+    "fleet",
+    "foretold",
+    "last_values",
+    "localised",
+    "metric_names",
+    "of_step",
+    "outbox",
+    "outline",
+    "report",
+    "run",
+    "runs_by_id",
+    "silences",
+    "standing",
+    "store",
+    "store_url",
+    "traces",
+    "usual_norm",
+    "vitals",
+]
+
+
+# The open store, and how far a run has come: what every cached read is keyed by.
+
+DEFAULT_STORE = "./rlwatch-runs"
+
+Version = tuple[str, int, int, float, str]
+"""Run id, attempt, last step, its time, state."""
+
+
+def store_url() -> str:
+    """The store this app shows: ``RLWATCH_STORE``, set by ``rlwatch ui``."""
+    return os.environ.get("RLWATCH_STORE") or DEFAULT_STORE
+
+
+def store() -> Store:
+    """The open store (one for all sessions). Raises ``StoreError`` where it cannot be opened."""
+    return _opened(store_url())
+
+
+@st.cache_resource(show_spinner=False)
+def _opened(url: str) -> Store:
+    return open_store(url)
+
+
+def version(run: RunInfo) -> Version:
+    """Changes whenever the run has new rows or another state."""
+    return (run.run_id, run.attempt, run.last_step or 0, run.last_ts or 0.0, run.state.value)
+
+
+# Small rows, read afresh at every look: runs, findings, events, commands, alerts, messages.
+
+
+def run(run_id: str) -> RunInfo:
+    """One run. Raises ``RunNotFoundError``."""
+    return store().run(run_id)
+
+
+def runs_by_id() -> dict[str, RunInfo]:
+    """Run id -> run, of all that can be read."""
+    return {run.run_id: run for run in store().runs()}
+
+
+def findings(run_id: str) -> list[Finding]:
+    """Published findings, in order."""
+    return store().findings(run_id)
+
+
+def events(run_id: str) -> list[Event]:
+    """Events, in order."""
+    return store().events(run_id)
+
+
+def commands(run_id: str) -> list[Command]:
+    """Commands, oldest first."""
+    return store().commands(run_id)
+
+
+def last_values(run_id: str) -> dict[str, tuple[int, float]]:
+    """Metric -> (step, value) as last recorded."""
+    return store().last_values(run_id)
+
+
+def alerts(run_id: str | None = None) -> list[Alert]:
+    """Alerts of one run or of all, newest first."""
+    return store().alerts(run_id)
+
+
+def alerts_by_run() -> dict[str, list[Alert]]:
+    """Run id -> its alerts, newest first."""
+    grouped: dict[str, list[Alert]] = {}
+    for alert in alerts():
+        grouped.setdefault(alert.run_id, []).append(alert)
+    return grouped
+
+
+def outbox() -> list[OutboxMessage]:
+    """Messages to the outside, oldest first."""
+    return store().outbox()
+
+
+def silences(now: float) -> list[Silence]:
+    """Silences that last at ``now``, oldest first."""
+    return [silence for silence in store().silences() if silence.until > now]
+
+
+def standing(found: Sequence[Alert], runs: Mapping[str, RunInfo], now: float) -> dict[str, str]:
+    """Alert id -> why it is quiet though it fires. Where ``rlwatch.toml`` cannot be read, the usual rules apply."""
+    try:
+        policy = load_config(store_root=getattr(store(), "root", None)).policy
+    except ConfigError:
+        policy = Policy()
+    return silencing.quiet_reasons(
+        found, policy, now, runs=runs, acknowledgements=store().acknowledgements(), silences=silences(now)
+    )
+
+
+# A run's series, thinned for the screen: whole series are large, what is drawn of them is not.
+
+BUCKETS = 240
+"""Two points a bucket are about one a pixel of a panel a third of the page wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One metric: what to draw of it, its one value if it never had another, and whether all were finite."""
+
+    lines: Branches
+    level: float | None = None
+    finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """First step of every attempt, and first and last step of all of them.
+
+    A resumed run may not have come as far yet as the attempt before it.
+    """
+
+    starts: Mapping[int, int]
+    first: int
+    last: int
+
+
+def metric_names(run: RunInfo) -> list[str]:
+    """Every metric name of the run, sorted."""
+    return _metric_names(store_url(), version(run))
+
+
+@st.cache_data(show_spinner=False, max_entries=200)
+def _metric_names(url: str, version: Version) -> list[str]:  # noqa: ARG001  (url and version are the key)
+    return store().metric_names(version[0])
+
+
+def canonical_names(names: Sequence[str], source: str) -> dict[str, str]:
+    """Canonical name -> the source name it is best read from."""
+    return canonicalise(dict.fromkeys(names, 0.0), source)[1]
+
+
+def outline(run: RunInfo) -> Outline:
+    """Where the run's attempts begin and end."""
+    return _outline(store_url(), version(run), _known(run))
+
+
+@st.cache_data(show_spinner=False, max_entries=200)
+def _outline(url: str, version: Version, names: tuple[str, ...]) -> Outline:
+    series = [one for one in _whole(url, version, names).values() if len(one.steps)]
+    last = max((int(one.steps.max()) for one in series), default=0)
+    first = min((int(one.steps.min()) for one in series), default=0)
+    return Outline(attempt_starts(series), first, max(last, version[2]))
+
+
+def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str] | None = None) -> dict[str, Trace]:
+    """``names`` (None: all the metric table knows) over the steps of ``window``, by source name."""
+    known = _known(run)
+    wanted = known if names is None else tuple(names)
+    return _traces(store_url(), version(run), known, wanted, window)
+
+
+@st.cache_data(show_spinner=False, max_entries=50)
+def _traces(
+    url: str, version: Version, known: tuple[str, ...], names: tuple[str, ...], window: tuple[int, int]
+) -> dict[str, Trace]:
+    starts = dict(_outline(url, version, known).starts)
+    return {name: trace(one, starts, window) for name, one in _whole(url, version, names).items()}
+
+
+def trace(series: Series, starts: dict[int, int], window: tuple[int, int]) -> Trace:
+    """The trace of one series."""
+    finite = bool(np.isfinite(series.values).all())
+    return Trace(branches(series, starts, window, BUCKETS), constant(series.values) if finite else None, finite)
+
+
+def constant(values: np.ndarray) -> float | None:
+    """The one value there ever was (of at least 3), else None."""
+    return float(values[0]) if len(values) >= 3 and np.ptp(values) == 0 else None
+
+
+def whole(run: RunInfo, names: Sequence[str]) -> Mapping[str, Series]:
+    """Whole series of ``names``, shared and not to be changed."""
+    return _whole(store_url(), version(run), tuple(names))
+
+
+def _known(run: RunInfo) -> tuple[str, ...]:
+    return tuple(sorted(canonical_names(metric_names(run), run.source).values()))
+
+
+@st.cache_resource(show_spinner=False, max_entries=3)
+def _whole(url: str, version: Version, names: tuple[str, ...]) -> dict[str, Series]:  # noqa: ARG001
+    """Whole series, shared and not to be changed; few are kept: 100 000 steps of 50 metrics are 160 MB."""
+    return store().series(version[0], names)
+
+
+# What was forecast of a run: the newest forecast whole, all of them as lines.
+
+RISK = "forecast/risk"
+NAMES = ("forecast/p20", "forecast/p50", "forecast/p100", RISK)
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """``newest`` may be without a number, and then says why; ``highest`` p50 and its step over all that count.
+
+    ``traces``: by name, over the window; the risk alone where no chance was given, empty where nothing was forecast.
+    """
+
+    newest: Forecast
+    highest: tuple[float, int] | None
+    traces: Mapping[str, Trace]
+
+
+def foretold(run: RunInfo, window: tuple[int, int]) -> Foretold | None:
+    """What was forecast of ``run``; None if nobody ever tried."""
+    newest = newest_forecast(run.run_id)
+    if newest is None:
+        return None
+    kept = whole(run, NAMES)
+    series = kept["forecast/p50"]
+    if not len(series.steps):
+        return Foretold(newest, None, traces(run, window, (RISK,)) if len(kept[RISK].steps) else {})
+    at = int(np.argmax(series.values))
+    return Foretold(newest, (float(series.values[at]), int(series.steps[at])), traces(run, window, NAMES))
+
+
+def newest_forecast(run_id: str) -> Forecast | None:
+    """The newest, or why there is none; None if nobody ever tried."""
+    kept = store().forecasts(run_id, last=1)
+    return forecast_of(kept[-1]) if kept else None
+
+
+# All runs at a glance: state, pace, reward, entropy, alerts.
+
+STILL_S = 5.0
+"""Seconds without a step from which a run may be paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What the list of runs shows of one metric. ``points`` and ``bad``: see :func:`buckets.sparkline`."""
+
+    value: float | None = None
+    trend: str = ""
+    points: tuple[tuple[float, float], ...] = ()
+    bad: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """A run at a glance."""
+
+    pace: Pace
+    reward: Glance
+    entropy: Glance
+    forecast: Forecast | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """Median seconds a step."""
+        return self.pace.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All runs with their vitals, the alerts and the pause of each, and why the unreadable ones cannot be read."""
+
+    runs: tuple[RunInfo, ...]
+    vitals: Mapping[str, Vitals]
+    alerts: Mapping[str, Sequence[Alert]]
+    unreadable: Mapping[str, str]
+    pauses: Mapping[str, Pause] = field(default_factory=dict)
+
+
+def fleet() -> Fleet:
+    """Everything the list of runs needs."""
+    source, now = store(), time.time()
+    runs, vitals_of, broken = [], {}, dict(source.unreadable())
+    paused: dict[str, Pause] = {}
+    for run in source.runs():
+        try:
+            vitals_of[run.run_id] = vitals(run)
+            pause = _pause(run, now)
+        except StoreError as error:
+            broken[run.run_id] = str(error)
+        else:
+            runs.append(run)
+            if pause is not None:
+                paused[run.run_id] = pause
+    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken, paused)
+
+
+def _pause(run: RunInfo, now: float) -> Pause | None:
+    """Commands are read only of a live run that has been still for a while."""
+    still = run.state is RunState.RUNNING and now - (run.last_ts or run.created_at) > STILL_S
+    return pause_of(run, commands(run.run_id), now) if still else None
+
+
+def vitals(run: RunInfo) -> Vitals:
+    """The vitals of ``run``, cached until it moves on."""
+    return _vitals(store_url(), version(run), run.source)
+
+
+@st.cache_data(show_spinner=False, max_entries=2000)
+def _vitals(url: str, version: Version, source: str) -> Vitals:  # noqa: ARG001  (url and version are the key)
+    names = canonical_names(store().metric_names(version[0]), source)
+    wanted = {c: names[c] for c in ("reward/mean", "policy/entropy") if c in names}
+    series = store().series(version[0], list(wanted.values())) if wanted else {}
+    starts = attempt_starts(list(series.values()))
+    by_name: dict[str, Series] = {canonical: series[name] for canonical, name in wanted.items()}
+    return Vitals(
+        pace=pace_of(store().records(version[0], last=TAIL), source),
+        reward=_glance(by_name.get("reward/mean"), starts),
+        entropy=_glance(by_name.get("policy/entropy"), starts),
+        forecast=newest_forecast(version[0]),
+    )
+
+
+def _glance(series: Series | None, starts: Mapping[int, int]) -> Glance:
+    if series is None or not len(series.values):
+        return Glance()
+    drawn, bad = sparkline(series, dict(starts))
+    points = tuple((x, y) for x, y in drawn)
+    return Glance(float(series.values[-1]), trend(series.values), points, tuple(bad))
+
+
+# What is known of the tokens of a run: the steps that were localised, and the rows of one step.
+
+MOST_BATCHES = 300
+"""Batches read at most for a list of steps, the newest: some 50 ms of a large run."""
+
+NORM = "optim/grad_norm"
+
+
+def localised(run_id: str) -> list[Event]:
+    """What was said of each localised step, in order."""
+    return [event for event in store().events(run_id) if event.kind == LOCALISED]
+
+
+def culprits(run_id: str) -> list[SpikeBatch]:
+    """The newest batches of culprits, by step."""
+    return store().spikes(run_id, last=MOST_BATCHES, reason=CULPRITS)
+
+
+def far_out(run_id: str) -> list[SpikeBatch]:
+    """The newest batches of far-out tokens, and of tokens of steps that were not finite."""
+    source = store()
+    return [
+        batch for reason in (FAR_OUT, NON_FINITE) for batch in source.spikes(run_id, last=MOST_BATCHES, reason=reason)
+    ]
+
+
+def of_step(run_id: str, step: int) -> list[SpikeBatch]:
+    """Everything recorded of the tokens of a step, in all attempts."""
+    return store().spikes(run_id, step=step)
+
+
+def usual_norm(run: RunInfo) -> float | None:
+    """Median gradient norm of the run, of the steps where it was finite."""
+    name = canonical_names(metric_names(run), run.source).get(NORM)
+    if name is None:
+        return None
+    values = whole(run, (name,))[name].values
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+# What most likely caused a run's trouble, and its post-mortem.
+
+
+def diagnosis(run: RunInfo) -> Diagnosis:
+    """Of all that was found so far; nothing is read of a run without findings."""
+    found = store().findings(run.run_id)
+    if not found:
+        return Diagnosis(why_not="nothing was found")
+    names = known(store().metric_names(run.run_id), run.source)
+    return diagnose(found, events=store().events(run.run_id), source=run.source, measured=names)
+
+
+def report(run_id: str) -> str:
+    """The post-mortem as one HTML file."""
+    from rlwatch.report import facts_of_run, html
+
+    return html(facts_of_run(store(), run_id, now=time.time()))

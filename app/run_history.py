@@ -1,0 +1,239 @@
+"""The past of a run: the tokens behind a spike, findings, events, and commands with what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from rlwatch.errors import RLWatchError
+from rlwatch.records import LOCALISED, Command, CommandStatus, Event, Finding
+
+from . import commands, layout, queries, table, token_steps
+from . import format as fmt
+from .health import BLUE, GREY, VERMILLION
+from .layout import GoToTokens
+from .markup import Markup, el, joined
+from .token_steps import Entry, Report
+from .tokens import Token, culprits_of
+
+NAMED = 3
+"""Culprits named."""
+
+GAP = "\u2003"
+"""Between culprits: an em space, for a dot is how a space of a token looks."""
+
+
+def show_culprits(run_id: str, go_to_tokens: GoToTokens) -> None:
+    """One line and a button; nothing where no step was localised."""
+    with layout.readable("This run"):
+        localised = [event for event in queries.localised(run_id) if event.step is not None]
+        if not localised:
+            return
+        line, button = st.columns([8, 1.6], vertical_alignment="center", gap="medium")
+        newest = localised[-1]
+        batches = queries.of_step(run_id, int(newest.step or 0))
+        line.html(joined(_line(newest, culprits_of([b for b in batches if b.attempt == newest.attempt]))))
+        if button.button("Tokens", key="tokens", icon=":material/text_fields:", width="stretch"):
+            go_to_tokens(run_id, int(newest.step or 0))
+
+
+def _line(event: Event, culprits: Sequence[Token]) -> Markup:
+    """``Tokens that did it  step 4 766  "…∑" share 41 %, ratio 148, layers.27 62 %``; else why nobody is named."""
+    label = el("span", "Tokens that did it", cls="label")
+    parts: list[str] = [label, el("span", f"step {fmt.step(event.step)}", cls="rl-word")]
+    for token in culprits[:NAMED]:
+        parts += [GAP, el("span", fmt.shorten(token.label, 24), cls="rl-token"), f" {token_steps.in_short(token)}"]
+    if len(culprits) > NAMED:
+        parts.append(f"{GAP}and {len(culprits) - NAMED} more")
+    if not culprits:
+        entry = Entry(event.attempt, event.step or 0, Report.of(event.body))
+        parts.append(f"{GAP}{token_steps.finding(entry, [])[0]}")
+    return el("div", joined(*parts), cls="rl-why")
+
+
+# What was found, what happened, and what was asked of the run: tables.
+
+STATUS_LOOK = {
+    CommandStatus.QUEUED: ("◌", GREY),
+    CommandStatus.CLAIMED: ("◐", BLUE),
+    CommandStatus.DONE: ("✓", BLUE),
+    CommandStatus.REJECTED: ("✕", VERMILLION),
+    CommandStatus.CANCELLING: ("◐", GREY),
+    CommandStatus.FAILED: ("✕", VERMILLION),
+    CommandStatus.EXPIRED: ("✕", GREY),
+    CommandStatus.CANCELLED: ("✕", GREY),
+}
+
+CANCELLABLE = frozenset({CommandStatus.QUEUED, CommandStatus.CLAIMED})
+MOST_BUTTONS = 5
+
+MOST = 100
+"""Rows a table shows; the older ones are counted."""
+
+FINDING_COLUMNS = (
+    table.Column("severity", "tight"),
+    table.Column("what", "tight"),
+    table.Column("began", "right tight"),
+    table.Column("seen at", "right tight"),
+    table.Column("evidence", "long"),
+    table.Column("detector", "tight wide"),
+)
+TOKENS_COLUMN = table.Column("", "tight")
+EVENT_COLUMNS = (table.Column("step", "right tight"), table.Column("event", "tight"), table.Column("what", "long"))
+COMMAND_COLUMNS = (
+    table.Column("command", "tight"),
+    table.Column("status", "tight"),
+    table.Column("result", "long"),
+    table.Column("why", "long middling"),
+    table.Column("by", "tight wide"),
+    table.Column("asked", "right tight"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Localised:
+    """The steps of a run whose tokens were localised."""
+
+    run_id: str
+    steps: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, run_id: str, happened: Sequence[Event]) -> Localised:
+        """As its events say."""
+        steps = (event.step for event in happened if event.kind == LOCALISED)
+        return cls(run_id, frozenset(step for step in steps if step is not None))
+
+    def step_of(self, finding: Finding) -> int | None:
+        """The localised step that a finding is about: where it was seen, else where it began."""
+        return next((step for step in (finding.step, finding.onset_step) if step in self.steps), None)
+
+    def link(self, finding: Finding) -> table.Cell:
+        """To the tokens of that step; empty where it was not localised."""
+        step = self.step_of(finding)
+        if step is None:
+            return table.text("")
+        href = "tokens?" + urlencode({"run": self.run_id, "step": step})
+        return table.link(f"tokens of step {fmt.step(step)}", href, str(step))
+
+
+def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: GoToTokens) -> None:
+    """Published findings, newest first; those of a localised step with the way to its tokens."""
+    st.html(el("div", "Findings", cls="rl-family"))
+    if not found:
+        st.caption("Nothing found.")
+        return
+    newest = list(reversed(found))[:MOST]
+    linked = any(localised.step_of(finding) is not None for finding in newest)
+    rows = [finding_row(finding) for finding in newest]
+    if linked:
+        rows = [table.Row([*row.cells, localised.link(f)]) for row, f in zip(rows, newest, strict=True)]
+    opened = table.show("findings", (*FINDING_COLUMNS, *((TOKENS_COLUMN,) if linked else ())), rows)
+    if opened is not None:
+        go_to_tokens(localised.run_id, int(opened))
+    _older(found, newest)
+
+
+def finding_row(finding: Finding) -> table.Row:
+    """One finding, its evidence behind a click."""
+    key = f"{finding.detector}-{finding.kind}-{finding.seq}-{finding.severity}"
+    return table.Row(
+        [
+            table.severity(finding.severity),
+            table.text(fmt.words(finding.kind)),
+            table.text(fmt.step(finding.onset_step)),
+            table.text(fmt.step(finding.step)),
+            table.details(key, finding.message, finding_evidence(finding)),
+            table.text(finding.detector, quiet=True),
+        ]
+    )
+
+
+def finding_evidence(finding: Finding) -> list[tuple[str, str]]:
+    """The numbers behind a finding, named."""
+    lines = fmt.evidence_lines(finding.evidence)
+    if finding.score is not None:
+        lines.append(("times its threshold", fmt.number(finding.score)))
+    if finding.metric:
+        lines.append(("metric", finding.metric))
+    return lines
+
+
+def show_events(happened: Sequence[Event]) -> None:
+    """Events, newest first, but for the localised steps, which have a page; nothing where nothing happened."""
+    happened = [event for event in happened if event.kind != LOCALISED]
+    if not happened:
+        return
+    st.html(el("div", "Events", cls="rl-family"))
+    rows = [event_row(event) for event in list(reversed(happened))[:MOST]]
+    table.show("events", EVENT_COLUMNS, rows)
+    _older(happened, rows)
+
+
+def event_row(event: Event) -> table.Row:
+    """One event."""
+    what, text = fmt.event_words(event)
+    return table.Row([table.text(fmt.step(event.step)), table.text(what), table.text(text)])
+
+
+def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
+    if left := len(everything) - len(shown):
+        st.caption(f"and {fmt.step(left)} older")
+
+
+def show_commands(run_id: str) -> None:
+    """What was asked of the run and what became of it, newest first; nothing where nothing was asked."""
+    with layout.readable("The history of commands"):
+        asked, now = queries.commands(run_id), time.time()
+        waiting = commands.waiting(asked, now)
+        if asked:
+            st.html(el("div", "Commands", cls="rl-family"))
+            table.show("commands", COMMAND_COLUMNS, [command_row(c, now) for c in reversed(asked)])
+            _cancelling([c for c in asked if c.status in CANCELLABLE and not commands.missed(c, now)])
+        if st.session_state.get("was-waiting", waiting) != waiting:
+            st.session_state["was-waiting"] = waiting
+            st.rerun()  # the page decides anew how often to look
+        st.session_state["was-waiting"] = waiting
+
+
+def _cancelling(open_ones: Sequence[Command]) -> None:
+    """A button for each command that nobody has begun."""
+    if not layout.principal().may_command:
+        return
+    for command in open_ones[-MOST_BUTTONS:]:
+        st.button(
+            f"Cancel {fmt.words(command.kind)}",
+            key=f"cancel-{command.command_id}",
+            on_click=_cancel,
+            args=(command.run_id, command.command_id),
+            help="Takes it back unless the trainer has begun it",
+        )
+
+
+def _cancel(run_id: str, command_id: str) -> None:
+    try:
+        command = commands.cancel_command(queries.store(), run_id, command_id, by=layout.principal())
+    except RLWatchError as error:
+        st.toast(f"Not cancelled: {fmt.shorten(str(error), 200)}", icon=":material/error:")
+        return
+    words = {CommandStatus.CANCELLED: "Cancelled", CommandStatus.CANCELLING: "Asked the trainer to let it go"}
+    st.toast(words.get(command.status, f"Too late: {command.status.value}"), icon=":material/undo:")
+
+
+def command_row(command: Command, now: float) -> table.Row:
+    """One command."""
+    status = CommandStatus.EXPIRED if commands.missed(command, now) else command.status
+    shape, colour = STATUS_LOOK[status]
+    return table.Row(
+        [
+            table.text(fmt.words(command.kind), commands.arguments(command)),
+            table.mark(shape, colour, commands.outcome(command, now)),
+            table.text(fmt.shorten(command.result, 300)),
+            table.text(fmt.shorten(command.why, 300)),
+            table.text(fmt.shorten(command.requested_by, 60), quiet=True),
+            table.text(fmt.age(command.created_at, now)),
+        ]
+    )

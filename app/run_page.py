@@ -1,0 +1,279 @@
+"""The page of one run: its health, the likely cause and what to do, and the way to its commands and charts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+import streamlit as st
+
+from rlwatch.diagnosis import Action, Cause, Diagnosis
+from rlwatch.records import Alert, AlertState, RunInfo, RunState
+
+from . import charts, commands, layout, queries, run_charts, run_forecast, run_history
+from . import format as fmt
+from .health import Health, ending_words, firing_clauses, judge, last_alarm_words, pause_of
+from .layout import GoToTokens
+from .markup import Markup, el, joined
+
+FIRST = 3
+"""Actions named in the line."""
+
+
+def in_trouble(run: RunInfo, alerts: Sequence[Alert]) -> bool:
+    """Whether a person asks why: something fires, or the run crashed."""
+    return run.state is RunState.CRASHED or any(alert.state is AlertState.FIRING for alert in alerts)
+
+
+def cause_line(said: Diagnosis) -> Markup:
+    """``Likely  Train-inference mismatch (strong): it came first...``; or why no cause can be named."""
+    label = el("span", "Likely", cls="label")
+    if not said.enough:
+        return el("div", label, said.why_not, cls="rl-why")
+    first = said.causes[0]
+    return el("div", label, el("b", first.title), f" ({first.sure.value}: {first.why})", cls="rl-why")
+
+
+def do_line(said: Diagnosis) -> Markup:
+    """``Do  1 roll back...; 2 lower...``; nothing where no cause is sure enough to act on."""
+    if not said.enough or not said.causes[0].actions:
+        return Markup()
+    named = [f"{place} {action.name}" for place, action in enumerate(said.causes[0].actions[:FIRST], 1)]
+    withheld = f"  ·  {said.causes[0].withheld}" if said.causes[0].withheld else ""
+    return el("div", el("span", "Do", cls="label"), "  ·  ".join(named) + withheld, cls="rl-why")
+
+
+def remedies(said: Diagnosis) -> Markup:
+    """Evidence in time order, every action with its options, evidence and source, and the other causes."""
+    first, *others = said.causes
+    return joined(
+        el("div", first.summary, cls="rl-step"),
+        el("ol", *map(_action, first.actions), cls="rl-do"),
+        *(el("div", _other(other), cls="rl-quiet") for other in others),
+    )
+
+
+def _other(cause: Cause) -> str:
+    return f"or: {cause.title} ({cause.sure.value}): {cause.summary}; {cause.why}"
+
+
+def _action(action: Action) -> Markup:
+    options = [
+        el("div", el("span", f"{trainer} ", cls="rl-project"), _options(text))
+        for trainer, text in action.options.items()
+    ]
+    return el(
+        "li",
+        el("b", action.name),
+        f" ({action.strength.value}). {action.what}",
+        *options,
+        el("div", f"{action.evidence} Source: {action.source}.", cls="rl-quiet"),
+    )
+
+
+def _options(text: str) -> Markup:
+    """What stands in backticks as code."""
+    parts = re.split(r"`([^`]+)`", text)
+    return joined(*(el("code", part) if place % 2 else part for place, part in enumerate(parts)))
+
+
+# On a run's page: what most likely caused its trouble, and what to do about it; and its post-mortem as a file.
+
+
+def show_cause(run_id: str) -> None:
+    """Two lines and a fold while something fires or after a crash; nothing of a healthy run."""
+    with layout.readable("This run"):
+        run = queries.run(run_id)
+        if not in_trouble(run, queries.alerts(run_id)):
+            return
+        said = queries.diagnosis(run)
+        if not said.causes:
+            return
+        st.html(joined(cause_line(said), do_line(said)))
+        with st.expander("Why, and what to do in order", key="remedies"):
+            st.html(joined(remedies(said)))
+            st.download_button(
+                "Report",
+                data=lambda: queries.report(run_id),
+                file_name=f"{run_id}-report.html",
+                mime="text/html",
+                key="report",
+                icon=":material/description:",
+                help="The post-mortem in one file that loads nothing: why, what to do, charts, tokens, findings",
+                on_click="ignore",
+            )
+
+
+# The top of a run's page: who it is, how it is, why.
+
+
+def show_head(run_id: str) -> None:
+    """Name, health, facts and the sentence why."""
+    with layout.readable("This run"):
+        run, now = queries.run(run_id), time.time()
+        alerts, vitals = queries.alerts(run_id), queries.vitals(run)
+        pause = pause_of(run, queries.commands(run_id), now)
+        health = judge(run, alerts, now, vitals.pace, pause)
+        ending = ending_words(run, health, now, vitals.pace)
+        st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(alerts, ending)))
+        _moved_on(run, due=commands.reset_due(alerts), paused=pause is not None)
+
+
+def _name(run: RunInfo) -> Markup:
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
+    return el("div", project, fmt.shorten(run.name or run.run_id, 240), cls="rl-name")
+
+
+def _facts(run: RunInfo, health: Health, step_s: float | None, now: float) -> Markup:
+    facts = [
+        _fact("step", fmt.step(run.last_step)),
+        _fact("", f"{fmt.duration(step_s)}/step" if step_s is not None else ""),
+        _fact("last step", fmt.age(run.last_ts, now)),
+        _fact("attempt", str(run.attempt)),
+        _fact("started", fmt.age(run.created_at, now)),
+        _fact("source", fmt.shorten(run.source, 40)),
+        _fact("host", fmt.shorten(run.host, 40)),
+        _fact("tags", fmt.shorten(", ".join(run.tags), 80)),
+        _fact("id", run.run_id if run.name else ""),
+    ]
+    return el("div", word(health), *facts, cls="rl-facts")
+
+
+def word(health: Health) -> Markup:
+    """Shape, in its colour, and word."""
+    look = health.look
+    return el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {health.word.value}", cls="rl-word")
+
+
+def _fact(label: str, value: str) -> Markup:
+    if not value:
+        return Markup()
+    return el("span", el("span", f"{label} " if label else "", cls="label"), value)
+
+
+def _why(alerts: list[Alert], ending: str) -> Markup:
+    clauses = [*firing_clauses(alerts), *filter(None, [ending])]
+    label = "Why" if clauses else "Last alarm"
+    clauses = clauses or [text for text in [last_alarm_words(alerts)] if text]
+    if not clauses:
+        return Markup()
+    arrow = el("span", "→", cls="arrow")
+    parts = [part for clause in clauses for part in (arrow, clause)][1:]
+    return el("div", el("span", label, cls="label"), *parts, cls="rl-why")
+
+
+def _moved_on(run: RunInfo, *, due: bool, paused: bool) -> None:
+    """Redraw the page's controls when they no longer show the run's state, its length, what is due or a pause."""
+    shows = (run.run_id, run.state.value, run.attempt, charts.slider_end(queries.outline(run).last), due, paused)
+    before = st.session_state.get("head-shows")
+    st.session_state["head-shows"] = shows
+    if before is not None and before[0] == run.run_id and before != shows:
+        st.rerun()
+
+
+# One run: its health, why, the charts by failure family, what was found, and the way to act on it.
+
+COMMAND_REFRESH_S = 1.0
+"""How often a command on its way is looked after, in seconds."""
+
+
+def page(go_to_tokens: GoToTokens) -> None:
+    """The run named in the address."""
+    run_id = st.query_params.get("run", "")
+    if not run_id:
+        st.info("No run chosen: open one from the list of runs.")
+        return
+    with layout.readable("This run"):
+        _run(queries.run(run_id), go_to_tokens)
+
+
+def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
+    wanted = st.session_state.get("live", st.query_params.get("live") != "false")
+    live = run.state is RunState.RUNNING and wanted
+    every = layout.REFRESH_S if live else None
+    _part(show_head, every, run.run_id)
+    _part(show_cause, every, run.run_id)
+    asked = queries.commands(run.run_id)
+    _controls(run, paused=pause_of(run, asked, time.time()) is not None)
+    commands.dialog_if_open(run)
+    _part(run_history.show_commands, COMMAND_REFRESH_S if commands.waiting(asked, time.time()) else every, run.run_id)
+    _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
+    _part(run_forecast.show_forecast, every, run.run_id)
+    _part(run_charts.show_charts, every, run.run_id, go_to_tokens)
+
+
+def _part(show: Callable[..., None], every: float | None, *args: object) -> None:
+    """A part that is looked at again by itself, in a place of its own: where it draws more or less than before, the
+    parts after it stay where the browser expects them.
+    """
+    with st.container():
+        st.fragment(show, run_every=every)(*args)
+
+
+def _controls(run: RunInfo, *, paused: bool) -> None:
+    steps, live, act, more = st.columns([6, 1.2, 2, 1.5], vertical_alignment="bottom", gap="medium")
+    with steps:
+        _range(run)
+    with live:
+        st.toggle(
+            "Live",
+            value=True,
+            key="live",
+            bind="query-params",
+            disabled=run.state is not RunState.RUNNING,
+            help="Look again every 5 s; off keeps the page still",
+        )
+    may = layout.principal().may_command
+    with act:
+        _first_button(run, paused=paused, may=may)
+    with more:
+        st.menu_button(
+            "Commands",
+            commands.menu(paused=paused),
+            key="more",
+            format_func=lambda kind: commands.ASKS[kind].menu,
+            on_click=commands.open_chosen,
+            args=(run.run_id, "more"),
+            disabled=run.state is not RunState.RUNNING or not may,
+            help=None if may else layout.LOOK_ONLY,
+            width="stretch",
+        )
+
+
+def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
+    """What is asked most; of a paused run, that it goes on."""
+    alive = run.state is RunState.RUNNING
+    kind = "resume" if paused else commands.RESET
+    due = paused or commands.reset_due(queries.alerts(run.run_id))
+    st.button(
+        commands.ASKS[kind].menu,
+        key="resume-open" if paused else "reset-open",
+        on_click=commands.open_for,
+        args=(run.run_id, kind),
+        disabled=not alive or not may,
+        help=layout.LOOK_ONLY if not may else None if alive else "Only a live run can be asked",
+        type="primary" if due and may else "secondary",
+        width="stretch",
+    )
+
+
+def _range(run: RunInfo) -> None:
+    last = queries.outline(run).last
+    end = charts.slider_end(last)
+    key = f"steps-{run.run_id}-{end}"
+    chosen = charts.read_window(st.query_params, 0, last)
+    st.slider(
+        "Steps shown",
+        0,
+        end,
+        (chosen.low, end if chosen.follows else chosen.high),
+        key=key,
+        on_change=_range_changed,
+        args=(key, end),
+    )
+
+
+def _range_changed(key: str, end: int) -> None:
+    low, high = st.session_state[key]
+    charts.write_window(st.query_params, low, high, 0, end)

@@ -1,0 +1,221 @@
+"""The chosen token in full, and its response as running text on coloured ground.
+
+The tokens are data, drawn as text nodes by ``response.js``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.records import SpikeBatch
+
+from . import format as fmt
+from . import layout, token_scale, token_steps
+from .markup import Markup, el, joined
+from .token_scale import Level, Quantity, legend
+from .token_steps import exactly, look, place
+from .tokens import Response, Token, inert, pieces, response_of, tokens
+
+MOST_DRAWN = 2000
+"""Tokens drawn at most: a browser lays them out within a blink."""
+
+
+def drawn(positions: np.ndarray, anchors: Sequence[int], most: int = MOST_DRAWN) -> np.ndarray:
+    """Indices into ``positions`` (N,), in order: at most ``most``, with as wide a stretch as fits around each anchor.
+
+    ``anchors`` are positions, the one that matters most first; where there are more than ``most``, the first ones
+    are drawn. Without any the beginning is drawn.
+    """
+    count = len(positions)
+    if count <= most:
+        return np.arange(count)
+    places = [int(i) for i in np.searchsorted(positions, list(dict.fromkeys(anchors))[:most]) if i < count] or [0]
+    low, high = 0, count
+    while low < high:  # the widest stretch that fits
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _covered(count, places, middle).sum() <= most else (low, middle - 1)
+    return np.flatnonzero(_covered(count, places, low))
+
+
+def _covered(count: int, places: Sequence[int], width: int) -> np.ndarray:
+    """Which of ``count`` are within ``width`` of one of ``places``."""
+    ends = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(ends, np.maximum(np.asarray(places) - width, 0), 1)
+    np.add.at(ends, np.minimum(np.asarray(places) + width + 1, count), -1)
+    return np.asarray(np.cumsum(ends[:-1]) > 0)
+
+
+def gaps(indices: Sequence[int] | np.ndarray, positions: np.ndarray) -> list[tuple[int, int]]:
+    """Before each drawn token, and after the last: (recorded tokens left out, tokens that were not recorded).
+
+    What comes after the last recorded token is not known, and counts as nothing.
+    """
+    ends = np.concatenate(([-1], indices, [len(positions)]))
+    left_out = np.diff(ends) - 1
+    at = np.concatenate(([-1], positions[indices], positions[-1:] + 1))
+    unrecorded = np.diff(at) - 1 - left_out
+    return list(zip(left_out.tolist(), np.maximum(unrecorded, 0).tolist(), strict=True))
+
+
+# A response as running text on coloured ground: the tokens are data, drawn as text nodes by ``response.js``.
+
+HERE = Path(__file__).resolve().parent
+
+
+def response_data(
+    response: Response, indices: Sequence[int], levels: Sequence[Level], culprits: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the script gets: the tokens at ``indices`` with their ``levels``, and the gaps between them.
+
+    ``culprits``: key -> cause.
+    """
+    shown = tokens(response.batch, [int(response.rows[i]) for i in indices])
+    names = [name for name, _ in exactly(shown[0])] if shown else []
+    rows = [_token(token, level, culprits) for token, level in zip(shown, levels, strict=True)]
+    body = {"names": names, "tokens": rows, "gaps": gaps(indices, response.positions), "ids": _ids(shown)}
+    return {**body, "version": hashlib.blake2b(json.dumps(body).encode(), digest_size=8).hexdigest()}
+
+
+def _token(token: Token, level: Level, culprits: Mapping[str, str]) -> dict[str, Any]:
+    text = [(str(token.token_id), False)] if token.text is None else pieces(token.text)
+    return {
+        "key": token.key,
+        "text": text or [("∅", True)],
+        "level": level,
+        "culprit": token.key in culprits,
+        "title": _title(token, culprits),
+        "values": [value for _, value in exactly(token)],
+    }
+
+
+def _title(token: Token, culprits: Mapping[str, str]) -> str:
+    cause = culprits.get(token.key)
+    named = "" if token.token_id is None else f" · id {token.token_id}"
+    return f"{place(token)}{named}{f' · culprit: {cause}' if cause else ''}"
+
+
+def _ids(shown: Sequence[Token]) -> bool:
+    return bool(shown) and shown[0].text is None
+
+
+def draw_response(
+    key: str, what: Mapping[str, Any], colours: tuple[str, str], chosen: str, on_pick: Callable[[str], None]
+) -> None:
+    """Draw it. ``colours`` of values below and above 0; ``on_pick`` is told the key of a token that was clicked."""
+    below, above = colours
+    _component()(
+        key=key,
+        data={**what, "below": below, "above": above, "chosen": chosen},
+        on_pick_change=partial(_notify_pick, key, on_pick),
+    )
+
+
+@cache
+def _component() -> Callable[..., Any]:
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("response.js", "response.css"))
+    mounted: Callable[..., Any] = st.components.v2.component("rlwatch_response", js=script, css=style)
+    return mounted
+
+
+def _notify_pick(key: str, on_pick: Callable[[str], None]) -> None:
+    picked = getattr(st.session_state.get(key), "pick", None)
+    if picked:
+        on_pick(str(picked))
+
+
+# The chosen token in full, and its response as running text.
+
+OPT_IN = "Only token ids were recorded. To record text as well, watch with text=True: watch(trainer, text=True)."
+NO_RESPONSE = "The response around this token was not recorded."
+AROUND = 80
+"""Characters of the text before and after a culprit."""
+
+
+def pick(key: str) -> None:
+    """Choose a token: the address keeps it."""
+    st.query_params["token"] = key
+
+
+def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequence[Token]) -> None:
+    """What is known of ``token``, then its response."""
+    st.html(joined(_facts(token)))
+    found = response_of(batches, token)
+    if found is None:
+        st.html(joined(_context(token), el("div", NO_RESPONSE, cls="rl-quiet")))
+        return
+    quantity = _quantity(found)
+    here = [one.position for one in culprits if _same_response(one, token)]
+    indices = drawn(found.positions, [token.position, *here])
+    end, levels = _levels(quantity, found, indices)
+    signed = quantity is None or quantity.signed
+    colours = (layout.ink().line, token_scale.ORANGE if signed else token_scale.GREEN)
+    st.html(joined(legend(quantity, end, colours, levels)))
+    causes = {one.key: one.words.get("cause", "") for one in culprits}
+    draw_response("response", response_data(found, indices.tolist(), levels, causes), colours, token.key, pick)
+    st.caption(_coverage(found, len(indices), token))
+
+
+def _levels(quantity: Quantity | None, found: Response, indices: np.ndarray) -> tuple[float, list[Level]]:
+    """Where the scale of the whole response ends, and the places on it of the tokens drawn."""
+    values = None if quantity is None else token_scale.values(quantity.name, found)
+    if quantity is None or values is None:
+        return 0.0, [None] * len(indices)
+    end = token_scale.scale_end(values)
+    return end, token_scale.levels(values[indices], end, quantity)
+
+
+def _same_response(one: Token, other: Token) -> bool:
+    return (one.rank, one.microbatch, one.sequence) == (other.rank, other.microbatch, other.sequence)
+
+
+def _facts(token: Token) -> Markup:
+    """The token, where it is, why it is blamed, and its numbers, exactly."""
+    cause, why = token.words.get("cause", ""), token.words.get("why", "")
+    appearance = look(cause)
+    blamed = el("span", el("span", appearance.shape, style=f"color:{appearance.colour}"), f" {cause}", cls="rl-word")
+    name = f"id {token.token_id}" if token.text is not None and token.token_id is not None else ""
+    parts = [el("span", text) for text in (token_steps.place(token), name) if text]
+    told = el("div", fmt.shorten(why, 300), cls="rl-why") if why else Markup()
+    numbers = [el("span", el("span", f"{label} ", cls="label"), value) for label, value in token_steps.exactly(token)]
+    return joined(
+        el("div", el("span", token.label, cls="rl-token"), *([blamed] if cause else []), *parts, cls="rl-facts"),
+        told,
+        el("div", *numbers, cls="rl-facts"),
+    )
+
+
+def _context(token: Token) -> Markup:
+    """The text around a culprit whose response was not recorded."""
+    before, after = token.words.get("before", ""), token.words.get("after", "")
+    if not before and not after:
+        return Markup()
+    around = [inert(before[-AROUND:], AROUND), el("span", token.label, cls="rl-token"), inert(after, AROUND)]
+    return el("div", *around, cls="rl-context")
+
+
+def _quantity(found: Response) -> Quantity | None:
+    """What colours the text, by choice of those that were measured; None where none was."""
+    names = token_scale.measured(found)
+    if not names:
+        return None
+    chosen = st.segmented_control(
+        "Colour by", names, default=names[0], required=True, key="by", bind="query-params", label_visibility="collapsed"
+    )
+    return token_scale.BY_NAME[str(chosen or names[0])]
+
+
+def _coverage(found: Response, count: int, token: Token) -> str:
+    """How much of the response is drawn, and how to see text where only ids are known."""
+    everything = len(found.rows)
+    part = f"{fmt.step(count)} of {fmt.step(everything)}" if count < everything else fmt.step(everything)
+    kept = ", around the chosen token and the culprits" if count < everything else ""
+    words = f"Sequence {token.sequence}: {part} recorded tokens drawn{kept}."
+    return f"{words} {OPT_IN}" if token.text is None else words

@@ -1,0 +1,198 @@
+"""Recorded tokens, one at a time, read from the columns of spike batches; their text made inert."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from rlwatch.records import CULPRITS, RESPONSES, SpikeBatch
+
+LIMIT = 40
+"""Characters of one token that are shown."""
+
+MOST_COMBINING = 3
+"""Accents on one letter; more would climb over the lines above."""
+
+Piece = tuple[str, bool]
+
+_MARKS = {" ": "·", "\n": "↵", "\t": "⇥"}
+_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters and symbols without ink."""
+_UNSEEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
+
+
+def pieces(text: str, limit: int = LIMIT) -> list[Piece]:
+    r"""``text`` as it may be shown, at most ``limit`` of its characters.
+
+    >>> pieces(" the\n")
+    [('·', True), ('the', False), ('↵', True)]
+    >>> pieces("\u202e" + chr(0x301) + "a")
+    [('‹U+202E›', True), ('◌́a', False)]
+    """
+    shown = [_shown(char) for char in _tamed(text[:limit])]
+    if len(text) > limit:
+        shown.append((f"… {len(text)} characters", True))
+    return [("".join(part for part, _ in group), mark) for mark, group in groupby(shown, key=lambda piece: piece[1])]
+
+
+def inert(text: str, limit: int = LIMIT) -> str:
+    r"""The same in one string, for tables and sentences.
+
+    >>> inert("\tfi")
+    '⇥fi'
+    """
+    return "".join(part for part, _ in pieces(text, limit))
+
+
+def _shown(char: str) -> Piece:
+    if char in _MARKS:
+        return _MARKS[char], True
+    if char in _BLANK or unicodedata.category(char) in _UNSEEN:
+        return f"‹U+{ord(char):04X}›", True
+    return char, False
+
+
+def _tamed(text: str) -> str:
+    """Combining characters keep to this token: never first or after what is not drawn, and few on one letter."""
+    kept: list[str] = []
+    accents, base = 0, False
+    for char in text:
+        combining = unicodedata.category(char).startswith("M")
+        accents = accents + 1 if combining else 0
+        if combining and not base:
+            kept.append("◌")
+        if accents <= MOST_COMBINING:
+            kept.append(char)
+        base = combining or not _shown(char)[1]
+    return "".join(kept)
+
+
+# Recorded tokens, one at a time: read from the columns of spike batches (pure).
+
+NUMBERS = (
+    "share", "contribution", "own_norm", "screen", "coefficient", "ratio", "advantage", "reward", "entropy",
+    "logp", "old_logp", "rollout_logp", "ref_logp",
+)  # fmt: skip
+"""Columns of floats, in the order in which they are told."""
+
+LABELS = {
+    "own_norm": "own norm",
+    "coefficient": "dL/dlogp",
+    "logp": "logp now",
+    "old_logp": "logp old",
+    "rollout_logp": "logp rollout",
+    "ref_logp": "logp reference",
+}
+"""What a column is called where its own name does not say it."""
+
+_WORDS = ("cause", "why", "before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of one step. A number that was not measured is absent; NaN is a value.
+
+    ``text`` is None where it was not recorded. ``layers``: layer -> share of the token's own squared gradient norm.
+    """
+
+    rank: int
+    microbatch: int
+    sequence: int
+    position: int
+    token_id: int | None = None
+    text: str | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Its name in the address: ``rank.microbatch.sequence.position``."""
+        return f"{self.rank}.{self.microbatch}.{self.sequence}.{self.position}"
+
+    @property
+    def label(self) -> str:
+        """Its text, made inert; its id where it has none."""
+        if self.text or self.token_id is None:
+            return inert(self.text or "") or "(no text)"
+        return f"id {self.token_id}"
+
+
+def tokens(batch: SpikeBatch, rows: Iterable[int] | None = None) -> list[Token]:
+    """The tokens of ``batch`` in ``rows`` (None: all), in order."""
+    return [_token(batch, row) for row in (range(len(batch)) if rows is None else rows)]
+
+
+def _token(batch: SpikeBatch, row: int) -> Token:
+    columns = batch.columns
+    whole = {name: int(columns[name][row]) for name in ("microbatch", "sequence", "position") if name in columns}
+    verified = "verified" not in columns or bool(columns["verified"][row])
+    names = [name for name in NUMBERS if name in columns and (verified or name != "own_norm")]
+    return Token(
+        batch.rank,
+        whole.get("microbatch", 0),
+        whole.get("sequence", 0),
+        whole.get("position", 0),
+        int(columns["token_id"][row]) if "token_id" in columns else None,
+        str(columns["text"][row]) if "text" in columns else None,
+        {name: float(columns[name][row]) for name in names},
+        {name: str(columns[name][row]) for name in _WORDS if name in columns},
+        _layers(columns, row),
+    )
+
+
+def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict[str, float]:
+    """The JSON of the column ``layers``; nothing where it is absent or no such JSON."""
+    try:
+        found = json.loads(str(columns["layers"][row])) if "layers" in columns else {}
+        return {str(name): float(share) for name, share in found.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
+
+
+def culprits_of(batches: Sequence[SpikeBatch]) -> list[Token]:
+    """All culprits, worst first: of several ranks, which list only their own, by contribution or own norm."""
+    blamed = [batch for batch in batches if batch.reason == CULPRITS]
+    found = [token for batch in blamed for token in tokens(batch)]
+    return found if len(blamed) < 2 else sorted(found, key=_badness, reverse=True)
+
+
+def _badness(token: Token) -> float:
+    """The larger of the two; what is not a number is worst of all."""
+    sizes = [abs(token.numbers[name]) for name in ("contribution", "own_norm") if name in token.numbers]
+    return math.inf if any(map(math.isnan, sizes)) else max(sizes, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The recorded tokens of one response: ``rows`` (N,) of ``batch``, by ``positions`` (N,), each once."""
+
+    batch: SpikeBatch
+    rows: np.ndarray
+    positions: np.ndarray
+
+    def column(self, name: str) -> np.ndarray | None:
+        """The numbers of a column, (N,) float64; None where it was not measured."""
+        column = self.batch.columns.get(name)
+        return None if column is None else np.asarray(column, dtype=np.float64)[self.rows]
+
+
+def response_of(batches: Sequence[SpikeBatch], token: Token) -> Response | None:
+    """The response ``token`` is in, if it was recorded."""
+    for batch in batches:
+        if batch.reason != RESPONSES or batch.rank != token.rank or not len(batch):
+            continue
+        same = np.ones(len(batch), dtype=bool)
+        for name, value in (("microbatch", token.microbatch), ("sequence", token.sequence)):
+            same &= np.asarray(batch.columns.get(name, np.full(len(batch), value))) == value
+        rows = np.flatnonzero(same)
+        if len(rows):
+            found, first = np.unique(np.asarray(batch.columns["position"])[rows], return_index=True)
+            return Response(batch, rows[first], found)
+    return None

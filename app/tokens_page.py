@@ -1,0 +1,356 @@
+"""The tokens of one run: localised steps, the culprits of one, the responses they are in, and those that recur."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import streamlit as st
+
+from rlwatch.records import CULPRITS, FAR_OUT, NON_FINITE, RunInfo, RunState, SpikeBatch
+
+from . import format as fmt
+from . import layout, queries, table, token_response, token_scale, token_steps
+from .layout import GoToRun
+from .markup import el, joined
+from .queries import MOST_BATCHES
+from .token_steps import LOOKS, Entry, exact, look, place, top_layer
+from .tokens import LABELS, Token, culprits_of, response_of, tokens
+
+LOGPS = ("logp", "old_logp", "rollout_logp", "ref_logp")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table of tokens: which ``numbers`` it shows. ``blames``: with cause and layer; ``opens``: a click chooses."""
+
+    numbers: Sequence[str]
+    blames: bool = False
+    opens: bool = False
+
+    @property
+    def columns(self) -> list[table.Column]:
+        """Its columns."""
+        blamed = [table.Column("cause", "tight")] if self.blames else []
+        layer = [table.Column("top layer", "tight wide")] if self.blames else []
+        numbers = [table.Column(LABELS.get(name, name), "right tight") for name in self.numbers]
+        return [table.Column("token", "long"), table.Column("where", "tight wide"), *blamed, *numbers, *layer]
+
+    def row(self, token: Token, chosen: Token | None = None) -> table.Row:
+        """One token."""
+        appearance, cause = look(token.words.get("cause", "")), token.words.get("cause", "")
+        blamed = [table.mark(appearance.shape, appearance.colour, fmt.shorten(cause, 40))] if self.blames else []
+        layer = [table.text(top_layer(token), quiet=True)] if self.blames else []
+        numbers = [_number(token, name) for name in self.numbers]
+        return table.Row(
+            [_name(token), table.text(place(token), quiet=True), *blamed, *numbers, *layer],
+            opens=token.key if self.opens else "",
+            chosen=self.opens and chosen is not None and chosen.key == token.key,
+        )
+
+
+def _name(token: Token) -> table.Cell:
+    known = token.text is not None and token.token_id is not None
+    return table.text(token.label, f"id {token.token_id}" if known else "")
+
+
+def _number(token: Token, name: str) -> table.Cell:
+    """Three digits, six on hovering; a dash where it was not measured."""
+    value = token.numbers.get(name)
+    written = fmt.percent(value) if name == "share" else fmt.number(value)
+    return table.text(written, quiet=value is None, title="" if value is None else exact(value))
+
+
+CULPRITS_LAYOUT = Layout(("share", "own_norm", "ratio", "advantage", "entropy", *LOGPS), blames=True, opens=True)
+FAR_OUT_LAYOUT = Layout(("screen", "ratio", "advantage", "entropy", *LOGPS))
+
+
+# Which tokens are to blame again and again (pure).
+
+RECURRING_COLUMNS = (
+    table.Column("token", "long"),
+    table.Column("times", "right tight"),
+    table.Column("steps", "right tight"),
+    table.Column("causes", "long"),
+    table.Column("first step", "right tight"),
+    table.Column("last step", "right tight"),
+    table.Column("largest share", "right tight"),
+)
+MOST_RECURRING = 20
+"""Tokens listed."""
+
+
+@dataclass(slots=True)
+class Recurring:
+    """One entry of the vocabulary that was a culprit: how often, where, why. ``token``: the newest of them."""
+
+    token: Token
+    times: int = 0
+    steps: set[int] = field(default_factory=set)
+    causes: Counter[str] = field(default_factory=Counter)
+    share: float | None = None
+
+    def add(self, token: Token, step: int) -> None:
+        """One more time."""
+        self.token, self.times = token, self.times + 1
+        self.steps.add(step)
+        self.causes[token.words.get("cause", "unexplained")] += 1
+        share = token.numbers.get("share", math.nan)
+        if math.isfinite(share):
+            self.share = share if self.share is None else max(self.share, share)
+
+
+def recurring(batches: Iterable[SpikeBatch]) -> list[Recurring]:
+    """Tokens that were culprits more than once, the most frequent first. ``batches`` of culprits, oldest first."""
+    found: dict[object, Recurring] = {}
+    for batch in batches:
+        for token in tokens(batch):
+            key = token.text if token.token_id is None else token.token_id
+            if key is not None:
+                found.setdefault(key, Recurring(token)).add(token, batch.step)
+    again = [one for one in found.values() if one.times > 1]
+    return sorted(again, key=lambda one: (-one.times, -(one.share or 0.0), one.token.label))
+
+
+def recurring_row(one: Recurring) -> table.Row:
+    """It as a row of :data:`COLUMNS`."""
+    token = one.token
+    known = token.token_id is not None and token.text is not None
+    causes = " · ".join(f"{fmt.shorten(cause, 40)} {count}" for cause, count in one.causes.most_common())
+    return table.Row(
+        [
+            table.text(token.label, f"id {token.token_id}" if known else ""),
+            table.text(fmt.step(one.times)),
+            table.text(fmt.step(len(one.steps))),
+            table.text(causes),
+            table.text(fmt.step(min(one.steps))),
+            table.text(fmt.step(max(one.steps))),
+            table.text(fmt.percent(one.share)),
+        ]
+    )
+
+
+def recurring_scope(batches: Sequence[SpikeBatch], most: int) -> str:
+    """Over how many steps this looked."""
+    steps = {(batch.attempt, batch.step) for batch in batches}
+    older = ", the newest" if len(batches) >= most else ""
+    return f"over {fmt.plural(len(steps), 'localised step')}{older}"
+
+
+# One step of the tokens page: the sentence, the culprits, the layers, the response.
+
+MOST_TOKENS = 100
+"""Rows of a table of tokens."""
+
+
+def show_step(run: RunInfo, entry: Entry) -> None:
+    """Everything about one step."""
+    batches = [batch for batch in queries.of_step(run.run_id, entry.step) if batch.attempt == entry.attempt]
+    culprits = culprits_of(batches)
+    st.html(
+        joined(
+            el("div", token_steps.headline(entry, queries.usual_norm(run)), cls="rl-head rl-step"),
+            el("div", " ".join(token_steps.finding(entry, culprits)), cls="rl-why"),
+        )
+    )
+    _notes(entry)
+    token = _chosen(batches, culprits)
+    _table("culprits", culprits, token, CULPRITS_LAYOUT)
+    _layers(entry, token)
+    if token is not None:
+        token_response.show_response(batches, token, culprits)
+    far = _of(batches, NON_FINITE) + _of(batches, FAR_OUT)
+    if far:
+        st.html(el("div", "Far-out tokens of this step", cls="rl-family"))
+        _table("far-out", far, None, FAR_OUT_LAYOUT)
+
+
+def _of(batches: Sequence[SpikeBatch], reason: str) -> list[Token]:
+    return [token for batch in batches if batch.reason == reason for token in tokens(batch)]
+
+
+def _chosen(batches: Sequence[SpikeBatch], culprits: Sequence[Token]) -> Token | None:
+    """The token of the address, be it a culprit or one beside it; else the worst culprit."""
+    key = st.query_params.get("token", "")
+    found = next((token for token in culprits if token.key == key), None)
+    return found or _beside(batches, key) or next(iter(culprits), None)
+
+
+def _beside(batches: Sequence[SpikeBatch], key: str) -> Token | None:
+    """A token of a recorded response, by its key."""
+    parts = key.split(".")
+    if len(parts) != 4 or not all(part.isdecimal() and len(part) < 16 for part in parts):
+        return None
+    rank, microbatch, sequence, position = map(int, parts)
+    response = response_of(batches, Token(rank, microbatch, sequence, position))
+    if response is None or position not in response.positions:
+        return None
+    row = int(response.rows[response.positions.searchsorted(position)])
+    return tokens(response.batch, [row])[0]
+
+
+def _notes(entry: Entry) -> None:
+    notes = () if entry.report is None else entry.report.notes
+    if notes:
+        st.html(el("div", *(el("div", fmt.shorten(note, 300)) for note in notes[:8]), cls="rl-quiet"))
+
+
+def _layers(entry: Entry, token: Token | None) -> None:
+    whole = {} if entry.report is None else entry.report.layers
+    own = {} if token is None else token.layers
+    colours = token_scale.palette(whole, own)
+    bars = [token_scale.bar("Layers: shares of the squared gradient norm of the step", whole, colours)]
+    if token is not None:
+        bars.append(token_scale.bar(f"and of that of {fmt.shorten(token.label, 24)} alone", own, colours))
+    shown = [bar for bar in bars if bar]
+    for column, bar in zip(st.columns(max(1, len(shown)), gap="large"), shown, strict=False):
+        column.html(el("div", bar))
+
+
+def _table(key: str, found: Sequence[Token], chosen: Token | None, layout: Layout) -> None:
+    if not found:
+        return
+    rows = [layout.row(token, chosen) for token in found[:MOST_TOKENS]]
+    table.show(key, layout.columns, rows, on_open=token_response.pick if layout.opens else None)
+    if len(found) > MOST_TOKENS:
+        st.caption(f"and {fmt.step(len(found) - MOST_TOKENS)} more")
+
+
+# Tokens of one run: which steps were localised, who did it, and the responses they are in.
+
+ROWS, ROW_PX, HEAD_PX = 8, 37, 40
+"""Steps seen at once; the others by scrolling."""
+
+LISTED = 200
+"""Steps listed at most."""
+
+NOTHING = (
+    "Nothing is recorded about single tokens of this run yet. That happens when its gradient spikes or is not finite, "
+    "and when tokens are far out."
+)
+
+
+def page(go_to_run: GoToRun) -> None:
+    """The run, the step and the token named in the address."""
+    run_id = st.query_params.get("run", "")
+    if not run_id:
+        st.info("No run chosen: open one from the list of runs, then its tokens from its page.")
+        return
+    with layout.readable("This run"):
+        run = queries.run(run_id)
+        wanted = st.session_state.get("live", st.query_params.get("live") != "false")
+        live = run.state is RunState.RUNNING and wanted
+        _head(run, go_to_run)
+        st.fragment(_body, run_every=layout.REFRESH_S if live else None)(run_id)
+
+
+def _head(run: RunInfo, go_to_run: GoToRun) -> None:
+    name, live, back = st.columns([6.4, 1.8, 1.6], vertical_alignment="bottom", gap="medium")
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
+    shown = fmt.shorten(run.name or run.run_id, 160)
+    name.html(el("div", project, shown, el("span", " · tokens", cls="rl-project"), cls="rl-name"))
+    live.toggle(
+        "Live",
+        value=True,
+        key="live",
+        bind="query-params",
+        disabled=run.state is not RunState.RUNNING,
+        help="Look again every 5 s; off keeps the page still",
+    )
+    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="The run's page"):
+        go_to_run(run.run_id)
+
+
+def _body(run_id: str) -> None:
+    with layout.readable("This run"):
+        run, culprits = queries.run(run_id), queries.culprits(run_id)
+        entries = token_steps.entries(queries.localised(run_id), culprits, queries.far_out(run_id))
+        if not entries and "step" not in st.query_params:
+            st.caption(NOTHING)
+            return
+        shown = _shown(run_id, entries)
+        if shown is None:
+            return
+        _stay(shown)
+        _steps(entries, shown)
+        show_step(run, shown)
+        _recurring(culprits)
+
+
+def _shown(run_id: str, entries: Sequence[Entry]) -> Entry | None:
+    """What the address names, also where it is too old for the list; None where it names nothing and there is none."""
+    step, attempt = st.query_params.get("step"), st.query_params.get("attempt")
+    found, number = token_steps.chosen(entries, step, attempt), token_steps.numbered(step)
+    if found is not None or number is None:
+        return found
+    batches = queries.of_step(run_id, number)
+    older = token_steps.entries(
+        [], [b for b in batches if b.reason == CULPRITS], [b for b in batches if b.reason in {FAR_OUT, NON_FINITE}]
+    )
+    return token_steps.chosen(older, step, attempt) or Entry(0, number)
+
+
+def _stay(shown: Entry) -> None:
+    """Name the step in the address: a newer one must not turn the page under a reader's eyes."""
+    if "step" not in st.query_params:
+        st.query_params["step"] = str(shown.step)
+
+
+def _steps(entries: Sequence[Entry], shown: Entry) -> None:
+    count = sum(entry.report is not None for entry in entries)
+    st.html(el("div", _count_words(count, len(entries) - count), cls="rl-family"))
+    found = token_steps.matching(entries, _causes()) if len(entries) > 1 else list(entries)
+    if not found:
+        st.caption("No step matches this filter.")
+        return
+    attempts = len({entry.attempt for entry in entries})
+    rows = [token_steps.step_row(entry, shown, attempts) for entry in found[:LISTED]]
+    high = len(rows) > ROWS
+    with st.container(height=HEAD_PX + ROWS * ROW_PX if high else "content", border=False, key="steps-frame"):
+        table.show("token-steps", token_steps.STEP_COLUMNS, rows, on_open=open_step)
+    if len(found) > LISTED:
+        st.caption(f"and {fmt.step(len(found) - LISTED)} older")
+
+
+def _count_words(localised: int, others: int) -> str:
+    known = [
+        fmt.plural(localised, "localised step") if localised else "",
+        fmt.plural(others, "step") + " with far-out tokens only" if others else "",
+    ]
+    return ", ".join(filter(None, known)) or "Nothing recorded"
+
+
+def _causes() -> list[str]:
+    chosen = st.multiselect(
+        "Cause",
+        list(LOOKS),
+        key="cause",
+        placeholder="cause",
+        label_visibility="collapsed",
+        bind="query-params",
+        width=420,
+    )
+    return list(chosen)
+
+
+def open_step(key: str) -> None:
+    """Show the step of :attr:`Entry.key`; the token chosen before was of another."""
+    attempt, _, step = key.partition(".")
+    st.query_params["step"], st.query_params["attempt"] = step, attempt
+    st.query_params.pop("token", None)
+
+
+def _recurring(culprits: Sequence[SpikeBatch]) -> None:
+    if not culprits:
+        return
+    st.html(el("div", "Tokens that recur as culprits", cls="rl-family"))
+    again = recurring(culprits)
+    if not again:
+        st.caption(f"No token was a culprit twice, {recurring_scope(culprits, MOST_BATCHES)}.")
+        return
+    rows = [recurring_row(one) for one in again[:MOST_RECURRING]]
+    table.show("recurring", RECURRING_COLUMNS, rows)
+    more = f"; and {fmt.step(len(again) - len(rows))} more tokens" if len(again) > len(rows) else ""
+    st.caption(f"{recurring_scope(culprits, MOST_BATCHES).capitalize()}{more}")

@@ -1,1 +1,0 @@
-"""The pages: layout only. What they show is decided in the modules beside them."""

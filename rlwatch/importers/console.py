@@ -1,0 +1,236 @@
+"""Pieces of console output: printed dicts of metrics, tqdm's progress bars, and the steps that these tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+_START = re.compile(r"""\{\s*(?=['"][^'"{}]+['"]\s*:)""")
+_LOST_BRACE = re.compile(r"""\s*(?=['"][^'"{}]+['"]\s*:)""")
+_PAIR = re.compile(
+    r"""\s*(['"])(?P<key>[^'"{}]+)\1\s*:\s*(?P<value>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"
+    |[A-Za-z_][\w.]*\([^()]*\)|\[[^\]]*\]|\([^)]*\)|\{[^{}]*\}|[^,{}\[\]()'"\s]+)\s*(?P<end>,|\}|$)""",
+    re.VERBOSE,
+)
+
+
+MOST_BROKEN = 50
+"""Dicts without an end in one line, each of which may be looked through to the end of the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class DictRow:
+    """A printed dict: its items as text (strings without quotes), its place, and whether it was cut off."""
+
+    items: dict[str, str]
+    start: int
+    end: int
+    cut: bool
+
+
+def dict_rows(text: str) -> list[DictRow]:
+    """The dicts printed in ``text``, left to right, also a first one without its leading brace."""
+    rows: list[DictRow] = []
+    lost = _LOST_BRACE.match(text)
+    at = lost.end() if lost else _next_start(text, 0)
+    broken = 0
+    while at is not None and broken < MOST_BROKEN:
+        row = _read(text, at)
+        if row.items:
+            rows.append(row)
+        broken += row.cut
+        at = _next_start(text, max(row.end, at))
+    return rows
+
+
+def _next_start(text: str, at: int) -> int | None:
+    match = _START.search(text, at)
+    return match.end() if match else None
+
+
+def _read(text: str, start: int) -> DictRow:
+    """The dict whose first key is at ``start``. A value at the very end of the text may be cut, so it is left out."""
+    items: dict[str, str] = {}
+    at = start
+    while match := _PAIR.match(text, at):
+        if not match["end"]:
+            break
+        at = match.end()
+        items[match["key"]] = match["value"].strip("'\"")
+        if match["end"] == "}":
+            return DictRow(items, start, at, cut=False)
+    return DictRow(items, start, at, cut=True)
+
+
+# Reading tqdm progress bars: `` 3%|▎ | 12/375 [01:02<31:12, 5.16s/it]``.
+
+_BAR = re.compile(r"(?<!\d)\d{1,3}%\|[^|]*\| *(?P<n>\d{1,15})/(?P<total>\d{1,15}) \[[^\]{]*\]?")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One state of a progress bar; ``start`` and ``end`` are its place in the text it was found in."""
+
+    n: int
+    total: int
+    title: str
+    start: int
+    end: int
+
+    @property
+    def may_count_steps(self) -> bool:
+        """Whether it may be the trainer's own bar: that one has no title (``Map:``, ``Loading shards:`` have)."""
+        return not self.title or "train" in self.title.lower()
+
+
+def bars(text: str) -> Iterator[Bar]:
+    """The bars in ``text``, left to right."""
+    if "%|" not in text:
+        return
+    end = 0
+    for match in _BAR.finditer(text):
+        title = text[end : match.start()].rpartition("}")[2].strip(" :")  # "}" ends a row of metrics before the bar
+        end = match.end()
+        yield Bar(int(match["n"]), int(match["total"]), title, match.start(), end)
+
+
+# Which step a row without a step belongs to, told from the progress bars around it.
+#
+# HF's Trainer prints its metrics without the step; the bar that tqdm redraws right after the row shows it. Where
+# stdout was buffered rows come in batches, long after their steps: a batch of 31 rows before ``620/1875`` is one row
+# every 20 steps. Without any bar rows are numbered. Everything here depends only on what came before, never on the
+# end of the log, so that following a log and reading it afterwards give the same steps.
+
+T = TypeVar("T")
+_NOTHING = (0, 0)
+MOST_WAITING = 1000
+"""Rows held back for a bar at most. 8 KiB of buffered stdout are about a hundred; a bar may also never come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[T]):
+    row: T
+    trains: bool
+    beside: tuple[int, int]
+
+
+class StepClock(Generic[T]):
+    """Takes rows and bars in the order of the log; gives rows back with their step.
+
+    ``trains`` tells a row of a training step (its step is its own) from an evaluation (the step of the row before).
+    """
+
+    def __init__(self) -> None:
+        self.pace: int | None = None
+        """Steps from one row to the next, once known."""
+        self.last = 0
+        """The step of the last row."""
+        self.counted = False
+        """Whether any row had to be numbered because no bar told its step."""
+        self._waiting: list[_Waiting[T]] = []
+        self._trainings = 0
+        """How many of them are training steps."""
+        self._total: int | None = None
+        self._guessed: int | None = None
+        self._n = 0
+        self._bars_seen = False
+        self._batches = False  # rows come late and together: where the bar stands now says nothing of a single one
+
+    def row(self, row: T, *, trains: bool, beside: tuple[int, int] = _NOTHING) -> list[tuple[T, int]]:
+        """Take a row; ``beside`` is (n, total) of the bar printed before it on the same line, if any."""
+        if not trains and not self._waiting:
+            return [(row, self.last if self._total is None or self._batches else max(self.last, self._n))]
+        self._waiting.append(_Waiting(row, trains, beside))
+        self._trainings += trains
+        barless = not self._bars_seen and (self._trainings > 1 or self.counted)
+        return self._count() if barless or len(self._waiting) > MOST_WAITING else []
+
+    def bar(self, n: int, total: int, *, directly: bool) -> list[tuple[T, int]]:
+        """Take a bar; ``directly`` says that nothing but line ends lies between it and the last row."""
+        self._bars_seen = True
+        if self._total is None:
+            self._guess(n, total)
+        if not self._is_own(n, total, directly=directly):
+            return []
+        if n < self.last:  # the trainer was started again
+            self.last = 0
+        self._total, self._n = total, n
+        return self._settle(n) if n > 0 else []
+
+    def _guess(self, n: int, total: int) -> None:
+        """Before any row has told which bar is the trainer's: the first that is not yet through.
+
+        An evaluation's bar begins later; one that loads data is through before the first row.
+        """
+        if self._guessed is None:
+            self._guessed = total
+        if self._guessed == total:
+            self._n = n
+            if n == total and not self._waiting:
+                self._guessed = None
+
+    def _is_own(self, n: int, total: int, *, directly: bool) -> bool:
+        """Whether a bar is the trainer's: the one that is redrawn after its rows, and counts at least as far."""
+        if total == self._total:
+            return True
+        if not self._waiting or n < max(1, self._trainings):
+            return False
+        return directly or total == self._waiting[0].beside[1] or (self._total is None and total == self._guessed)
+
+    def _beside(self) -> int:
+        """Where the bar stood beside the only row that waits; 0 if there was none, or if it did not count this row.
+
+        A bar beside the first of several rows says nothing: they come in a batch.
+        """
+        alone = self._waiting[0].beside[0] if len(self._waiting) == 1 else 0
+        return alone if alone > self.last else 0
+
+    def at(self, step: int) -> list[tuple[T, int]]:
+        """Learn of a row that says its own step; gives back what waited before it."""
+        settled = self.flush()
+        self._advance(step)
+        return settled
+
+    def flush(self) -> list[tuple[T, int]]:
+        """Give back what still waits, with the best guess there is: training, or the log, has ended."""
+        return self._settle(self._n) if self._n > self.last else self._count()
+
+    def _settle(self, n: int) -> list[tuple[T, int]]:
+        """Spread the waiting rows over the steps up to ``n``, where the bar stands."""
+        return self._assign(self._spread(self._trainings, self._beside() or n))
+
+    def _count(self) -> list[tuple[T, int]]:
+        trainings = self._trainings
+        self.counted = self.counted or trainings > 0
+        pace = self.pace or 1
+        return self._assign([self.last + pace * i for i in range(1, trainings + 1)])
+
+    def _assign(self, steps: list[int]) -> list[tuple[T, int]]:
+        following = iter(steps)
+        done = [(w.row, self._advance(next(following)) if w.trains else self.last) for w in self._waiting]
+        self._waiting, self._trainings = [], 0
+        return done
+
+    def _advance(self, step: int) -> int:
+        if step > self.last:
+            self.pace = step - self.last
+        self.last = step
+        return step
+
+    def _spread(self, rows: int, n: int) -> list[int]:
+        """Steps of ``rows`` consecutive rows of which the last is at or shortly before ``n``."""
+        if rows <= 1:
+            return [n] * rows
+        self._batches = True
+        if self.pace:
+            end = self.last + self.pace * rows
+            if not 0 <= n - end <= self.pace:  # rows are missing: count back, HF logs at multiples of the pace
+                end = n - n % self.pace
+            if end - self.pace * rows >= self.last:
+                return [end - self.pace * i for i in reversed(range(rows))]
+        if self.last == 0 and n % rows and rows > 2 and n % (rows - 1) == 0:  # logging_first_step
+            return [1] + [n // (rows - 1) * i for i in range(1, rows)]
+        pace = max(1, (n - self.last) // rows)
+        return [min(self.last + pace * i, n) for i in range(1, rows + 1)]

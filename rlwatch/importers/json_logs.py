@@ -1,0 +1,197 @@
+"""JSON: lines of verl's ``file`` logger and flat rows of anything else, and ``trainer_state.json`` of HF's Trainer.
+
+verl writes ``{"step": 12, "data": {...}}`` with orjson, which turns NaN **and** both infinities into ``null``: null
+reads as NaN, "not finite, observed". Python's ``json`` writes ``NaN``, ``Infinity``, ``-Infinity``, which are read
+as such; a null there is TRL's mean of nothing but NaN, so it reads as NaN too. What was not measured is absent.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import STEP_FIELDS, LineImporter, LineParser, Reading, Row, Verdict, metrics_of, step_of
+from rlwatch.importers.lines import LARGEST_DOCUMENT, Segment, blocks, parsed
+from rlwatch.records import JSON
+
+SUMMARY = "train_runtime"
+"""Marks the row HF's Trainer writes at the very end: averages over the run, not a step."""
+
+
+class JsonLinesParser(LineParser):
+    """One JSON object a line; a line that is none (cut off by a crash) is counted and left out."""
+
+    def feed(self, segment: Segment) -> Iterator[Row]:
+        """The row of one line."""
+        if not segment.text.lstrip().startswith("{"):
+            self.skips.add("a line that is not a JSON object", segment.line)
+            return
+        try:
+            entry = parsed(segment.text)
+        except ValueError as error:
+            self.skips.add(str(error), segment.line)
+            return
+        yield from self._row(entry, segment.line)
+
+    @abstractmethod
+    def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
+        """The row of one object, if it is one."""
+
+    def _step(self, value: object, line: int) -> int:
+        self.recognised = True
+        try:
+            return step_of(value)
+        except ValueError as error:
+            raise ImportFormatError(self.path, f"{error}; correct or remove this line", line) from None
+
+
+class VerlJsonLinesParser(JsonLinesParser):
+    """Rows ``{"step": N, "data": {...}}``."""
+
+    def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
+        data = entry.get("data")
+        if "step" not in entry or not isinstance(data, dict):
+            self.skips.add("a row without step and data", line)
+            return
+        step = self._step(entry["step"], line)
+        yield Row(step, metrics_of(data, self.skips, line), line)
+
+
+class FlatJsonLinesParser(JsonLinesParser):
+    """Rows ``{"step": N, name: value, ...}``."""
+
+    def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
+        if SUMMARY in entry:
+            self.skips.add("the trainer's summary row at the end", line)
+            return
+        field = next((name for name in STEP_FIELDS if name in entry), None)
+        if field is None:
+            self.skips.add(f"a row without a step (looked for {', '.join(STEP_FIELDS)})", line)
+            return
+        if field == "step" and isinstance(entry.get("data"), dict):
+            self.skips.add("a row of verl's file logger", line)
+            return
+        step = self._step(entry.pop(field), line)
+        metrics = metrics_of(entry, self.skips, line)
+        if metrics:
+            yield Row(step, metrics, line)
+
+
+class VerlJsonLines(LineImporter):
+    """The file that verl's ``trainer.logger=["file"]`` writes."""
+
+    name: ClassVar[str] = "verl-jsonl"
+    expects: ClassVar[str] = 'JSON line {"step": N, "data": {...}}'
+    source: ClassVar[str] = "verl"
+    weight: ClassVar[float] = 0.95
+    marks: ClassVar[tuple[bytes, ...]] = (b'"data"',)
+    parser: ClassVar[type[LineParser]] = VerlJsonLinesParser
+
+
+class FlatJsonLines(LineImporter):
+    """JSON lines with a step and metrics side by side."""
+
+    name: ClassVar[str] = "jsonl"
+    expects: ClassVar[str] = 'JSON line {"step": N, "name": value, ...}'
+    marks: ClassVar[tuple[bytes, ...]] = (b"{",)
+    parser: ClassVar[type[LineParser]] = FlatJsonLinesParser
+
+
+# ``trainer_state.json`` of HF's Trainer (in each ``checkpoint-N/``): rows of ``log_history``.
+#
+# Written by Python's ``json``, so NaN and infinities stand there as the literals ``NaN``, ``Infinity``. ``null`` is
+# TRL's mean of nothing but NaN: it reads as NaN. Evaluation rows (``eval_...``) are records of their step too; the
+# row of ``train_runtime`` at the end is the run's summary and is left out. Line numbers are numbers of rows.
+
+_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "save_steps", "eval_steps", "train_batch_size")
+
+
+class TrainerStateReading(Reading):
+    """Read as a whole, since it is one JSON object."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._settings: Mapping[str, JSON] = {}
+
+    def config(self) -> Mapping[str, JSON]:
+        """The settings that the file holds."""
+        return self._settings
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """The rows of ``log_history``."""
+        state = _load(path)
+        history = state.get("log_history")
+        if not isinstance(history, list):
+            raise ImportFormatError(str(path), "has no list 'log_history'; is it the file of a finished checkpoint?")
+        self._settings = {name: state[name] for name in _SETTINGS if state.get(name) is not None}
+        for number, entry in enumerate(history, 1):
+            yield from self._row(entry, number)
+
+    def _row(self, entry: object, number: int) -> Iterator[Row]:
+        if not isinstance(entry, dict) or "step" not in entry:
+            self.skips.add("a row without a step", number)
+            return
+        if SUMMARY in entry:
+            self.skips.add("the trainer's summary row at the end", number)
+            return
+        try:
+            step = step_of(entry["step"])
+        except ValueError as error:
+            raise ImportFormatError(self.path, f"row {number} of log_history: {error}") from None
+        self.recognised = True
+        metrics = metrics_of({name: value for name, value in entry.items() if name != "step"}, self.skips, number)
+        if metrics:
+            yield Row(step, metrics, number)
+
+
+class TrainerState:
+    """The state file of a checkpoint."""
+
+    name: ClassVar[str] = "trainer-state"
+    expects: ClassVar[str] = "JSON object with a 'log_history' (trainer_state.json)"
+    source: ClassVar[str] = "trl"
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:
+        """Sure if the head is an object with ``log_history``; its name alone is a good sign."""
+        if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            return Verdict(0.0, f"no {self.expects}")
+        if b'"log_history"' in head:
+            return Verdict(0.99, "found 'log_history'")
+        if path.name.startswith("trainer_state.json"):
+            return Verdict(0.9, "called trainer_state.json")
+        return Verdict(0.0, f"no {self.expects}")
+
+    def reading(self, path: str) -> TrainerStateReading:
+        """A fresh reading."""
+        return TrainerStateReading(path)
+
+
+def _load(path: Path) -> dict[str, JSON]:
+    found = bytearray()
+    for block in blocks(path):
+        found += block
+        if len(found) > LARGEST_DOCUMENT:
+            raise ImportFormatError(str(path), f"is larger than the {LARGEST_DOCUMENT:,} bytes that are read of such")
+    text = found.decode("utf-8-sig", "replace")
+    try:
+        state = json.loads(text)
+    except json.JSONDecodeError as error:
+        half = "ends in the middle" if error.pos >= len(text.rstrip()) - 1 else "is not valid JSON"
+        problem = (
+            f"{half} (column {error.colno}: {error.msg}); if the trainer is still writing it, try again, "
+            "else use the trainer_state.json of the checkpoint before"
+        )
+        raise ImportFormatError(str(path), problem, error.lineno) from None
+    except ValueError:
+        raise ImportFormatError(str(path), "cannot be read: it holds an integer of thousands of digits") from None
+    except RecursionError:
+        raise ImportFormatError(str(path), "is nested too deeply to be a trainer_state.json") from None
+    if not isinstance(state, dict):
+        raise ImportFormatError(str(path), f"must be a JSON object, got a {type(state).__name__}")
+    return state

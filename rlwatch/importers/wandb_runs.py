@@ -1,0 +1,376 @@
+"""Runs of wandb: the ``.wandb`` file of one, and one on a server; the same rules for the step of a row."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.assemble import RunAssembly, source_of
+from rlwatch.importers.base import (
+    Reading,
+    Row,
+    Skipped,
+    Skips,
+    StreamImporter,
+    StreamReading,
+    Verdict,
+    step_of,
+    value_of,
+)
+from rlwatch.importers.binary_records import WANDB, LevelDbLog, fields, floating, message, signed, text, zigzag
+from rlwatch.importers.follow import Position
+from rlwatch.importers.lines import LONGEST_NAME, parsed, shown
+from rlwatch.records import StepRecord
+
+TRAINERS = ("train/global_step", "trainer/global_step", "training/global_step")
+"""Hugging Face, TRL and OpenRLHF; Lightning; verl."""
+HUGGING_FACE = TRAINERS[0]
+PLAIN = "global_step"
+OWN = "_step"
+MOST_AXES = 50
+
+
+class WandbSteps:
+    """Turns the rows of one wandb run into rows with steps.
+
+    A row's step is the trainer's own, or that of an axis that ``define_metric`` declared, or ``global_step``, or
+    what the last row with one of the first two had, or wandb's.
+    """
+
+    def __init__(self, skips: Skips) -> None:
+        self._skips = skips
+        self._axes = list(TRAINERS)
+        self._last: int | None = None
+
+    def define(self, axis: str) -> None:
+        """Learn of an axis that the user declared."""
+        if axis not in (*self._axes, OWN, PLAIN, "") and len(self._axes) < MOST_AXES:
+            self._axes.append(axis)
+
+    def row(self, items: Mapping[str, object], number: int) -> Row | None:
+        """The row, or None if it holds no number; ``number`` counts rows."""
+        step = self._step(items, number)
+        metrics = {
+            name: value
+            for name, raw in items.items()
+            if not name.startswith("_") and (value := self._value(name, raw, items, number)) is not None
+        }
+        if step is None or not metrics:
+            return None
+        return Row(step, metrics, number, ts=_time(items.get("_timestamp")))
+
+    def _value(self, name: str, raw: object, items: Mapping[str, object], number: int) -> float | None:
+        """None (no measurement) is NaN only where Hugging Face's trainers write it for NaN."""
+        if raw is None and HUGGING_FACE not in items:
+            return None
+        value = value_of(raw)
+        if value is None:
+            self._skips.add(f"{shown(name)} is not a number", number)
+        return value
+
+    def _step(self, items: Mapping[str, object], number: int) -> int | None:
+        for axis in self._axes:
+            step = _whole(items.get(axis))
+            if step is not None:
+                self._last = step
+                return step
+        for candidate in (_whole(items.get(PLAIN)), self._last, _whole(items.get(OWN))):
+            if candidate is not None:
+                return candidate
+        self._skips.add("a row without a step", number)
+        return None
+
+
+def _whole(value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        return step_of(value)
+    except ValueError:
+        return None
+
+
+def _time(value: object) -> float:
+    time = value_of(value)
+    return time if time is not None and math.isfinite(time) and value is not None else 0.0
+
+
+# The ``run-ID.wandb`` file of a wandb run (``wandb/offline-run-.../``, and ``wandb/run-.../`` of online ones).
+#
+# wandb writes every row to it while the run lives, whether it also sends it or not. Fields by number as in wandb's
+# ``wandb_internal.proto``; older files write values as JSON, newer ones may write them as numbers. JSON of wandb has
+# NaN and the infinities as such. "Lines" are numbers of rows.
+
+_HISTORY, _METRIC = 2, 12
+_NO_NUMBER = object()
+
+
+class WandbIntake:
+    """Takes one ``.wandb`` file in."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._frames = LevelDbLog()
+        self._steps = WandbSteps(reading.skips)
+        self._count = 0
+
+    def feed(self, data: bytes) -> Iterator[Row]:
+        """Rows that ``data`` completes."""
+        for frame in self._frames.feed(data):
+            self._reading.recognised = True
+            try:
+                row = self._record(frame)
+            except ValueError as error:
+                self._reading.skips.add(f"a record that cannot be read ({error})", self._count)
+                continue
+            if row is not None:
+                yield row
+        if self._frames.damage:
+            self._reading.skips.add(self._frames.damage, self._count)
+            self._frames.damage = ""
+
+    def finish(self) -> Iterator[Row]:
+        """Nothing is held back."""
+        return iter(())
+
+    def cut(self) -> Iterator[Row]:
+        """Nothing is held back."""
+        return iter(())
+
+    def _record(self, frame: bytes) -> Row | None:
+        for number, value in fields(frame):
+            if number == _HISTORY:
+                self._count += 1
+                return self._steps.row(_history(message(value)), self._count)
+            if number == _METRIC:
+                self._steps.define(next((text(axis) for at, axis in fields(message(value)) if at == 4), ""))
+        return None
+
+
+def _history(record: bytes) -> Mapping[str, object]:
+    """The values of a row by name; what belongs to a histogram, an image or a table is left out."""
+    items: dict[str, object] = {}
+    for number, value in fields(record):
+        if number == 1:
+            name, found = _item(message(value))
+            items[name] = found
+        elif number == 2:
+            own = next((signed(step) for at, step in fields(message(value)) if at == 1), 0)
+            items.setdefault(OWN, own)
+    media = {name.removesuffix("._type") for name in items if name.endswith("._type")}
+    return {
+        name: value
+        for name, value in items.items()
+        if value is not _NO_NUMBER and not (media and any(part in media for part in _parents(name)))
+    }
+
+
+def _parents(name: str) -> Iterator[str]:
+    """What ``name`` may be a part of: of ``a.b.c`` ``a`` and ``a.b``."""
+    at = name.find(".", 0, LONGEST_NAME)
+    while at >= 0:
+        yield name[:at]
+        at = name.find(".", at + 1, LONGEST_NAME)
+
+
+def _item(item: bytes) -> tuple[str, object]:
+    name, nested, found = "", list[str](), None
+    for number, value in fields(item):
+        if number == 1:
+            name = text(value)
+        elif number == 2:
+            nested.append(text(value))
+        elif number in (8, 16):
+            found = _json(text(value))
+        elif number == 6:
+            found = floating(value)
+        elif number == 5:
+            found = zigzag(value)
+        elif number in (4, 7):
+            found = _NO_NUMBER
+    return name or ".".join(nested), found
+
+
+def _json(text: str) -> object:
+    try:
+        value = parsed(text)
+    except ValueError:
+        return _NO_NUMBER
+    return _NO_NUMBER if isinstance(value, dict | list | bool) else value
+
+
+class WandbReading(StreamReading):
+    """Of a ``.wandb`` file."""
+
+    def intake(self) -> WandbIntake:
+        """Takes one file in."""
+        return WandbIntake(self)
+
+
+class WandbOffline(StreamImporter):
+    """A ``.wandb`` file."""
+
+    name: ClassVar[str] = "wandb"
+    expects: ClassVar[str] = "wandb run file (run-ID.wandb)"
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+        """Sure by the mark that every such file begins with."""
+        if head.startswith(WANDB):
+            return Verdict(0.99, "found the mark of a wandb file")
+        return Verdict(0.0, f"no {self.expects}")
+
+    def reading(self, path: str) -> WandbReading:
+        """A fresh reading."""
+        return WandbReading(path)
+
+
+# A run on a wandb server, polled through wandb's public API; needs wandb, and a key of its user.
+#
+# ``scan_history`` gives every row exactly (``history`` would sample). wandb has no way to be told of new rows, so it
+# is asked now and then.
+
+T = TypeVar("T")
+
+ASK_S = 30.0
+"""Seconds between two questions to the server."""
+_ADDRESS = re.compile(r"(?:wandb://|https?://[^/]+/)([^/\s]+)/([^/\s]+)/(?:runs/)?([^/?#\s]+)/?(?:[?#].*)?")
+
+
+def wandb_run(address: str) -> str | None:
+    """``entity/project/run`` of an address of wandb; None if it is none.
+
+    >>> wandb_run("https://wandb.ai/me/math-rl/runs/1jfgog54?nw=x"), wandb_run("wandb://me/math-rl/1jfgog54")
+    ('me/math-rl/1jfgog54', 'me/math-rl/1jfgog54')
+    """
+    match = _ADDRESS.fullmatch(address)
+    return "/".join(match.groups()) if match else None
+
+
+class WandbTail:
+    """The records of a run on a server as they come; used as :class:`~rlwatch.importers.LogTail` is.
+
+    Parameters
+    ----------
+    run
+        ``entity/project/run``.
+    api
+        Gives a ``wandb.Api``; that of the installed wandb by default.
+
+    Raises ``ImportFormatError`` if wandb is not installed or knows no key. What the network does is in ``problem``.
+    """
+
+    def __init__(self, run: str, *, api: Callable[[], Any] | None = None, clock: Clock | None = None) -> None:
+        self.run, self.name = run, run.rpartition("/")[2]
+        self.format = "wandb-api"
+        self.behind = self.turned = False
+        self.problem = ""
+        self.modified = 0.0
+        self._clock = clock or SystemClock()
+        self._skips = Skips()
+        self._steps = WandbSteps(self._skips)
+        self._assembly = RunAssembly(run)
+        self._next = self._count = 0
+        self._ask_at = 0.0
+        self._rows: Iterator[Mapping[str, object]] | None = None
+        self._api = (api or _public_api)()
+
+    @property
+    def source(self) -> str:
+        """The trainer, as far as the metrics tell."""
+        return source_of(self._assembly.names)
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What could not be used."""
+        return self._skips.listed()
+
+    @property
+    def position(self) -> Position | None:
+        """None: every row is asked for again, and the store knows those it has."""
+        return None
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Nothing is known of how much there is."""
+        return 0, 0
+
+    def poll(self, most: int | None = None) -> list[StepRecord]:
+        """The records of rows that came since; asks the server at most every 30 s."""
+        records: list[StepRecord] = []
+        if self._rows is None and self._clock.monotonic() < self._ask_at:
+            return records
+        self.problem = ""
+        try:
+            _answered(partial(self._read_into, records, most))
+        except _UnansweredError as why:
+            self._rows = None
+            self.problem = f"wandb cannot be asked for {self.run}: {why}"
+        self.behind = self._rows is not None
+        self._ask_at = self._clock.monotonic() + ASK_S
+        return records
+
+    def close(self) -> list[StepRecord]:
+        """Nothing is ever held back."""
+        return []
+
+    def release(self) -> None:
+        """Nothing is ever held."""
+
+    def _read_into(self, records: list[StepRecord], most: int | None) -> None:
+        self._rows = self._rows or self._asked()
+        for items in self._rows:
+            records += self._records(items)
+            if most is not None and len(records) >= most:
+                return
+        self._rows = None
+
+    def _asked(self) -> Iterator[Mapping[str, object]]:
+        rows: Iterable[Mapping[str, object]] = self._api.run(self.run).scan_history(min_step=self._next)
+        return iter(rows)
+
+    def _records(self, items: Mapping[str, object]) -> list[StepRecord]:
+        self._count += 1
+        if items.get(OWN) is not None:
+            self._next = max(self._next, step_of(items[OWN]) + 1)
+        row = self._steps.row({name: value for name, value in items.items() if _scalar(value)}, self._count)
+        return [] if row is None else [self._assembly.record(row, self._skips)]
+
+
+def _scalar(value: object) -> bool:
+    return not isinstance(value, dict | list)
+
+
+def _public_api() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise ImportFormatError("wandb", "a run on a server needs wandb: pip install wandb") from None
+    try:
+        return _answered(partial(wandb.Api, timeout=20))
+    except _UnansweredError as why:
+        problem = f"wandb does not let us in ({why}); set WANDB_API_KEY or `wandb login`"
+        raise ImportFormatError("wandb", problem) from None
+
+
+class _UnansweredError(Exception):
+    """Why wandb did not answer, in one line."""
+
+
+def _answered(question: Callable[[], T]) -> T:
+    """The seam to wandb: its errors and those of its network libraries share no base, and change by its version.
+
+    Raises ``_UnansweredError``.
+    """
+    try:
+        return question()
+    except Exception as error:  # noqa: BLE001
+        raise _UnansweredError(" ".join(str(error).split())[:200]) from None

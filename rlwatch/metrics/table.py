@@ -1,0 +1,501 @@
+"""The table of metrics, family by family, in the order every page and document keeps."""
+
+from __future__ import annotations
+
+from rlwatch.metrics.rows import Family, Metric, fraction, nats, other, proxy, same
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+
+# fmt: off
+
+DRAWS = (1, 2, 4, 8, 16, 32, 64)
+"""The k of pass@k and all-correct@k."""
+
+REWARD: tuple[Metric, ...] = (
+    Metric("reward/mean", Family.REWARD, "", "mean reward of the batch", aggregator="sequence mean", aliases=(
+        same("reward"), same("critic/score/mean", "verl"), same("rollout/reward_mean", "openrlhf"),
+        same("rollout/raw_reward", "slime"), same("ppo_actor/task_reward/avg", "areal"),
+        proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl", aggregator="log-ratio to the reference, times beta"),
+        same("objective/scores", "trl"), proxy("return", "openrlhf"))),
+    Metric("reward/std", Family.REWARD, "", "standard deviation of the reward over the batch", 0.0, aliases=(
+        same("reward_std"), same("rollout/reward_std", "openrlhf"))),
+    Metric("reward/max", Family.REWARD, "", "largest reward of the batch", aggregator="maximum", aliases=(same("critic/score/max", "verl"),)),
+    Metric("reward/min", Family.REWARD, "", "smallest reward of the batch", aggregator="minimum", aliases=(same("critic/score/min", "verl"),)),
+    Metric("reward/group_std", Family.REWARD, "", "standard deviation of the reward within a group (n - 1), mean over responses", 0.0,
+           aggregator="sequence mean", aliases=(same("group_reward_std", "openrlhf"),)),
+    fraction("reward/zero_std_frac", Family.REWARD, "samples whose group all got the same reward (no gradient)",
+           aggregator="sample fraction", aliases=(
+               same("frac_reward_zero_std"), proxy("frac_reward_zero_std", "trl/rloo", aggregator="after reward clip and KL penalty"))),
+    fraction("reward/zero_std_right_frac", Family.REWARD, "samples whose group is right as a whole (too easy)", aggregator="sample fraction"),
+    fraction("reward/zero_std_wrong_frac", Family.REWARD, "samples whose group is wrong as a whole (too hard)", aggregator="sample fraction"),
+    fraction("reward/zero_std_other_frac", Family.REWARD, "samples whose group got one reward that is neither right nor wrong",
+           aggregator="sample fraction"),
+    Metric("reward/groups_right", Family.REWARD, "groups", "groups right as a whole", 0.0, aggregator="sum", aliases=(
+        same("rollout/zero_std/count_1", "slime"), same("rollout/zero_std/count_1.0", "slime"))),
+    Metric("reward/groups_wrong", Family.REWARD, "groups", "groups wrong as a whole", 0.0, aggregator="sum", aliases=(
+        same("rollout/zero_std/count_0", "slime"), same("rollout/zero_std/count_0.0", "slime"))),
+    Metric("reward/effective_groups", Family.REWARD, "groups", "groups whose rewards differ, so that they teach something", 0.0, aggregator="sum"),
+    *(fraction(f"reward/pass_at_{k}", Family.REWARD, f"chance that of {k} responses to a prompt at least one is right, unbiased",
+               aggregator="group mean", aliases=(same(f"passrate/pass@{k}", "slime"),)) for k in DRAWS),
+    *(fraction(f"reward/all_correct_at_{k}", Family.REWARD, f"chance that {k} responses to a prompt are all right, unbiased",
+               aggregator="group mean") for k in DRAWS[1:]),
+    fraction("reward/unique_answers", Family.REWARD, "distinct extracted answers of a group over its answers", aggregator="group mean"),
+    fraction("reward/majority_share", Family.REWARD, "share of a group's answers that are its most frequent one", aggregator="group mean"),
+    Metric("reward/answer_entropy", Family.REWARD, "nats", "entropy of the answers of a group", 0.0, aggregator="group mean"),
+    Metric("val/score", Family.REWARD, "", "score on held-out prompts, measured now and then", aggregator="evaluation", aliases=(
+        same("eval_reward"), proxy("eval/reward"))),
+    Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(same("critic/advantages/mean"),)),
+    Metric("adv/std", Family.REWARD, "", "standard deviation of the advantage", 0.0),
+    Metric("adv/max", Family.REWARD, "", "largest advantage", aliases=(same("critic/advantages/max"),)),
+    Metric("adv/min", Family.REWARD, "", "smallest advantage", aliases=(same("critic/advantages/min"),)),
+)
+OPEN_REWARD: tuple[Metric, ...] = (
+    Metric("val-core/", Family.REWARD, "", "score on one held-out set, as verl names it", aggregator="evaluation"),
+    Metric("reward/by_task/", Family.REWARD, "", "mean reward of the responses to one task or data source", aggregator="sequence mean"),
+)
+# fmt: on
+# fmt: off
+
+
+# How much the policy still explores.
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+_OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
+"""Trainers whose entropy is that of tokens they were given: it falls as they learn them, and nothing is explored."""
+
+EXPLORATION: tuple[Metric, ...] = (
+    nats("policy/entropy", Family.EXPLORATION, "full-softmax entropy at rollout temperature", low=0.0, aliases=(
+        same("entropy"), same("actor/entropy", "verl", aggregator="loss_agg_mode, old policy"),
+        same("entropy/mean"), same("entropy/all/mean", "prime-rl"), same("ppo_actor/update/entropy/avg", "areal"),
+        same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
+        proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
+        proxy("train/entropy_loss", "slime"),
+        *(other("entropy", source) for source in _OF_A_DATASET))),
+    nats("policy/entropy_pos", Family.EXPLORATION, "entropy of the tokens of positive advantage", low=0.0),
+    nats("policy/entropy_neg", Family.EXPLORATION, "entropy of the tokens of negative advantage: it is these that explode", low=0.0),
+    nats("policy/entropy_p10", Family.EXPLORATION, "10th percentile of token entropy", low=0.0),
+    nats("policy/entropy_p90", Family.EXPLORATION, "90th percentile of token entropy", low=0.0),
+    Metric("policy/vocab_size", Family.EXPLORATION, "tokens", "vocabulary size: entropy cannot exceed its logarithm", 1.0),
+    nats("policy/logp_mean", Family.EXPLORATION, "mean log-prob of the sampled tokens", high=0.0,
+           aliases=(same("train/log_probs", "slime"),)),
+    nats("policy/logp_min", Family.EXPLORATION, "lowest log-prob of a sampled token", high=0.0, aggregator="minimum"),
+    Metric("policy/cov", Family.EXPLORATION, "nats", "covariance c of log-prob and advantage over tokens: a step lowers entropy in proportion to it"),
+    Metric("policy/cov_top", Family.EXPLORATION, "nats", "mean c of the 0.2 % of tokens where it is largest", aggregator="mean of the top 0.2 %"),
+    fraction("policy/cov_positive", Family.EXPLORATION, "tokens with c > 0, whose update lowers entropy"),
+    fraction("policy/cov_candidates", Family.EXPLORATION, "tokens with c within (1, 5) that PPO does not clip: candidates of Clip-Cov"),
+)
+OPEN_EXPLORATION: tuple[Metric, ...] = (
+    nats("policy/entropy_by_task/", Family.EXPLORATION, "mean entropy of the responses to one task or data source", low=0.0,
+           aggregator="sequence mean"),
+)
+# fmt: on
+# fmt: off
+
+
+# Whether an update lowers the likelihood of the very responses it rewards (arXiv 2512.04220).
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+LIKELIHOOD: tuple[Metric, ...] = (
+    nats("lld/logp_positive", Family.EXPLORATION, "mean log-prob of the tokens of responses with a positive advantage", high=0.0),
+    nats("lld/displacement", Family.EXPLORATION, "log-prob now less log-prob before the update, on tokens of positive advantage"),
+    fraction("lld/displaced_frac", Family.EXPLORATION, "responses of positive advantage that became less likely", aggregator="sequence fraction"),
+    fraction("lld/negative_push", Family.EXPLORATION, "share of |A| (1 - p), summed over tokens, that pushes down", aggregator="weighted token fraction"),
+    nats("lld/penalty", Family.EXPLORATION, "LLDS penalty: what actions of responses with A >= 0 lost, where the whole action lost", low=0.0),
+)
+# fmt: on
+# fmt: off
+
+
+# How far the policy moves: from the reference, and from the policy that sampled.
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+TRUST_REGION: tuple[Metric, ...] = (
+    nats("policy/kl_ref", Family.TRUST_REGION, "KL to the reference policy", estimator="k3", aliases=(
+        same("kl", "trl/grpo", "k3", "token mean, times pi/pi_old with use_bias_correction_kl"), proxy("kl", "trl/rloo", "k1"),
+        proxy("kl", "openrlhf", "k1|k2|k3"), proxy("kl", "trl/kto", "k1", "sequence sum of mismatched pairs, at least 0"),
+        proxy("objective/kl", "trl", "k1", "sequence sum"), same("kl", "", "k3"),
+        same("actor/kl_loss", "verl", "kl_loss_type"), proxy("actor/reward_kl_penalty", "verl"),
+        proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss"))),
+    nats("policy/kl_ref_k1", Family.TRUST_REGION, "KL to the reference, k1 = x, x = log(pi/ref); may be negative", aliases=(
+        proxy("logprobs_diff", "openrlhf", "k1", "token mean, or sequence mean where KL is part of the reward; 0 without a reference"),)),
+    nats("policy/kl_ref_k2", Family.TRUST_REGION, "KL to the reference, k2 = x^2/2", low=0.0),
+    nats("policy/kl_ref_k3", Family.TRUST_REGION, "KL to the reference, k3 = exp(-x) - 1 + x", low=0.0),
+    nats("policy/kl_ref_weighted", Family.TRUST_REGION, "k3 times pi/pi_old: unbiased on samples of the old policy", estimator="V3.2"),
+    nats("policy/kl_ref_max", Family.TRUST_REGION, "largest k3 of a token", low=0.0, aggregator="maximum"),
+    nats("policy/kl_ref_p99", Family.TRUST_REGION, "99th percentile of k3", low=0.0, aggregator="99th percentile"),
+    fraction("policy/kl_ref_far", Family.TRUST_REGION, "tokens more than twice or less than half as likely as under the reference"),
+    fraction("policy/kl_ref_saturated", Family.TRUST_REGION, "tokens with k3 > 10, where verl clamps it: no gradient pulls them back"),
+    fraction("policy/kl_ref_neg_share", Family.TRUST_REGION, "share of the k3 sum that tokens of negative advantage hold", aggregator="share of the sum"),
+    fraction("policy/kl_ref_unlikely_share", Family.TRUST_REGION, "share of the k3 sum that tokens hold whose old probability was below 0.1",
+           aggregator="share of the sum"),
+    nats("policy/kl_old", Family.TRUST_REGION, "k1 between the policy before and during the update", estimator="k1", aliases=(
+        same("actor/ppo_kl", "verl", "k1"), same("ppo_kl", "", "k1"), same("train/ppo_kl", "slime"),
+        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl"))),
+    Metric("policy/kl_coef", Family.TRUST_REGION, "", "weight of the KL term (beta)", 0.0, aliases=(same("actor/kl_coef"), same("beta"))),
+    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio"))),
+    Metric("ratio/max", Family.TRUST_REGION, "", "largest importance ratio", 0.0, aggregator="maximum"),
+    Metric("ratio/min", Family.TRUST_REGION, "", "smallest importance ratio", 0.0, aggregator="minimum"),
+    Metric("ratio/p99", Family.TRUST_REGION, "", "99th percentile of token ratios", 0.0, aggregator="99th percentile"),
+    nats("ratio/log_absmax", Family.TRUST_REGION, "largest |log ratio| of a token", low=0.0, aggregator="maximum"),
+    Metric("ratio/m2", Family.TRUST_REGION, "nats^2", "mean squared log-ratio (M2PO holds it below 0.04)", 0.0),
+    Metric("ratio/chi2", Family.TRUST_REGION, "", "<ratio^2> - 1 of raw token ratios"),
+    fraction("ratio/ess", Family.TRUST_REGION, "effective sample size of raw token ratios over their number"),
+    fraction("ratio/ess_clipped", Family.TRUST_REGION, "the same of ratios cut at the bounds of the loss's clip: looks healthy when much is cut"),
+    Metric("ratio/geo_mean", Family.TRUST_REGION, "", "mean over responses of the geometric mean of their token ratios", 0.0, aggregator="sequence mean"),
+    Metric("ratio/geo_max", Family.TRUST_REGION, "", "largest geometric mean of a response", 0.0, aggregator="maximum"),
+    Metric("ratio/geo_min", Family.TRUST_REGION, "", "smallest geometric mean of a response", 0.0, aggregator="minimum"),
+    fraction("ratio/product_ess", Family.TRUST_REGION, "effective sample size of the products of responses' token ratios over their number", aggregator="sequences"),
+    Metric("ratio/log_var_growth", Family.TRUST_REGION, "nats^2/token", "growth of a response's log-ratio variance with its length", aggregator="regression slope"),
+    Metric("ratio/seq_mean", Family.TRUST_REGION, "", "mean ratio of whole responses, as a sequence-level loss takes it", 0.0, aggregator="sequence mean"),
+    Metric("ratio/seq_max", Family.TRUST_REGION, "", "largest ratio of a whole response", 0.0, aggregator="maximum"),
+    fraction("ratio/seq_ess", Family.TRUST_REGION, "effective sample size of the ratios of responses over their number", aggregator="sequences"),
+    fraction("ratio/clipfrac", Family.TRUST_REGION, "tokens whose ratio is clipped", aliases=(
+        same("clip_ratio/region_mean", "", aggregator="token fraction, sign-aware"), same("actor/pg_clipfrac", "verl"),
+        same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"),
+        same("actor/ppo_ratio_clipfrac", "roll"), same("clip_ratio"), same("policy/clipfrac_avg", "trl"),
+        proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl"))),
+    fraction("ratio/clipfrac_low", Family.TRUST_REGION, "tokens clipped below (advantage < 0)", aliases=(
+        same("clip_ratio/low_mean"), proxy("clip_ratio/low_mean", "trl/rloo", aggregator="sequence fraction"),
+        same("actor/ppo_ratio_low_clipfrac", "roll"))),
+    fraction("ratio/clipfrac_high", Family.TRUST_REGION, "tokens clipped above (advantage > 0)", aliases=(
+        same("clip_ratio/high_mean"), proxy("clip_ratio/high_mean", "trl/rloo", aggregator="sequence fraction"),
+        same("actor/ppo_ratio_high_clipfrac", "roll"))),
+    fraction("ratio/clipfrac_dual", Family.TRUST_REGION, "tokens beyond the dual clip (advantage < 0, ratio > c)", aliases=(
+        proxy("actor/pg_clipfrac_lower", "verl", aggregator="0 where the loss has no dual clip"),)),
+    fraction("offpolicy/masked", Family.TRUST_REGION, "responses that V3.2's off-policy mask drops, at the loss's threshold or 0.5 nats/token",
+           aggregator="sequence fraction", aliases=(proxy("train/opsm_clipfrac", "slime", aggregator="sequences, counted"),)),
+    fraction("offpolicy/masked_neg", Family.TRUST_REGION, "the same, of responses of negative advantage", aggregator="sequence fraction"),
+    nats("offpolicy/kl_neg_max", Family.TRUST_REGION, "largest mean of log sampling - log policy over a response of negative advantage", aggregator="maximum"),
+)
+# fmt: on
+# fmt: off
+
+
+# The loss, the gradient, and what in them is not a number.
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+OPTIMISATION: tuple[Metric, ...] = (
+    Metric("loss/policy", Family.OPTIMISATION, "", "policy loss (comparable only within one aggregation mode)", aliases=(
+        same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
+        proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"))),
+    Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
+    Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
+        same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"),
+        same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm"))),
+    Metric("optim/grad_norm_max", Family.OPTIMISATION, "", "largest global gradient norm of several optimizer steps in one step", 0.0, aggregator="maximum"),
+    Metric("optim/lr", Family.OPTIMISATION, "", "learning rate", 0.0, aliases=(
+        same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"),
+        same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr"))),
+    Metric("optim/layers_clipped", Family.OPTIMISATION, "layers", "layers that layer-wise clipping scaled down", 0.0, aggregator="last optimizer step"),
+    fraction("optim/clip_scale_min", Family.OPTIMISATION, "smallest factor that layer-wise clipping scaled a layer by (1: none)", aggregator="last optimizer step"),
+    fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps skipped because a gradient was not finite (float16 loss scaler, verl)", aggregator="step fraction"),
+    Metric("layers/rise", Family.OPTIMISATION, "times", "largest rise of a layer's gradient norm over its own level, relative to the median layer's", 1.0, estimator="level: median of the last 50 rows", aggregator="maximum over layers"),
+    Metric("layers/spiking", Family.OPTIMISATION, "layers", "layers whose gradient norm is far above its own level, relative to the other layers'", 0.0, aggregator="count"),
+    Metric("layers/heterogeneity", Family.OPTIMISATION, "", "1 - mean pairwise correlation of the layers' gradient norms over the last 50 rows: 0 in step, 1 unrelated", 0.0, 2.0, estimator="Pearson", aggregator="mean over pairs of layers"),
+    fraction("layers/participation", Family.OPTIMISATION, "how evenly the squared gradient norm is spread over the L layers: 1 evenly, 1/L on one layer", aggregator="(sum n^2)^2 / (L sum n^4)"),
+    fraction("layers/max_share", Family.OPTIMISATION, "largest share of one layer in the squared gradient norm", aggregator="maximum over layers"),
+    Metric("nonfinite/loss", Family.OPTIMISATION, "count", "micro-batches whose loss was NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/logp", Family.OPTIMISATION, "tokens", "response tokens whose policy log-prob was NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/old_logp", Family.OPTIMISATION, "tokens", "the same for the old policy", 0.0, aggregator="sum"),
+    Metric("nonfinite/ref_logp", Family.OPTIMISATION, "tokens", "the same for the reference", 0.0, aggregator="sum"),
+    Metric("nonfinite/rollout_logp", Family.OPTIMISATION, "tokens", "the same for the rollout engine", 0.0, aggregator="sum"),
+    Metric("nonfinite/advantage", Family.OPTIMISATION, "sequences", "advantages that were NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/reward", Family.OPTIMISATION, "sequences", "rewards that were NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/grad", Family.OPTIMISATION, "parameters", "parameter tensors with a NaN or Inf gradient", 0.0, aggregator="sum"),
+)
+OPEN_OPTIMISATION: tuple[Metric, ...] = (
+    Metric("grad_layer/", Family.OPTIMISATION, "", "gradient norm of one layer before clipping", 0.0, aggregator="last optimizer step"),
+)
+# fmt: on
+# fmt: off
+
+
+# The rollout engine against the trainer: the same weights, two sets of log-probs.
+#
+# Throughout, d = log trainer - log rollout of a sampled token, and its weight is exp(d), raw unless a row says
+# otherwise.
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+_ANY_BAND = "at the run's own threshold, of tokens or of responses"
+_EMPTY = "sequence mean; a response without tokens counts as perplexity 1"
+_RESPONSES = "mean of responses' means"
+
+_LEVEL: tuple[Metric, ...] = (
+    nats("mismatch/kl", Family.MISMATCH, "KL(rollout || trainer) on the sampled tokens", estimator="k1", aliases=(
+        same("rollout_corr/kl", "verl", "k1"), same("vllm_kl", "openrlhf", "k1"),
+        proxy("ppo_actor/update/behave_approx_kl/avg", "areal"))),
+    nats("mismatch/k3", Family.MISMATCH, "the same by the k3 estimator", low=0.0, estimator="k3", aliases=(
+        same("rollout_corr/k3_kl", "verl", "k3"), same("rollout_correction/k3_kl", "", "k3"), same("mismatch_kl/all/mean", "prime-rl", "k3"),
+        same("mismatch_k3"), same("gen_kl_error", "nemo-rl", "k3"), same("train_rollout_kl", "", "k3", _RESPONSES),
+        proxy("kl", "trl/async", "k3", "current policy against the sampling one"))),
+    nats("mismatch/logp_absdiff", Family.MISMATCH, "mean |log trainer - log rollout|", low=0.0, aliases=(
+        same("sampling/sampling_logp_difference/mean"), same("train/train_rollout_logprob_abs_diff", "slime", "", _RESPONSES))),
+    nats("mismatch/logp_absdiff_max", Family.MISMATCH, "largest |log trainer - log rollout|", low=0.0, aggregator="maximum",
+           aliases=(same("sampling/sampling_logp_difference/max"),)),
+    nats("mismatch/logp_absdiff_p99", Family.MISMATCH, "99th percentile of |log trainer - log rollout|", low=0.0, aggregator="99th percentile"),
+    Metric("mismatch/m2", Family.MISMATCH, "nats^2", "mean squared log trainer - log rollout", 0.0),
+    Metric("mismatch/mult_prob_error", Family.MISMATCH, "", "mean factor exp|d| between the two probabilities of a token; trouble where it trends past 1.01 to 1.02", 1.0,
+           aliases=(same("token_mult_prob_error", "nemo-rl"),)),
+    Metric("mismatch/prob_absdiff", Family.MISMATCH, "probability", "mean |p trainer - p rollout| (not log-probs)", 0.0, 1.0, aliases=(
+        same("training/rollout_probs_diff_mean", "verl"),)),
+    Metric("mismatch/prob_absdiff_max", Family.MISMATCH, "probability", "largest |p trainer - p rollout|", 0.0, 1.0, aggregator="maximum", aliases=(
+        same("training/rollout_probs_diff_max", "verl"),)),
+    Metric("mismatch/prob_absdiff_std", Family.MISMATCH, "probability", "standard deviation of |p trainer - p rollout|", 0.0, 1.0, aggregator="token deviation",
+           aliases=(same("training/rollout_probs_diff_std", "verl"),)),
+    Metric("mismatch/prob_corr", Family.MISMATCH, "", "Pearson's correlation of p trainer and p rollout", -1.0, 1.0, aggregator="tokens", aliases=(
+        same("training/rollout_actor_probs_pearson_corr", "verl"),)),
+)
+
+_WEIGHTS: tuple[Metric, ...] = (
+    Metric("mismatch/weight_mean", Family.MISMATCH, "", "mean raw weight trainer/rollout: 1 but for noise", 0.0, aliases=(
+        same("sampling_importance_ratio", "nemo-rl", aggregator="token mean; older versions truncate first"),
+        same("train/tis", "slime", aggregator=_RESPONSES))),
+    Metric("mismatch/weight_max", Family.MISMATCH, "", "largest raw weight", 0.0, aggregator="maximum"),
+    Metric("mismatch/weight_min", Family.MISMATCH, "", "smallest raw weight", 0.0, aggregator="minimum"),
+    Metric("mismatch/is_ratio", Family.MISMATCH, "", "mean trainer/rollout weight after truncation or masking", 0.0, aliases=(
+        same("sampling/importance_sampling_ratio/mean"), same("rollout_corr/rollout_is_mean", "verl"),
+        same("mismatch/is_ratio_mean"), same("rollout_correction/is_weight_mean"))),
+    Metric("mismatch/is_ratio_max", Family.MISMATCH, "", "largest weight after truncation or masking", 0.0, aggregator="maximum", aliases=(
+        same("sampling/importance_sampling_ratio/max"), same("rollout_corr/rollout_is_max", "verl"))),
+    Metric("mismatch/is_ratio_min", Family.MISMATCH, "", "smallest weight after truncation or masking", 0.0, aggregator="minimum", aliases=(
+        same("sampling/importance_sampling_ratio/min"), same("rollout_corr/rollout_is_min", "verl"))),
+    Metric("mismatch/is_ratio_std", Family.MISMATCH, "", "standard deviation of the weights after truncation or masking", 0.0, aggregator="token deviation",
+           aliases=(same("rollout_corr/rollout_is_std", "verl"),)),
+    fraction("mismatch/is_zero", Family.MISMATCH, "tokens whose weight the run's own correction sets to 0: they teach nothing"),
+    fraction("mismatch/ess", Family.MISMATCH, "effective sample size of raw trainer/rollout weights over their number", aliases=(
+        proxy("rollout_corr/rollout_is_eff_sample_size", "verl", aggregator="after truncation"),
+        proxy("rollout_correction/ess", aggregator="after truncation on both sides"))),
+    fraction("mismatch/ess_truncated", Family.MISMATCH, "the same of weights truncated at the run's cap or 2: looks healthy when much is cut"),
+    Metric("mismatch/chi2", Family.MISMATCH, "", "<weight^2> - 1 of raw token weights; a sample's may be below 0", -1.0, aliases=(
+        same("rollout_corr/chi2_token", "verl", aggregator="weights clamped at exp(20)"),
+        same("rollout_correction/chi2_token", aggregator="weights clamped at exp(20)"))),
+    fraction("mismatch/tis_truncated", Family.MISMATCH, "tokens whose weight truncated importance sampling would cut, at the run's cap or 2", aliases=(
+        proxy("rollout_corr/rollout_is_ratio_fraction_high", "verl", aggregator=_ANY_BAND),
+        proxy("rollout_correction/clipped_frac", aggregator="in the run's own mode, at its threshold"),
+        proxy("train/tis_clipfrac", "slime", aggregator="of both sides, or of IcePop"))),
+    fraction("mismatch/icepop_masked", Family.MISMATCH, "tokens whose weight lies outside [0.5, 5]: falls while the gap widens, so read it beside logp_absdiff", aliases=(
+        proxy("rollout_corr/rollout_is_oob_ratio", "verl", aggregator=_ANY_BAND),
+        proxy("is_oob_ratio", "nemo-rl", aggregator=_ANY_BAND), proxy("is_filter_ratio", "openrlhf", aggregator=_ANY_BAND))),
+    nats("mismatch/icepop_entropy", Family.MISMATCH, "entropy of those tokens", low=0.0),
+)
+
+_KINDS: tuple[Metric, ...] = (
+    nats("mismatch/k3_reverse", Family.MISMATCH, "k3 with the roles exchanged, unweighted: huge where the trainer finds a token impossible", low=0.0, estimator="k3", aliases=(
+        same("policy_kl_error", "nemo-rl", "k3"),)),
+    nats("mismatch/kl_reverse", Family.MISMATCH, "KL(trainer || rollout), weighted because the rollout engine sampled", low=0.0, estimator="weighted k3"),
+    nats("mismatch/js", Family.MISMATCH, "Jensen-Shannon divergence of trainer and rollout", low=0.0, aliases=(
+        same("js_divergence_error", "nemo-rl"),)),
+    nats("mismatch/binary_kl", Family.MISMATCH, "KL(rollout || trainer) of this token against any other", low=0.0),
+)
+
+_PLACES: tuple[Metric, ...] = (
+    fraction("mismatch/factor2_frac", Family.MISMATCH, "tokens whose two probabilities differ by more than a factor of 2"),
+    fraction("mismatch/overconfident_frac", Family.MISMATCH, "tokens the rollout engine held above 0.9 and the trainer below 0.5"),
+    nats("mismatch/diff_p00", Family.MISMATCH, "mean d of tokens the trainer gives a probability below 0.1"),
+    nats("mismatch/diff_p10", Family.MISMATCH, "mean d of tokens of trainer probability 0.1 to 0.5"),
+    nats("mismatch/diff_p50", Family.MISMATCH, "mean d of tokens of trainer probability 0.5 to 0.9"),
+    nats("mismatch/diff_p90", Family.MISMATCH, "mean d of tokens of trainer probability 0.9 or more"),
+    Metric("mismatch/absdiff_per_1k", Family.MISMATCH, "nats/1,000 tokens", "growth of |d| along a response", aggregator="regression slope"),
+    Metric("mismatch/bias_pos", Family.MISMATCH, "advantage", "mean of -(weight - 1) A over tokens of positive advantage: what the mismatch does to their gradient"),
+    Metric("mismatch/bias_neg", Family.MISMATCH, "advantage", "the same of negative advantage"),
+    Metric("mismatch/adv_corr", Family.MISMATCH, "", "Pearson's correlation of d and the advantage", -1.0, 1.0, aggregator="tokens"),
+)
+
+_RESPONSE: tuple[Metric, ...] = (
+    Metric("mismatch/seq_weight_mean", Family.MISMATCH, "", "mean of the products of responses' raw weights", 0.0, aggregator="sequence mean"),
+    Metric("mismatch/seq_weight_max", Family.MISMATCH, "", "largest product of a response's raw weights", 0.0, aggregator="maximum"),
+    fraction("mismatch/seq_ess", Family.MISMATCH, "effective sample size of those products over the number of responses", aggregator="sequences"),
+    Metric("mismatch/seq_chi2", Family.MISMATCH, "", "<product^2> - 1 of the products of responses' raw weights", -1.0, aggregator="sequence mean", aliases=(
+        same("rollout_corr/chi2_seq", "verl", aggregator="sequence mean; log-weights clamped at 20"),)),
+    fraction("mismatch/seq_rejected", Family.MISMATCH, "responses whose product of weights lies outside [0.5, 2]", aggregator="sequence fraction", aliases=(
+        proxy("rollout_corr/rollout_rs_seq_sum_k1_seq_masked_fraction", "verl", aggregator="at the run's own threshold"),
+        proxy("rollout_corr/rollout_rs_seq_masked_fraction", "verl", aggregator="responses with any token rejected by any rule"))),
+    fraction("mismatch/geo_rejected", Family.MISMATCH, "responses whose geometric mean of weights lies outside [0.999, 1.001]", aggregator="sequence fraction", aliases=(
+        proxy("rollout_corr/rollout_rs_seq_mean_k1_seq_masked_fraction", "verl", aggregator="at the run's own threshold"),)),
+    Metric("mismatch/ppl_trainer", Family.MISMATCH, "", "perplexity of responses to the trainer", 0.0, aggregator="sequence mean", aliases=(
+        same("rollout_corr/training_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/training_ppl"))),
+    Metric("mismatch/ppl_rollout", Family.MISMATCH, "", "perplexity of responses to the rollout engine", 0.0, aggregator="sequence mean", aliases=(
+        same("rollout_corr/rollout_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/rollout_ppl"))),
+    Metric("mismatch/ppl_ratio", Family.MISMATCH, "", "perplexity to the trainer over that to the rollout engine", 0.0, aggregator="sequence mean", aliases=(
+        same("rollout_corr/ppl_ratio", "verl", aggregator=_EMPTY), same("rollout_correction/ppl_ratio"))),
+    nats("mismatch/log_ppl_trainer", Family.MISMATCH, "log perplexity of responses to the trainer", aggregator="sequence mean", aliases=(
+        same("rollout_corr/training_log_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/training_log_ppl"))),
+    nats("mismatch/log_ppl_rollout", Family.MISMATCH, "log perplexity of responses to the rollout engine", aggregator="sequence mean", aliases=(
+        same("rollout_corr/rollout_log_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/rollout_log_ppl"))),
+    nats("mismatch/log_ppl_diff", Family.MISMATCH, "log perplexity to the trainer minus that to the rollout engine: above 0 the trainer is less confident", aggregator="sequence mean", aliases=(
+        same("rollout_corr/log_ppl_diff", "verl", aggregator=_EMPTY), same("rollout_correction/log_ppl_diff"))),
+    nats("mismatch/log_ppl_diff_max", Family.MISMATCH, "largest such difference of a response", aggregator="maximum", aliases=(
+        same("rollout_corr/log_ppl_diff_max", "verl", aggregator="maximum"), same("rollout_correction/log_ppl_diff_max"))),
+    nats("mismatch/log_ppl_diff_min", Family.MISMATCH, "smallest such difference of a response", aggregator="minimum", aliases=(
+        same("rollout_corr/log_ppl_diff_min", "verl", aggregator="minimum"), same("rollout_correction/log_ppl_diff_min"))),
+    nats("mismatch/log_ppl_absdiff", Family.MISMATCH, "mean size of such a difference", low=0.0, aggregator="sequence mean", aliases=(
+        same("rollout_corr/log_ppl_abs_diff", "verl", aggregator=_EMPTY), same("rollout_correction/log_ppl_abs_diff"))),
+    Metric("mismatch/seq_m2", Family.MISMATCH, "nats^2/token", "squared log-weights of responses per token of theirs: equals m2 where errors of tokens do not add up", 0.0, aggregator="sum over sum"),
+    Metric("mismatch/log_var_growth", Family.MISMATCH, "nats^2/token", "growth of a response's log-weight variance with its length", aggregator="regression slope"),
+)
+
+_ROUTING: tuple[Metric, ...] = (
+    fraction("mismatch/routing_token_frac", Family.MISMATCH, "tokens sent to other experts in at least one layer"),
+    fraction("mismatch/routing_layer_frac", Family.MISMATCH, "(token, layer) pairs with another set of experts", aggregator="token and layer fraction"),
+    Metric("mismatch/routing_layers", Family.MISMATCH, "layers", "layers in which a token went to other experts", 0.0),
+    nats("mismatch/routing_absdiff", Family.MISMATCH, "mean |d| of the tokens sent to other experts", low=0.0),
+    Metric("mismatch/moe_avg_vio", Family.MISMATCH, "", "mean size of load violations: load of an expert times the number of experts, less 1", 0.0,
+           aggregator="mean over experts and layers", aliases=(same("rollout/moe/avg_vio/avg", "verl"),)),
+    Metric("mismatch/moe_max_vio", Family.MISMATCH, "", "load violation of the busiest expert: 0 when all are equally busy", 0.0,
+           aggregator="maximum over experts, mean over layers", aliases=(same("rollout/moe/max_vio/avg", "verl"),)),
+    Metric("mismatch/moe_worst_vio", Family.MISMATCH, "", "the same in the layer where it is largest", 0.0, aggregator="maximum over experts and layers",
+           aliases=(same("rollout/moe/max_vio/max", "verl"),)),
+)
+
+MISMATCH: tuple[Metric, ...] = (*_LEVEL, *_WEIGHTS, *_KINDS, *_PLACES, *_RESPONSE, *_ROUTING)
+# fmt: on
+# fmt: off
+
+
+# What was sampled: lengths, text, staleness.
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+ROLLOUTS: tuple[Metric, ...] = (
+    Metric("len/mean", Family.ROLLOUTS, "tokens", "mean response length", 0.0, aliases=(
+        same("completions/mean_length"), same("response_length/mean", "verl"), same("completion_length"),
+        same("rollout/response_length_mean", "openrlhf"), same("response_length", "openrlhf"),
+        same("rollout/response_len/mean", "slime"), same("tokens/response_length/mean", "roll"))),
+    Metric("len/max", Family.ROLLOUTS, "tokens", "longest response", 0.0, aggregator="maximum", aliases=(
+        same("completions/max_length"), same("response_length/max", "verl"), same("rollout/response_len/max", "slime"),
+        same("tokens/response_length/max", "roll"))),
+    Metric("len/min", Family.ROLLOUTS, "tokens", "shortest response", 0.0, aggregator="minimum", aliases=(
+        same("completions/min_length"), same("response_length/min", "verl"), same("rollout/response_len/min", "slime"),
+        same("tokens/response_length/min", "roll"))),
+    Metric("len/p50", Family.ROLLOUTS, "tokens", "median response length", 0.0, aggregator="quantile", aliases=(
+        same("rollout/response_len/median", "slime"),)),
+    Metric("len/p90", Family.ROLLOUTS, "tokens", "90th percentile of the response length", 0.0, aggregator="quantile"),
+    Metric("len/p99", Family.ROLLOUTS, "tokens", "99th percentile of the response length", 0.0, aggregator="quantile"),
+    Metric("len/tail_ratio", Family.ROLLOUTS, "", "99th percentile of the response length over the median", 1.0, aggregator="quantile"),
+    Metric("len/max_over_mean", Family.ROLLOUTS, "", "longest response over the mean: what a synchronous batch waits for", 1.0, aggregator="maximum"),
+    fraction("len/gini", Family.ROLLOUTS, "Gini coefficient of the response lengths: 0 all equal", aggregator="sequences"),
+    fraction("len/bubble", Family.ROLLOUTS, "1 - mean / longest response: least share of idle slots while a batch is generated", aggregator="sequences"),
+    fraction("len/clipped", Family.ROLLOUTS, "responses cut at the length limit", aggregator="sequence fraction", aliases=(
+        same("completions/clipped_ratio"), same("response_length/clip_ratio", "verl"), same("truncated", "openrlhf"),
+        same("rollout/truncated_rate", "openrlhf"), same("rollout/truncated_ratio", "slime"))),
+    Metric("len/terminated_mean", Family.ROLLOUTS, "tokens", "mean length of the responses that were not cut", 0.0, aliases=(
+        proxy("completions/mean_terminated_length", aggregator="0 where none terminated"),)),
+    fraction("len/empty", Family.ROLLOUTS, "responses without a token", aggregator="sequence fraction", aliases=(
+        same("response/aborted_ratio", "verl"),)),
+    Metric("len/entropy_corr", Family.ROLLOUTS, "", "correlation of a response's length with its mean entropy", -1.0, 1.0, aggregator="sequences"),
+    Metric("len/budget_used", Family.ROLLOUTS, "", "response tokens over the token budget of an iteration", 0.0, aggregator="sum"),
+    fraction("partial/frac", Family.ROLLOUTS, "responses carried over from an earlier iteration", aggregator="sequence fraction", aliases=(
+        same("fully_async/partial/partial_ratio", "verl"), same("rollout/weight_version/mixed_version_ratio", "slime"))),
+    Metric("partial/retention_mean", Family.ROLLOUTS, "iterations", "iterations a response was carried over", 0.0, aggregator="sequence mean"),
+    Metric("partial/retention_max", Family.ROLLOUTS, "iterations", "most iterations a response was carried over", 0.0, aggregator="maximum",
+           aliases=(proxy("fully_async/partial/max_partial_span", "verl"),)),
+    fraction("text/repetition", Family.ROLLOUTS, "1 - distinct 3-grams / 3-grams of token ids, mean over responses", aggregator="sequence mean"),
+    fraction("text/distinct_1", Family.ROLLOUTS, "distinct token ids / token ids of a response", aggregator="sequence mean"),
+    fraction("text/distinct_2", Family.ROLLOUTS, "distinct 2-grams / 2-grams of token ids of a response", aggregator="sequence mean"),
+    fraction("text/loop_cover", Family.ROLLOUTS, "share of a response that one block repeated in a row covers", aggregator="sequence mean"),
+    fraction("text/tail_loop", Family.ROLLOUTS, "the same for a block the response ends in", aggregator="sequence mean"),
+    fraction("text/looping_frac", Family.ROLLOUTS, "responses at least half covered by one repeated block", aggregator="sequence fraction"),
+    fraction("text/id0_frac", Family.ROLLOUTS, "responses that are at least 90 % token id 0", aggregator="sequence fraction"),
+    Metric("text/id0_run", Family.ROLLOUTS, "tokens", "longest run of token id 0 in a response", 0.0, aggregator="maximum"),
+    fraction("text/eos_missing", Family.ROLLOUTS, "responses whose last token ends no sequence", aggregator="sequence fraction", aliases=(
+        same("ppo_actor/no_eos_ratios/avg", "areal"), same("ppo_actor/no_eos_ratio/avg", "areal"))),
+    fraction("text/group_agreement", Family.ROLLOUTS, "pairs of responses to one prompt that agree, over the first 64 positions both have",
+           aggregator="pairs of tokens"),
+    Metric("text/zlib_ratio", Family.ROLLOUTS, "", "bytes of sampled text over its zlib-compressed bytes: prose 2 to 3, loops far more", 0.0,
+           aggregator="sampled sequence mean"),
+    Metric("text/zlib_ratio_max", Family.ROLLOUTS, "", "the same, largest", 0.0, aggregator="sampled maximum"),
+    fraction("text/repetition_frac", Family.ROLLOUTS, "sampled texts of more than 10,000 characters whose last 10,000 compress more than tenfold",
+           aggregator="sampled sequence fraction", aliases=(same("rollout/repetition_frac", "slime", aggregator="every sequence"),)),
+    fraction("text/garbled", Family.ROLLOUTS, "sampled characters that are U+FFFD, control, private-use, unassigned or surrogate",
+           aggregator="sampled sequence mean"),
+    fraction("text/replacement", Family.ROLLOUTS, "sampled characters that are U+FFFD, which stands for undecodable bytes",
+           aggregator="sampled sequence mean"),
+    Metric("text/script_switches", Family.ROLLOUTS, "per 100 characters", "changes between writing systems within sampled text", 0.0, 100.0,
+           aggregator="sampled sequence mean"),
+    fraction("text/retok_exact", Family.ROLLOUTS, "sampled responses whose ids encode(decode(ids)) gives back", aggregator="sampled sequence fraction"),
+    fraction("text/retok_naive", Family.ROLLOUTS, "positions at which encode(decode(ids)) differs; one early shift makes the rest differ",
+           aggregator="sampled sequence mean"),
+    Metric("text/retok_edit", Family.ROLLOUTS, "edits/token", "Levenshtein distance of encode(decode(ids)) over the sampled ids", 0.0,
+           aggregator="sampled sequence mean"),
+    Metric("text/retok_first", Family.ROLLOUTS, "tokens", "position of the first difference, among the responses that differ", 0.0,
+           aggregator="sampled sequence mean"),
+    Metric("text/retok_growth", Family.ROLLOUTS, "tokens", "ids after encode(decode(ids)) less the sampled ones", aggregator="sampled sequence mean"),
+    fraction("text/turn_prefix_kept", Family.ROLLOUTS, "turns whose prompt begins with the ids of the turn before", aggregator="sampled turn fraction"),
+    fraction("tokens/environment_frac", Family.ROLLOUTS, "tokens of responses that the environment wrote"),
+    fraction("tokens/environment_leak", Family.ROLLOUTS, "tokens the environment wrote that the loss counts: should be 0"),
+    Metric("tokens/total", Family.ROLLOUTS, "tokens", "tokens seen so far", 0.0, aggregator="cumulative", aliases=(
+        same("num_tokens"), proxy("perf/total_num_tokens", "verl", aggregator="per step"))),
+    Metric("staleness/mean", Family.ROLLOUTS, "versions", "policy versions between rollout and update", aliases=(
+        same("sample/staleness_mean", "trl"), same("training/off_policy/trajectory_staleness/mean", "verl"), same("staleness"))),
+    Metric("staleness/max", Family.ROLLOUTS, "versions", "the same, of the oldest response", aggregator="maximum", aliases=(
+        same("sample/staleness_max", "trl"), same("training/off_policy/trajectory_staleness/max", "verl"))),
+    Metric("staleness/worst_mean", Family.ROLLOUTS, "versions", "the same as the mean, from the first version a response was sampled under", aliases=(
+        same("training/off_policy/trajectory_staleness_worst/mean", "verl"),)),
+    Metric("staleness/spans_mean", Family.ROLLOUTS, "versions", "policy versions a response was sampled under", 1.0, aggregator="sequence mean", aliases=(
+        same("training/off_policy/trajectory_spans/mean", "verl"),)),
+    Metric("staleness/spans_max", Family.ROLLOUTS, "versions", "most policy versions a response was sampled under", 1.0, aggregator="maximum", aliases=(
+        same("training/off_policy/trajectory_spans/max", "verl"),)),
+    Metric("turns/mean", Family.ROLLOUTS, "turns", "turns of a conversation", 0.0, aggregator="sequence mean", aliases=(same("num_turns/mean", "verl"),)),
+    Metric("turns/max", Family.ROLLOUTS, "turns", "turns of the longest conversation", 0.0, aggregator="maximum", aliases=(same("num_turns/max", "verl"),)),
+)
+OPEN_ROLLOUTS: tuple[Metric, ...] = (
+    Metric("len/by_task/", Family.ROLLOUTS, "tokens", "mean length of the responses to one task or data source", 0.0, aggregator="sequence mean"),
+)
+# fmt: on
+# fmt: off
+
+
+# Time, rlwatch's own counters, and its forecast.
+
+# ruff: noqa: E501  (one row of the table is one line or two)
+
+SYSTEM: tuple[Metric, ...] = (
+    Metric("time/step", Family.SYSTEM, "s", "duration of a step", 0.0, aliases=(
+        same("step_time"), same("timing_s/step", "verl"), same("perf/time_per_step", "verl"),
+        same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime"))),
+    Metric("time/throughput", Family.SYSTEM, "tokens/s", "tokens of prompts and responses processed per second (and GPU, where the trainer says so)", 0.0,
+           aggregator="sum", aliases=(same("perf/throughput", "verl"),)),
+    fraction("time/rollout_idle", Family.SYSTEM, "share of the time in which the rollout engines waited", aggregator="time fraction", aliases=(
+        same("fully_async/rollouter/idle_ratio", "verl"),)),
+    Metric("rlwatch/dropped", Family.SYSTEM, "records", "records rlwatch dropped so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/bad_values", Family.SYSTEM, "values", "values that were no numbers and were left out so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/bad_records", Family.SYSTEM, "records", "records that could not be taken so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/bad_calls", Family.SYSTEM, "calls", "calls that could not be understood so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/skipped", Family.SYSTEM, "calls", "work left out so far because its tap was switched off", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/unkept", Family.SYSTEM, "records", "records that were not in the journal before they were stored so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/late", Family.SYSTEM, "records", "records that came after their step closed", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/records", Family.SYSTEM, "records", "records since the last new step", 0.0, aggregator="sum"),
+    Metric("rlwatch/records_usual", Family.SYSTEM, "records", "most records an earlier step had", 0.0, aggregator="maximum"),
+    Metric("rlwatch/ranks", Family.SYSTEM, "ranks", "ranks whose share of the batch is in the step's statistics", 1.0),
+    Metric("rlwatch/refused", Family.SYSTEM, "inputs", "inputs that did not fit and were left out so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/errors", Family.SYSTEM, "errors", "errors rlwatch swallowed so far", 0.0, aggregator="cumulative"),
+    fraction("forecast/p20", Family.SYSTEM, "chance that a failure begins within 20 steps", aggregator="forecast"),
+    fraction("forecast/p50", Family.SYSTEM, "chance that a failure begins within 50 steps", aggregator="forecast"),
+    fraction("forecast/p100", Family.SYSTEM, "chance that a failure begins within 100 steps", aggregator="forecast"),
+    Metric("forecast/risk", Family.SYSTEM, "", "how far the forecast is beyond its threshold: an alarm from 1", 0.0, aggregator="forecast"),
+    Metric("forecast/steps_to", Family.SYSTEM, "steps", "expected steps until a limit is reached", 0.0, aggregator="forecast"),
+)
+# fmt: on
+
+
+# The table itself, one file a failure family, in the order every page and document keeps.
+
+TABLE: tuple[Metric, ...] = (
+    *REWARD,
+    *EXPLORATION,
+    *LIKELIHOOD,
+    *TRUST_REGION,
+    *OPTIMISATION,
+    *MISMATCH,
+    *ROLLOUTS,
+    *SYSTEM,
+)
+
+OPEN: tuple[Metric, ...] = (*OPEN_REWARD, *OPEN_EXPLORATION, *OPEN_OPTIMISATION, *OPEN_ROLLOUTS)
+"""Families whose members a run names itself (its layers, its tasks): a row's name is what theirs begin with."""
