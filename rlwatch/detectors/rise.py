@@ -1,15 +1,15 @@
-"""Metrics that are near nothing in a healthy run: how far one has risen above its own beginning."""
+"""How far a metric is beyond a limit: risen above how the run began, or beyond a bound whatever it began with."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, finite
-from rlwatch.records import ClosedStep, Finding
+from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import RewardWatch
+from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 
 MOST = 1e9
@@ -38,12 +38,17 @@ def log_size(ratio: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a metric must exceed: ``floor`` in its own unit, and ``factor`` times how the run began, after ``scale``."""
+    """A bound of a metric: ``floor`` in its own unit, and ``factor`` times how the run began, after ``scale``.
+
+    Values above ``most`` are another quantity under the same name. ``says`` are the words of a finding about it.
+    """
 
     metric: str
     floor: float
     factor: float
     scale: Callable[[float], float] = size
+    most: float = math.inf
+    says: str = ""
 
 
 class Rise:
@@ -118,33 +123,151 @@ class Rise:
         return self._out.since if self._row.since is None else self._row.since
 
 
+class Shown(float):
+    """A number in a message: as :func:`~rlwatch.detectors.base.number` writes it, or as a format says."""
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else number(float(self))
+
+
 class RiseDetector(BaseDetector):
-    """Reports, of several metrics that say one thing, the one furthest beyond its limit."""
+    """Reports, of several metrics that say one thing, the one furthest beyond its limit.
+
+    Data alone make a detector: ``limits`` and ``message``. Its fields: ``{metric}``; ``{level}`` now and ``{start}`` at
+    the beginning (on the limit's scale; as a share where that is odds: ``{start_share}``); ``{says}``, the limit's own
+    words; ``{factor}``, the words of ``factor`` where the level is a known multiple of its start; ``{reward}``, what
+    the reward did, where ``follows_reward``. ``baseline``: the finding's, ``"start"`` for that of the run.
+    """
 
     limits: ClassVar[tuple[Limit, ...]]
+    message: ClassVar[str] = ""
+    factor: ClassVar[str] = ""
+    baseline: ClassVar[float | Literal["start"] | None] = None
+    follows_reward: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "limits" in vars(cls):
+            metrics = tuple(limit.metric for limit in cls.limits)
+            cls.reads = vars(cls).get("reads", metrics)
+            cls.requires = vars(cls).get("requires", tuple((name,) for name in metrics))
 
     def __init__(self) -> None:
         super().__init__()
-        self._begin()
-
-    def _begin(self) -> None:
         self._rises = [Rise(limit) for limit in self.limits]
+        self._reward = RewardWatch()
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the reward, where it is told of."""
+        if self.follows_reward:
+            self._reward.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge each metric; report the worst."""
         for rise in self._rises:
-            rise.update(step.step, self.read(step, rise.limit.metric), self.floor(rise.limit))
+            rise.update(step.step, self.read(step, rise.limit), self.floor(rise.limit))
         risen = [rise for rise in self._rises if rise.lasted]
-        return [self.told(step, max(risen, key=lambda rise: rise.score))] if risen else []
+        return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
-    def read(self, step: ClosedStep, metric: str) -> float | None:
+    def read(self, step: ClosedStep, limit: Limit) -> float | None:
         """The value of a metric at this row; None if there is none to use."""
-        return finite(step, metric)
+        value = finite(step, limit.metric)
+        return None if value is None or value > limit.most else value
 
     def floor(self, limit: Limit) -> float | None:  # noqa: ARG002  (for subclasses)
         """A floor that depends on the run; None: the limit's own."""
         return None
 
-    @abstractmethod
-    def told(self, step: ClosedStep, rise: Rise) -> Finding:
+    def report(self, step: ClosedStep, rise: Rise) -> Finding:
         """The finding in words and numbers."""
+        reward = {"reward": self._reward.now} if self.follows_reward else {}
+        return self.finding(
+            step,
+            self.kinds[0],
+            Severity.WARNING,
+            self.message.format(**self.fields(rise)),
+            onset=rise.since,
+            metric=rise.limit.metric,
+            score=rise.score,
+            baseline=rise.began if self.baseline == "start" else self.baseline,
+            evidence=rounded(rise.evidence() | reward),
+        )
+
+    def fields(self, rise: Rise) -> dict[str, str | Shown]:
+        """Fields of the message."""
+        start = rise.began or 0.0
+        numbers: dict[str, str | Shown] = {
+            "metric": rise.limit.metric,
+            "level": Shown(rise.level or 0.0),
+            "start": Shown(start),
+            "start_share": Shown(start / (1.0 + start)),
+        }
+        factor = "" if rise.factor is None else self.factor.format(number(rise.factor))
+        reward = self._reward.say() if self.follows_reward else ""
+        return {**numbers, "says": rise.limit.says.format(**numbers), "factor": factor, "reward": reward}
+
+
+class Standing:
+    """Median of the last rows beyond ``limit.floor``, on the limit's scale, for ``rows`` rows."""
+
+    def __init__(self, limit: Limit, rows: int = 5) -> None:
+        self.limit = limit
+        self.bound = limit.scale(limit.floor)
+        """The bound on the limit's scale."""
+        self.rows = rows
+        self._base = Baseline()
+        self._now = Window(rows=10, steps=10)
+        self._raw = Window(rows=10, steps=10)
+        self._row = Hold(forgive=3)
+        self._hold = Hold(forgive=1)
+        self._blank = 0
+
+    def update(self, step: int, value: float | None) -> None:
+        """Take a row; None where it was not measured."""
+        if value is None:
+            self._blank += 1
+            if self._blank > CARRY_ROWS:
+                self._hold.clear()
+            return
+        self._blank = 0
+        scaled = self.limit.scale(value)
+        for part in (self._base, self._now):
+            part.update(step, scaled)
+        self._raw.update(step, value)
+        self._row.update(step, scaled >= self.bound)
+        self._hold.update(step, self.score >= 1.0)
+
+    @property
+    def score(self) -> float:
+        """The level of the last rows over the bound."""
+        now = self._now.get()
+        return 0.0 if now is None else now / self.bound
+
+    @property
+    def level(self) -> float | None:
+        """Median of the last rows, in the metric's own unit."""
+        return self._raw.get()
+
+    @property
+    def lasted(self) -> bool:
+        """Whether it has been beyond the bound for long enough."""
+        return self._hold.lasted(self.rows)
+
+    @property
+    def since(self) -> int | None:
+        """Since when single rows, or else their median, have been beyond it."""
+        return self._hold.since if self._row.since is None else self._row.since
+
+    @property
+    def always(self) -> bool:
+        """Whether it was so, or nearly so, when the run began: a matter of set-up, not of training."""
+        return self._began >= self.bound / 2.0
+
+    @property
+    def began_beyond(self) -> bool:
+        """Whether it was beyond the bound when the run began."""
+        return self._began >= self.bound
+
+    @property
+    def _began(self) -> float:
+        return -math.inf if self._base.first is None else self._base.first

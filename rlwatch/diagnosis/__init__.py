@@ -1,8 +1,7 @@
 """From findings to causes, and from causes to what people do about them."""
 
 from rlwatch.diagnosis.actions import Action, Advice, Strength, advice, kinds
-from rlwatch.diagnosis.causes import Cause, Evidence, Sureness
-from rlwatch.diagnosis.diagnose import Diagnosis, diagnose
+from rlwatch.diagnosis.diagnose import Cause, Diagnosis, Evidence, Sureness, diagnose
 from rlwatch.diagnosis.signs import row_steps
 
 __all__ = [

@@ -1,22 +1,286 @@
-"""From the findings of a run to a ranked list of causes. Pure, causal, deterministic."""
+"""From the findings of a run to a ranked list of causes, each with evidence and advice. Pure, causal, deterministic."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from rlwatch.diagnosis.causes import Case, Cause, Evidence, Sureness
-from rlwatch.diagnosis.chains import Chain, chains
-from rlwatch.diagnosis.happenings import happenings
-from rlwatch.diagnosis.lacking import lacking
-from rlwatch.diagnosis.signs import Sign, on_branch, signs, starts_of
-from rlwatch.diagnosis.treatment import treatment
-from rlwatch.records import CRASH_FORECAST, JSON, Event, Finding
+from rlwatch.diagnosis.actions import RESET, Action, advice
+from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
+from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
+
+PASSED = 3
+"""So many earlier signs of a kind without consequence, and one more says little."""
+
+
+class Sureness(StrEnum):
+    """How sure a cause is: ``strong`` > ``plausible`` > ``weak``."""
+
+    STRONG = "strong"
+    PLAUSIBLE = "plausible"
+    WEAK = "weak"
+
+    @property
+    def rank(self) -> int:
+        """2, 1, 0: for comparing."""
+        return ("weak", "plausible", "strong").index(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing that happened, in the order it did: a sign, or an event of the run (``kind`` then is the event's)."""
+
+    step: int
+    text: str
+    kind: str
+    severity: Severity | None = None
+    seen_step: int | None = None
+    metric: str = ""
+    message: str = ""
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Plain values."""
+        return {
+            "step": self.step,
+            "text": self.text,
+            "kind": self.kind,
+            "severity": self.severity.value if self.severity is not None else None,
+            "seen_step": self.seen_step,
+            "metric": self.metric,
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What may have set it off.
+
+    ``kind`` is that of the first sign; ``summary`` the chain in one sentence; ``why`` the reasons for
+    ``sure``; ``symptoms`` the kinds that followed; ``withheld`` says which advice was left out, and why.
+    """
+
+    kind: str
+    title: str
+    onset_step: int
+    sure: Sureness
+    why: str
+    summary: str
+    evidence: tuple[Evidence, ...]
+    symptoms: tuple[str, ...] = ()
+    actions: tuple[Action, ...] = ()
+    withheld: str = ""
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Plain values."""
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "onset_step": self.onset_step,
+            "sure": self.sure.value,
+            "why": self.why,
+            "summary": self.summary,
+            "symptoms": list(self.symptoms),
+            "evidence": [evidence.to_dict() for evidence in self.evidence],
+            "actions": [action.to_dict() for action in self.actions],
+            "withheld": self.withheld,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What speaks for one cause: its chains (one for each time it began), and what else there is to weigh.
+
+    ``passed``: signs of the same cause that nothing followed. ``rivals``: titles of causes that explain
+    the worst sign too and began at about the same time.
+    """
+
+    chain: Chain
+    also: tuple[Chain, ...]
+    passed: int
+    rivals: tuple[str, ...]
+    slack: int
+
+    @property
+    def bad(self) -> bool:
+        """More than remarks."""
+        return any(sign.bad for sign in (self.chain.root, *self.chain.effects))
+
+    @property
+    def clear(self) -> list[Sign]:
+        """Bad effects whose onset is later than the root's by more than onsets may be off."""
+        return [e for e in self.chain.effects if e.bad and e.onset_step > self.chain.root.onset_step + self.slack]
+
+    @property
+    def early(self) -> list[Sign]:
+        """Bad effects that were there clearly before the root: symptoms noticed first."""
+        return [e for e in self.chain.effects if e.bad and e.onset_step < self.chain.root.onset_step - self.slack]
+
+    def judged(self) -> tuple[Sureness, str]:
+        """How sure, and the reasons in one sentence."""
+        root, clear = self.chain.root, self.clear
+        if root.entry.symptom:
+            return (
+                Sureness.WEAK,
+                f"{root.entry.title.lower()} first, which is usually a symptom: no sign came before it",
+            )
+        sure, why = self._by_order(root, clear)
+        if self.passed >= PASSED and sure is not Sureness.WEAK:
+            return Sureness.WEAK, f"{why}; but {self.passed} earlier such signs passed without consequence"
+        if self.early and sure is not Sureness.WEAK:
+            first = self.early[0]
+            steps = root.onset_step - first.onset_step
+            return (
+                Sureness.PLAUSIBLE,
+                f"it explains what was found, though {first.entry.happened} {steps} steps earlier",
+            )
+        if self.rivals and sure is Sureness.STRONG:
+            return Sureness.PLAUSIBLE, f"{why}; but it began at about the same time as: {', '.join(self.rivals)}"
+        return sure, why
+
+    def _by_order(self, root: Sign, clear: Sequence[Sign]) -> tuple[Sureness, str]:
+        kinds, critical = {sign.kind for sign in clear}, root.severity is Severity.CRITICAL
+        first = f"{self._place()}, {clear[0].onset_step - root.onset_step} steps before the next sign" if clear else ""
+        if clear and not root.bad:
+            sure = Sureness.PLAUSIBLE if len(kinds) >= 2 else Sureness.WEAK
+            return sure, f"{first}; but it is only a remark by itself"
+        if len(kinds) >= 2 or (clear and critical):
+            return Sureness.STRONG, f"{first}, and {_effects(clear)} known to follow from it"
+        if clear:
+            return Sureness.PLAUSIBLE, f"{first}; one effect alone may be chance"
+        return self._alone(root, critical=critical)
+
+    def _alone(self, root: Sign, *, critical: bool) -> tuple[Sureness, str]:
+        """Without an effect that came clearly later."""
+        if root.bad and any(effect.bad for effect in self.chain.effects):
+            return Sureness.PLAUSIBLE, "its effects began at about the same time, so the order is not certain"
+        if critical:
+            return Sureness.PLAUSIBLE, "it is critical by itself; nothing else was found before or after it"
+        level = "warning" if root.bad else "remark"
+        return Sureness.WEAK, f"it is a {level} by itself; nothing followed from it so far"
+
+    def _place(self) -> str:
+        """``it came first``, if it did by more than onsets may be off."""
+        near = [e for e in self.chain.effects if e.bad and abs(e.onset_step - self.chain.root.onset_step) <= self.slack]
+        return f"it began at about the same time as {near[0].entry.title.lower()}" if near else "it came first"
+
+
+def _effects(clear: Sequence[Sign]) -> str:
+    kinds = list(dict.fromkeys(sign.kind for sign in clear))
+    return f"{len(kinds)} effects are" if len(kinds) > 1 else "what followed is"
+
+
+# What happened to a run round the time its failure began: resets, commands, resumes, localised gradients.
+
+BEFORE = 60
+"""Steps before the first sign within which an event may have to do with it."""
+AFTER = 20
+"""Steps after the last sign within which an event is still part of the story."""
+MOST_EVENTS = 12
+"""Events told with a cause: the first ones."""
+TEXTS = {
+    "reference_reset": "the reference was reset",
+    "reference_restored": "the reference was restored from a checkpoint",
+    "resume": "the run was resumed",
+    "step_skipped": "the update of a culprit batch was skipped",
+}
+
+
+def happenings(events: Sequence[Event], shown: Sequence[Sign]) -> list[Evidence]:
+    """Events near the signs, in order; of localisations only those that name something."""
+    low = min(sign.onset_step for sign in shown) - BEFORE
+    high = max(sign.seen_step for sign in shown) + AFTER
+    near = [event for event in events if event.step is not None and low <= event.step <= high]
+    told = [evidence for event in sorted(near, key=_order) if (evidence := _told(event)) is not None]
+    return told[:MOST_EVENTS]
+
+
+def _order(event: Event) -> tuple[int, int, int, str]:
+    return (event.step or 0, event.attempt, event.seq, event.kind)
+
+
+def _told(event: Event) -> Evidence | None:
+    text = _text(event)
+    return None if text is None else Evidence(event.step or 0, f"{text} at step {event.step}", event.kind)
+
+
+def _text(event: Event) -> str | None:
+    body = event.body
+    if event.kind == LOCALISED:
+        return str(body["message"]) if body.get("message") else None
+    if event.kind == "command":
+        return f"the command {body.get('command', '')} was carried out"
+    if event.kind == "exception":
+        return f"training ended with {str(body.get('error', 'an exception'))[:200]}"
+    return TEXTS.get(event.kind)
+
+
+# Why the findings do not suffice for a cause, and what would have to be measured.
+
+WANTED = {
+    "trainer-engine mismatch": "mismatch/",
+    "entropy": "policy/entropy",
+    "gradient norm": "optim/grad_norm",
+    "importance ratios": "ratio/",
+    "response length": "len/",
+}
+"""What tells the usual causes apart, and the metrics it shows in."""
+
+
+def lacking(causes: Sequence[Cause], measured: Collection[str] | None) -> str:
+    """One sentence or two on ``causes``, the likeliest first. ``measured`` None: what is logged is not known."""
+    first = causes[0]
+    text = f"no cause can be named: {first.summary}; {first.why}"
+    missing = [] if measured is None else [name for name, prefix in WANTED.items() if not _any(measured, prefix)]
+    return f"{text}. Not measured: {', '.join(missing)}" if missing else text
+
+
+def _any(measured: Collection[str], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in measured)
+
+
+# Which advice a cause gets: undo first in a collapse, and never a reference reset then.
+
+UNDO = ("roll-back", "lower-lr")
+"""What every collapse is answered with first: measured, undoing alone and repairing alone both fail."""
+CRASH = "reward_drop"
+"""The kind whose words for undoing are the general ones."""
+
+
+def treatment(root: Sign, chain: Sequence[Sign], found: Sequence[Sign], source: str) -> tuple[tuple[Action, ...], str]:
+    """The actions for a cause in order, and which advice was withheld and why ("" if none)."""
+    known = advice(root.kind, source)
+    actions = known.actions if known is not None else ()
+    if any(sign.entry.undone and sign.bad for sign in chain):
+        actions = _undo_first(actions, source)
+    trouble = [sign for sign in found if sign.bad and sign.kind != root.kind and _at_that_time(sign, root)]
+    if trouble and any(action.id == RESET for action in actions):
+        kept = tuple(action for action in actions if action.id not in (RESET, "warm-up"))
+        return (
+            kept,
+            f"no reference reset: {trouble[-1].entry.title.lower()} at the same time (it would become the anchor)",
+        )
+    return actions, ""
+
+
+def _at_that_time(sign: Sign, root: Sign) -> bool:
+    """Not long over when the root began."""
+    return sign.seen_step >= root.onset_step - sign.entry.reach
+
+
+def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
+    """Roll back and lower the learning rate, in the cause's own words where it has them, then the rest."""
+    general = advice(CRASH, source)
+    own = {action.id: action for action in (*(general.actions if general else ()), *actions)}
+    return (*(own[id_] for id_ in UNDO), *(action for action in actions if action.id not in UNDO))
+
+
+# From the findings of a run to a ranked list of causes. Pure, causal, deterministic.
 
 SLACK = 5
 """Steps by which an onset may be off in a log with a row for each step; two rows in a coarser one."""
-MOST = 5
+MOST_CAUSES = 5
 """Causes told."""
 
 
@@ -113,7 +377,7 @@ def _causes(found: Sequence[Sign], slack: int, events: Sequence[Event], source: 
     worst = max(found, key=lambda sign: (sign.severity.rank, sign.entry.undone, sign.onset_step, sign.kind))
     cases = [case for case in _cases(chains(found, slack), worst, slack) if case.bad or not worst.bad]
     made = [(_rank(case, worst), _cause(case, found, events, source)) for case in cases]
-    return tuple(cause for _, cause in sorted(made, key=lambda pair: pair[0])[:MOST])
+    return tuple(cause for _, cause in sorted(made, key=lambda pair: pair[0])[:MOST_CAUSES])
 
 
 def _cases(found: Sequence[Chain], worst: Sign, slack: int) -> list[Case]:

@@ -5,14 +5,13 @@ import math
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 
-from rlwatch.detectors.entropy_collapse import EntropyCollapse
-from rlwatch.detectors.entropy_explosion import EntropyExplosion
-from rlwatch.detectors.grad_spike import GradSpike
-from rlwatch.detectors.kl_reference import KLReference
-from rlwatch.detectors.length_explosion import LengthExplosion
-from rlwatch.detectors.mismatch_growth import MismatchGrowth
-from rlwatch.detectors.no_signal import NoSignal
-from rlwatch.detectors.reward_drop import RewardDrop
+from rlwatch.detectors.exploration.entropy import EntropyCollapse, EntropyExplosion
+from rlwatch.detectors.mismatch.mismatch_growth import MismatchGrowth
+from rlwatch.detectors.optimisation.grad_spike import GradSpike
+from rlwatch.detectors.reward.reward_drop import RewardDrop
+from rlwatch.detectors.reward.silent_groups import NoSignal
+from rlwatch.detectors.rollouts.lengths import LengthExplosion
+from rlwatch.detectors.trust_region.kl_reference import KLReference
 from rlwatch.records import ClosedStep
 
 AT = 200

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.change import Change
-from rlwatch.detectors.hacking_signs import Proxy, Signs, held_out
+from rlwatch.detectors.context import Change
+from rlwatch.detectors.reward.reward_hacking import Proxy, Signs, held_out
 from rlwatch.records import ClosedStep
 
 

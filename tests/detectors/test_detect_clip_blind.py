@@ -5,7 +5,7 @@ import math
 import pytest
 from exact_runs import alarms, always, exact, then, when
 
-from rlwatch.detectors.clip_blind import ClipBlind
+from rlwatch.detectors.trust_region.clipping import ClipBlind
 
 ZERO = {"ratio/clipfrac": always(0.0)}
 

@@ -6,7 +6,7 @@ import pytest
 from exact_runs import exact
 from shaped_runs import coarse, findings, run
 
-from rlwatch.detectors.reference_continuity import TELL, ReferenceContinuity
+from rlwatch.detectors.trust_region.reference_continuity import TELL, ReferenceContinuity
 from rlwatch.monitor.engine import Monitor
 from rlwatch.records import ClosedStep, Event, Severity, StepRecord
 from rlwatch.testing.healthy_runs import healthy_run

@@ -3,8 +3,7 @@
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 
-from rlwatch.detectors.mask_leakage import MaskLeakage
-from rlwatch.detectors.retokenisation import Retokenisation
+from rlwatch.detectors.rollouts.token_ids import MaskLeakage, Retokenisation
 
 
 @pytest.mark.parametrize(

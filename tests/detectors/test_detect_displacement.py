@@ -5,7 +5,7 @@ import math
 import pytest
 from shaped_runs import coarse, findings, firsts, flat, ramp, run, worst
 
-from rlwatch.detectors.likelihood_displacement import LikelihoodDisplacement
+from rlwatch.detectors.exploration.likelihood_displacement import LikelihoodDisplacement
 from rlwatch.records import Severity
 
 DECAY, BLOW = 60, 120

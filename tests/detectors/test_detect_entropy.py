@@ -5,8 +5,7 @@ import math
 import pytest
 from shaped_runs import findings, firsts, flat, ramp, run, warned_then_confirmed, worst
 
-from rlwatch.detectors.entropy_collapse import EntropyCollapse
-from rlwatch.detectors.entropy_explosion import EntropyExplosion
+from rlwatch.detectors.exploration.entropy import EntropyCollapse, EntropyExplosion
 from rlwatch.records import Severity
 
 FALLING_REWARD = ramp(0.6, 0.02, 100, 120)

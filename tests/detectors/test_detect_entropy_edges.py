@@ -5,8 +5,7 @@ import math
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 
-from rlwatch.detectors.entropy_collapse import EntropyCollapse
-from rlwatch.detectors.entropy_explosion import EntropyExplosion
+from rlwatch.detectors.exploration.entropy import EntropyCollapse, EntropyExplosion
 
 FALLEN, RISEN = then(1.0, 0.1, 20), then(0.5, 1.0, 20)
 

@@ -9,8 +9,7 @@ from exact_runs import alarms, always, exact, when, worst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.entropy_budget import EntropyBudget
-from rlwatch.detectors.entropy_law import Law, LawFit
+from rlwatch.detectors.exploration.entropy_budget import EntropyBudget, Law, LawFit
 
 A, B, H0 = 0.2, 0.6, 0.6
 

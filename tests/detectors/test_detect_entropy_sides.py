@@ -6,7 +6,7 @@ import pytest
 from exact_runs import alarms, always, exact, then, when
 from shaped_runs import findings, flat, ramp, run
 
-from rlwatch.detectors.entropy_sides import EntropySides
+from rlwatch.detectors.exploration.entropy_sides import EntropySides
 from rlwatch.records import Severity
 
 POS, NEG = "policy/entropy_pos", "policy/entropy_neg"

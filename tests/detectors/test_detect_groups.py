@@ -6,8 +6,8 @@ import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 from shaped_runs import findings, flat, ramp, run
 
-from rlwatch.detectors.diversity_decay import DiversityDecay
-from rlwatch.detectors.zero_variance import ZeroVariance
+from rlwatch.detectors.exploration.diversity_decay import DiversityDecay
+from rlwatch.detectors.reward.silent_groups import ZeroVariance
 
 AT = 100
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shaped_runs import run
 
-from rlwatch.detectors.kl_estimator import Disagreement, KLEstimator
+from rlwatch.detectors.trust_region.kl_estimator import Disagreement, KLEstimator
 from rlwatch.records import Event
 
 K1, K3, WEIGHTED, BEYOND = (f"policy/kl_ref_{name}" for name in ("k1", "k3", "weighted", "saturated"))

@@ -6,11 +6,10 @@ import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 from shaped_runs import findings, firsts, flat, ramp, run
 
-from rlwatch.detectors.length_collapse import LengthCollapse
-from rlwatch.detectors.length_surge import LengthSurge
-from rlwatch.detectors.long_tail import LongTail, inverse
-from rlwatch.detectors.repetition import Repetition
 from rlwatch.detectors.rise import MOST
+from rlwatch.detectors.rises import Repetition
+from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthSurge
+from rlwatch.detectors.rollouts.long_tail import LongTail, inverse
 from rlwatch.records import Severity
 
 AT = 100

@@ -8,15 +8,11 @@ from exact_runs import alarms, always, exact, swinging, then, when, worst
 from shaped_runs import firsts, flat, ramp, run
 from shaped_runs import worst as worst_of
 
-from rlwatch.detectors.log_trend import LogTrend
-from rlwatch.detectors.mismatch_blind import MismatchBlind
-from rlwatch.detectors.mismatch_correlation import MismatchCorrelation
-from rlwatch.detectors.mismatch_growth import MismatchGrowth
-from rlwatch.detectors.mismatch_level import MismatchLevel
-from rlwatch.detectors.mismatch_mask import MismatchMask
-from rlwatch.detectors.mismatch_tail import MismatchTail
-from rlwatch.detectors.moe_imbalance import MoEImbalance
-from rlwatch.detectors.routing_mismatch import RoutingMismatch
+from rlwatch.detectors.mismatch.mismatch_blind import MismatchBlind
+from rlwatch.detectors.mismatch.mismatch_correlation import MismatchCorrelation
+from rlwatch.detectors.mismatch.mismatch_growth import LogTrend, MismatchGrowth, MismatchLevel
+from rlwatch.detectors.mismatch.mismatch_mask import MismatchMask
+from rlwatch.detectors.rises import MismatchTail, MoEImbalance, RoutingMismatch
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, Severity
 

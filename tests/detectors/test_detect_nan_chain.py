@@ -5,8 +5,8 @@ import math
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 
-from rlwatch.detectors.nonfinite import NonFinite
-from rlwatch.detectors.silent_freeze import SilentFreeze
+from rlwatch.detectors.optimisation.nonfinite import NonFinite
+from rlwatch.detectors.optimisation.silent_freeze import SilentFreeze
 from rlwatch.records import LOCALISED, ClosedStep, Event, Severity
 
 GOOD = {

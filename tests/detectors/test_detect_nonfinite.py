@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlwatch.detectors.nonfinite import NonFinite
+from rlwatch.detectors.optimisation.nonfinite import NonFinite
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, Severity
 

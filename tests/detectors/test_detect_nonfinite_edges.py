@@ -5,8 +5,7 @@ import math
 import pytest
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.detectors.nonfinite import NonFinite
-from rlwatch.detectors.origin import SAYS, suspect
+from rlwatch.detectors.optimisation.nonfinite import SAYS, NonFinite, suspect
 from rlwatch.records import ClosedStep, Severity
 
 NAN = math.nan

@@ -8,10 +8,8 @@ from exact_runs import alarms, always, exact, then, when, worst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.company import Company
-from rlwatch.detectors.kl_reference import KLReference
-from rlwatch.detectors.reset_vetoes import Vetoes
-from rlwatch.detectors.validation import Validation
+from rlwatch.detectors.context import RunContext
+from rlwatch.detectors.trust_region.kl_reference import KLReference, Validation, Vetoes
 from rlwatch.records import ClosedStep, Event
 
 
@@ -205,7 +203,7 @@ def test_any_scores_at_all_are_survived(scores):
 
 def test_vetoes_name_what_they_saw():
     """For whoever asks why."""
-    vetoes, company = Vetoes(), Company()
+    vetoes, company = Vetoes(), RunContext()
     for row in exact({"text/garbled": always(0.5), "mismatch/k3": then(1e-4, 0.5, 20), "len/clipped": always(1.0)}):
         vetoes.update(row)
         company.update(row)

@@ -3,11 +3,10 @@
 import pytest
 from shaped_runs import findings, firsts, flat, ramp, run, warned_then_confirmed, worst
 
-from rlwatch.detectors.company import silent_share
-from rlwatch.detectors.length_explosion import LengthExplosion
-from rlwatch.detectors.no_signal import NoSignal
-from rlwatch.detectors.reward import RewardWatch
-from rlwatch.detectors.reward_drop import RewardDrop
+from rlwatch.detectors.context import RewardWatch, silent_share
+from rlwatch.detectors.reward.reward_drop import RewardDrop
+from rlwatch.detectors.reward.silent_groups import NoSignal
+from rlwatch.detectors.rollouts.lengths import LengthExplosion
 from rlwatch.records import ClosedStep, Severity
 
 

@@ -5,11 +5,10 @@ import random
 import pytest
 from exact_runs import alarms, always, exact, swinging, then, when, worst
 
-from rlwatch.detectors.company import Company, silent_share
-from rlwatch.detectors.length_explosion import LengthExplosion
-from rlwatch.detectors.no_signal import NoSignal
-from rlwatch.detectors.reward import RewardWatch
-from rlwatch.detectors.reward_drop import RewardDrop
+from rlwatch.detectors.context import RewardWatch, RunContext, silent_share
+from rlwatch.detectors.reward.reward_drop import RewardDrop
+from rlwatch.detectors.reward.silent_groups import NoSignal
+from rlwatch.detectors.rollouts.lengths import LengthExplosion
 from rlwatch.records import ClosedStep
 
 
@@ -259,7 +258,7 @@ def test_a_spread_of_zero_needs_a_witness_to_be_critical(witness):
 
 def test_a_gradient_that_was_always_zero_has_no_ratio_but_zero():
     """And one that appears where there was none has none at all."""
-    company = Company()
+    company = RunContext()
     for row in exact({"optim/grad_norm": always(0.0)}):
         company.update(row)
     still = company.grad_ratio

@@ -7,10 +7,9 @@ import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 from shaped_runs import findings, run
 
-from rlwatch.detectors.hacking_signs import HeldOut
-from rlwatch.detectors.reward_constant import RewardConstant
-from rlwatch.detectors.reward_drop import RewardDrop
-from rlwatch.detectors.reward_hacking import RewardHacking
+from rlwatch.detectors.reward.reward_constant import RewardConstant
+from rlwatch.detectors.reward.reward_drop import RewardDrop
+from rlwatch.detectors.reward.reward_hacking import HeldOut, RewardHacking
 from rlwatch.records import ClosedStep, Event
 
 

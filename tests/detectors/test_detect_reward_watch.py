@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.detectors.reward import (
+from rlwatch.detectors.context import (
     LIKELY,
     LUCK,
     MEDIAN_ERROR,

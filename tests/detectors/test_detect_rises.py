@@ -10,13 +10,10 @@ from exact_runs import alarms, always, exact, swinging, then, when
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.clip_saturation import ClipSaturation
-from rlwatch.detectors.off_policy_mask import OffPolicyMask
-from rlwatch.detectors.ratio_drift import RatioDrift
-from rlwatch.detectors.ratio_growth import RatioGrowth
 from rlwatch.detectors.rise import Limit, Rise, log_size, odds, size, spread_of_ess
-from rlwatch.detectors.staleness import Staleness
-from rlwatch.detectors.weight_tail import WeightTail
+from rlwatch.detectors.rises import OffPolicyMask, RatioDrift, Staleness, WeightTail
+from rlwatch.detectors.trust_region.clipping import ClipSaturation
+from rlwatch.detectors.trust_region.ratio_growth import RatioGrowth
 from rlwatch.records import ClosedStep
 
 CASES = [

@@ -7,9 +7,7 @@ import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 from shaped_runs import findings, flat, run
 
-from rlwatch.detectors.metric_vanished import PATIENCE, MetricVanished
-from rlwatch.detectors.stalled_steps import StalledSteps
-from rlwatch.detectors.throughput_drop import ThroughputDrop
+from rlwatch.detectors.system import PATIENCE, MetricVanished, StalledSteps, ThroughputDrop
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, Event
 from rlwatch.testing.healthy_runs import healthy_run

@@ -3,9 +3,7 @@
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 
-from rlwatch.detectors.degenerate_batch import DegenerateBatch
-from rlwatch.detectors.garbled_output import GarbledOutput
-from rlwatch.detectors.id0_run import Id0Run
+from rlwatch.detectors.rollouts.broken_output import DegenerateBatch, GarbledOutput, Id0Run
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep
 

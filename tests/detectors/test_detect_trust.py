@@ -6,9 +6,9 @@ import random
 import pytest
 from shaped_runs import findings, firsts, flat, ramp, run, warned_then_confirmed, worst
 
-from rlwatch.detectors.grad_spike import GradSpike
-from rlwatch.detectors.kl_reference import KLReference
-from rlwatch.detectors.mismatch_growth import MismatchGrowth
+from rlwatch.detectors.mismatch.mismatch_growth import MismatchGrowth
+from rlwatch.detectors.optimisation.grad_spike import GradSpike
+from rlwatch.detectors.trust_region.kl_reference import KLReference
 from rlwatch.records import Event, Severity
 
 MISMATCH = {"mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/prob_absdiff"}

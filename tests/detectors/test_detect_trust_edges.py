@@ -3,9 +3,9 @@
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 
-from rlwatch.detectors.grad_spike import GradSpike
-from rlwatch.detectors.kl_reference import KLReference
-from rlwatch.detectors.mismatch_growth import MismatchGrowth
+from rlwatch.detectors.mismatch.mismatch_growth import MismatchGrowth
+from rlwatch.detectors.optimisation.grad_spike import GradSpike
+from rlwatch.detectors.trust_region.kl_reference import KLReference
 from rlwatch.records import Event
 
 

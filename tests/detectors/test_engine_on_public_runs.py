@@ -11,22 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.detectors.degenerate_batch import DegenerateBatch
-from rlwatch.detectors.garbled_output import GarbledOutput
-from rlwatch.detectors.id0_run import Id0Run
-from rlwatch.detectors.likelihood_displacement import LikelihoodDisplacement
-from rlwatch.detectors.mask_leakage import MaskLeakage
-from rlwatch.detectors.mismatch_blind import MismatchBlind
-from rlwatch.detectors.mismatch_correlation import MismatchCorrelation
-from rlwatch.detectors.mismatch_growth import MismatchGrowth
-from rlwatch.detectors.mismatch_level import MismatchLevel
-from rlwatch.detectors.mismatch_mask import MismatchMask
-from rlwatch.detectors.mismatch_tail import MismatchTail
-from rlwatch.detectors.moe_imbalance import MoEImbalance
-from rlwatch.detectors.nonfinite import NonFinite
-from rlwatch.detectors.retokenisation import Retokenisation
-from rlwatch.detectors.routing_mismatch import RoutingMismatch
-from rlwatch.detectors.silent_freeze import SilentFreeze
+from rlwatch.detectors.exploration.likelihood_displacement import LikelihoodDisplacement
+from rlwatch.detectors.mismatch.mismatch_blind import MismatchBlind
+from rlwatch.detectors.mismatch.mismatch_correlation import MismatchCorrelation
+from rlwatch.detectors.mismatch.mismatch_growth import MismatchGrowth, MismatchLevel
+from rlwatch.detectors.mismatch.mismatch_mask import MismatchMask
+from rlwatch.detectors.optimisation.nonfinite import NonFinite
+from rlwatch.detectors.optimisation.silent_freeze import SilentFreeze
+from rlwatch.detectors.rises import MismatchTail, MoEImbalance, RoutingMismatch
+from rlwatch.detectors.rollouts.broken_output import DegenerateBatch, GarbledOutput, Id0Run
+from rlwatch.detectors.rollouts.token_ids import MaskLeakage, Retokenisation
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep
 

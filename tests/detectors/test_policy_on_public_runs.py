@@ -11,18 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.detectors.clip_blind import ClipBlind
-from rlwatch.detectors.clip_saturation import ClipSaturation
-from rlwatch.detectors.entropy_budget import EntropyBudget
-from rlwatch.detectors.entropy_sides import EntropySides
-from rlwatch.detectors.kl_estimator import KLEstimator
-from rlwatch.detectors.kl_reference import KLReference
-from rlwatch.detectors.off_policy_mask import OffPolicyMask
-from rlwatch.detectors.ratio_drift import RatioDrift
-from rlwatch.detectors.ratio_growth import RatioGrowth
-from rlwatch.detectors.reference_continuity import ReferenceContinuity
-from rlwatch.detectors.staleness import Staleness
-from rlwatch.detectors.weight_tail import WeightTail
+from rlwatch.detectors.exploration.entropy_budget import EntropyBudget
+from rlwatch.detectors.exploration.entropy_sides import EntropySides
+from rlwatch.detectors.rises import OffPolicyMask, RatioDrift, Staleness, WeightTail
+from rlwatch.detectors.trust_region.clipping import ClipBlind, ClipSaturation
+from rlwatch.detectors.trust_region.kl_estimator import KLEstimator
+from rlwatch.detectors.trust_region.kl_reference import KLReference
+from rlwatch.detectors.trust_region.ratio_growth import RatioGrowth
+from rlwatch.detectors.trust_region.reference_continuity import ReferenceContinuity
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep
 

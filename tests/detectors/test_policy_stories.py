@@ -10,19 +10,14 @@ import pytest
 from shaped_runs import coarse, ramp
 
 from rlwatch.alerts.rules import default_rules
-from rlwatch.detectors.clip_blind import ClipBlind
-from rlwatch.detectors.clip_saturation import ClipSaturation
-from rlwatch.detectors.entropy_budget import EntropyBudget
-from rlwatch.detectors.entropy_collapse import EntropyCollapse
-from rlwatch.detectors.entropy_explosion import EntropyExplosion
-from rlwatch.detectors.entropy_sides import EntropySides
-from rlwatch.detectors.kl_estimator import KLEstimator
-from rlwatch.detectors.kl_reference import KLReference
-from rlwatch.detectors.off_policy_mask import OffPolicyMask
-from rlwatch.detectors.ratio_drift import RatioDrift
-from rlwatch.detectors.ratio_growth import RatioGrowth
-from rlwatch.detectors.staleness import Staleness
-from rlwatch.detectors.weight_tail import WeightTail
+from rlwatch.detectors.exploration.entropy import EntropyCollapse, EntropyExplosion
+from rlwatch.detectors.exploration.entropy_budget import EntropyBudget
+from rlwatch.detectors.exploration.entropy_sides import EntropySides
+from rlwatch.detectors.rises import OffPolicyMask, RatioDrift, Staleness, WeightTail
+from rlwatch.detectors.trust_region.clipping import ClipBlind, ClipSaturation
+from rlwatch.detectors.trust_region.kl_estimator import KLEstimator
+from rlwatch.detectors.trust_region.kl_reference import KLReference
+from rlwatch.detectors.trust_region.ratio_growth import RatioGrowth
 from rlwatch.diagnosis import advice
 from rlwatch.monitor.engine import Monitor
 from rlwatch.records import ClosedStep, Event, Severity, StepRecord

@@ -5,17 +5,14 @@ from collections import Counter
 import pytest
 from test_public_runs_when_present import HOME, labelled
 
-from rlwatch.detectors.diversity_decay import DiversityDecay
-from rlwatch.detectors.length_collapse import LengthCollapse
-from rlwatch.detectors.length_surge import LengthSurge
-from rlwatch.detectors.long_tail import LongTail
-from rlwatch.detectors.metric_vanished import MetricVanished
-from rlwatch.detectors.repetition import Repetition
-from rlwatch.detectors.reward_constant import RewardConstant
-from rlwatch.detectors.reward_hacking import RewardHacking
-from rlwatch.detectors.stalled_steps import StalledSteps
-from rlwatch.detectors.throughput_drop import ThroughputDrop
-from rlwatch.detectors.zero_variance import ZeroVariance
+from rlwatch.detectors.exploration.diversity_decay import DiversityDecay
+from rlwatch.detectors.reward.reward_constant import RewardConstant
+from rlwatch.detectors.reward.reward_hacking import RewardHacking
+from rlwatch.detectors.reward.silent_groups import ZeroVariance
+from rlwatch.detectors.rises import Repetition
+from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthSurge
+from rlwatch.detectors.rollouts.long_tail import LongTail
+from rlwatch.detectors.system import MetricVanished, StalledSteps, ThroughputDrop
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, Severity
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tiny_trl import FakeRun, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
-from rlwatch.detectors.reference_continuity import ReferenceContinuity
+from rlwatch.detectors.trust_region.reference_continuity import ReferenceContinuity
 from rlwatch.integrations.handlers.reference_files import Facts, write
 from rlwatch.integrations.trl import watch
 from rlwatch.records import ClosedStep, Command

@@ -3,7 +3,7 @@
 import pytest
 from scripted import sent, told
 
-from rlwatch.detectors.stalled_steps import StalledSteps
+from rlwatch.detectors.system import StalledSteps
 from rlwatch.monitor import Monitor, Outcome
 from rlwatch.monitor.standstill import EVERY, RECORDS, USUAL, Standstill
 from rlwatch.records import ClosedStep, StepRecord

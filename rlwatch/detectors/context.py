@@ -1,0 +1,331 @@
+"""Context of a metric: the reward, its noise and changes, and what else a detector asks before it believes its own."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from rlwatch.detectors.base import finite, number
+from rlwatch.records import ClosedStep
+from rlwatch.stats import Baseline, Window, median, quantile
+
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, for normal noise."""
+NORMAL_80 = 1.2816
+"""80 % of the absolute values of a normal variable lie below this many standard deviations."""
+SURE = 5.0
+"""Standard errors that make a fall: the best level is a maximum over many windows, so 3 would be few."""
+LIKELY = 4.0
+"""Standard errors that make a rise over the start, which is no maximum."""
+VISIBLE = 0.1
+"""Share of the range the reward has covered below which a change is nothing."""
+TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
+"""Share of its range that the reward gains within so many rows when a run finds out what is rewarded."""
+LUCK = 1.5
+"""Standard deviations taken off the first row before it counts as a level."""
+
+
+class RewardWatch:
+    """Level now against the level at the start and the best so far; noise from first differences.
+
+    The first row, before any update, counts as a level (less ``LUCK``): a run that breaks inside its
+    warm-up has then fallen from how it began. ``noise`` is the standard deviation of one row.
+    """
+
+    def __init__(self) -> None:
+        self._window = Window(rows=10, steps=15)
+        self._recent = Window(rows=60, steps=10**9, least=6)
+        self._base = Baseline(rows=8, steps=15)
+        self._first: float | None = None
+        self._top: float | None = None
+        self._low, self._high = math.inf, -math.inf
+        self._noise: float | None = None
+
+    def update(self, step: ClosedStep) -> None:
+        """Take notice of ``reward/mean``."""
+        value = finite(step, "reward/mean")
+        if value is not None:
+            self.take(step.step, value)
+
+    def take(self, step: int, value: float) -> None:
+        """Take a finite value of the reward, or of any score read like one."""
+        self._first = value if self._first is None else self._first
+        self._low, self._high = min(self._low, value), max(self._high, value)
+        for part in (self._base, self._window, self._recent):
+            part.update(step, value)
+        self._noise = None
+        level = self.now
+        full = len(self._window) >= min(5, len(self._recent))
+        if level is not None and full and (self._top is None or level > self._top):
+            self._top = level
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one row; computed when it is asked for, once a row."""
+        if self._noise is None:
+            self._noise = noise_of(self._recent.values)
+        return self._noise
+
+    @property
+    def now(self) -> float | None:
+        """Median of the last rows."""
+        return self._window.get()
+
+    @property
+    def still(self) -> bool:
+        """Whether the last rows are all the same."""
+        return self.now is not None and self._window.spread <= 1e-6 * max(1.0, abs(self.now))
+
+    @property
+    def start(self) -> float | None:
+        """Median of the first rows."""
+        return self._base.first
+
+    @property
+    def best(self) -> float | None:
+        """Highest level so far, the first row included."""
+        start = self.start
+        if start is None or self._first is None:
+            return None
+        level = start if self._top is None else max(start, self._top)
+        # The noise only lowers the first row, so most rows need not know it.
+        return level if self._first <= level else max(level, self._first - LUCK * self.noise)
+
+    def _counts(self, change: float, share: float, of: float, errors: float) -> bool:
+        """Whether a change counts: more than a share, visible on the reward's own range, and beyond noise."""
+        if change <= max(share * abs(of), VISIBLE * self._range):
+            return False
+        error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
+        return change > errors * error
+
+    def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
+        """Whether it lost ``share`` of its best level, by more than ``errors`` standard errors."""
+        now, best, start = self.now, self.best, self.start
+        if now is None or best is None or start is None:
+            return False
+        return self._counts(best - now, share, max(abs(best), best - start), errors)
+
+    def low(self, value: float, share: float = 0.25) -> bool:
+        """Whether one row lies below the best level by ``share`` of it and by two deviations: dates a fall."""
+        best = self.best
+        if best is None or best - value <= max(share * abs(best), VISIBLE * self._range):
+            return False
+        return best - value > 2.0 * self.noise
+
+    @property
+    def _range(self) -> float:
+        return self._high - self._low
+
+    def taking_off(self) -> bool:
+        """Whether it gained a third of all the range it has covered within the last 25 rows, by more than noise.
+
+        What else the run showed before, its gradients above all, is then no measure of what comes: groups that all
+        failed taught nothing.
+        """
+        now, values = self.now, self._recent.values
+        if now is None or len(values) < TAKE_OFF_ROWS + 10:
+            return False
+        gained = now - median(values[-TAKE_OFF_ROWS - 10 : -TAKE_OFF_ROWS])
+        return gained > TAKE_OFF * self._range and self._counts(gained, 0.0, 0.0, LIKELY)
+
+    def risen(self) -> bool:
+        """Whether it is clearly above where it started."""
+        now, start = self.now, self.start
+        return now is not None and start is not None and self._counts(now - start, 0.1, start, LIKELY)
+
+    def say(self) -> str:
+        """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""
+        now, best, start = self.now, self.best, self.start
+        if now is None or best is None or start is None:
+            return ""
+        if self.fallen():
+            return f" while reward fell from {number(best)} to {number(now)}"
+        how = f"rose from {number(start)} to" if self.risen() else "went nowhere:"
+        return f" while reward {how} {number(now)}"
+
+
+def noise_of(values: list[float]) -> float:
+    """Standard deviation of one row, from the 80th percentile of jumps: rewards and shares are often discrete."""
+    jumps = [abs(b - a) for a, b in pairwise(values)]
+    return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
+
+
+# A level of a noisy metric now, against its own start and its own best.
+
+
+class Change:
+    """Median of the last rows against the median of the first, and against the best such median since.
+
+    Noise is that of one row, from first differences: a trend is no noise.
+    """
+
+    def __init__(self, rows: int = 15, steps: int = 30) -> None:
+        self._base = Baseline()
+        self._now = Window(rows=rows, steps=steps, least=5)
+        self._recent = Window(rows=60, steps=10**9, least=6)
+        self._best: float | None = None
+
+    def update(self, step: int, value: float) -> None:
+        """Take the next finite value."""
+        self._base.update(step, value)
+        self._now.update(step, value)
+        self._recent.update(step, value)
+        now = self.now
+        if now is not None and self._base.done:
+            self._best = now if self._best is None else max(self._best, now)
+
+    @property
+    def now(self) -> float | None:
+        """Median of the last rows."""
+        return self._now.get()
+
+    @property
+    def start(self) -> float | None:
+        """Median of the first rows; None until all of them are known."""
+        return self._base.get() if self._base.done else None
+
+    @property
+    def best(self) -> float | None:
+        """Highest level since the start."""
+        start = self.start
+        return None if start is None else start if self._best is None else max(start, self._best)
+
+    @property
+    def fallen(self) -> float:
+        """How far it lies below its best; 0 if unknown."""
+        now, best = self.now, self.best
+        return 0.0 if now is None or best is None else max(best - now, 0.0)
+
+    @property
+    def gain(self) -> float:
+        """How far it lies above its start (negative: below); 0 if unknown."""
+        now, start = self.now, self.start
+        return 0.0 if now is None or start is None else now - start
+
+    @property
+    def share(self) -> float:
+        """Of its start; 1 if unknown, or where it began at nothing."""
+        now, start = self.now, self.start
+        return 1.0 if now is None or start is None or start <= 0.0 else now / start
+
+    @property
+    def moved(self) -> bool:
+        """Whether the distance from its start is more than noise explains."""
+        return abs(self.gain) > self._error
+
+    @property
+    def dropped(self) -> bool:
+        """The same of the distance below its best."""
+        return self.fallen > self._error
+
+    @property
+    def _error(self) -> float:
+        return SURE * MEDIAN_ERROR * noise_of(self._recent.values) / math.sqrt(max(len(self._now), 1))
+
+
+# What else the run says: the metrics a detector asks before it believes its own.
+
+DETERMINISTIC = 1e-3
+"""Share of log V below which a language model is as good as deterministic."""
+STIFF = 0.1
+"""Range of the mean rewards of the last rows, over that of the first rows, below which every batch ends the same."""
+AGREE = 1e-6
+"""Spread of rewards, relative to their size, below which a group agrees."""
+
+
+def silent_share(step: ClosedStep) -> float | None:
+    """Share of samples without gradient at this row, by the best measure there is; None if there is none.
+
+    The trainer's own count, else whether the reward did not vary at all, else whether all advantages
+    were zero.
+    """
+    share = finite(step, "reward/zero_std_frac")
+    if share is not None:
+        return min(max(share, 0.0), 1.0)
+    spread = finite(step, "reward/std")
+    if spread is not None:
+        size = abs(finite(step, "reward/mean") or 0.0)
+        return float(abs(spread) <= AGREE * max(size, 1.0))
+    low, high = finite(step, "adv/min"), finite(step, "adv/max")
+    if low is not None and high is not None:
+        return float(max(abs(low), abs(high)) <= AGREE)
+    return None
+
+
+class RunContext:
+    """Reward, share of silent samples and gradient norm of a run, each against its own beginning.
+
+    ``log_vocab`` is the entropy of uniform noise in nats, the ceiling; None if no vocabulary size is known.
+    """
+
+    def __init__(self) -> None:
+        self.reward = RewardWatch()
+        self._silent = Window(rows=20, steps=20, least=5)
+        self._grad = Window(rows=20, steps=20, least=5)
+        self._grad_base = Baseline()
+        self._means = Window(rows=20, steps=20, least=10)
+        self._means_base = Baseline()
+        self._clipped = Window(rows=10, steps=15)
+        self.log_vocab: float | None = None
+
+    def update(self, step: ClosedStep) -> None:
+        """Take notice of a row."""
+        self.reward.update(step)
+        share, mean = silent_share(step), finite(step, "reward/mean")
+        if share is not None:
+            self._silent.update(step.step, share)
+        if mean is not None:
+            self._means.update(step.step, mean)
+            self._means_base.update(step.step, mean)
+        norm = finite(step, "optim/grad_norm")
+        if norm is not None:
+            self._grad.update(step.step, abs(norm))
+            self._grad_base.update(step.step, abs(norm))
+        clipped = finite(step, "len/clipped")
+        if clipped is not None:
+            self._clipped.update(step.step, clipped)
+        vocab = finite(step, "policy/vocab_size")
+        if vocab is not None and vocab > 1.0:
+            self.log_vocab = math.log(vocab)
+
+    @property
+    def silent(self) -> float | None:
+        """Mean share of samples without gradient over the last rows."""
+        return self._silent.mean
+
+    @property
+    def grad(self) -> float | None:
+        """Median gradient norm of the last rows."""
+        return self._grad.get()
+
+    @property
+    def grad_ratio(self) -> float | None:
+        """That over the upper quartile of the run's first rows; None if unknown."""
+        now, then = self._grad.get(), self._grad_base.upper()
+        if now is None or then is None:
+            return None
+        return now / then if then > 0.0 else (0.0 if now == 0.0 else None)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether nearly all responses are cut at the length limit."""
+        clipped = self._clipped.get()
+        return clipped is not None and clipped >= 0.95
+
+    @property
+    def stiff(self) -> bool:
+        """Whether batches, which used to differ, all earn about the same: between the deciles, as values repeat."""
+        now, low, high = self._means, self._means_base.upper(0.1), self._means_base.upper(0.9)
+        if len(now) < now.least or low is None or high is None or not self._means_base.done:
+            return False
+        return quantile(now.values, 0.9) - quantile(now.values, 0.1) < STIFF * (high - low)
+
+    def mute(self) -> bool:
+        """Whether hardly any sample brings a gradient: by count, or by count and one witness.
+
+        The gradient norm is the witness; where none is logged, that every batch ends the same.
+        """
+        share, ratio = self.silent, self.grad_ratio
+        if share is None:
+            return False
+        return share >= 0.9 or (share >= 0.75 and (self.stiff if ratio is None else ratio <= 0.05))

@@ -1,0 +1,1 @@
+"""Exploration: entropy, its budget and its sides, diversity, and the likelihood of correct answers."""

@@ -1,0 +1,216 @@
+"""Entropy off its course: collapse, where the reward does not pay for it, and explosion, towards noise."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import DETERMINISTIC, RunContext
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold, Window
+
+
+class EntropyDetector(BaseDetector):
+    """Median token entropy of the last rows against the run's beginning, in the company of its reward.
+
+    A subclass says which level counts as the beginning, weighs each row (feeding the three holds) and words
+    the finding. ``_moved`` dates it, ``_warned`` and ``_confirmed`` make it a warning and critical.
+    """
+
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy",),)
+    reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
+
+    def __init__(self, base: Baseline, now: Window) -> None:
+        super().__init__()
+        self._company = RunContext()
+        self._base = base
+        self._now = now
+        self._moved = Hold(forgive=3)
+        self._warned = Hold(forgive=1)
+        self._confirmed = Hold(forgive=1)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the corroborating metrics."""
+        self._company.update(step)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the level of the last rows."""
+        entropy = abs(finite(step, *self.reads) or 0.0)
+        self._base.update(step.step, entropy)
+        self._now.update(step.step, entropy)
+        now, level, first = self._now.get(), self._base.get(), self._base.first
+        if now is None or level is None or first is None:
+            return []
+        start = self.beginning(level, first)
+        if start <= 0.0:
+            return []
+        self.weigh(step, entropy, now, start)
+        if not self._warned.lasted(3):
+            return []
+        severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else Severity.WARNING
+        return [self.report(step, now, start, severity)]
+
+    @abstractmethod
+    def beginning(self, level: float, first: float) -> float:
+        """What to compare with, from the level of the warm-up and that of the very first rows, nats."""
+
+    @abstractmethod
+    def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
+        """Feed the holds: this row's ``entropy``, the level ``now`` and the ``start`` in nats."""
+
+    @abstractmethod
+    def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
+        """The finding in words and numbers."""
+
+    @property
+    def onset(self) -> int | None:
+        """Since when single rows, or else their median, have been out."""
+        return self._warned.since if self._moved.since is None else self._moved.since
+
+
+# Entropy collapse: the policy stops exploring and the reward does not pay for it.
+
+LOW = 0.5
+"""Entropy over baseline below which a decline is dated (``onset_step``), where the reward does not pay for it."""
+WARN, WARN_BAD = 0.15, 0.4
+"""Ratio that warns by itself, and beside a fallen reward or silent groups."""
+CRITICAL, CRITICAL_BAD = 0.02, 0.2
+"""The same for critical. Healthy runs fall to 0.15-0.3 of their start while the reward rises."""
+PAID = 0.05
+"""Ratio that warns even while the reward rises: there is nothing left to spend."""
+
+
+class EntropyCollapse(EntropyDetector):
+    """Token entropy against how the run began, corroborated by reward, zero-variance share, gradient.
+
+    Entropy spent on reward is the normal course of RLVR (R = -a exp(H) + b, arXiv 2505.22617), so a low
+    level alone is no finding while the reward is above its start.
+    """
+
+    name: ClassVar[str] = "entropy_collapse"
+
+    def __init__(self) -> None:
+        super().__init__(Baseline(), Window(rows=10, steps=10))
+
+    def beginning(self, level: float, first: float) -> float:
+        """The higher: a run that falls inside its warm-up is judged by its first rows."""
+        return max(level, first)
+
+    def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
+        """A fall counts by its depth, less if the reward paid for it, more in bad company."""
+        ratio = now / start
+        self._moved.update(step.step, entropy < LOW * start and not self._pays(step))
+        bad = self._in_bad_company()
+        paid = self._company.reward.risen() and not bad
+        self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
+        self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
+
+    def _in_bad_company(self) -> bool:
+        company = self._company
+        return company.reward.fallen() or (company.mute() and not company.reward.risen())
+
+    def _pays(self, step: ClosedStep) -> bool:
+        """Whether this very row still earns more than the start: entropy spent so far was not lost."""
+        reward, value = self._company.reward, finite(step, "reward/mean")
+        return reward.risen() and not (value is not None and reward.low(value))
+
+    def _critical(self, now: float, ratio: float, bad: bool) -> bool:
+        if ratio < (CRITICAL_BAD if bad else CRITICAL):
+            return True
+        return bad and self._company.log_vocab is not None and now < DETERMINISTIC * self._company.log_vocab
+
+    def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
+        """How far it fell, over how many steps, and what the reward did."""
+        onset = self.onset
+        span = 0 if onset is None else step.step - onset
+        reward = self._company.reward
+        message = f"entropy fell from {number(start)} to {number(now)} nats/token over {span} steps{reward.say()}"
+        if self._company.mute():
+            message += "; nearly all groups agree on one reward, so no gradient leads back"
+        evidence = rounded(
+            {
+                "entropy": now,
+                "entropy_baseline": start,
+                "ratio": now / start,
+                "reward": reward.now,
+                "reward_best": reward.best,
+                "silent_share": self._company.silent,
+                "grad_ratio": self._company.grad_ratio,
+            }
+        )
+        return self.finding(
+            step,
+            "entropy_collapse",
+            severity,
+            message,
+            onset=onset,
+            metric="policy/entropy",
+            score=WARN_BAD * start / max(now, 1e-12),
+            baseline=start,
+            evidence=evidence,
+        )
+
+
+# Entropy explosion: the policy drifts towards noise while the reward falls.
+
+RISE = 1.3
+"""Entropy over baseline above which a rise is dated."""
+RISEN_WARN, RISEN_CRITICAL = 1.5, 2.0
+"""Ratios beside a fallen reward (an entropy bonus gone wrong was seen at 1.35-1.8 when the reward fell)."""
+ALONE = 3.0
+"""Ratio that warns by itself when the reward has not risen."""
+NOISE = 0.7
+"""Share of log V beyond which output is close to uniform noise."""
+
+
+class EntropyExplosion(EntropyDetector):
+    """Token entropy above how the run began, with the reward falling or the ceiling log V in sight."""
+
+    name: ClassVar[str] = "entropy_explosion"
+
+    def __init__(self) -> None:
+        super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))
+
+    def beginning(self, level: float, first: float) -> float:
+        """The lower: a run that rises inside its warm-up is judged by its first rows."""
+        return min(level, first)
+
+    def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
+        """A rise counts beside a fallen reward, by itself if it is large, or close to noise."""
+        ratio = now / start
+        self._moved.update(step.step, entropy > RISE * start)
+        reward, log_vocab = self._company.reward, self._company.log_vocab
+        fallen = reward.fallen()
+        noise = log_vocab is not None and now > NOISE * log_vocab and ratio > RISE
+        alone = ratio > ALONE and not reward.risen()
+        self._warned.update(step.step, (fallen and ratio > RISEN_WARN) or alone or noise)
+        self._confirmed.update(step.step, fallen and (ratio > RISEN_CRITICAL or noise))
+
+    def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
+        """How far it rose, how far it is from noise, and what the reward did."""
+        reward = self._company.reward
+        ceiling = (
+            "" if self._company.log_vocab is None else f" (uniform noise would be {number(self._company.log_vocab)})"
+        )
+        message = f"entropy rose from {number(start)} to {number(now)} nats/token{ceiling}{reward.say()}"
+        return self.finding(
+            step,
+            "entropy_explosion",
+            severity,
+            message,
+            onset=self.onset,
+            metric="policy/entropy",
+            score=now / (RISEN_WARN * start),
+            baseline=start,
+            evidence=rounded(
+                {
+                    "entropy": now,
+                    "entropy_baseline": start,
+                    "ratio": now / start,
+                    "log_vocab": self._company.log_vocab,
+                    "reward": reward.now,
+                    "reward_best": reward.best,
+                }
+            ),
+        )

@@ -1,0 +1,232 @@
+"""The entropy budget: what is left of it, what reward it still buys, and when it will be spent.
+
+The law R = -a exp(H) + b (Cui et al., arXiv 2505.22617) is fitted to the run's own history.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import RunContext
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold, Thinned, Window, fit_line, slope_interval, theil_sen
+
+POINTS = 12
+"""Points (of at most 48, each a mean of rows) before a line is trusted."""
+COVERED = 0.25
+"""Share of the starting entropy a run must have gone through: within less, any curve is a line."""
+SURE = 4.0
+"""Standard errors of a above zero."""
+GOOD = 0.5
+"""Share of the variance of the reward the law must explain."""
+ODD = 4.0
+"""Deviations from the rows before beyond which a row counts as their median: a spike, or a batch of hard data."""
+REFIT = 5
+"""Rows between fits: a row changes little, and a fit costs most of what the law costs."""
+TOP = 50.0
+"""Nats beyond which exp(H) is no entropy of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """R = -``a`` exp(H) + ``b``; a > 0. ``explained`` in [0, 1]."""
+
+    a: float
+    b: float
+    error: float
+    explained: float
+
+    @property
+    def ceiling(self) -> float:
+        """Reward at H = 0."""
+        return self.b - self.a
+
+    def at(self, entropy: float) -> float:
+        """Reward at an entropy, nats per token."""
+        return self.b - self.a * math.exp(min(entropy, TOP))
+
+    @property
+    def binds(self) -> bool:
+        """Whether reward really is bought with entropy."""
+        return self.a > SURE * self.error and self.explained >= GOOD
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Steps from now until entropy reaches a level, at its present rate; ``low``..``high`` is a 90 % interval."""
+
+    steps: float
+    low: float
+    high: float
+
+
+class LawFit:
+    """The run's (H, R) in a few points, and the recent fall of log H."""
+
+    def __init__(self) -> None:
+        self._points = Thinned(48)
+        self._rows = 0
+        self._fit: tuple[Law | None] | None = None
+        self._rates: tuple[float, float, float] | None = None
+        self._recent = (Window(rows=9, steps=10**9, least=5), Window(rows=9, steps=10**9, least=5))
+        self._fall = Window(rows=30, steps=100, least=8)
+
+    def update(self, step: int, entropy: float, reward: float | None, *, learn: bool = True) -> None:
+        """Take a row; with ``learn`` false (the reward has collapsed: no law holds) only the fall of entropy."""
+        self._rows += 1
+        if self._rows % REFIT == 0:
+            self._fit = self._rates = None
+        if entropy > 0.0:
+            self._fall.update(step, math.log(entropy))
+        if learn and reward is not None:
+            usual = [_usual(rows, step, value) for rows, value in zip(self._recent, (entropy, reward), strict=True)]
+            self._points.update(step, math.exp(min(usual[0], TOP)), usual[1])
+
+    def get(self) -> Law | None:
+        """The fit, at most ``REFIT`` rows old; None where there are too few points, entropy hardly moved, or reward did
+        not rise as it fell.
+        """
+        if self._fit is None:
+            self._fit = (self._fitted(),)
+        return self._fit[0]
+
+    def _fitted(self) -> Law | None:
+        x, y = self._points.get()
+        if len(x) < POINTS or min(x) <= 0.0:
+            return None
+        highest, lowest = math.log(max(x)), math.log(min(x))
+        if highest <= 0.0 or highest - lowest < COVERED * highest:
+            return None
+        line = fit_line(x, y)
+        if line is None or line.slope >= 0.0:
+            return None
+        return Law(-line.slope, line.intercept, line.error, line.explained)
+
+    def arrival(self, entropy: float, level: float) -> Arrival | None:
+        """When ``entropy`` will be down at ``level`` (nats, both > 0); None if it does not fall for sure."""
+        if self._rates is None:
+            self._rates = self._falling()
+        rate, fastest, slowest = self._rates
+        if slowest >= 0.0 or rate >= 0.0 or not 0.0 < level < entropy:
+            return None
+        left = math.log(entropy / level)
+        return Arrival(left / -rate, left / -fastest, left / -slowest)
+
+    def _falling(self) -> tuple[float, float, float]:
+        """Change of log H a step, and the ends of its interval; 0 where it is not known to fall."""
+        at, logs = self._fall.at, self._fall.values
+        between = slope_interval(at, logs) if len(at) >= 8 else None
+        return (0.0, 0.0, 0.0) if between is None else (theil_sen(at, logs), *between)
+
+
+def _usual(rows: Window, step: int, value: float) -> float:
+    """The value, or the median of the rows up to it where it is far from that."""
+    rows.update(step, value)
+    level = rows.get()
+    return value if level is None or abs(value - level) <= ODD * rows.spread else level
+
+
+TELL, WARN = 0.8, 0.9
+"""Shares of the starting entropy spent: told with the forecast; a warning where the law binds. Published runs spend
+73 % in the first twelfth of training and 94 % in the first third (arXiv 2505.22617)."""
+SOLVED = 0.95
+"""Share of the best possible reward from which nothing is left to buy."""
+
+
+class EntropyBudget(BaseDetector):
+    """Fits R = -a exp(H) + b to the run's own entropy and reward once most of the entropy is spent.
+
+    Low entropy on a solved task is convergence; low entropy below the top is a ceiling: the law says at which reward
+    (b - a) the run will stall. ``entropy_collapse`` judges the fall itself.
+    """
+
+    name: ClassVar[str] = "entropy_budget"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy", "reward/mean"),)
+    reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._company = RunContext()
+        self._law = LawFit()
+        self._base = Baseline()
+        self._now = Window(rows=10, steps=10)
+        self._best = Window(rows=10, steps=10)
+        self._told = Hold(forgive=2)
+        self._warned = Hold(forgive=2)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the reward and the largest of each batch."""
+        self._company.update(step)
+        best = finite(step, "reward/max")
+        if best is not None:
+            self._best.update(step.step, best)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Fit, once enough is spent."""
+        entropy = min(abs(finite(step, *self.reads) or 0.0), 1e9)
+        self._base.update(step.step, entropy)
+        self._now.update(step.step, entropy)
+        fallen = self._company.reward.fallen()
+        self._law.update(step.step, entropy, finite(step, "reward/mean"), learn=not fallen)
+        now, level, first = self._now.get(), self._base.get(), self._base.first
+        if now is None or level is None or first is None or max(level, first) <= 0.0:
+            return []
+        start = max(level, first)
+        spent = 1.0 - now / start
+        law = self._law.get() if spent >= TELL else None
+        binds = law is not None and law.binds
+        self._told.update(step.step, binds)
+        self._warned.update(step.step, binds and spent >= WARN and not fallen and not self._solved())
+        if law is None or not self._told.lasted(3):
+            return []
+        return [self._finding(step, law, now, start)]
+
+    def _solved(self) -> bool:
+        """Whether the reward is at its top: that of the batches, or 1 on the common scale."""
+        now, best = self._company.reward.now, self._best.get()
+        if now is None:
+            return False
+        if best is not None and best > 0.0 and now >= SOLVED * best:
+            return True
+        return SOLVED <= now <= 1.0
+
+    def _finding(self, step: ClosedStep, law: Law, now: float, start: float) -> Finding:
+        arrival = self._law.arrival(now, (1.0 - WARN) * start)
+        reward = self._company.reward.now
+        stands = "" if reward is None else f" (now {number(reward)})"
+        return self.finding(
+            step,
+            "entropy_budget",
+            Severity.WARNING if self._warned.lasted(5) else Severity.INFO,
+            f"{1.0 - now / start:.0%} of the entropy is spent ({number(start)} to {number(now)} nats/token), and "
+            f"reward was bought with it: R = -{number(law.a)} exp(H) + {number(law.b)} explains {law.explained:.0%} "
+            f"of it; so it will stall at {number(law.ceiling)}{stands}{_when(arrival)}",
+            onset=self._told.since,
+            metric="policy/entropy",
+            score=(1.0 - now / start) / TELL,
+            baseline=start,
+            evidence=rounded(
+                {
+                    "spent": 1.0 - now / start,
+                    "a": law.a,
+                    "b": law.b,
+                    "ceiling": law.ceiling,
+                    "explained": law.explained,
+                    "reward": reward,
+                    "gain_left": law.ceiling - law.at(now),
+                    "arrival_steps": None if arrival is None else arrival.steps,
+                    "arrival_low": None if arrival is None else arrival.low,
+                    "arrival_high": None if arrival is None else arrival.high,
+                }
+            ),
+        )
+
+
+def _when(arrival: Arrival | None) -> str:
+    if arrival is None:
+        return ""
+    between = f"({number(arrival.low)} to {number(arrival.high)})"
+    return f"; nine tenths will be spent in {number(arrival.steps)} steps {between}"

@@ -1,0 +1,141 @@
+"""The mask catches fewer tokens although the gap widens: its falling rate is no health (KPop, 2026)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold, Window
+
+GAPS = (
+    "mismatch/logp_absdiff",
+    "mismatch/log_ppl_absdiff",
+    "mismatch/k3",
+    "mismatch/prob_absdiff",
+)
+"""Sizes of the difference, which cannot cancel as the plain estimate of KL does; the first one logged is used."""
+
+
+class Gap:
+    """Sticks to the first of ``GAPS`` that is measured, so that levels of one metric are compared."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def read(self, step: ClosedStep) -> float | None:
+        """The gap at this row; None where it was not measured."""
+        if not self.name:
+            self.name = next((name for name in GAPS if finite(step, name) is not None), "")
+        value = finite(step, self.name) if self.name else None
+        return None if value is None else abs(value)
+
+
+MASKS = ("mismatch/icepop_masked", "mismatch/tis_truncated", "mismatch/is_zero")
+"""Shares of tokens masked or cut for their weight."""
+LEAST = 1e-4
+"""Share masked below which its fall is noise; IcePop masks 1 to 2 tokens in 1000."""
+FEWER = 0.6
+"""Factor on the share masked."""
+WIDER = 1.25
+"""Factor on the gap in the same time."""
+ODD = 2
+"""Rows of a window left out at either end: batches in which all is odd come singly, and a mean believes each one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Then:
+    """An earlier stretch: share masked, gap, and when."""
+
+    masked: float
+    gap: float
+    step: int
+
+
+class _Mask:
+    """One mask beside the gap, now against the start and against when it caught most."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._base = Baseline()
+        self._gap_base = Baseline()
+        self._now = Window(rows=20, steps=20, least=5)
+        self._gap = Window(rows=20, steps=20, least=5)
+        self._first: int | None = None
+        self._most: Then | None = None
+        self.hold = Hold(forgive=2)
+
+    def update(self, step: int, masked: float, gap: float) -> None:
+        for part in (self._base, self._now):
+            part.update(step, masked)
+        for part in (self._gap_base, self._gap):
+            part.update(step, gap)
+        self._first = step if self._first is None else self._first
+        now, wide = self._level(), self._gap.get()
+        if now is not None and wide is not None and (self._most is None or now > self._most.masked):
+            self._most = Then(now, wide, step)
+        self.hold.update(step, self.since() is not None)
+
+    @property
+    def now(self) -> tuple[float, float]:
+        return self._level() or 0.0, self._gap.get() or 0.0
+
+    def _level(self) -> float | None:
+        """Mean share of the window without its odd rows: the mean, because most rows of a rare event are 0."""
+        kept = sorted(self._now.values)[ODD:-ODD]
+        return sum(kept) / len(kept) if kept else None
+
+    def since(self) -> Then | None:
+        """The stretch against which fewer tokens are caught across a wider gap."""
+        start, wide = self._base.get(), self._gap_base.get()
+        if start is None or wide is None or self._first is None or self._level() is None:
+            return None
+        masked, gap = self.now
+        for then in (Then(start, wide, self._first), self._most):
+            if then is not None and then.masked >= LEAST and masked <= FEWER * then.masked and gap >= WIDER * then.gap:
+                return then
+        return None
+
+
+class MismatchMask(BaseDetector):
+    """Share of tokens masked (IcePop) or cut (TIS) against the size of the differences.
+
+    As both policies sharpen, ratios leave the band less often while probabilities drift further apart: the mask
+    sees less of a mismatch that grows. The share may rise first, so its highest level counts as a start too.
+    """
+
+    name: ClassVar[str] = "mismatch_mask"
+    reads: ClassVar[tuple[str, ...]] = MASKS
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((mask, gap) for mask in MASKS for gap in GAPS)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gap = Gap()
+        self._masks = [_Mask(name) for name in MASKS]
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge each mask; the first that goes blind speaks."""
+        gap = self._gap.read(step)
+        for mask in self._masks:
+            masked = finite(step, mask.name)
+            if masked is not None and gap is not None:
+                mask.update(step.step, masked, gap)
+        blind = ((mask, mask.since()) for mask in self._masks if mask.hold.lasted(5))
+        return [self._finding(step, mask, then) for mask, then in blind if then is not None][:1]
+
+    def _finding(self, step: ClosedStep, mask: _Mask, then: Then) -> Finding:
+        masked, gap = mask.now
+        return self.finding(
+            step,
+            "mismatch_mask",
+            Severity.WARNING,
+            f"the mask catches fewer tokens while the gap widens: {mask.name} fell from {number(then.masked)} to "
+            f"{number(masked)} since step {then.step}, {self._gap.name} rose from {number(then.gap)} to {number(gap)}; "
+            "a falling mask rate is no health here",
+            onset=mask.hold.since,
+            metric=mask.name,
+            score=gap / max(WIDER * then.gap, 1e-12),
+            baseline=then.masked,
+            evidence=rounded({"masked": masked, "masked_then": then.masked, "gap": gap, "gap_then": then.gap}),
+        )

@@ -1,0 +1,1 @@
+"""Optimisation: NaN and infinity, skipped updates, spikes of the gradient and of single layers."""

@@ -1,0 +1,107 @@
+"""Gradient norm: single spikes warn, a level that stays orders of magnitude up is critical."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import RewardWatch
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold, Window, quantile
+
+SPIKE = 6.0
+"""Factor over the recent upper decile that makes a row a spike (a full decade over the median, usually)."""
+SUSTAINED = 10.0
+"""Factor of the recent median over the upper quartile of the run's first rows."""
+HIGH = 5.0
+"""Factor that dates the beginning of a sustained rise."""
+ADOPT = 0.25
+"""Share of recent rows that are spikes from which on they are the new normal (of the spike test only)."""
+
+
+class GradSpike(BaseDetector):
+    """Gradient norm on a multiplicative scale, against upper quantiles.
+
+    Upper quantiles, because batches without any signal (all groups agree) push the median towards zero
+    and would make every informative batch look like a spike. Spikes stay out of the reference. A run that begins
+    without a right answer has next to no gradient: its level while the reward takes off is what later ones are held to.
+    """
+
+    name: ClassVar[str] = "grad_spike"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("optim/grad_norm",),)
+    reads: ClassVar[tuple[str, ...]] = ("optim/grad_norm",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._base = Baseline()
+        self._reward = RewardWatch()
+        self._lifted = 0.0
+        self._now = Window(rows=8, steps=8, least=5)
+        self._normal = Window(rows=100, steps=500, least=8)
+        self._spikes = Window(rows=50, steps=250, least=8)
+        self._high = Hold(forgive=2)
+        self._sustained = Hold(forgive=1)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the row and the level of the last rows."""
+        norm = abs(finite(step, *self.reads) or 0.0)
+        usual = self._usual()
+        spiked = usual is not None and norm > SPIKE * usual
+        self._remember(step.step, norm, spiked)
+        self._reward.update(step)
+        now = self._now.get()
+        if now is not None and self._reward.taking_off():
+            self._lifted = max(self._lifted, now)
+        start = self._base.upper()
+        if start is not None and start > 0.0:
+            start = max(start, self._lifted)
+            self._high.update(step.step, norm > HIGH * start)
+            self._sustained.update(step.step, now is not None and now > SUSTAINED * start)
+            if now is not None and self._sustained.lasted(5):
+                return [self._level(step, now, start)]
+        return [self._spike(step, norm, usual)] if spiked and usual is not None else []
+
+    def _usual(self) -> float | None:
+        """Upper decile of recent rows that were no spikes, never below how the run began by much."""
+        if self._normal.get() is None:
+            return None
+        recent = quantile(self._normal.values, 0.9)
+        start = self._base.upper() or 0.0
+        usual = max(recent, start / 3.0)
+        return usual if usual > 0.0 else None
+
+    def _remember(self, step: int, norm: float, spiked: bool) -> None:
+        self._base.update(step, norm)
+        self._now.update(step, norm)
+        self._spikes.update(step, float(spiked))
+        share = self._spikes.mean
+        if not spiked or (share is not None and share > ADOPT):
+            self._normal.update(step, norm)
+
+    def _spike(self, step: ClosedStep, norm: float, usual: float) -> Finding:
+        return self.finding(
+            step,
+            "grad_spike",
+            Severity.WARNING,
+            f"gradient norm {number(norm)} is {number(norm / usual)} times its recent upper range ({number(usual)}): "
+            "a single spike so far",
+            metric="optim/grad_norm",
+            score=norm / (SPIKE * usual),
+            baseline=usual,
+            evidence=rounded({"grad_norm": norm, "usual": usual, "factor": norm / usual}),
+        )
+
+    def _level(self, step: ClosedStep, now: float, start: float) -> Finding:
+        rows = self._sustained.rows
+        return self.finding(
+            step,
+            "grad_spike",
+            Severity.CRITICAL,
+            f"gradient norm has stayed around {number(now)} for {rows} rows, "
+            f"{number(now / start)} times its level at the start ({number(start)})",
+            onset=self._high.since if self._high.since is not None else self._sustained.since,
+            metric="optim/grad_norm",
+            score=now / (SUSTAINED * start),
+            baseline=start,
+            evidence=rounded({"grad_norm": now, "start": start, "factor": now / start, "rows": rows}),
+        )

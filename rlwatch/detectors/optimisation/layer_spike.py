@@ -1,0 +1,125 @@
+"""Layers of their own: one that spikes beside the others, and all that no longer move together."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, number, rounded
+from rlwatch.detectors.context import RewardWatch
+from rlwatch.layers import SPIKE_TIMES, WINDOW_ROWS, LayerHealth, LayerStep, SpikingLayer, layer_norms
+from rlwatch.metrics import LAYER_PREFIX
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold
+
+FEW = 0.25
+"""Largest share of the layers that may spike together: more are no matter of single layers."""
+USUAL = 3.0
+"""Factor over its level below which the global norm looks fine."""
+BROKEN = 0.35
+"""By how much the mean correlation must fall below how the run began."""
+LASTED = 15
+"""Rows for which it must have been so low: the window turns over slowly, so a chance low lasts."""
+NAMED = 3
+"""Layers a message names."""
+
+
+class LayerSpike(BaseDetector):
+    """Each layer's gradient norm against its own level, and the correlation between layers against the run's start.
+
+    The third published class of anomaly (GradLoc, Tencent Hunyuan 2026): tokens whose ratios are harmless blow up a
+    few layers while the others, and with them the global norm, stay as they were. Clipping by the global norm does
+    not see it. Layers are judged relative to the others of the step, so nothing that moves all alike is a spike.
+    What ties them together while the reward takes off, ever more groups that teach anything, is not their usual.
+    """
+
+    name: ClassVar[str] = "layer_spike"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = ((LAYER_PREFIX,),)
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._health: LayerHealth | None = None
+        self._reward = RewardWatch()
+        self._start = Baseline(floor=0.02)
+        self._rows = 0
+        self._apart = Hold(forgive=1)
+
+    def measured(self, step: ClosedStep) -> bool:
+        """Whether a layer has a norm that says something; batches without a gradient do not."""
+        return any(0.0 < norm < math.inf for norm in layer_norms(step.metrics).values())
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the layers of the row, and their correlation over the last rows."""
+        self._reward.update(step)
+        self._health = self._health or LayerHealth()
+        told = self._health.update(step.step, layer_norms(step.metrics))
+        if told is None:
+            return []
+        found = (self._spike(step, told), self._heterogeneity(step, told))
+        return [finding for finding in found if finding is not None]
+
+    def _spike(self, step: ClosedStep, told: LayerStep) -> Finding | None:
+        spiking = told.spiking or ()
+        if not spiking or len(spiking) > max(1, FEW * told.layers):
+            return None
+        worst = spiking[0]
+        return self.finding(
+            step,
+            "layer_spike",
+            Severity.WARNING,
+            f"{_subject(spiking)} {number(worst.times)} times the usual relative to the other layers "
+            f"({number(worst.norm)} instead of {number(worst.usual)}), {_global(told)}: clipping layer by layer "
+            "(LayerClip) would contain it, clipping the global norm scales every layer down",
+            metric="layers/rise",
+            score=worst.times / SPIKE_TIMES,
+            evidence={
+                "layers": {one.layer: float(f"{one.times:.4g}") for one in spiking[:20]},
+                "spiking": len(spiking),
+                "of": told.layers,
+                **rounded({"norm": worst.norm, "usual": worst.usual, "deviations": worst.deviations}),
+                **rounded({"global_times": told.total_times}),
+            },
+        )
+
+    def _heterogeneity(self, step: ClosedStep, told: LayerStep) -> Finding | None:
+        """Learnt only once the window is full: correlations of few rows scatter."""
+        apart = told.heterogeneity
+        if self._reward.taking_off():
+            self._start, self._rows = Baseline(floor=0.02), 0
+        self._rows += 1
+        if apart is None or self._rows < WINDOW_ROWS:
+            return None
+        self._start.update(step.step, apart)
+        began = self._start.upper()
+        self._apart.update(step.step, self._start.done and began is not None and apart - began > BROKEN)
+        if began is None or not self._apart.lasted(LASTED):
+            return None
+        return self.finding(
+            step,
+            "layer_heterogeneity",
+            Severity.WARNING,
+            f"the layers' gradient norms no longer rise and fall together: over the last {WINDOW_ROWS} rows their mean "
+            f"correlation is {number(1.0 - apart)}, at the start it was {number(1.0 - began)}; some layers respond to "
+            "other tokens than the rest, which thresholds of their own (LayerClip) account for",
+            onset=self._apart.since,
+            metric="layers/heterogeneity",
+            score=(apart - began) / BROKEN,
+            baseline=began,
+            evidence=rounded({"heterogeneity": apart, "start": began, "layers": told.layers, "rows": self._apart.rows}),
+        )
+
+
+def _subject(spiking: tuple[SpikingLayer, ...]) -> str:
+    names = ", ".join(one.layer for one in spiking[:NAMED])
+    if len(spiking) == 1:
+        return f"the gradient norm of layer {names} is"
+    more = f" and {len(spiking) - NAMED} more" if len(spiking) > NAMED else ""
+    return f"the gradient norms of layers {names}{more} are up to"
+
+
+def _global(told: LayerStep) -> str:
+    times = told.total_times
+    if times is None or times < USUAL:
+        return "while the global norm looks usual" + ("" if times is None else f" ({number(times)} times its level)")
+    return f"and the global norm with it ({number(times)} times its level)"

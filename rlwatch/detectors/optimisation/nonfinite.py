@@ -1,0 +1,371 @@
+"""NaN and infinity: where, how many at once, which link of the chain broke first, and which part of the machine that
+points to.
+
+Gradient -> weights -> rollout -> log-probs -> ratios and KL -> loss -> gradient: once a NaN is in, it goes round.
+It is entered in one of four ways. A: the backward pass. B: the forward pass or the rollout engine. C: data,
+misaligned or cut tokens whose log-ratios are extreme for some steps before. D: a reward or an advantage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, rounded
+from rlwatch.records import JSON, LOCALISED, ClosedStep, Event, Finding, Severity
+from rlwatch.stats import Hold, Window
+
+SAYS = {
+    "rollout_engine": "the rollout engine returns them while the trainer's own log-probs are finite: look at "
+    "weight sync and the engine's precision",
+    "policy_weights": "the policy's log-probs are broken while the reference is fine: the policy weights "
+    "themselves are non-finite, go back to the last good checkpoint",
+    "reward": "the reward or advantage is the first to break: look at the reward function and the "
+    "normalisation of groups without variance",
+    "backward": "the forward pass is finite but the gradient is not: an overflow in the loss (ratio or KL "
+    "exponent) or in the backward pass",
+    "everything": "nearly everything is broken at once: the weights have most likely become NaN at an earlier update",
+    "unknown": "too little is logged to say where they began",
+}
+
+
+def suspect(step: ClosedStep, bad: Sequence[str], counts: Mapping[str, float]) -> tuple[str, str]:
+    """The suspected origin (a key of ``SAYS``) and what to tell a person."""
+    origin = _origin(step, set(bad), counts)
+    return origin, SAYS[origin]
+
+
+def _origin(step: ClosedStep, bad: set[str], counts: Mapping[str, float]) -> str:
+    broken = {name for name in ("rollout", "old", "ref") if f"nonfinite/{name}_logp" in counts}
+    clean = {name for name in ("rollout", "old", "ref") if step.metrics.get(f"nonfinite/{name}_logp") == 0.0}
+    if "rollout" in broken and "old" in clean:
+        return "rollout_engine"
+    if "old" in broken and "ref" in clean:
+        return "policy_weights"
+    if bad & {"reward/mean", "adv/mean", "adv/max"} or "nonfinite/advantage" in counts:
+        return "reward" if "policy/entropy" not in bad and "nonfinite/logp" not in counts else "everything"
+    if len(bad) >= 3:
+        return "everything"
+    forward = bad & {"policy/entropy", "policy/logp_mean", "loss/policy", "loss/raw"}
+    if not forward and ("optim/grad_norm" in bad or "nonfinite/grad" in counts):
+        return "backward"
+    return "unknown"
+
+
+# The chain of non-finite values: which link broke first, which followed, and where the chain was entered.
+#
+# Gradient -> weights -> rollout -> log-probs -> ratios and KL -> loss -> gradient: once a NaN is in, it goes round.
+# It is entered in one of four ways. A: the backward pass. B: the forward pass or the rollout engine. C: data,
+# misaligned or cut tokens whose log-ratios are extreme for some steps before. D: a reward or an advantage.
+
+LINKS: Mapping[str, tuple[str, ...]] = {
+    "reward": ("nonfinite/reward", "reward/mean"),
+    "advantage": ("nonfinite/advantage", "adv/mean", "adv/max"),
+    "rollout log-probs": ("nonfinite/rollout_logp",),
+    "mismatch": ("mismatch/kl", "mismatch/k3", "mismatch/logp_absdiff", "mismatch/prob_absdiff"),
+    "old log-probs": ("nonfinite/old_logp",),
+    "reference log-probs": ("nonfinite/ref_logp",),
+    "policy": ("nonfinite/logp", "policy/logp_mean", "policy/entropy"),
+    "ratio": ("ratio/mean", "ratio/max", "policy/kl_old"),
+    "KL to the reference": ("policy/kl_ref",),
+    "loss": ("nonfinite/loss", "loss/policy", "loss/raw"),
+    "gradient": ("nonfinite/grad", "optim/grad_norm"),
+}
+"""Links in the order of a step, and the metrics that show them: a count above 0, or a value that is not finite."""
+CLASSES = {
+    "A": "backward pass",
+    "B": "forward pass or rollout engine",
+    "C": "data",
+    "D": "reward or advantage",
+}
+ORIGINS = {
+    "backward": "A",
+    "weights": "A",
+    "policy_weights": "A",
+    "forward": "B",
+    "engine": "B",
+    "rollout_engine": "B",
+    "data": "C",
+    "reward": "D",
+}
+"""Class of an origin, as ``rlwatch.detectors.optimisation.nonfinite`` and a localisation's trace name them."""
+EXTREME = {
+    "mismatch/logp_absdiff_max": 20.0,
+    "ratio/log_absmax": 20.0,
+    "mismatch/logp_absdiff": 3.0,
+}
+"""Log-ratios (nats) no policy update makes; trainers clamp them at 20."""
+CLEAN_ROWS = 10
+"""Rows without anything non-finite that end a chain."""
+NEAR = 2
+"""Steps by which a localised step may lie beside the beginning of the chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Links with the step each broke at, in order; ``origin`` as suspected at the first of them; ``extreme``: rows
+    with extreme log-ratios shortly before.
+    """
+
+    onsets: Mapping[str, int] = field(default_factory=dict)
+    origin: str = ""
+    extreme: int = 0
+
+    @property
+    def since(self) -> int | None:
+        """Step of the first link."""
+        return min(self.onsets.values(), default=None)
+
+    def said(self) -> str:
+        """``"gradient (step 12), policy, loss (step 13)"``: links of one step together."""
+        steps: dict[int, list[str]] = {}
+        for link, step in self.onsets.items():
+            steps.setdefault(step, []).append(link)
+        return ", ".join(f"{', '.join(links)} (step {step})" for step, links in sorted(steps.items()))
+
+
+def broken(step: ClosedStep, bad: set[str]) -> list[str]:
+    """Links that are broken at this row; ``bad`` are metrics known to be so, and not merely switched off."""
+    return [link for link, names in LINKS.items() if any(name in bad or _counted(step, name) for name in names)]
+
+
+def _counted(step: ClosedStep, name: str) -> bool:
+    return name.startswith("nonfinite/") and name in step.metrics and not step.metrics[name] <= 0.0
+
+
+class ChainWatch:
+    """Follows the chain over rows; :meth:`with_row` shows it with a row that has not been remembered."""
+
+    def __init__(self) -> None:
+        self._chain = Chain()
+        self._clean = 0
+        self._extreme = Window(rows=20, steps=20, least=1)
+        self._trace: tuple[int, dict[str, JSON]] | None = None
+
+    def notice(self, event: Event) -> None:
+        """Keep what the last localisation traced."""
+        traced = event.body.get("trace") if event.kind == LOCALISED else None
+        if isinstance(traced, Mapping) and event.step is not None:
+            self._trace = (event.step, dict(traced))
+
+    def with_row(self, step: ClosedStep, links: list[str], origin: str) -> Chain:
+        """The chain including the links broken at this row."""
+        past = self._chain
+        onsets = {link: min(at, step.step) for link, at in past.onsets.items()}
+        fresh = {link: step.step for link in links if link not in onsets}
+        return Chain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
+
+    def remember(self, step: ClosedStep, links: list[str], origin: str) -> None:
+        """Take the row."""
+        if links:
+            self._chain, self._clean = self.with_row(step, links, origin), 0
+        else:
+            self._clean += 1
+            if self._clean > CLEAN_ROWS:
+                self._chain = Chain()
+        seen = [
+            step.metrics[name] >= most
+            for name, most in EXTREME.items()
+            if math.isfinite(step.get(name) or 0.0) and name in step.metrics
+        ]
+        if seen:
+            self._extreme.update(step.step, float(any(seen)))
+
+    @property
+    def _extremes(self) -> int:
+        return int(sum(self._extreme.values))
+
+    def traced(self, chain: Chain) -> dict[str, JSON]:
+        """The trace of the step in which the chain began; empty if it was not localised."""
+        since = chain.since
+        if self._trace is None or since is None or abs(self._trace[0] - since) > NEAR:
+            return {}
+        step, body = self._trace
+        kept = {name: body[name] for name in ("kind", "name", "layer", "origin") if isinstance(body.get(name), str)}
+        return {"step": step, **kept}
+
+    def kind(self, chain: Chain) -> str:
+        """A, B, C, D, or nothing if the signs do not say."""
+        traced = ORIGINS.get(str(self.traced(chain).get("origin", "")), "")
+        if traced:
+            return traced
+        told = ORIGINS.get(chain.origin, "")
+        return "C" if chain.extreme >= 2 and told in ("", "A") else told
+
+
+# NaN and infinity: where, how many at once, and which part of the machine they point to.
+
+OPTIONAL = (
+    "policy/kl_ref",
+    "policy/kl_old",
+    "ratio/mean",
+    "ratio/max",
+    "mismatch/kl",
+    "mismatch/k3",
+    "mismatch/logp_absdiff",
+    "mismatch/prob_absdiff",
+)
+"""Metrics some trainers log as NaN when the quantity is switched off (TRL's ``kl`` at beta = 0)."""
+CORE = (
+    "loss/policy",
+    "loss/raw",
+    "optim/grad_norm",
+    "policy/entropy",
+    "policy/logp_mean",
+    "reward/mean",
+    "adv/mean",
+    "adv/max",
+    *OPTIONAL,
+)
+COUNTS = "nonfinite/"
+PERSISTENT = 3
+"""Rows in a row from which one metric alone is critical; a gradient norm needs one less."""
+RECENT_ROWS = 50
+
+
+class NonFinite(BaseDetector):
+    """Any NaN or Inf in a core metric, or any count of non-finite tensor elements above zero.
+
+    One value alone, once, may be a logging quirk or a skipped step: a warning. Several at one step, the
+    same again and again, or counts that return are critical. Judged on arrival too. ``evidence["chain"]`` dates the
+    links that broke, ``evidence["class"]`` says where the chain was entered (A to D, "" if unknown).
+    """
+
+    name: ClassVar[str] = "nonfinite"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in CORE)
+    reads: ClassVar[tuple[str, ...]] = CORE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen_finite: set[str] = set()
+        self._told: set[str] = set()
+        self._holds = {name: Hold() for name in CORE}
+        self._onset = Hold(forgive=1)
+        self._counted_rows_ago: int | None = None
+        self._chain = ChainWatch()
+
+    def notice(self, event: Event) -> None:
+        """Learn what a localisation traced."""
+        self._chain.notice(event)
+
+    def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002  (the base's signature)
+        """Every row is: what is not finite is what is looked for."""
+        return True
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """What holds at this row."""
+        bad, counts = self._bad(step), self._counts(step)
+        certain = self._certain(bad)
+        found = self._assess(step, certain, counts)
+        never = [name for name in bad if self._never(name)]
+        if not found:
+            found = [self._once(step, name) for name in never if name not in self._told]
+        self._told.update(never)
+        self._follow(step, certain, counts)
+        self._remember(step, set(bad), counted=bool(counts))
+        return found
+
+    def arrival(self, step: ClosedStep) -> list[Finding]:
+        """Judge a record before its step closes; remembers nothing."""
+        return self._assess(step, self._certain(self._bad(step)), self._counts(step))
+
+    @staticmethod
+    def _bad(step: ClosedStep) -> list[str]:
+        return [name for name in CORE if name in step.metrics and not math.isfinite(step.metrics[name])]
+
+    @staticmethod
+    def _counts(step: ClosedStep) -> dict[str, float]:
+        """Counts above zero."""
+        return {k: v for k, v in step.metrics.items() if k.startswith(COUNTS) and not v <= 0.0}
+
+    def _never(self, name: str) -> bool:
+        """Whether it looks switched off: optional, and never measured finite."""
+        return name in OPTIONAL and name not in self._seen_finite
+
+    def _certain(self, bad: list[str]) -> list[str]:
+        """Those of them that are not merely switched off."""
+        certain = [name for name in bad if not self._never(name)]
+        return bad if len(certain) >= 2 else certain
+
+    def _assess(self, step: ClosedStep, certain: list[str], counts: dict[str, float]) -> list[Finding]:
+        if not certain and not counts:
+            return []
+        critical = self._is_critical(step, certain, counts)
+        return [self._finding(step, certain, counts, Severity.CRITICAL if critical else Severity.WARNING)]
+
+    def _follow(self, step: ClosedStep, certain: list[str], counts: dict[str, float]) -> None:
+        links = broken(step, set(certain)) if certain or counts else []
+        self._chain.remember(step, links, suspect(step, certain, counts)[0] if links else "")
+
+    def _is_critical(self, step: ClosedStep, bad: list[str], counts: dict[str, float]) -> bool:
+        if len(bad) + len(counts) + self._hidden(step, bad) >= 2:
+            return True
+        if counts:
+            return self._counted_rows_ago is not None
+        need = PERSISTENT - 1 if bad == ["optim/grad_norm"] else PERSISTENT
+        return any(self._lasting(name, step) + 1 >= need for name in bad)
+
+    def _lasting(self, name: str, step: ClosedStep) -> int:
+        """Rows before this one over which ``name`` has been non-finite."""
+        hold = self._holds[name]
+        return hold.rows if hold.since is not None and hold.since < step.step else 0
+
+    def _hidden(self, step: ClosedStep, bad: list[str]) -> int:
+        """A sign trainers hide: the gradient is NaN, the loss reads exactly 0 and entropy has vanished."""
+        if "optim/grad_norm" not in bad or "policy/entropy" not in self._seen_finite:
+            return 0
+        return int("policy/entropy" not in step.metrics and step.metrics.get("loss/policy") == 0.0)
+
+    def _remember(self, step: ClosedStep, bad: set[str], *, counted: bool) -> None:
+        for name in CORE:
+            if name in step.metrics:
+                self._holds[name].update(step.step, name in bad)
+                if name not in bad:
+                    self._seen_finite.add(name)
+        if counted:
+            self._counted_rows_ago = 0
+        elif self._counted_rows_ago is not None:
+            self._counted_rows_ago += 1
+            if self._counted_rows_ago > RECENT_ROWS:
+                self._counted_rows_ago = None
+
+    def _once(self, step: ClosedStep, name: str) -> Finding:
+        return self.finding(
+            step,
+            "nonfinite",
+            Severity.INFO,
+            f"{name} has never been finite in this run: most likely the trainer does not compute it",
+            metric=name,
+            evidence={"metrics": [name]},
+        )
+
+    def _finding(self, step: ClosedStep, bad: list[str], counts: dict[str, float], severity: Severity) -> Finding:
+        names = [*bad, *counts]
+        starts = [hold.since for name in bad if (hold := self._holds[name]).since is not None]
+        origin, says = suspect(step, bad, counts)
+        shown = ", ".join(f"{name} = {step.metrics[name]}" for name in names[:4])
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        chain = self._chain.with_row(step, broken(step, set(bad)), origin)
+        kind = self._chain.kind(chain)
+        return self.finding(
+            step,
+            "nonfinite",
+            severity,
+            f"non-finite values: {shown}{more}; {says}{_entered(chain, kind)}",
+            onset=min((s for s in starts if s is not None), default=None),
+            metric=names[0],
+            score=float(len(names)),
+            evidence={"metrics": names, "suspect": origin, "counts": rounded(counts), **self._evidence(chain, kind)},
+        )
+
+    def _evidence(self, chain: Chain, kind: str) -> dict[str, JSON]:
+        traced = self._chain.traced(chain)
+        return {"class": kind, "chain": dict(chain.onsets), **({"trace": traced} if traced else {})}
+
+
+def _entered(chain: Chain, kind: str) -> str:
+    """Where the chain was entered and how it went on, if more than this row says so."""
+    where = f"; class {kind} ({CLASSES[kind]})" if kind else ""
+    return where + (f"; in order: {chain.said()}" if len(set(chain.onsets.values())) > 1 else "")

@@ -1,0 +1,119 @@
+"""The reward falls from its best level and stays down, whatever the cause."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import LIKELY, RewardWatch
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+
+PREFIX = "reward/by_task/"
+TASKS = 16
+"""Tasks followed at most; a run with more is not judged by them."""
+WORSE = 0.15
+"""Share of its best level by which a task's own reward has fallen: less than for the mean."""
+
+
+class TaskRewards:
+    """A :class:`RewardWatch` for each task that is logged."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, RewardWatch] = {}
+        self._many = False
+
+    def update(self, step: ClosedStep) -> None:
+        """Take notice of ``reward/by_task/*``."""
+        for name, value in step.metrics.items():
+            if not name.startswith(PREFIX) or not math.isfinite(value):
+                continue
+            self._many = self._many or (name not in self._tasks and len(self._tasks) >= TASKS)
+            if not self._many:
+                self._tasks.setdefault(name, RewardWatch()).take(step.step, value)
+
+    @property
+    def mix(self) -> bool:
+        """Whether there are several tasks and none has fallen by itself: only their shares of the batch changed.
+
+        A noisy task cannot be told to have fallen, so at least half must stand near their best as well.
+        """
+        known = [watch for watch in self._tasks.values() if watch.best is not None]
+        if self._many or len(known) < 2 or any(watch.fallen(WORSE) for watch in known):
+            return False
+        return 2 * sum(map(_stands, known)) >= len(known)
+
+
+def _stands(watch: RewardWatch) -> bool:
+    return watch.now is not None and watch.best is not None and watch.best - watch.now <= WORSE * abs(watch.best)
+
+
+WARN, LINGERING, CRITICAL = 0.25, 1 / 3, 0.5
+"""Share of the best level lost: for a warning, for critical if it lasts, for critical soon."""
+CERTAIN = 6.0
+"""Standard errors for critical: small batches of hard and easy prompts wander."""
+LONG = 12
+"""Steps from which a fall is no longer a hard batch or a short outage of the verifier."""
+VERY_LONG = 60
+"""Steps from which a smaller loss will not come back by itself."""
+
+
+class RewardDrop(BaseDetector):
+    """Median reward against the best level so far, beyond what its own noise explains.
+
+    The last resort: it sees crashes no other metric explains (off-policy updates without clipping, a
+    reward function that changed its sign), and says nothing about the cause. Where rewards are logged by task and no
+    task has become worse, the mix of data has changed: that is ``info``.
+    """
+
+    name: ClassVar[str] = "reward_drop"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("reward/mean",),)
+    reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = RewardWatch()
+        self._tasks = TaskRewards()
+        self._below = Hold(forgive=2)
+        self._warned = Hold(forgive=1)
+        self._confirmed = Hold(forgive=1)
+        self._lingering = Hold(forgive=1)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the rewards of tasks."""
+        self._tasks.update(step)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the level of the last rows."""
+        self._reward.update(step)
+        now, best = self._reward.now, self._reward.best
+        value = finite(step, *self.reads)
+        if now is None or best is None or value is None:
+            return []
+        self._below.update(step.step, self._reward.low(value, WARN))
+        self._warned.update(step.step, self._reward.fallen(WARN))
+        self._confirmed.update(step.step, self._reward.fallen(CRITICAL, CERTAIN))
+        self._lingering.update(step.step, self._reward.fallen(LINGERING, LIKELY))
+        confirmed = self._confirmed.lasted(4, LONG) or self._lingering.lasted(8, VERY_LONG)
+        if not confirmed and not self._warned.lasted(3, 8):
+            return []
+        return [self._finding(step, now, best, Severity.CRITICAL if confirmed else Severity.WARNING)]
+
+    def _finding(self, step: ClosedStep, now: float, best: float, severity: Severity) -> Finding:
+        mix = self._tasks.mix
+        onset = self._below.since if self._below.since is not None else self._warned.since
+        span = step.step - (step.step if onset is None else onset)
+        return self.finding(
+            step,
+            "reward_drop",
+            Severity.INFO if mix else severity,
+            f"reward fell from its best level {number(best)} to {number(now)} over {span} steps"
+            + ("; no task became worse, their shares of the batch changed" if mix else ""),
+            onset=onset,
+            metric="reward/mean",
+            score=(best - now) / max(WARN * abs(best), 1e-12),
+            baseline=best,
+            evidence=rounded({"reward": now, "best": best, "noise": self._reward.noise})
+            | ({"mix": True} if mix else {}),
+        )

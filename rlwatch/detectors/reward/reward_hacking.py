@@ -1,0 +1,216 @@
+"""The reward rises while other evidence says the policy has not become better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import Change, RewardWatch
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+
+HELD_OUT_FALL = 0.1
+"""Of its best level that a held-out score must have lost."""
+STALL = 6
+"""Evaluations without a better level."""
+STRONG, MODERATE, WEAK = 3, 2, 1
+"""Weights: a second measure of the same thing; what no good answer needs; what also comes with learning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that does not go with a better policy: what it is, how much it weighs, the metric it was read from."""
+
+    says: str
+    weight: int
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A metric that speaks against the reward at ``factor`` times its start and at least ``floor``.
+
+    A factor below 1 means a fall, from a start above ``floor``.
+    """
+
+    metric: str
+    factor: float
+    floor: float
+    weight: int
+    says: str
+
+    def holds(self, change: Change) -> bool:
+        """Whether it does now."""
+        now, start = change.now, change.start
+        if now is None or start is None:
+            return False
+        fallen = self.factor < 1.0 and start > self.floor and now <= self.factor * start
+        risen = self.factor >= 1.0 and now >= max(self.floor, self.factor * start)
+        return (fallen or risen) and change.moved
+
+
+PROXIES = (
+    Proxy("text/looping_frac", 3.0, 0.1, MODERATE, "responses loop"),
+    Proxy("text/repetition", 2.0, 0.4, MODERATE, "responses repeat themselves"),
+    Proxy("text/garbled", 5.0, 0.02, MODERATE, "responses are garbled"),
+    Proxy("len/mean", 0.25, 0.0, MODERATE, "responses are less than a quarter as long"),
+    Proxy("len/mean", 3.0, 0.0, WEAK, "responses are three times as long"),
+    Proxy("len/clipped", 2.0, 0.5, WEAK, "most responses are cut at the limit"),
+    Proxy("policy/entropy", 0.05, 0.0, WEAK, "the policy is nearly deterministic"),
+    Proxy("reward/zero_std_frac", 2.0, 0.8, WEAK, "nearly all groups agree"),
+    Proxy("reward/unique_answers", 0.4, 0.0, WEAK, "groups give few distinct answers"),
+    Proxy("policy/kl_ref", 20.0, 1.0, WEAK, "the policy is far from its reference"),
+)
+NAMES = tuple(dict.fromkeys(proxy.metric for proxy in PROXIES))
+
+
+class Signs:
+    """Follows the proxies and every held-out score of a run."""
+
+    def __init__(self) -> None:
+        self._changes = {name: Change() for name in NAMES}
+        self._scores: dict[str, HeldOut] = {}
+
+    def update(self, step: ClosedStep, reward: float | None) -> None:
+        """Take notice of a row; ``reward``: the level of the training reward."""
+        for name, change in self._changes.items():
+            value = finite(step, name)
+            if value is not None:
+                change.update(step.step, value)
+        for name in held_out(step):
+            value = finite(step, name)
+            if value is not None and (name in self._scores or len(self._scores) < 8):
+                self._scores.setdefault(name, HeldOut()).update(step.step, value, reward)
+
+    def now(self) -> list[Sign]:
+        """What speaks against the reward now, the weightiest first."""
+        found = [
+            *self._scored(),
+            *(Sign(p.says, p.weight, p.metric) for p in PROXIES if p.holds(self._changes[p.metric])),
+        ]
+        return sorted(found, key=lambda sign: -sign.weight)
+
+    def _scored(self) -> Iterator[Sign]:
+        for name, score in self._scores.items():
+            if score.fell:
+                yield Sign(f"the held-out score {name} fell from {score.best:.3g} to {score.now:.3g}", STRONG, name)
+            elif score.stalls:
+                yield Sign(f"the held-out score {name} gains nothing ({score.now:.3g})", WEAK, name)
+
+
+class HeldOut:
+    """A score measured now and then, and what the training reward has done since its best."""
+
+    def __init__(self) -> None:
+        self._watch = RewardWatch()
+        self._reward: float | None = None
+        self._reward_then: float | None = None
+        self._best: float | None = None
+        self._since = 0
+
+    def update(self, step: int, value: float, reward: float | None) -> None:
+        """Take an evaluation; ``reward``: the level of the training reward."""
+        self._watch.take(step, value)
+        self._reward = reward
+        self._since += 1
+        best = self._watch.best
+        if best is not None and (self._best is None or best > self._best):
+            self._best, self._reward_then, self._since = best, reward, 0
+
+    @property
+    def best(self) -> float:
+        """Its best level; 0 if unknown."""
+        return self._best or 0.0
+
+    @property
+    def now(self) -> float:
+        """Its level; 0 if unknown."""
+        return self._watch.now or 0.0
+
+    @property
+    def _paid(self) -> bool:
+        """Whether the training reward has not fallen since the best score."""
+        return self._reward is not None and self._reward_then is not None and self._reward >= self._reward_then
+
+    @property
+    def fell(self) -> bool:
+        """A tenth below its best, beyond its noise, under a training reward that did not fall."""
+        return self._paid and self._watch.fallen(HELD_OUT_FALL)
+
+    @property
+    def stalls(self) -> bool:
+        """No better level for six evaluations, under a training reward that did not fall."""
+        return self._paid and self._since >= STALL
+
+
+def held_out(step: ClosedStep) -> list[str]:
+    """Names of the held-out scores in a row: means, not their spreads."""
+    return [n for n in step.metrics if n == "val/score" or (n.startswith("val-core/") and not n.endswith("/std"))]
+
+
+ENOUGH = 2
+"""Weight of the signs from which it is said at all: one weak sign is what learning looks like."""
+MUCH = 5
+"""Weight from which it is a warning without a held-out score."""
+MOST = 3
+"""Signs the message names."""
+ROWS, STEPS = 5, 20
+"""Rows and steps the signs must last together."""
+
+
+class RewardHacking(BaseDetector):
+    """Training reward clearly above its start, against a held-out score and what good answers do not need.
+
+    A suspicion, and it says how sure: ``hint`` (info), ``likely`` (warning: a held-out score fell, or many signs of
+    two kinds). Never critical: such signs tell afterwards what happened, but warn early only with many false alarms;
+    a person has to read completions.
+    """
+
+    name: ClassVar[str] = "reward_hacking"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple(
+        ("reward/mean", name) for name in ("val/score", "val-core/", *NAMES)
+    )
+    reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = RewardWatch()
+        self._signs = Signs()
+        self._lasting = Hold(forgive=2)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow reward, held-out scores and proxies: evaluations come on rows of their own."""
+        self._reward.update(step)
+        self._signs.update(step, self._reward.now)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Weigh what speaks against the reward."""
+        good = self._reward.risen() and not self._reward.fallen()
+        signs = self._signs.now() if good else []
+        weight = sum(sign.weight for sign in signs)
+        self._lasting.update(step.step, weight >= ENOUGH)
+        if not self._lasting.lasted(ROWS, STEPS) or not signs:
+            return []
+        return [self._finding(step, signs, weight)]
+
+    def _finding(self, step: ClosedStep, signs: list[Sign], weight: int) -> Finding:
+        strongest = signs[0].weight
+        likely = strongest >= STRONG or (weight >= MUCH and strongest >= MODERATE)
+        sure = "likely" if likely else "hint"
+        how = "likely" if likely else "a hint, no more"
+        reward = self._reward
+        return self.finding(
+            step,
+            "reward_hacking",
+            Severity.WARNING if likely else Severity.INFO,
+            f"reward rose from {number(reward.start or 0.0)} to {number(reward.now or 0.0)}, but "
+            f"{'; '.join(sign.says for sign in signs[:MOST])}: the reward may be gamed ({how})",
+            onset=self._lasting.since,
+            metric="reward/mean",
+            score=weight / ENOUGH,
+            baseline=reward.start,
+            evidence=rounded({"reward": reward.now, "reward_start": reward.start, "weight": weight})
+            | {"sure": sure, "signs": [sign.metric for sign in signs]},
+        )

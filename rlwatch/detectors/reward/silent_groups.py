@@ -1,0 +1,230 @@
+"""Groups that teach nothing: many of them (zero variance), or as good as all (no signal)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import DETERMINISTIC, RunContext, silent_share
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold, Window
+
+MOST = 0.7
+"""Share of samples in groups that agree from which most of the batch is spent for nothing."""
+RISE = 0.2
+"""Rise over the run's beginning below which it has always been so."""
+SIDE = 2.0 / 3.0
+"""Share of the agreeing groups that makes it one-sided."""
+FEW = 1.0 / 3.0
+"""Groups with a signal, over how many there were at first."""
+ROWS, STEPS = 8, 20
+"""Rows and steps it must last: a batch of hard data is one row."""
+
+
+class ZeroVariance(BaseDetector):
+    """Share of samples in groups whose rewards agree, risen far above how the run began, and of which kind.
+
+    The reward's spread is meant, not the advantage's: with quantile baselines (QAE, arXiv 2509.22611) four fifths of
+    the advantages are 0 in a healthy run. Too easy is ``info``, too hard or unknown a ``warning``; that nothing at
+    all is learned is for ``no_signal`` to say. With dynamic sampling such groups are dropped and this stays silent.
+    """
+
+    name: ClassVar[str] = "zero_variance"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("reward/zero_std_frac",),
+        ("reward/zero_std_right_frac", "reward/zero_std_wrong_frac"),
+        ("reward/effective_groups",),
+    )
+    reads: ClassVar[tuple[str, ...]] = (
+        "reward/zero_std_frac",
+        "reward/zero_std_right_frac",
+        "reward/zero_std_wrong_frac",
+        "reward/effective_groups",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._share, self._right, self._wrong, self._groups = (Window(rows=20, steps=20, least=5) for _ in range(4))
+        self._share_base, self._groups_base = Baseline(floor=0.05), Baseline()
+        self._row, self._out = Hold(forgive=2), Hold(forgive=2)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the mean share of the last rows."""
+        share = self._take(step)
+        now, began = self._share.mean, self._share_base.get()
+        limit = MOST if began is None else max(MOST, began + RISE)
+        self._row.update(step.step, share is not None and share >= limit)
+        self._out.update(step.step, (began is not None and now is not None and now >= limit) or self._few)
+        return [self._finding(step, now, began)] if self._out.lasted(ROWS, STEPS) else []
+
+    def _take(self, step: ClosedStep) -> float | None:
+        right, wrong = finite(step, "reward/zero_std_right_frac"), finite(step, "reward/zero_std_wrong_frac")
+        share = finite(step, "reward/zero_std_frac")
+        if share is None and right is not None and wrong is not None:
+            share = right + wrong
+        groups = finite(step, "reward/effective_groups")
+        for window, value in ((self._right, right), (self._wrong, wrong), (self._share, share), (self._groups, groups)):
+            if value is not None:
+                window.update(step.step, max(value, 0.0))
+        if share is not None:
+            self._share_base.update(step.step, share)
+        if groups is not None:
+            self._groups_base.update(step.step, groups)
+        return share
+
+    @property
+    def _few(self) -> bool:
+        """Whether, where only effective groups are logged, few are left."""
+        now, began = self._groups.get(), self._groups_base.get()
+        return len(self._share) == 0 and now is not None and began is not None and now < FEW * began
+
+    @property
+    def side(self) -> str:
+        """``"easy"``, ``"hard"``, ``"mixed"`` or, where nobody split them, ``"unknown"``."""
+        right, wrong = self._right.mean, self._wrong.mean
+        if right is None or wrong is None or right + wrong <= 0.0:
+            return "unknown"
+        share = right / (right + wrong)
+        return "easy" if share >= SIDE else "hard" if share <= 1.0 - SIDE else "mixed"
+
+    def _finding(self, step: ClosedStep, now: float | None, began: float | None) -> Finding:
+        groups, groups_began = self._groups.get(), self._groups_base.get()
+        if now is not None:
+            what = f"{now:.0%} of the samples are in groups whose rewards agree, {began or 0.0:.0%} at the start"
+        else:
+            what = f"only {groups or 0.0:.0f} groups have rewards that differ, {groups_began or 0.0:.0f} at the start"
+        metric = "reward/zero_std_frac" if now is not None else "reward/effective_groups"
+        return self.finding(
+            step,
+            "zero_variance",
+            Severity.INFO if self.side == "easy" else Severity.WARNING,
+            what + SAYS[self.side],
+            onset=self._row.since if self._row.since is not None else self._out.since,
+            metric=metric,
+            score=None if now is None else now / MOST,
+            baseline=began if now is not None else groups_began,
+            evidence=rounded({"share": now, "start": began, "right": self._right.mean, "wrong": self._wrong.mean})
+            | rounded({"effective_groups": groups, "effective_start": groups_began})
+            | {"side": self.side},
+        )
+
+
+SAYS = {
+    "easy": "; most of them are all right: the data have become too easy",
+    "hard": "; most of them are all wrong: the data are too hard, or the policy has lost what it could",
+    "mixed": "; some all right, some all wrong: few prompts are left in between",
+    "unknown": "",
+}
+
+
+# No learning signal: all samples of a group get one reward, so nothing pushes the policy any more.
+
+SOLVED = 0.95
+"""Mean reward on the common 0..1 scale from which agreeing groups mean a solved task."""
+DEGENERATE = 0.1
+"""Entropy over its start from which agreement means a collapsed policy, not a solved task."""
+
+
+class NoSignal(BaseDetector):
+    """Share of samples without gradient near one, with the gradient norm as witness.
+
+    Groups also agree when the task is solved. That is told as ``info`` while the reward is above its
+    start or at its maximum and the policy has not degenerated.
+    """
+
+    name: ClassVar[str] = "no_signal"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("reward/zero_std_frac",),
+        ("reward/std",),
+        ("adv/min", "adv/max"),
+        ("optim/grad_norm", "reward/mean"),
+    )
+    reads: ClassVar[tuple[str, ...]] = ("reward/zero_std_frac", "reward/std", "adv/max", "optim/grad_norm")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._company = RunContext()
+        self._entropy = Window(rows=10, steps=10)
+        self._entropy_base = Baseline()
+        self._row = Hold(forgive=2)
+        self._mute = Hold(forgive=2)
+        self._unsolved = Hold(forgive=2)
+        self._counted = False
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the corroborating metrics."""
+        self._company.update(step)
+        entropy = finite(step, "policy/entropy")
+        if entropy is not None:
+            self._entropy.update(step.step, abs(entropy))
+            self._entropy_base.update(step.step, abs(entropy))
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge whether anything still pushes the policy."""
+        share = silent_share(step)
+        self._row.update(step.step, share is not None and share >= 0.75)
+        mute = self._company.mute() or self._still()
+        self._mute.update(step.step, mute)
+        self._unsolved.update(step.step, mute and not self._good())
+        self._counted = self._counted or "reward/zero_std_frac" in step.metrics or "adv/max" in step.metrics
+        if not self._mute.lasted(3, 5):
+            return []
+        if self._unsolved.lasted(8, 15) and (self._counted or self._witnessed()):
+            return [self._finding(step, Severity.CRITICAL)]
+        return [self._finding(step, Severity.WARNING if self._unsolved.lasted(3) else Severity.INFO)]
+
+    def _witnessed(self) -> bool:
+        """One group a row is thin evidence: ask reward, gradient and entropy as well."""
+        still = self._company.grad is not None and self._company.grad <= 1e-7
+        return self._company.reward.fallen() or self._degenerate() or still
+
+    def _still(self) -> bool:
+        """A gradient of exactly nothing under a reward that does not move."""
+        norm = self._company.grad
+        return norm is not None and norm <= 1e-7 and self._company.reward.still
+
+    def _good(self) -> bool:
+        reward, now = self._company.reward, self._company.reward.now
+        if self._degenerate() or self._company.truncated or reward.fallen() or now is None:
+            return False
+        return reward.risen() or SOLVED <= now <= 1.0
+
+    def _degenerate(self) -> bool:
+        now, first, level = self._entropy.get(), self._entropy_base.first, self._entropy_base.get()
+        if now is None or first is None or level is None:
+            return False
+        if self._company.log_vocab is not None and now < DETERMINISTIC * self._company.log_vocab:
+            return True
+        return now < DEGENERATE * max(first, level)
+
+    def _finding(self, step: ClosedStep, severity: Severity) -> Finding:
+        company = self._company
+        share, norm, reward = company.silent, company.grad, company.reward.now
+        what = "the gradient is zero" if share is None else f"{share:.0%} of the samples are in groups that agree"
+        message = f"no learning signal: {what}"
+        if reward is not None:
+            message += f", reward stands at {number(reward)}"
+        if norm is not None and share is not None:
+            message += f", gradient norm {number(norm)}"
+        if severity is Severity.INFO:
+            message += "; the reward is good, so the data may simply be solved"
+        onset = self._row.since if self._row.since is not None else self._mute.since
+        return self.finding(
+            step,
+            "no_signal",
+            severity,
+            message,
+            onset=onset,
+            metric="reward/zero_std_frac" if share is not None else "optim/grad_norm",
+            score=None if share is None else share / 0.75,
+            evidence=rounded(
+                {
+                    "silent_share": share,
+                    "grad_norm": norm,
+                    "grad_ratio": company.grad_ratio,
+                    "reward": reward,
+                    "reward_start": company.reward.start,
+                    "entropy": self._entropy.get(),
+                }
+            ),
+        )

@@ -1,0 +1,276 @@
+"""Detectors that are data: a metric that is near nothing in a healthy run has risen, and that is the failure.
+
+Each names its metrics with their limits, and the words of the finding; :class:`~rlwatch.detectors.rise.RiseDetector`
+does the rest. A failure that needs more (a witness, another severity) has a file in the room of its family.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, Shown, log_size, odds, spread_of_ess
+
+
+def log_of_chi2(chi2: float) -> float:
+    """log(1 + chi^2), nats: products of many weights span decades in healthy runs. Sampled, it may be below 0."""
+    return math.log1p(min(max(chi2, 0.0), MOST))
+
+
+def log_above_one(weight: float) -> float:
+    """Log of a weight above 1, nats; 0 below."""
+    return math.log(min(max(weight, 1.0), MOST))
+
+
+def repeated(distinct: float) -> float:
+    """Odds that an n-gram is a repeated one, of the share that is distinct."""
+    return MOST if distinct <= 0.0 else odds(max(1.0 - distinct, 0.0))
+
+
+class MismatchTail(RiseDetector):
+    """Effective sample size, chi-squared and second moment of raw weights trainer/rollout, against the start.
+
+    verl computes its effective sample size after truncation, which looks healthy when much is cut: chi-squared and
+    the responses' weights are read beside it. Weights of whole responses vary by decades between healthy runs
+    (sequence KL 7.6 in BF16, 0.3 in FP16: arXiv 2510.26788), so theirs are compared on log scales.
+    """
+
+    name = "mismatch_tail"
+    limits = (
+        Limit(
+            "mismatch/ess",
+            0.7,
+            4.0,
+            spread_of_ess,
+            says="the effective sample size of the tokens' weights is {level} of their number",
+        ),
+        Limit("mismatch/chi2", 0.5, 4.0, says="chi-squared of the tokens' weights is {level}"),
+        Limit("mismatch/m2", 0.04, 4.0, says="the mean squared log-weight is {level} nats^2"),
+        Limit(
+            "mismatch/factor2_frac",
+            0.02,
+            4.0,
+            says="a share of {level} of the tokens have probabilities more than a factor of 2 apart",
+        ),
+        Limit(
+            "mismatch/seq_ess",
+            0.1,
+            4.0,
+            spread_of_ess,
+            says="the effective sample size of the responses' weights is {level} of their number",
+        ),
+        Limit("mismatch/seq_chi2", 20.0, 2.0, log_of_chi2, says="chi-squared of the responses' weights is {level}"),
+        Limit("mismatch/seq_weight_max", 20.0, 2.0, log_above_one, says="the largest weight of a response is {level}"),
+        Limit(
+            "mismatch/seq_rejected",
+            0.5,
+            2.0,
+            says="a share of {level} of the responses have weights outside the usual bounds",
+        ),
+    )
+    factor = ", {} times its start on the scale it is judged by"
+    message = (
+        "{says}{factor}: a small part of what the rollout engine sampled carries the correction for it, or is cut by it"
+    )
+
+
+class MoEImbalance(RiseDetector):
+    """Load violations (load of an expert times the number of experts, less 1: 0 when even) against the start.
+
+    Experts specialise, so the level differs between models; only its growth is judged.
+    """
+
+    name = "moe_imbalance"
+    limits = (
+        Limit("mismatch/moe_avg_vio", 0.5, 1.6),
+        Limit("mismatch/moe_max_vio", 2.0, 2.0),
+        Limit("mismatch/moe_worst_vio", 4.0, 2.0),
+    )
+    message = (
+        "the load of experts has become uneven: {metric} {level}, at the start {start} (0 is even): routing differs "
+        "more between trainer and engine, and some experts are hardly trained"
+    )
+    baseline = "start"
+
+
+class RoutingMismatch(RiseDetector):
+    """Share of (token, layer) pairs with other experts, and of layers a token, against the start.
+
+    About a tenth of the pairs differ without replay in healthy runs, and nearly every token in some layer
+    (R3, arXiv 2510.11370): growth is judged, the level is not.
+    """
+
+    name = "routing_mismatch"
+    limits = (
+        Limit("mismatch/routing_layer_frac", 0.02, 2.0, odds),
+        Limit("mismatch/routing_layers", 1.0, 2.0),
+        Limit("mismatch/routing_absdiff", 0.05, 2.0),
+    )
+    factor = ", {} times its start"
+    message = "trainer and rollout engine route tokens to other experts more often: {metric} {level}{factor}"
+    baseline = "start"
+
+
+class WeightTail(RiseDetector):
+    """Effective sample size, chi-squared, second moment and 99th percentile of pi / pi_old against the start.
+
+    Floors: alarm levels in use are 0.3 to 0.5 for ESS and 1 for chi-squared (verl's examples), 0.04 nats^2 for the
+    second moment (arXiv 2510.01161). Products over long responses lie at 0.55 in healthy multi-turn runs
+    (arXiv 2602.17616), so theirs is lower.
+    """
+
+    name = "weight_tail"
+    limits = (
+        Limit(
+            "ratio/ess",
+            0.5,
+            4.0,
+            spread_of_ess,
+            says="the effective sample size of the tokens' importance ratios is {level} of their number",
+        ),
+        Limit(
+            "ratio/seq_ess",
+            0.5,
+            4.0,
+            spread_of_ess,
+            says="the effective sample size of the responses' ratios is {level} of their number",
+        ),
+        Limit(
+            "ratio/product_ess",
+            0.15,
+            4.0,
+            spread_of_ess,
+            says="the effective sample size of the products of responses' ratios is {level} of their number",
+        ),
+        Limit("ratio/chi2", 1.0, 5.0, says="chi-squared of the importance ratios is {level}"),
+        Limit("ratio/m2", 0.04, 4.0, says="the mean squared log-ratio is {level} nats^2 (M2PO holds it below 0.04)"),
+        Limit(
+            "ratio/p99",
+            2.0,
+            3.0,
+            log_size,
+            says="one token in a hundred is {level} times as likely as when it was sampled, or more",
+        ),
+    )
+    factor = "; on the scale it is judged by, {} times its start"
+    message = "{says}{factor}: a small part of the batch carries the update"
+
+
+class RatioDrift(RiseDetector):
+    """The mean ratio away from 1, for good: of responses' geometric means, of whole responses, of tokens.
+
+    The mean of pi / pi_old over samples of pi_old is 1 whatever pi is; what lasts beyond noise says that the samples
+    are not pi_old's, or that a few of them are everything. The geometric mean, which has no such law, drifts with
+    the size of an update. All against five times |log ratio| at the start.
+    """
+
+    name = "ratio_drift"
+    limits = (
+        Limit("ratio/geo_mean", 1.02, 5.0, log_size),
+        Limit("ratio/seq_mean", 1.1, 5.0, log_size),
+        Limit("ratio/mean", 1.05, 5.0, log_size),
+    )
+    message = (
+        "{metric} stands at {level}: in the update, responses are {way} than when they were sampled "
+        "(|log| was {start} at the start)"
+    )
+    baseline = 1.0
+
+    def fields(self, rise: Rise) -> dict[str, str | Shown]:
+        """Also the way it drifts."""
+        way = "less likely" if (rise.level or 0.0) < 1.0 else "likelier"
+        return super().fields(rise) | {"way": way}
+
+
+class OffPolicyMask(RiseDetector):
+    """Share of responses DeepSeek-V3.2's mask drops (arXiv 2512.02556, eq. 9), and the worst it has to do with.
+
+    No threshold is published, so the run's own beginning counts first. The mask averages over a response: one
+    impossible token in a long answer shows in the largest distance only. Some trainers log a count of responses under
+    the name of a share: that says nothing without the batch.
+    """
+
+    name = "off_policy_mask"
+    limits = (
+        Limit(
+            "offpolicy/masked",
+            0.15,
+            4.0,
+            odds,
+            most=1.0,
+            says="the off-policy mask drops {level:.0%} of the responses, at the start {start_share:.1%}",
+        ),
+        Limit(
+            "offpolicy/masked_neg",
+            0.3,
+            4.0,
+            odds,
+            most=1.0,
+            says="the off-policy mask drops {level:.0%} of the responses of negative advantage, at the start "
+            "{start_share:.1%}",
+        ),
+        Limit(
+            "offpolicy/kl_neg_max",
+            1.0,
+            4.0,
+            says="a response of negative advantage is {level} nats/token from the policy that sampled it, at the start "
+            "{start}",
+        ),
+    )
+    message = "{says}: sampling and training policy drift apart (staleness or engine mismatch)"
+
+
+class Staleness(RiseDetector):
+    """Policy versions between sampling and update, and versions one response was sampled under."""
+
+    name = "staleness"
+    limits = (
+        Limit("staleness/mean", 3.0, 2.0),
+        Limit("staleness/worst_mean", 4.0, 2.0),
+        Limit("staleness/max", 8.0, 2.0),
+        Limit("staleness/spans_mean", 3.0, 2.0),
+        Limit("staleness/spans_max", 8.0, 2.0),
+    )
+    message = (
+        "{metric} is {level} policy versions, at the start {start}: "
+        "the trainer runs ahead of the rollouts it learns from"
+    )
+    baseline = "start"
+
+
+class Repetition(RiseDetector):
+    """Loops and repeated n-grams above the run's beginning; slime's rule for text (compresses more than tenfold).
+
+    Long responses repeat more n-grams than short ones, so distinct-n has wide limits. A warning: looping responses
+    cost a run its reward, which is where it becomes critical.
+    """
+
+    name = "repetition"
+    limits = (
+        Limit(
+            "text/looping_frac",
+            0.1,
+            4.0,
+            odds,
+            says="responses are caught in loops: share at least half covered by one repeated block",
+        ),
+        Limit(
+            "text/tail_loop",
+            0.1,
+            4.0,
+            odds,
+            says="responses end in a repeated block: share of a response it covers",
+        ),
+        Limit("text/loop_cover", 0.15, 4.0, odds, says="repeated blocks cover much of a response"),
+        Limit(
+            "text/repetition_frac",
+            0.05,
+            4.0,
+            odds,
+            says="long texts compress more than tenfold at their end: share that does",
+        ),
+        Limit("text/repetition", 0.4, 3.0, odds, says="much of a response is repeated 3-grams"),
+        Limit("text/distinct_2", 0.3, 4.0, repeated, says="few 2-grams of a response are distinct"),
+        Limit("text/zlib_ratio", 6.0, 2.0, says="responses compress like loops"),
+    )
+    message = "{says} ({level}){reward}"
+    follows_reward = True

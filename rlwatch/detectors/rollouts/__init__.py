@@ -1,0 +1,1 @@
+"""Rollouts: broken output, token ids nobody sampled, response lengths."""

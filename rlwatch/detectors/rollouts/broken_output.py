@@ -1,0 +1,185 @@
+"""Output that is no language any more: runs of token id 0, degenerate batches, garbled text."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import RewardWatch, silent_share
+from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+
+SOME = 0.01
+"""Share of responses from which it is no accident; healthy runs have none at all."""
+MANY = 0.5
+"""Share from which the weights or the engine must be broken, not single slots of it."""
+
+
+class Id0Run(BaseDetector):
+    """Share of responses that are at least 90 % id 0 (``!`` in byte-level vocabularies: verl issue 751).
+
+    One row may be a race between weight update and generation (NeMo-RL issue 2180); it says so, and a second one
+    with half of the responses is critical.
+    """
+
+    name: ClassVar[str] = "id0_run"
+    reads: ClassVar[tuple[str, ...]] = ("text/id0_frac",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("text/id0_frac",),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._some = Hold(forgive=1)
+        self._many = Hold()
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the row: such responses are never normal."""
+        share = finite(step, *self.reads) or 0.0
+        self._some.update(step.step, share >= SOME)
+        self._many.update(step.step, share >= MANY)
+        if share < SOME:
+            return []
+        length = finite(step, "len/mean")
+        longest = finite(step, "text/id0_run")
+        run = "" if longest is None else f", in runs of up to {number(longest)} tokens"
+        return [
+            self.finding(
+                step,
+                "id0_run",
+                Severity.CRITICAL if self._many.lasted(2) else Severity.WARNING,
+                f"{share:.0%} of the responses are runs of token id 0{run}: the sampler was given NaN, by broken "
+                "weights or by the engine's own forward pass",
+                onset=self._some.since,
+                metric="text/id0_frac",
+                score=share / SOME,
+                evidence=rounded({"id0": share, "longest_run": longest, "length": length}),
+            )
+        ]
+
+
+# A degenerate batch: every response equally long, at the limit, and rewarded alike.
+
+ALIKE = 1e-6
+"""Spread of lengths, relative to the mean, that is none."""
+ALL = 0.999
+"""Share of responses cut, or of groups that agree, that is all."""
+
+SOON, LATER = 5, 10
+"""Rows it must last where the reward has fallen, and where it has not: batches of two responses are often alike."""
+FIRST = 3
+"""Rows at the start that may be otherwise in a run that was always like this."""
+
+
+class DegenerateBatch(BaseDetector):
+    """Shortest, mean and longest response are one, all are cut, and no reward differs: NaN sampling looks like this.
+
+    Agent-R1's log of it: lengths 257/257/257, clip ratio 1, score -1. Needs no text: lengths and rewards are logged
+    by every trainer. Small batches of hard prompts look like it for some rows, so it must last; critical where the
+    reward has fallen too.
+    """
+
+    name: ClassVar[str] = "degenerate_batch"
+    reads: ClassVar[tuple[str, ...]] = ("len/min",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple(
+        ("len/min", "len/mean", "len/max", "len/clipped", *said)
+        for said in (("reward/std",), ("reward/zero_std_frac",), ("adv/min", "adv/max"))
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = RewardWatch()
+        self._holds = Hold(forgive=1)
+        self._rows = 0
+        self._length = 0.0
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the reward."""
+        self._reward.update(step)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the row, and how many there have been."""
+        low, mean, high = (finite(step, f"len/{what}") for what in ("min", "mean", "max"))
+        clipped, silent = finite(step, "len/clipped"), silent_share(step)
+        if low is None or mean is None or high is None or clipped is None or silent is None:
+            return []
+        self._rows += 1
+        same = max(high - low, abs(mean - high)) <= ALIKE * max(high, 1.0)
+        if high != self._length:
+            # A limit that depends on the prompt: one prompt a batch, whose responses are often alike.
+            self._holds.clear()
+        self._length = high
+        self._holds.update(step.step, same and clipped >= ALL and silent >= ALL)
+        fallen = self._reward.fallen()
+        if not self._holds.lasted(SOON if fallen else LATER, SOON):
+            return []
+        return [self._finding(step, high, self._severity(fallen))]
+
+    def _severity(self, fallen: bool) -> Severity:
+        """A run that began like this, and has not fallen, has a setting too small: nothing broke."""
+        if fallen:
+            return Severity.CRITICAL
+        return Severity.INFO if self._holds.rows >= self._rows - FIRST else Severity.WARNING
+
+    def _finding(self, step: ClosedStep, length: float, severity: Severity) -> Finding:
+        return self.finding(
+            step,
+            "degenerate_batch",
+            severity,
+            f"all responses are exactly {number(length)} tokens long, all cut at the limit, and all rewarded alike"
+            f"{self._reward.say()}: there is nothing to learn from, and sampling from NaN looks like this",
+            onset=self._holds.since,
+            metric="len/min",
+            score=float(self._holds.rows),
+            evidence=rounded({"length": length, "reward": self._reward.now, "rows": self._holds.rows}),
+        )
+
+
+# Garbled responses: broken characters, mixed scripts, noise that no longer compresses.
+
+
+def density(zlib_ratio: float) -> float:
+    """Compressed bytes over bytes: prose 0.3 to 0.5, random characters 0.7 and more."""
+    return MOST if zlib_ratio <= 0.0 else min(1.0 / zlib_ratio, MOST)
+
+
+MUCH = 0.3
+"""Share of garbled characters that leaves no text."""
+SAYS = {
+    "text/garbled": "{level} of the characters of responses are control, private-use, unassigned or replacement ones",
+    "text/replacement": "{level} of the characters of responses stand for bytes that decode to nothing",
+    "text/script_switches": "responses change between writing systems {level} times in 100 characters",
+    "text/zlib_ratio": "responses hardly compress any more (ratio {level}; prose 2 to 3), as random characters do",
+}
+
+
+class GarbledOutput(RiseDetector):
+    """Characters of sampled responses against the run's beginning.
+
+    Nearly always the visible end of another failure, so it is critical only where hardly any text is left and the
+    reward fell. Loops are the matter of ``repetition``, runs of token id 0 of ``id0_run``.
+    """
+
+    name: ClassVar[str] = "garbled_output"
+    follows_reward: ClassVar[bool] = True
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("text/garbled", 0.01, 5.0, odds),
+        Limit("text/replacement", 0.005, 5.0, odds),
+        Limit("text/script_switches", 4.0, 4.0),
+        Limit("text/zlib_ratio", 1.5, 1.5, density),
+    )
+
+    def report(self, step: ClosedStep, rise: Rise) -> Finding:
+        """What is wrong with the text."""
+        metric, level = rise.limit.metric, rise.level or 0.0
+        lost = metric in ("text/garbled", "text/replacement") and level >= MUCH and self._reward.fallen()
+        shown = f"{level:.1%}" if metric in ("text/garbled", "text/replacement") else number(level)
+        return self.finding(
+            step,
+            "garbled_output",
+            Severity.CRITICAL if lost else Severity.WARNING,
+            f"{SAYS[metric].format(level=shown)}{self._reward.say()}",
+            onset=rise.since,
+            metric=metric,
+            score=rise.score,
+            evidence=rounded(rise.evidence() | {"length": finite(step, "len/mean"), "reward": self._reward.now}),
+        )

@@ -1,0 +1,220 @@
+"""Response lengths: a surge that gains nothing, the limit, and collapse."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import RewardWatch
+from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold, Window
+
+ROWS, STEPS = 5, 15
+"""Rows and steps the medians must stay beyond their limits."""
+FACTOR = 9.0
+"""On the odds of not ending: from 10 % to half, from half to nine tenths."""
+
+
+class LengthSurge(RiseDetector):
+    """Mean length doubled, or half of the responses cut, with a reward that has not risen.
+
+    On Qwen3-4B a surge of length was the early warning of the collapse (arXiv 2602.01826); lengths grow in healthy
+    runs too, and the reward with them. The limit itself is for ``length_explosion``.
+    """
+
+    name: ClassVar[str] = "length_surge"
+    follows_reward: ClassVar[bool] = True
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("len/mean", 32.0, 2.0),
+        Limit("len/clipped", 0.5, FACTOR, odds),
+        Limit("text/eos_missing", 0.5, FACTOR, odds),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._long = Hold(forgive=1)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """A surge that pays is none, nor is one of a few small batches."""
+        found = super().judge(step)
+        self._long.update(step.step, bool(found) and not self._reward.risen())
+        return found if self._long.lasted(ROWS, STEPS) and found else []
+
+    def report(self, step: ClosedStep, rise: Rise) -> Finding:
+        """How long, and against what."""
+        level, began = rise.level or 0.0, rise.began or 0.0
+        if rise.limit.metric == "len/mean":
+            what = f"mean response length is {number(level)} tokens, {number(began)} at the start"
+        else:
+            share = began / (1.0 + began)
+            what = f"{level:.0%} of the responses do not end by themselves, {share:.0%} at the start"
+        return self.finding(
+            step,
+            "length_surge",
+            Severity.WARNING,
+            what + self._reward.say(),
+            onset=rise.since,
+            metric=rise.limit.metric,
+            score=rise.score,
+            evidence=rounded(rise.evidence() | {"reward": self._reward.now, "reward_start": self._reward.start}),
+        )
+
+
+# Responses run into the length limit: the policy no longer ends its answers.
+
+NEARLY_ALL = 0.95
+"""Share of responses cut at the limit from which hardly any answer is complete."""
+RISE = 0.1
+"""Rise over the run's beginning below which it has always been so."""
+CUT_LONG = 30
+"""Steps from which it is critical, unless the reward has risen by it."""
+
+
+class LengthExplosion(BaseDetector):
+    """Share of truncated responses against how the run began.
+
+    Long answers may be better answers; answers that are nearly all cut off are not, and once no sample
+    in a group ends, length cannot be unlearned.
+    """
+
+    name: ClassVar[str] = "length_explosion"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("len/clipped",),)
+    reads: ClassVar[tuple[str, ...]] = ("len/clipped",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = RewardWatch()
+        self._base = Baseline(floor=0.02)
+        self._now = Window(rows=10, steps=15)
+        self._rise = Hold(forgive=2)
+        self._full = Hold(forgive=2)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the reward."""
+        self._reward.update(step)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the share of the last rows."""
+        share = finite(step, *self.reads)
+        if share is None:
+            return []
+        self._base.update(step.step, share)
+        self._now.update(step.step, share)
+        now, level, first = self._now.get(), self._base.get(), self._base.first
+        if now is None or level is None or first is None:
+            return []
+        start = min(level, first)
+        self._rise.update(step.step, share > (start + NEARLY_ALL) / 2.0)
+        self._full.update(step.step, now >= NEARLY_ALL and now - start >= RISE)
+        if not self._full.lasted(3, 8):
+            return []
+        severe = self._full.lasted(5, CUT_LONG) and not self._reward.risen()
+        return [self._finding(step, now, start, Severity.CRITICAL if severe else Severity.WARNING)]
+
+    def _finding(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
+        length = finite(step, "len/mean")
+        mean = "" if length is None else f" (mean length {number(length)} tokens)"
+        return self.finding(
+            step,
+            "length_explosion",
+            severity,
+            f"{now:.0%} of responses are cut at the length limit{mean}, {start:.0%} at the start{self._reward.say()}",
+            onset=self._rise.since if self._rise.since is not None else self._full.since,
+            metric="len/clipped",
+            score=now / NEARLY_ALL,
+            baseline=start,
+            evidence=rounded({"clipped": now, "clipped_start": start, "length": length, "reward": self._reward.now}),
+        )
+
+
+# Responses shrink to nothing.
+
+SHORT = 0.3
+"""Of the length at the start: less is a change of habit (learning a format halves lengths in healthy runs)."""
+NOTHING = 0.1
+"""Of the length at the start: less is hardly an answer."""
+EMPTY = 0.5
+"""Share of responses without a token."""
+SOON, LONG = 8, 20
+"""Steps a warning, and a critical finding, must last."""
+
+
+class LengthCollapse(BaseDetector):
+    """Mean response length, or the share of empty responses, against how the run began.
+
+    Short answers may be good answers: with a reward above its start nothing is said of short ones, and the tiny are a
+    warning. Critical only if answers are all but gone and the reward has not risen by it.
+    """
+
+    name: ClassVar[str] = "length_collapse"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("len/mean",), ("len/p50",), ("len/empty",))
+    reads: ClassVar[tuple[str, ...]] = ("len/mean", "len/p50", "len/empty")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = RewardWatch()
+        self._base = Baseline()
+        self._now, self._empty = (Window(rows=10, steps=15) for _ in range(2))
+        self._empty_base = Baseline(floor=0.02)
+        self._row, self._short, self._gone = (Hold(forgive=2) for _ in range(3))
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the reward."""
+        self._reward.update(step)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the length of the last rows."""
+        length, empty = finite(step, "len/mean", "len/p50"), finite(step, "len/empty")
+        if length is not None:
+            self._base.update(step.step, abs(length))
+            self._now.update(step.step, abs(length))
+        if empty is not None:
+            self._empty_base.update(step.step, empty)
+            self._empty.update(step.step, empty)
+        began = self._base.get()
+        low = length is not None and began is not None and abs(length) < (1.0 + SHORT) / 2.0 * began
+        self._row.update(step.step, low or (empty is not None and empty >= EMPTY / 2.0))
+        gone = self._emptied or (self._share is not None and self._share < NOTHING)
+        self._gone.update(step.step, gone)
+        self._short.update(step.step, gone or self._shrunk)
+        if not self._short.lasted(3, SOON):
+            return []
+        severe = self._gone.lasted(5, LONG) and not self._reward.risen()
+        return [self._finding(step, Severity.CRITICAL if severe else Severity.WARNING)]
+
+    @property
+    def _share(self) -> float | None:
+        """Length now over length at the start."""
+        now, began = self._now.get(), self._base.get()
+        return None if now is None or not began else now / began
+
+    @property
+    def _shrunk(self) -> bool:
+        return self._share is not None and self._share < SHORT and not self._reward.risen()
+
+    @property
+    def _emptied(self) -> bool:
+        now, began = self._empty.get(), self._empty_base.get()
+        return now is not None and began is not None and now >= max(EMPTY, 2.0 * began)
+
+    def _finding(self, step: ClosedStep, severity: Severity) -> Finding:
+        now, began, empty = self._now.get(), self._base.get(), self._empty.get()
+        if self._emptied or now is None or began is None:
+            what, metric = f"{empty or 0.0:.0%} of the responses are empty", "len/empty"
+        else:
+            what, metric = f"responses have shrunk to {number(now)} tokens, {number(began)} at the start", "len/mean"
+        share = self._share
+        return self.finding(
+            step,
+            "length_collapse",
+            severity,
+            what + self._reward.say(),
+            onset=self._row.since if self._row.since is not None else self._short.since,
+            metric=metric,
+            score=min(SHORT / share, 1e6) if share else None,
+            baseline=began,
+            evidence=rounded(
+                {"length": now, "start": began, "share": share, "empty": empty, "reward": self._reward.now}
+            ),
+        )

@@ -1,0 +1,84 @@
+"""The long tail of response lengths: a few responses that the whole batch waits for."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import finite, number, rounded
+from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
+from rlwatch.records import ClosedStep, Finding, Severity
+
+
+def inverse(value: float) -> float:
+    """1 / value: of what is bad when it is small."""
+    return MOST if abs(value) <= 1.0 / MOST else min(1.0 / abs(value), MOST)
+
+
+class LongTail(RiseDetector):
+    """Tail of the lengths, idle slots, and what is carried over from one iteration to the next (C3PO++).
+
+    arXiv 2510.18855 publishes no limits; these are far from what even lengths give, and the run's own beginning
+    counts first. ``1 - mean / max`` of a batch is the least share of a synchronous engine's slots that idle. A matter
+    of cost, not of learning: ``info`` where only lengths say so, a warning where work is carried over or wasted.
+    """
+
+    name: ClassVar[str] = "long_tail"
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("len/tail_ratio", 4.0, 2.0),
+        Limit("len/max_over_mean", 5.0, 2.0),
+        Limit("len/bubble", 0.8, 2.0, odds),
+        Limit("len/gini", 0.6, 2.0, odds),
+        Limit("partial/frac", 0.4, 2.0, odds),
+        Limit("partial/retention_mean", 2.0, 2.0),
+        Limit("partial/retention_max", 6.0, 2.0),
+        Limit("len/budget_used", 0.6, 1.5, inverse),
+        Limit("time/rollout_idle", 0.5, 2.0, odds),
+    )
+    reads: ClassVar[tuple[str, ...]] = (*(limit.metric for limit in limits), "len/max")
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (
+        *((limit.metric,) for limit in limits),
+        ("len/max", "len/mean"),
+    )
+
+    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+        """The longest over the mean also where only the two are logged."""
+        value = finite(step, limit.metric)
+        if value is not None or limit.metric != "len/max_over_mean":
+            return value
+        longest, mean = finite(step, "len/max"), finite(step, "len/mean")
+        return None if longest is None or mean is None or mean < 1.0 else longest / mean
+
+    def report(self, step: ClosedStep, rise: Rise) -> Finding:
+        """What is long, idle or carried over."""
+        metric, level = rise.limit.metric, rise.level or 0.0
+        costs = metric.startswith(("partial/", "time/")) or metric == "len/budget_used"
+        return self.finding(
+            step,
+            "long_tail",
+            Severity.WARNING if costs else Severity.INFO,
+            f"{SAYS[metric]}: {metric} is {number(level)}, its limit here {number(_raw(rise))}",
+            onset=rise.since,
+            metric=metric,
+            score=rise.score,
+            evidence=rounded(rise.evidence()),
+        )
+
+
+def _raw(rise: Rise) -> float:
+    """The threshold in the metric's own unit."""
+    if rise.limit.scale is odds:
+        return rise.threshold / (1.0 + rise.threshold)
+    return 1.0 / rise.threshold if rise.limit.scale is inverse else rise.threshold
+
+
+SAYS = {
+    "len/tail_ratio": "the longest 1 % of the responses are far longer than the usual one",
+    "len/max_over_mean": "the batch waits for a response far longer than the mean",
+    "len/bubble": "most generation slots idle while the longest response is finished",
+    "len/gini": "a few responses hold most of the tokens",
+    "partial/frac": "many responses are carried over from earlier iterations",
+    "partial/retention_mean": "responses are carried over again and again",
+    "partial/retention_max": "one response is carried over again and again",
+    "len/budget_used": "much of the iteration's token budget is not used",
+    "time/rollout_idle": "the rollout engines wait",
+}

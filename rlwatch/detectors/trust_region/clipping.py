@@ -1,0 +1,168 @@
+"""The clip fraction: saturated, so that a large part of the batch teaches nothing, or without information."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
+from rlwatch.records import ClosedStep, Finding, Severity
+
+TOKENS = 0.1
+"""Share of tokens a token-level loss may clip whatever it began with; GRPO clips 0.001 to 0.03 in healthy runs."""
+SEQUENCES = 0.4
+"""The same for a loss that clips whole responses: GSPO clips around 0.15 as a rule (arXiv 2507.18071)."""
+DUAL = 0.02
+"""The same for the dual clip, which only tokens more than three times as likely as before reach."""
+FACTOR = 4.0
+"""Times the odds at the start."""
+WHOLE = ("ratio/seq_mean", "ratio/seq_ess", "ratio/seq_max")
+"""Metrics only a loss has that takes one ratio a response."""
+
+
+class ClipSaturation(RiseDetector):
+    """Fractions clipped, against how the run began and what its loss usually clips.
+
+    A loss that clips whole responses is told by the sequence ratios its taps record; without taps its own baseline
+    must do.
+    """
+
+    name: ClassVar[str] = "clip_saturation"
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("ratio/clipfrac", TOKENS, FACTOR, odds),
+        Limit("ratio/clipfrac_low", TOKENS, FACTOR, odds),
+        Limit("ratio/clipfrac_high", TOKENS, FACTOR, odds),
+        Limit("ratio/clipfrac_dual", DUAL, FACTOR, odds),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._whole = False
+
+    def listen(self, step: ClosedStep) -> None:
+        """Learn what is clipped: tokens or whole responses."""
+        self._whole = self._whole or any(name in step.metrics for name in WHOLE)
+
+    def floor(self, limit: Limit) -> float | None:
+        """A loss that clips responses clips many."""
+        return SEQUENCES if self._whole and limit.floor == TOKENS else None
+
+    def report(self, step: ClosedStep, rise: Rise) -> Finding:
+        """How much is clipped now, and was at first."""
+        level, began = rise.level or 0.0, rise.began or 0.0
+        share = began / (1.0 + began)
+        return self.finding(
+            step,
+            "clip_saturation",
+            Severity.WARNING,
+            f"{level:.1%} of the {'responses' if self._whole else 'tokens'} are clipped ({rise.limit.metric}), "
+            f"at the start {number(100.0 * share)}%: the policy moves further in an update than its trust region, "
+            "and what is clipped teaches nothing",
+            onset=rise.since,
+            metric=rise.limit.metric,
+            score=rise.score,
+            baseline=share,
+            evidence=rounded({"clipped": level, "start": share, "odds_factor": rise.factor}),
+        )
+
+
+# A clip fraction that carries no information: exactly zero, whatever happens.
+
+FAR_ROWS = 20
+"""Rows with far ratios and nothing clipped from which that is no accident."""
+ROWS = 50
+"""Rows with nothing clipped at all from which the metric says nothing, wherever ratios are."""
+STILL = 1e-4
+"""Nats a ratio may differ from 1 by rounding, where every batch is used for one update."""
+
+Witness = tuple[str, Callable[[float], bool]]
+FAR: dict[str, tuple[Witness, ...]] = {
+    "ratio/clipfrac": (
+        ("ratio/log_absmax", lambda x: x >= 0.5),
+        ("ratio/max", lambda r: r >= 1.6),
+        ("ratio/min", lambda r: r <= 0.6),
+        ("policy/kl_old", lambda k: abs(k) >= 0.01),
+    ),
+    "ratio/clipfrac_low": (("ratio/min", lambda r: r <= 0.6),),
+    "ratio/clipfrac_high": (("ratio/max", lambda r: r >= 1.6),),
+    "ratio/clipfrac_dual": (("ratio/max", lambda r: r >= 10.0),),
+}
+"""For each clip fraction, what shows that tokens are beyond the widest usual bounds (0.4, dual 3)."""
+PLAIN = ("ratio/clipfrac", "ratio/clipfrac_low", "ratio/clipfrac_high")
+"""Fractions whose lasting zero needs no witness; that of the dual clip is the rule."""
+
+
+class ClipBlind(BaseDetector):
+    """Tells that a clip fraction says nothing, so that its zero is not taken for health.
+
+    Some losses do not define it (SAPO logs 0 always, GSPO and CISPO no dual clip), and with one update a rollout the
+    ratio is 1 by construction. A public run collapsed with a clip fraction of exactly 0 throughout.
+    """
+
+    name: ClassVar[str] = "clip_blind"
+    reads: ClassVar[tuple[str, ...]] = tuple(FAR)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((metric,) for metric in FAR)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._zero = dict.fromkeys(FAR, 0)
+        self._far = dict.fromkeys(FAR, 0)
+        self._since: dict[str, int] = {}
+        self._works: set[str] = set()
+        self._largest: float | None = None
+
+    def listen(self, step: ClosedStep) -> None:
+        """Learn how far ratios move at all."""
+        far = finite(step, "ratio/log_absmax")
+        if far is not None:
+            self._largest = max(abs(far), self._largest or 0.0)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Count rows; name the fractions that say nothing."""
+        for metric in FAR:
+            self._count(step, metric)
+        contradicted = [metric for metric in FAR if self._far[metric] >= FAR_ROWS]
+        if contradicted:
+            return [self._finding(step, contradicted, self._although(step, contradicted[0]))]
+        constant = [metric for metric in PLAIN if self._zero[metric] >= ROWS]
+        if constant and not self._works & set(PLAIN):
+            return [self._finding(step, constant, self._because())]
+        return []
+
+    def _count(self, step: ClosedStep, metric: str) -> None:
+        value = finite(step, metric)
+        if value is None or metric in self._works:
+            return
+        if value != 0.0:
+            self._works.add(metric)
+            self._zero[metric] = self._far[metric] = 0
+            return
+        self._since.setdefault(metric, step.step)
+        self._zero[metric] = min(self._zero[metric] + 1, ROWS)
+        if any(beyond(seen) for name, beyond in FAR[metric] if (seen := finite(step, name)) is not None):
+            self._far[metric] = min(self._far[metric] + 1, FAR_ROWS)
+
+    def _although(self, step: ClosedStep, metric: str) -> str:
+        seen = [f"{name} {number(value)}" for name, _ in FAR[metric] if (value := finite(step, name)) is not None]
+        return (
+            f"although ratios move{f' ({seen[0]})' if seen else ''}: this loss does not define it (SAPO; the dual clip "
+            "of GSPO and CISPO), or its bounds are out of reach"
+        )
+
+    def _because(self) -> str:
+        if self._largest is not None and self._largest <= STILL:
+            return "because every batch is used for one update, so that ratios are 1"
+        return "as it must be with one update a rollout, or with a loss that does not define it"
+
+    def _finding(self, step: ClosedStep, blind: Sequence[str], why: str) -> Finding:
+        return self.finding(
+            step,
+            "clip_uninformative",
+            Severity.INFO,
+            f"{' and '.join(blind)} {'has' if len(blind) == 1 else 'have'} been exactly 0 at every row, {why}; that is "
+            "no sign of health: look at ratios and at the mismatch of raw log-probs instead",
+            onset=self._since.get(blind[0]),
+            metric=blind[0],
+            evidence=rounded({"log_ratio_largest": self._largest, "rows": self._zero[blind[0]]}),
+        )

@@ -1,0 +1,374 @@
+"""KL to the reference: running away, or flat at a height, where a reset of the reference may be due (ProRL).
+
+In reading order: held-out scores, signs that speak against a reset, the flat half, and growth.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import ClassVar
+
+from rlwatch.catalogue import collapse_kinds, detector_class, kinds
+from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import MEDIAN_ERROR, NORMAL_80, RunContext, noise_of
+from rlwatch.ports import Detector
+from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.stats import Hold, Window, mad, median, quantile, theil_sen
+
+SCORE, SETS = "val/score", "val-core/"
+"""One score, or those of several held-out sets under the trainer's own names."""
+LEAST = 6
+"""Evaluations before anything is said."""
+SINCE = 4
+"""Evaluations since the best one that make a gap: fewer are chance."""
+SURE = 3.0
+"""Deviations of one score that the gap must have: the best of many scores was lucky."""
+VISIBLE = 0.01
+"""Share of the best score below which a gap is nothing."""
+FLAT = 0.25
+"""Share of the range the score has covered that a rise since the best must reach to be one."""
+MOST = 1e9
+
+
+class Validation:
+    """The mean of the held-out scores of a run, one point an evaluation."""
+
+    def __init__(self) -> None:
+        self._scores = Window(rows=40, steps=10**9)
+        self._best: float | None = None
+        self._best_step = 0
+        self._since = 0
+        self._low = MOST
+
+    def update(self, step: ClosedStep) -> None:
+        """Take notice of a row, if it has scores."""
+        score = _read(step)
+        if score is None:
+            return
+        self._scores.update(step.step, score)
+        self._low = min(self._low, score)
+        if self._best is None or score > self._best:
+            self._best, self._best_step, self._since = score, step.step, 0
+        else:
+            self._since += 1
+
+    @property
+    def now(self) -> float | None:
+        """Median of the last three scores."""
+        return median(self._scores.values[-3:]) if len(self._scores) >= 3 else None
+
+    @property
+    def best(self) -> float | None:
+        """The highest score so far."""
+        return self._best
+
+    @property
+    def best_step(self) -> int:
+        """When that was."""
+        return self._best_step
+
+    @property
+    def known(self) -> bool:
+        """Whether there are enough evaluations to speak of a trend."""
+        return len(self._scores) >= LEAST
+
+    def stalls(self) -> bool:
+        """Whether it fell behind its best and does not rise: a gap of ``SINCE`` evaluations, and a flat slope."""
+        now, best = self.now, self._best
+        if not self.known or now is None or best is None or self._since < SINCE:
+            return False
+        if best - now <= max(SURE * self._noise(), VISIBLE * abs(best)):
+            return False
+        return self._rise() <= FLAT * max(best - self._low, mad(self._scores.values))
+
+    def rises(self) -> bool:
+        """Whether it is still getting better."""
+        return self.known and self._since < SINCE and self._rise() > 0.0
+
+    @property
+    def _rows(self) -> int:
+        """Evaluations since the best one, that one included, but at least ``LEAST``."""
+        return max(self._since + 1, LEAST)
+
+    def _noise(self) -> float:
+        """Standard deviation of one score, from the jumps since the best one."""
+        jumps = [abs(b - a) for a, b in pairwise(self._scores.values[-self._since - 1 :])]
+        return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
+
+    def _rise(self) -> float:
+        """Change over them, by their robust trend."""
+        at, values = self._scores.at[-self._rows :], self._scores.values[-self._rows :]
+        return theil_sen(at, values) * (at[-1] - at[0])
+
+
+def _read(step: ClosedStep) -> float | None:
+    score = finite(step, SCORE)
+    if score is None:
+        names = (name for name in step.metrics if name.startswith(SETS))
+        scores = [value for name in names if (value := finite(step, name)) is not None]
+        score = sum(scores) / len(scores) if scores else None
+    return None if score is None else min(max(score, -MOST), MOST)
+
+
+# What speaks against a reset of the reference: it would make the policy of a collapse the anchor.
+
+GARBLED = (("text/garbled", 0.1), ("text/id0_frac", 0.05), ("text/replacement", 0.1))
+"""Shares of the output from which it is no language any more."""
+ROWS = 20
+"""Rows for which a sign of collapse speaks against a reset."""
+
+
+class Vetoes:
+    """Signs of any kind that the catalogue calls a collapse, garbled output, cut responses, and a lost reward."""
+
+    def __init__(self) -> None:
+        makers = dict.fromkeys(detector_class(kind) for kind in kinds().values() if kind.collapse)
+        self._watch: tuple[Detector, ...] = tuple(make() for make in makers)
+        self._garbled = {name: Window(rows=ROWS, steps=ROWS) for name, _ in GARBLED}
+        self._ago: dict[str, int] = {}
+
+    def update(self, step: ClosedStep) -> None:
+        """Take notice of a row."""
+        self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
+        for detector in self._watch:
+            for finding in detector.update(step):
+                if finding.severity is not Severity.INFO and finding.kind in collapse_kinds():
+                    self._ago[finding.kind] = 0
+        for name, limit in GARBLED:
+            value = finite(step, name)
+            if value is not None:
+                self._garbled[name].update(step.step, value)
+                level = self._garbled[name].get()
+                if level is not None and level > limit:
+                    self._ago["garbled output"] = 0
+
+    def why(self, company: RunContext) -> tuple[str, ...]:
+        """The signs of collapse of the last rows; empty where a reset would do no harm."""
+        signs = list(self._ago)
+        if company.reward.fallen():
+            signs.append("reward_drop")
+        if company.truncated:
+            signs.append("truncated responses")
+        return tuple(signs)
+
+
+# KL to the reference has gone flat at a height: the plateau that a reset of the reference is for (ProRL).
+
+FLAT_NOTABLE = 0.3
+"""Nats per token below which flat is just small."""
+HELD_OUT = 0.05
+"""The same where held-out scores have stalled, which says that the KL term holds the policy however small it is."""
+TREND_ROWS = 60
+FLAT_KL = 0.15
+"""Relative change over the trend window that counts as flat."""
+JUMP = 0.5
+"""Relative distance of the last rows from the trend window that makes them a jump: a robust trend overlooks it."""
+HEAVY_SHARE = 0.5
+"""Share of the loss from which the KL term rules the update."""
+
+
+class KLPlateau(BaseDetector):
+    """The flat half of :class:`~rlwatch.detectors.trust_region.kl_reference.KLReference`: level and slope of KL.
+
+    Both flat: ``kl_saturation``; held-out scores stalled as well: ``reset_due``.
+
+    ProRL (arXiv 2505.24864) resets when validation stagnates or degrades under a KL term that has come to dominate.
+    Neither is said in a collapse (see :class:`Vetoes`), nor for some rows after one: a reset then saves nothing and
+    makes the bad policy the anchor. While held-out scores still rise, no reset is due.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k2", "policy/kl_ref_k1")
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in reads)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._company = RunContext()
+        self._validation = Validation()
+        self._vetoes = Vetoes()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._now = Window(rows=10, steps=10)
+        self._past = Window(rows=120, steps=1000, least=8)
+        self._flat = Hold(forgive=2)
+        self._stalled = Hold(forgive=2)
+
+    def notice(self, event: Event) -> None:
+        """Start anew after a reset: KL to the new reference begins at zero, and scores get their time."""
+        if event.kind == "reference_reset":
+            self._restart()
+            self._validation = Validation()
+            self._held = []
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the corroborating metrics."""
+        self._company.update(step)
+        self._validation.update(step)
+        self._vetoes.update(step)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge flatness, then what speaks against a reset."""
+        kl = abs(finite(step, *self.reads) or 0.0)
+        self._now.update(step.step, kl)
+        self._past.update(step.step, kl)
+        now = self._now.get()
+        if now is None:
+            return []
+        stalls = now >= HELD_OUT and self._validation.stalls()
+        change = self._change(now) if stalls or now >= FLAT_NOTABLE else None
+        flat = change is not None and abs(change) < FLAT_KL * now
+        self._flat.update(step.step, flat and now >= FLAT_NOTABLE)
+        self._stalled.update(step.step, flat and stalls)
+        if not (self._flat.lasted(10) or self._stalled.lasted(10)) or self._vetoes.why(self._company):
+            return []
+        if self._stalled.lasted(10):
+            return [self._due(step, now, change)]
+        return [self._saturated(step, now, change)]
+
+    def _change(self, now: float) -> float | None:
+        """Change of KL over the trend window, nats; None where there are too few rows, or the last ones jumped."""
+        rows = self._past
+        if len(rows) < 20 or rows.at[-1] - rows.at[0] < 50:
+            return None
+        at, values = rows.at[-TREND_ROWS::2], rows.values[-TREND_ROWS::2]
+        if abs(now - median(values)) > JUMP * now:
+            return None
+        return theil_sen(at, values) * (at[-1] - at[0])
+
+    def _saturated(self, step: ClosedStep, now: float, change: float | None) -> Finding:
+        share, rising = self._share(step, now), self._validation.rises()
+        heavy = share is not None and share >= HEAVY_SHARE and not rising
+        says = "" if share is None else f"; the KL term is {share:.0%} of the loss"
+        due = ", but held-out scores still rise" if rising else ": a reference reset is due"
+        return self.finding(
+            step,
+            "kl_saturation",
+            Severity.WARNING if heavy else Severity.INFO,
+            f"KL to the reference has been flat at {number(now)} nats/token{says}{due}",
+            onset=self._flat.since,
+            metric="policy/kl_ref",
+            score=now / FLAT_NOTABLE,
+            evidence=rounded({"kl": now, "change": change, "loss_share": share}),
+        )
+
+    def _due(self, step: ClosedStep, now: float, change: float | None) -> Finding:
+        validation, share = self._validation, self._share(step, now)
+        best, score = validation.best or 0.0, validation.now or 0.0
+        return self.finding(
+            step,
+            "reset_due",
+            Severity.WARNING,
+            f"held-out score stands at {number(score)}, {number(best - score)} below its best of step "
+            f"{validation.best_step}, and no longer rises, while KL to the reference is flat at {number(now)} "
+            "nats/token and nothing collapses: a reference reset is due",
+            onset=self._stalled.since,
+            metric="policy/kl_ref",
+            score=now / HELD_OUT,
+            evidence=rounded(
+                {"kl": now, "change": change, "loss_share": share, "held_out": score, "held_out_best": best}
+            ),
+        )
+
+    def _share(self, step: ClosedStep, now: float) -> float | None:
+        coefficient, loss = finite(step, "policy/kl_coef"), finite(step, "loss/policy")
+        if coefficient is None or loss is None:
+            return None
+        term = abs(coefficient) * now
+        return min(term / (term + abs(loss)), 1.0) if term > 0.0 else 0.0
+
+
+# KL to the reference: flat at a height (a reset is due), or running away.
+
+DRIFT, HEAVY = 0.3, 1.0
+"""Nats per token from which a rise is a drift, and from which it may be critical."""
+FACTOR = 3.0
+"""Factor over the run's own earlier level that is a drift."""
+ESTABLISHED = 0.1
+"""Nats per token below which the earlier level is just the beginning: any growth is a large factor."""
+SLOW_ROWS, SLOW_FACTOR = 50, 2.0
+"""The slow look. Where batches are small the KL of a row strays over two decades: ten rows cannot tell a factor of
+three from chance, fifty can tell one of two to three."""
+GROWTH_SURE = 3.0
+"""Standard errors, of the logarithm, that growth must exceed."""
+NOTHING = 1e-3
+"""Nats per token below which KL is nothing, whatever its logarithm."""
+HUGE = 20.0
+"""Nats per token no useful policy is away from its reference; a mean this high is numerical breakdown."""
+
+
+class KLReference(KLPlateau):
+    """KL between policy and reference against its own earlier level; starts anew after a reset.
+
+    Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token that the
+    reward has risen by is a remark.
+    """
+
+    name: ClassVar[str] = "kl_reference"
+
+    def _restart(self) -> None:
+        super()._restart()
+        self._slow = Window(rows=SLOW_ROWS, steps=2 * SLOW_ROWS, least=20)
+        self._risen = Hold(forgive=3)
+        self._warned = Hold(forgive=2)
+        self._crept = Hold(forgive=2)
+        self._confirmed = Hold(forgive=2)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge growth and flatness."""
+        flat = super().judge(step)
+        kl = abs(finite(step, *self.reads) or 0.0)
+        self._slow.update(step.step, kl)
+        now, before = self._now.get(), self._before(self._now)
+        if now is None or before is None:
+            return flat
+        reward = self._company.reward
+        gained = reward.risen() and not reward.fallen()
+        grown = self._grown(self._now, FACTOR, now, before)
+        self._risen.update(step.step, kl > max(1.5 * before, DRIFT / 2.0))
+        self._warned.update(step.step, now > DRIFT and grown)
+        lost = reward.fallen() and now > DRIFT and now > FACTOR * before
+        runaway = now > HEAVY and before > ESTABLISHED and grown and not gained
+        self._confirmed.update(step.step, lost or runaway or (now > HUGE and not gained))
+        if self._confirmed.lasted(8, 20) or self._warned.lasted(3):
+            return [self._drift(step, now, before, paid=gained and now <= HEAVY), *flat]
+        # What has grown is not flat, however straight the line through it.
+        return self._creep(step, gained) or flat
+
+    def _before(self, last: Window, rows: int = 5) -> float | None:
+        """Level of the rows before the last ones, within the past window."""
+        older = self._past.values[: -len(last)]
+        return median(older) if len(older) >= rows else None
+
+    def _grown(self, last: Window, factor: float, now: float, before: float) -> bool:
+        """Whether the level of ``last`` is a multiple of the earlier one, beyond what noise of single rows explains."""
+        if now <= factor * before:
+            return False
+        noise = noise_of([math.log(max(kl, NOTHING)) for kl in self._past.values])
+        error = MEDIAN_ERROR * noise * math.sqrt(1.0 / len(last) + 1.0 / (len(self._past) - len(last)))
+        return math.log(now / max(before, NOTHING)) > GROWTH_SURE * error
+
+    def _creep(self, step: ClosedStep, gained: bool) -> list[Finding]:
+        """Growth that the last rows alone do not show."""
+        now, before = self._slow.get(), self._before(self._slow, self._slow.least)
+        if now is None or before is None:
+            return []
+        heavy = now > HEAVY and before > ESTABLISHED and self._grown(self._slow, SLOW_FACTOR, now, before)
+        self._crept.update(step.step, heavy and not gained)
+        return [self._drift(step, now, before)] if self._crept.lasted(3) else []
+
+    def _drift(self, step: ClosedStep, now: float, before: float, *, paid: bool = False) -> Finding:
+        """``paid``: the reward has risen with it, and it is not heavy yet: a remark."""
+        severity = Severity.INFO if paid else Severity.WARNING
+        severity = Severity.CRITICAL if self._confirmed.lasted(8, 20) else severity
+        return self.finding(
+            step,
+            "kl_drift",
+            severity,
+            f"KL to the reference grew from {number(before)} to {number(now)} nats/token{self._company.reward.say()}",
+            onset=next((h.since for h in (self._risen, self._warned, self._crept) if h.since is not None), None),
+            metric="policy/kl_ref",
+            score=now / max(FACTOR * before, DRIFT),
+            baseline=before,
+            evidence=rounded({"kl": now, "kl_before": before, "reward": self._company.reward.now}),
+        )

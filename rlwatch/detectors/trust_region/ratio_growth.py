@@ -1,0 +1,71 @@
+"""Importance ratios of responses spread with their length: long responses drop out of the update, or rule it."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from rlwatch.detectors.base import finite, number, rounded
+from rlwatch.detectors.rise import Limit, Rise, RiseDetector
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Window
+
+NOTABLE = 0.5
+"""Variance of a mean response's log-ratio, nats^2: the effective sample size is exp(-0.5) = 0.61 there."""
+FACTOR = 4.0
+"""Times the growth at the start."""
+LENGTH = 1000.0
+"""Tokens of a mean response where no length is logged."""
+METRIC = "ratio/log_var_growth"
+
+
+class RatioGrowth(RiseDetector):
+    """Growth of a response's log-ratio variance per token, weighed by the mean length of responses.
+
+    Independent tokens of deviation s give s^2 a token, and then ESS = exp(-s^2 T) over responses of T tokens.
+    """
+
+    name: ClassVar[str] = "ratio_growth"
+    limits: ClassVar[tuple[Limit, ...]] = (Limit(METRIC, NOTABLE / LENGTH, FACTOR),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lengths = Window(rows=10, steps=10)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the length of responses."""
+        length = finite(step, "len/mean")
+        if length is not None and length > 0.0:
+            self._lengths.update(step.step, length)
+
+    @property
+    def length(self) -> float:
+        """Tokens of a mean response of the last rows."""
+        return self._lengths.get() or LENGTH
+
+    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+        """The slope; below zero it is the noise of a sample."""
+        value = finite(step, limit.metric)
+        return None if value is None else max(value, 0.0)
+
+    def floor(self, limit: Limit) -> float:  # noqa: ARG002
+        """Growth at which responses of this length spread notably."""
+        return NOTABLE / self.length
+
+    def report(self, step: ClosedStep, rise: Rise) -> Finding:
+        """What it means for a response of mean length."""
+        growth = rise.level or 0.0
+        spread = growth * self.length
+        return self.finding(
+            step,
+            "ratio_length_growth",
+            Severity.WARNING,
+            f"the log-ratio of a response spreads by {number(growth)} nats^2 a token: at the mean length of "
+            f"{number(self.length)} tokens the effective sample size of responses is {number(math.exp(-spread))} "
+            f"(at the start the growth was {number(rise.began or 0.0)})",
+            onset=rise.since,
+            metric=METRIC,
+            score=rise.score,
+            baseline=rise.began,
+            evidence=rounded({**rise.evidence(), "length": self.length, "variance": spread}),
+        )
