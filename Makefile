@@ -102,8 +102,8 @@ JOBS ?= 2
 CORPUS ?= build/corpus
 bench-forecast: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.forecast fetch --out $(CORPUS) $(if $(FROM),--from $(FROM))
-	$(BIN)/python benchmarks/forecast/tools.py $(CORPUS) --out build/forecast/tools --peers build/peers --jobs $(JOBS)
-	$(BIN)/python benchmarks/forecast/judge.py $(CORPUS) --out build/forecast --jobs $(JOBS) \
+	$(BIN)/python -m benchmarks.forecast tools $(CORPUS) --out build/forecast/tools --peers build/peers --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.forecast judge $(CORPUS) --out build/forecast --jobs $(JOBS) \
 	  --page docs/forecast-leaderboard.md --command "make bench-forecast$(if $(ARGS), ARGS='$(ARGS)')" --scores "rlwatch's detectors=build/forecast/tools/rlwatch-any.csv" \
 	  --scores "rlwatch's detectors, critical=build/forecast/tools/rlwatch-critical.csv" \
 	  --scores "PyPI rlwatch 0.5.1=build/forecast/tools/rlwatch-0.5.1-any.csv" \

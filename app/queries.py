@@ -21,7 +21,7 @@ from rlwatch.control.liveness import TAIL, Pace, pace_of
 from rlwatch.diagnosis import Diagnosis, diagnose
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.forecast import Forecast
-from rlwatch.forecast.record import forecast_of
+from rlwatch.forecast.forecast import forecast_of
 from rlwatch.metrics import canonicalise, known
 from rlwatch.ports import Series, Store
 from rlwatch.records import (

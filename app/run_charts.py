@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import streamlit as st
 
-from rlwatch.forecast.record import FORECAST
+from rlwatch.forecast.forecast import FORECAST
 from rlwatch.metrics import BY_NAME, LAYER_PREFIX, TABLE, Family, family_of, resolve
 from rlwatch.records import RunInfo
 

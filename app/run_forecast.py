@@ -8,7 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from rlwatch.forecast import Forecast
-from rlwatch.forecast.words import limit
+from rlwatch.forecast.forecast import limit_sentence
 
 from . import charts, layout, queries
 from . import format as fmt
@@ -45,7 +45,7 @@ def forecast_facts(told: Foretold) -> Markup:
     chance = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {fmt.chance(now.p50)}", cls="rl-word")
     parts = [
         el("span", chance, " within 50 steps"),
-        el("span", limit(now) or "no limit in sight") if now.alarm or now.steps_to is not None else Markup(),
+        el("span", limit_sentence(now) or "no limit in sight") if now.alarm or now.steps_to is not None else Markup(),
         *_highest(told),
         el("span", el("span", "at step ", cls="label"), fmt.step(now.step)),
     ]
@@ -61,7 +61,7 @@ def absent_words(forecast: Forecast) -> str:
 def _by_limits(now: Forecast) -> list[Markup]:
     """What a run is told that logs too little for a chance: the limit it is on its way to, and why no more."""
     look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
-    said = limit(now) if now.alarm else "no limit near"
+    said = limit_sentence(now) if now.alarm else "no limit near"
     word = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {said}", cls="rl-word")
     reason = now.limits_only.removeprefix("no chance is given because").strip()
     return [

@@ -14,7 +14,7 @@ from itertools import takewhile
 from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
 from rlwatch.errors import ImportFormatError
-from rlwatch.forecast.record import forecast_of
+from rlwatch.forecast.forecast import forecast_of
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
 from rlwatch.metrics import canonicalise, known, metric_of, resolve

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from detection.methods import Alarm
 from detection.runs import Labelled
-
-from rlwatch.forecast.evaluation.placebo import at_least
+from forecast.scoring.alarms import at_least
 
 BEFORE, AFTER_STEPS, AFTER_ROWS = 100, 10, 10
 """An event is found in time by an alarm from 100 steps before its onset to 10 steps (or 10 logged rows) after it, or to

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import joblib
 import torch
-from forecast.knobs import TESTBED
+from forecast.knobs import TESTBED, Pace, Start
 from forecast.policy import fitted
-from forecast.recipes import RECIPES, Pace, Plan, Start, plans
+from forecast.recipes import RECIPES, Plan, plans
 from forecast.tables import RunInfo, is_done, versions, write_run
 from forecast.training import train
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

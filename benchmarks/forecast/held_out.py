@@ -12,17 +12,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rlwatch.forecast.evaluation import Labels, RunTable, folds_of
-from rlwatch.forecast.evaluation.files import write
+from rlwatch.forecast import thresholds, training
+from rlwatch.forecast.examples import Examples, Floats, folds_of
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.forecaster import BUDGET
+from rlwatch.forecast.labels import Labels
 from rlwatch.forecast.model import signal_of
-from rlwatch.forecast.training import blend, logistic, thresholds
-from rlwatch.forecast.training.calibration import line
-from rlwatch.forecast.training.examples import Examples, Floats
-from rlwatch.forecast.training.grow import RISING, Growth, grow, intervals
-from rlwatch.forecast.training.profiles import EVERYTHING, PROFILES
-from rlwatch.forecast.training.train import Learn, Prepared, chances, out_of_fold
+from rlwatch.forecast.tables import RunTable, write_file
+from rlwatch.forecast.training import (
+    EVERYTHING,
+    PROFILES,
+    RISING,
+    Growth,
+    Learn,
+    Prepared,
+    chances,
+    grow,
+    intervals,
+    out_of_fold,
+    platt_line,
+)
 
 Ints = npt.NDArray[np.int64]
 TAILS = frozenset(
@@ -93,10 +102,10 @@ def _forms(how: Growth) -> dict[str, tuple[npt.NDArray[np.bool_], Growth, Learn]
     engine = np.isin(signals, sorted(EVERYTHING - PROFILES["taps without engine"]))
     return {
         "trees alone": (everything, how, grow),
-        "line alone": (everything, how, logistic.fit),
-        "monotone trees": (everything, replace(how, rising=RISING), blend.learn),
-        "no tails of our taps": (np.isin(signals, sorted(TAILS)), how, blend.learn),
-        "no engine": (engine, how, blend.learn),
+        "line alone": (everything, how, training.fit_lines),
+        "monotone trees": (everything, replace(how, rising=RISING), training.learn_blend),
+        "no tails of our taps": (np.isin(signals, sorted(TAILS)), how, training.learn_blend),
+        "no engine": (engine, how, training.learn_blend),
     }
 
 
@@ -114,7 +123,7 @@ def _calibrated(fine: Examples, fold: Ints, logits: Floats, like: Floats) -> Flo
         lines = []
         for i, (rows, hit) in enumerate(intervals(fine)):
             others = ~mine[rows]
-            lines.append(line(like[rows[others], i], hit[others]))
+            lines.append(platt_line(like[rows[others], i], hit[others]))
         found[mine] = chances(logits[mine], lines)
     return found
 
@@ -145,5 +154,5 @@ def write_tools(folder: Path, split: str, table: RunTable, fine: Examples, tools
         }
         if tool.p is not None:
             columns = {**columns, **{f"p{h}": tool.p[:, i].tolist() for i, h in enumerate((20, 50, 100))}}
-        paths.append(write(place / f"{tool.name}.parquet", columns))
+        paths.append(write_file(place / f"{tool.name}.parquet", columns))
     return paths

@@ -1,9 +1,5 @@
 """The forecaster, poorer versions of it and simple tools, judged by one protocol; makes the leaderboard.
 
-    python benchmarks/forecast/judge.py build/corpus --out build/judged
-    python benchmarks/forecast/judge.py build/corpus --out build/judged --page page.md \
-        --scores "rlwatch alarms=build/tools/rlwatch-any.csv" --external ../shared/real_runs
-
 Known recipes: five folds by run. Recipes held out: five folds by recipe, so that no run of a failure's recipe is learnt
 from. For each fold the model is trained, calibrated and given its thresholds on the others. External: the shipped model
 and all of ``rlwatch scan`` on runs of others, with labels of an index (a folder with ``runs.csv.gz`` and
@@ -12,41 +8,30 @@ and all of ``rlwatch scan`` on runs of others, with labels of an index (a folder
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
+from forecast.held_out import Tool, ablations, tools_of, write_tools
+from forecast.scoring.baselines import ceilings, run_baselines
+from forecast.scoring.pages import leaderboard_page
+from forecast.scoring.scorer import evaluate
+from forecast.scoring.skill import ToolScores, read_scores
+from rich.progress import track
 
-HERE = Path(__file__).parent
-sys.path[0] = str(HERE.parent)  # not this folder: its module `statistics` would hide the standard one
-
-from forecast.held_out import Tool, ablations, tools_of, write_tools  # noqa: E402
-from rich.progress import track  # noqa: E402
-
-from rlwatch import __version__  # noqa: E402
-from rlwatch.forecast import Forecaster  # noqa: E402
-from rlwatch.forecast.evaluation import (  # noqa: E402
-    Labels,
-    RunTable,
-    ToolScores,
-    evaluate,
-    label_runs,
-    labels_of_index,
-    read_runs,
-    read_scores,
-)
-from rlwatch.forecast.evaluation.baselines import run_baselines  # noqa: E402
-from rlwatch.forecast.evaluation.ceiling import ceilings  # noqa: E402
-from rlwatch.forecast.evaluation.leaderboard import page  # noqa: E402
-from rlwatch.forecast.training.grow import Growth  # noqa: E402
-from rlwatch.forecast.training.train import Prepared, prepare  # noqa: E402
-from rlwatch.records import ClosedStep, Severity, StepRecord  # noqa: E402
-from rlwatch.scanner import scan  # noqa: E402
+from rlwatch import __version__
+from rlwatch.cli.options import examples
+from rlwatch.forecast import Forecaster
+from rlwatch.forecast.labels import Labels, label_runs, labels_of_index
+from rlwatch.forecast.tables import RunTable, read_runs
+from rlwatch.forecast.training import Growth, Prepared, prepare
+from rlwatch.records import ClosedStep, Severity, StepRecord
+from rlwatch.scanner import scan
 
 TITLES = {"run": "Known recipes", "recipe": "Recipes held out", "external": "Runs of others"}
 
@@ -76,39 +61,51 @@ class Corpus:
         return ToolScores(tool.name, score, chances=chances)
 
 
-def main() -> None:
-    """Judge, write what was found, make the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="folder for scores and evaluations")
-    parser.add_argument("--page", type=Path, help="write the leaderboard here")
-    parser.add_argument("--scores", action="append", default=[], metavar="NAME=FILE", help="another tool's alarms")
-    parser.add_argument("--external", type=Path, help="folder with runs.csv.gz and index.csv")
-    parser.add_argument("--command", default="", help="what the page says it was made by; this command if not given")
-    parser.add_argument("--no-ablations", action="store_true", help="leave out models that lack something")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--trees", type=int, default=Growth().trees)
-    args = parser.parse_args()
-    command = args.command or " ".join(("python", *sys.argv))
-    table = read_runs(args.table)
-    labels = label_runs(table)
-    corpus = Corpus(table, labels, prepare(table, labels, jobs=args.jobs, tell=print))
-    how = Growth(trees=args.trees)
-    simple = run_baselines(table, lambda items: track(items, description="simple tools"))
-    simple += ceilings(table, labels)
-    others = [read_scores(Path(path), table, name) for name, _, path in (each.partition("=") for each in args.scores)]
+EXAMPLES = examples(
+    "python -m benchmarks.forecast judge build/corpus --out build/judged",
+    "python -m benchmarks.forecast judge build/corpus --out build/judged --page page.md "
+    "--scores alarms=build/tools/rlwatch-any.csv --external FOLDER",
+)
+
+
+def judge(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="Runs: a file, or a folder of shards.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for scores and evaluations.")],
+    page_file: Annotated[Path | None, typer.Option("--page", help="Write the leaderboard here.")] = None,
+    scores: Annotated[
+        list[str] | None, typer.Option("--scores", metavar="NAME=FILE", help="Another tool's alarms.")
+    ] = None,
+    external_runs: Annotated[
+        Path | None, typer.Option("--external", help="Folder with runs.csv.gz and index.csv.")
+    ] = None,
+    command: Annotated[str, typer.Option("--command", help="Said to have made the page; by default this one.")] = "",
+    ablated: Annotated[bool, typer.Option("--ablations/--no-ablations", help="Models that lack something.")] = True,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 1,
+    trees: Annotated[int, typer.Option("--trees", min=5, help="Trees of each hazard.")] = Growth().trees,
+) -> None:
+    """Judge the forecaster fold by fold beside simple tools, write what came of it, and make the leaderboard's page."""
+    made_by = command or " ".join(("python", *sys.argv))
+    rows = read_runs(table)
+    labels = label_runs(rows)
+    corpus = Corpus(rows, labels, prepare(rows, labels, jobs=jobs, tell=print))
+    how = Growth(trees=trees)
+    simple = run_baselines(rows, lambda items: track(items, description="simple tools"))
+    simple += ceilings(rows, labels)
+    named = (each.partition("=") for each in scores or [])
+    others = [read_scores(Path(path), rows, name) for name, _, path in named]
     made = {}
     for split in ("run", "recipe"):
-        tools = tools_of(table, labels, corpus.parts, split, how, args.jobs)
-        if not args.no_ablations and split == "recipe":
-            tools += ablations(table, corpus.parts, split, how, args.jobs)
-        write_tools(args.out / "scores", split, table, corpus.parts.fine, tools)
+        tools = tools_of(rows, labels, corpus.parts, split, how, jobs)
+        if ablated and split == "recipe":
+            tools += ablations(rows, corpus.parts, split, how, jobs)
+        write_tools(out / "scores", split, rows, corpus.parts.fine, tools)
         all_tools = [*map(corpus.aligned, tools), *others, *simple]
-        made[split] = told(evaluate(table, labels, all_tools, split=split).to_dict(), command, args.out, split)
-    if args.external:
-        made["external"] = told(external(args.external), command, args.out, "external")
-    if args.page:
-        args.page.write_text(page([(TITLES[name], found) for name, found in made.items()]))
+        made[split] = written(evaluate(rows, labels, all_tools, split=split).to_dict(), made_by, out, split)
+    if external_runs:
+        made["external"] = written(external(external_runs), made_by, out, "external")
+    if page_file:
+        page_file.write_text(leaderboard_page([(TITLES[name], each) for name, each in made.items()]))
 
 
 def external(folder: Path) -> dict[str, Any]:
@@ -143,13 +140,9 @@ def scanned(table: RunTable) -> list[ToolScores]:
     return [ToolScores(name, score, alarms_only=True) for name, score in found.items()]
 
 
-def told(made: dict[str, Any], command: str, out: Path, name: str) -> dict[str, Any]:
-    """Written as JSON, with where it came from."""
+def written(made: dict[str, Any], command: str, out: Path, name: str) -> dict[str, Any]:
+    """Write an evaluation as JSON, with where it came from."""
     made["about"] |= {"rlwatch": __version__, "command": command}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(made, indent=1))
     return made
-
-
-if __name__ == "__main__":
-    main()

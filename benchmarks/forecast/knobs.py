@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 TESTBED = "1"
@@ -131,3 +132,23 @@ class Config:
     def record(self) -> dict[str, Any]:
         """As it is written down."""
         return asdict(self)
+
+
+class Pace(StrEnum):
+    """How fast faults come, of recipes that can be either: as the recipe draws it, gradually, or in a long run."""
+
+    DRAWN = "drawn"
+    GRADUAL = "gradual"
+    LONG = "long"
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Least and most steps of a run, the most not included."""
+        return (480, 640) if self is Pace.LONG else (320, 450)
+
+
+class Start(StrEnum):
+    """What runs start from: a policy right in about 40 %, or a cold one, whose reward takes off when it finds out."""
+
+    WARM = "warm"
+    COLD = "cold"

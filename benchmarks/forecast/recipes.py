@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from forecast import faults
 from forecast.faults import Changes, Rng, between
-from forecast.knobs import Change, Config, Knobs
+from forecast.knobs import Change, Config, Knobs, Pace, Start
 from forecast.policy import BASES, LOOSE
 
 
@@ -211,26 +210,6 @@ AT_ONCE = ("lr_constant", "lr_spike", "log_zero", "zero_division", "nan_batch", 
 """Failing recipes that do not come gradually, whatever is asked for: at once, at random, or there from the start."""
 UNSEEN = ("fp16_overflow",)
 """Failing recipes whose fault grows unseen: a loss scale is divided out again, but for rounding nothing changes."""
-
-
-class Pace(StrEnum):
-    """How fast faults come, of recipes that can be either: as the recipe draws it, gradually, or in a long run."""
-
-    DRAWN = "drawn"
-    GRADUAL = "gradual"
-    LONG = "long"
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """Least and most steps of a run, the most not included."""
-        return (480, 640) if self is Pace.LONG else (320, 450)
-
-
-class Start(StrEnum):
-    """What runs start from: a policy right in about 40 %, or a cold one, whose reward takes off when it finds out."""
-
-    WARM = "warm"
-    COLD = "cold"
 
 
 def cold(config: Config, r: Rng) -> Config:

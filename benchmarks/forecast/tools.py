@@ -1,16 +1,12 @@
 """Scores of detectors on a table of runs: our own alarms, and two public packages by their own code.
 
-    python benchmarks/forecast/tools.py build/corpus --out build/tools --peers build/peers
-    rlwatch forecast evaluate build/corpus --scores "rlwatch alarms=build/tools/rlwatch.csv" ...
-
-Writes one CSV a tool (``run, step, alarm``) and prints the options for ``rlwatch forecast evaluate``. Peers get the
-rows in environments of their own, one of them has our package's name; ``--peers`` names the folder, made if it is not
-there. Each sees a run's rows in order, one at a time, and no hidden column.
+Writes one CSV a tool (``run, step, alarm``) and prints the options for ``evaluate``. Peers get the rows in
+environments of their own, one of them has our package's name; ``--peers`` names the folder, made if it is not there.
+Each sees a run's rows in order, one at a time, and no hidden column.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -18,17 +14,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from joblib import Parallel, delayed
 from rich.progress import Progress, track
 
+from rlwatch.cli.options import examples
+from rlwatch.forecast.tables import RunTable, read_runs
+from rlwatch.records import Severity, StepRecord
+from rlwatch.scanner import scan
+
 HERE = Path(__file__).parent
-sys.path[0] = str(HERE.parent)  # not this folder: its module `statistics` would hide the standard one
-
-from rlwatch.forecast.evaluation import RunTable, read_runs  # noqa: E402
-from rlwatch.records import Severity, StepRecord  # noqa: E402
-from rlwatch.scanner import scan  # noqa: E402
-
 PEERS = {
     "PyPI rlwatch 0.5.1": ("rlwatch==0.5.1", "peer_rlwatch.py"),
     "rldoctor 0.2.0": ("rldoctor==0.2.0", "peer_rldoctor.py"),
@@ -39,27 +36,32 @@ Alarms = Iterable[tuple[str, int]]
 """(run, step) of each."""
 
 
-def main() -> None:
-    """Run every tool, write its alarms."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the alarms")
-    parser.add_argument("--peers", type=Path, help="folder of the peers' environments; without it they are left out")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    args = parser.parse_args()
-    table = read_runs(args.table)
-    args.out.mkdir(parents=True, exist_ok=True)
-    ours = list(own(table, args.jobs))
-    written = {
-        "rlwatch critical": write(args.out / "rlwatch-critical.csv", (each[:2] for each in ours if each[2])),
-        "rlwatch any alarm": write(args.out / "rlwatch-any.csv", (each[:2] for each in ours)),
+EXAMPLES = examples("python -m benchmarks.forecast tools build/corpus --out build/tools --peers build/peers")
+
+
+def tools(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="Runs: a file, or a folder of shards.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the alarms.")],
+    peer_environments: Annotated[
+        Path | None, typer.Option("--peers", help="Folder of the peers' environments; without it they are left out.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 1,
+) -> None:
+    """Run rlwatch's detectors and public packages over a table of runs, and write their alarms."""
+    rows = read_runs(table)
+    out.mkdir(parents=True, exist_ok=True)
+    ours = list(own(rows, jobs))
+    files = {
+        "rlwatch critical": write(out / "rlwatch-critical.csv", (each[:2] for each in ours if each[2])),
+        "rlwatch any alarm": write(out / "rlwatch-any.csv", (each[:2] for each in ours)),
     }
-    for name, (package, worker) in PEERS.items() if args.peers else ():
-        alarms = list(peers(table, environment(args.peers, package), worker, args.jobs))
+    for name, (package, worker) in PEERS.items() if peer_environments else ():
+        alarms = list(peers(rows, environment(peer_environments, package), worker, jobs))
         stem = package.replace("==", "-")
-        written[name] = write(args.out / f"{stem}-critical.csv", (each[:2] for each in alarms if each[2]))
-        written[f"{name}, any"] = write(args.out / f"{stem}-any.csv", (each[:2] for each in alarms))
-    print(" ".join(f'--scores "{name}={path}"' for name, path in written.items()))
+        files[name] = write(out / f"{stem}-critical.csv", (each[:2] for each in alarms if each[2]))
+        files[f"{name}, any"] = write(out / f"{stem}-any.csv", (each[:2] for each in alarms))
+    print(" ".join(f'--scores "{name}={path}"' for name, path in files.items()))
 
 
 def own(table: RunTable, jobs: int) -> Iterator[tuple[str, int, bool]]:
@@ -124,7 +126,3 @@ def write(path: Path, alarms: Alarms) -> Path:
         rows.writerows((run, step, 1) for run, step in sorted(set(alarms)))
     os.replace(beside, path)  # noqa: PTH105  (atomic on one file system)
     return path
-
-
-if __name__ == "__main__":
-    main()

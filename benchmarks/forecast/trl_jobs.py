@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from forecast.recipes import Pace
+from forecast.knobs import Pace
 from forecast.trl_recipes import RECIPES, Recipe
 from forecast.trl_setting import Fault, Setting
 

@@ -23,7 +23,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import joblib
-from forecast.recipes import Pace
+from forecast.knobs import Pace
 from forecast.tables import RunInfo, is_done, path_of, versions, write_run
 from forecast.trl_jobs import Job, jobs
 from rich.console import Console

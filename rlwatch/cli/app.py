@@ -12,7 +12,7 @@ from rlwatch.cli import (
     command,
     demo,
     doctor,
-    forecast_group,
+    forecast,
     import_log,
     replay,
     report,
@@ -48,7 +48,7 @@ app.command("command", epilog=command.EPILOG)(command.command)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(rules.rules, name="rules")
-app.add_typer(forecast_group.group, name="forecast")
+app.add_typer(forecast.group, name="forecast")
 
 
 def _version(wanted: bool) -> None:

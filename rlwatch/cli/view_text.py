@@ -49,7 +49,7 @@ def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
     """The newest forecast as a script reads it, why included; None where there is none."""
     from dataclasses import asdict
 
-    from rlwatch.forecast.record import forecast_of
+    from rlwatch.forecast.forecast import forecast_of
 
     return asdict(forecast_of(records[-1])) if records else None
 
@@ -95,7 +95,7 @@ def percent(chance: float | None) -> str:
 
 def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> None:
     """The line, or why there is none; nothing of a run nobody forecast."""
-    from rlwatch.forecast.record import forecast_of
+    from rlwatch.forecast.forecast import forecast_of
 
     said = [forecast_of(record) for record in records]
     line = forecast_line(said, now=now)

@@ -1,4 +1,4 @@
-"""The forecaster of one run: features, chances, alarm, and why."""
+"""The forecaster of one run: features, chances, the thresholds it is held to, alarm, and why."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import os
 import statistics
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast.artefact import load, shipped
-from rlwatch.forecast.features import BROKEN, FEATURES, Features, FeatureStream
+from rlwatch.forecast.features import BROKEN, FAR_AHEAD, FEATURES, LIMITS_V1, Features, FeatureStream, Reach, nearest
 from rlwatch.forecast.forecast import Forecast, Reason
-from rlwatch.forecast.limits import FAR_AHEAD, Reach, nearest
-from rlwatch.forecast.model import Chances, Model, reasons
+from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
 from rlwatch.forecast.signals import SIGNALS
-from rlwatch.forecast.terms import Terms, terms
 from rlwatch.records import ClosedStep, Event
 
 BUDGET = "0.5"
@@ -159,7 +157,7 @@ class Forecaster:
 
 @cache
 def _shipped() -> Model:
-    return shipped()
+    return shipped_model()
 
 
 def smoothed_chances(rows: Mapping[int, Mapping[str, float]], model: Model | None = None) -> list[tuple[int, float]]:
@@ -195,3 +193,56 @@ def _chance(text: str) -> float:
 @cache
 def _loaded(path: str) -> Model:
     return load(path)
+
+
+# What a run is held to, once it is known what it logs: which thresholds, or why there are none.
+
+FLOOR_BUDGET = "1"
+"""Budget whose threshold one of one's own does not go below."""
+ENOUGH = 0.2
+"""Share of what the model learnt that a run must be able to tell to be given chances."""
+LEAN = 0.45
+"""Below this share an alarm of the model alone is a remark: on public logs of few averages it is wrong more often than
+on the runs its thresholds come from."""
+LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
+"""Signals that have a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """``model``: least p50 that is an alarm; ``static``: least share of the way to a limit that is one.
+
+    ``limits_only``: why no chance is given; ``lean``: the log holds little of what the model goes by; ``absent``: why
+    there can be no forecast at all ("" otherwise).
+    """
+
+    model: float
+    static: float
+    limits_only: str = ""
+    lean: bool = False
+    absent: str = ""
+
+
+def terms(model: Model, signals: frozenset[str], budget: str, own: float | None = None) -> Terms:
+    """For a run that logs ``signals``.
+
+    ``budget``: false alarm episodes in 1000 healthy steps, as the model's file names them; ``own``: as
+    :class:`rlwatch.forecast.Forecaster` takes it.
+    """
+    known = model.known(signals)
+    short = "" if known >= ENOUGH else _short(model, signals, known)
+    if short and not signals & LIMITED:
+        return Terms(1.0, 1.0, absent=f"no forecast {short}")
+    profile = model.profile(signals)
+    threshold = profile.thresholds[budget]
+    if own is not None:
+        threshold = max(own, profile.thresholds.get(FLOOR_BUDGET, threshold))
+    limits_only = f"no chance is given {short}" if short else ""
+    return Terms(threshold, profile.static[budget], limits_only=limits_only, lean=known < LEAN)
+
+
+def _short(model: Model, signals: frozenset[str], known: float) -> str:
+    """What is missing, the most telling first."""
+    missing = sorted(set(model.gains) - signals, key=lambda s: -model.gains[s])
+    wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])
+    return f"because this run logs {known:.0%} of what the model goes by; it would need {wanted}"

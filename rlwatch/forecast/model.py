@@ -7,12 +7,23 @@ a failure count for as long as they were seen). So p20 <= p50 <= p100 by constru
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
 
-from rlwatch.forecast.forecast import HORIZONS, Reason
-from rlwatch.forecast.trees import Head, probability
+import numpy as np
+import numpy.typing as npt
+
+from rlwatch.errors import ConfigError
+from rlwatch.forecast.features import FEATURES
+from rlwatch.forecast.forecast import HORIZONS, LIMITS, Reason
+from rlwatch.forecast.signals import BY_SIGNAL
 from rlwatch.records import JSON
 
 
@@ -110,3 +121,354 @@ def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3)
     ranked = sorted(speaking.items(), key=lambda item: -item[1])[:most]
     told = [(names[signal], value / total) for signal, value in ranked if signal in names and value >= 0.05 * total]
     return tuple(Reason(metric, share) for metric, share in told)
+
+
+# Sums of decision trees and of weighted features, read without the library that fitted them.
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+LEAF = -1
+"""Feature of a node that asks nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Nodes in columns of equal length, the root first and every child behind its parent.
+
+    ``feature``: index of what is asked, or :data:`LEAF`; ``threshold``: a value at or below it goes ``left``;
+    ``missing_left``: whether NaN does; ``value``: what is added if the walk ends here (in log-odds), or would have
+    been.
+    """
+
+    feature: Sequence[int]
+    threshold: Sequence[float]
+    missing_left: Sequence[int]
+    left: Sequence[int]
+    right: Sequence[int]
+    value: Sequence[float]
+
+    def walk(self, x: Sequence[float]) -> list[int]:
+        """Nodes from the root to a leaf."""
+        node, path = 0, [0]
+        while (feature := self.feature[node]) != LEAF:
+            asked = x[feature]
+            left = self.missing_left[node] if math.isnan(asked) else asked <= self.threshold[node]
+            node = self.left[node] if left else self.right[node]
+            path.append(node)
+        return path
+
+    def asking(self, place: Mapping[int, int]) -> Tree:
+        """The same tree over features that lie elsewhere."""
+        feature = tuple(LEAF if asked == LEAF else place[asked] for asked in self.feature)
+        return Tree(feature, self.threshold, self.missing_left, self.left, self.right, self.value)
+
+    def times(self, factor: float) -> Tree:
+        """The same tree with all its values multiplied."""
+        values = tuple(factor * value for value in self.value)
+        return Tree(self.feature, self.threshold, self.missing_left, self.left, self.right, values)
+
+
+FAR = 5.0
+"""Spreads at which a feature of a weighted sum is cut off: a line has no other way not to be carried away by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A weighted sum, in columns of equal length: ``weight`` times ``feature`` (an index) over its ``spread``.
+
+    A feature counts for at most :data:`FAR` spreads; one that was not measured has not moved, and adds nothing.
+    """
+
+    feature: tuple[int, ...] = ()
+    spread: tuple[float, ...] = ()
+    weight: tuple[float, ...] = ()
+    _columns: tuple[Ints, Floats, Floats] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """The columns as arrays: a line is read at every step."""
+        columns = (np.asarray(self.feature, dtype=np.int64), np.asarray(self.spread), np.asarray(self.weight))
+        object.__setattr__(self, "_columns", columns)
+
+    def terms(self, x: Sequence[float]) -> Floats:
+        """What each feature adds, in the order of the columns."""
+        feature, spread, weight = self._columns
+        moved = np.nan_to_num(np.asarray(x, dtype=np.float64)[feature] / spread, posinf=FAR, neginf=-FAR)
+        return np.asarray(weight * np.minimum(np.maximum(moved, -FAR), FAR))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Log-odds of one question: ``base``, the trees and the line added up, ``slope`` times that plus ``offset``.
+
+    Slope and offset are the calibration.
+    """
+
+    base: float
+    trees: tuple[Tree, ...]
+    slope: float = 1.0
+    offset: float = 0.0
+    line: Line = Line()
+
+    def logit(self, x: Sequence[float]) -> float:
+        """Calibrated log-odds."""
+        total = self.base
+        for tree in self.trees:
+            total += tree.value[tree.walk(x)[-1]]
+        if self.line.feature:
+            total += float(self.line.terms(x).sum())
+        return self.slope * total + self.offset
+
+    def shares(self, x: Sequence[float]) -> dict[int, float]:
+        """What each feature added to the log-odds: along each path, the change of value goes to what was asked.
+
+        Exact: the values sum to the logit less that of a walk that asks nothing (Saabas, 2014).
+        """
+        added = dict(zip(self.line.feature, (self.slope * self.line.terms(x)).tolist(), strict=True))
+        for tree in self.trees:
+            path = tree.walk(x)
+            for node, after in pairwise(path):
+                feature = tree.feature[node]
+                change = self.slope * (tree.value[after] - tree.value[node])
+                added[feature] = added.get(feature, 0.0) + change
+        return added
+
+
+def probability(logit: float) -> float:
+    """Logistic function, for any finite or infinite logit."""
+    return 1.0 / (1.0 + math.exp(-logit)) if logit >= 0.0 else 1.0 - 1.0 / (1.0 + math.exp(min(logit, 700.0)))
+
+
+# The model as a file: JSON that is checked through and through, so that no file can make a wrong number or a loop.
+#
+# Format ``rlwatch-hazard/2``: ``features``; ``hazards``, a list of three heads; ``limits``, a head a type of onset;
+# ``gains``; ``profiles``; ``meta``. A head has ``base``, ``slope``, ``offset``, ``trees`` and ``line``; a tree the
+# columns ``feature`` (-1: a leaf), ``threshold``, ``missing_left``, ``left``, ``right``, ``value``; a line the
+# columns ``feature``, ``spread``, ``weight``.
+
+FORMAT = "rlwatch-hazard/2"
+_TREE_COLUMNS = ("feature", "threshold", "missing_left", "left", "right", "value")
+_LINE_COLUMNS = ("feature", "spread", "weight")
+LEAST_SPREAD = 1e-12
+_WHOLE = ("feature", "missing_left", "left", "right")
+HAZARDS = 3
+MOST_NODES = 10_000
+
+
+class _WrongError(ValueError):
+    """What is wrong with the contents, and where."""
+
+
+def shipped_model() -> Model:
+    """The model that comes with rlwatch. Raises ``ConfigError`` if its file is not the one that was shipped."""
+    folder = files("rlwatch.forecast") / "shipped"
+    return parse_model(
+        (folder / "hazard.json").read_bytes(),
+        sha256=(folder / "hazard.sha256").read_text().split()[0],
+        name="the shipped forecasting model",
+    )
+
+
+def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Model:
+    """Read a model that ``rlwatch forecast train`` wrote.
+
+    Parameters
+    ----------
+    path
+        The JSON file. A file of the same name that ends in ``.sha256`` pins its contents.
+    sha256
+        Hash that the contents must have, instead of the one beside the file.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, its hash is another one, or anything in it is not as it must be.
+    """
+    file = Path(path)
+    pin = file.with_suffix(".sha256")
+    try:
+        data = file.read_bytes()
+        pinned = sha256 or (pin.read_text().split() or [""])[0] if sha256 or pin.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the forecasting model {file} cannot be read: {error}; give the path of a model file"
+        ) from None
+    return parse_model(data, sha256=pinned, name=f"the forecasting model {file}")
+
+
+def parse_model(data: bytes, *, sha256: str | None = None, name: str = "the forecasting model") -> Model:
+    """Read a model from the bytes of its file. Raises ``ConfigError`` as :func:`load` does."""
+    found = hashlib.sha256(data).hexdigest()
+    if sha256 is not None and found != sha256:
+        raise ConfigError(
+            f"{name} has the hash {found}, and {sha256} was expected: the file was changed; restore it or train it anew"
+        )
+    try:
+        return _read_model(json.loads(data))
+    except (_WrongError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} is not a valid {FORMAT} file: {error}; restore it or train it anew") from None
+
+
+def write_model(model: Model, path: str | os.PathLike[str]) -> str:
+    """Write a model and, beside it, its hash; both files appear whole or not at all. Returns the hash."""
+    file = Path(path)
+    data = json.dumps(_plain(model), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    digest = hashlib.sha256(data).hexdigest()
+    parse_model(data, name=f"the model to be written to {file}")
+    for target, content in ((file, data), (file.with_suffix(".sha256"), f"{digest}\n".encode())):
+        beside = target.with_name(target.name + ".part")
+        beside.write_bytes(content)
+        beside.replace(target)
+    return digest
+
+
+def _read_model(raw: JSON) -> Model:
+    top = _mapping(raw, "the file")
+    if top.get("format") != FORMAT:
+        raise _WrongError(f"its format is {top.get('format')!r}")
+    features = tuple(_texts(top.get("features"), "features"))
+    if unknown := sorted(set(features) - set(FEATURES)):
+        raise _WrongError(f"this version computes no feature {unknown[0]!r}")
+    hazards = [
+        _read_head(head, len(features), f"hazards[{i}]") for i, head in enumerate(_list(top.get("hazards"), "hazards"))
+    ]
+    if len(hazards) != HAZARDS:
+        raise _WrongError(f"it has {len(hazards)} hazards instead of {HAZARDS}")
+    limits = _mapping(top.get("limits"), "limits")
+    if unknown := sorted(set(limits) - set(LIMITS)):
+        raise _WrongError(f"there is no limit {unknown[0]!r}")
+    profiles = tuple(_read_profile(p, f"profiles[{i}]") for i, p in enumerate(_list(top.get("profiles"), "profiles")))
+    if not profiles:
+        raise _WrongError("it has no profiles, so no thresholds")
+    if len({frozenset(profile.thresholds) for profile in profiles}) > 1:
+        raise _WrongError("its profiles have thresholds for different budgets")
+    return Model(
+        features=features,
+        hazards=(hazards[0], hazards[1], hazards[2]),
+        limits={kind: _read_head(head, len(features), f"limits.{kind}") for kind, head in limits.items()},
+        gains={
+            name: _number(value, f"gains.{name}", low=0.0)
+            for name, value in _mapping(top.get("gains"), "gains").items()
+        },
+        profiles=profiles,
+        meta=_mapping(top.get("meta", {}), "meta"),
+    )
+
+
+def _read_head(raw: JSON, features: int, where: str) -> Head:
+    head = _mapping(raw, where)
+    trees = _list(head.get("trees"), f"{where}.trees")
+    base, slope, offset = (_number(head.get(key), f"{where}.{key}") for key in ("base", "slope", "offset"))
+    grown = tuple(_read_tree(t, features, f"{where}.trees[{i}]") for i, t in enumerate(trees))
+    return Head(base, grown, slope, offset, _read_line(head.get("line"), features, f"{where}.line"))
+
+
+def _read_line(raw: JSON, features: int, where: str) -> Line:
+    table = _mapping(raw, where)
+    columns = {name: _list(table.get(name), f"{where}.{name}") for name in _LINE_COLUMNS}
+    if len({len(column) for column in columns.values()}) != 1:
+        raise _WrongError(f"the columns of {where} have {sorted({len(c) for c in columns.values()})} entries")
+    for feature in columns["feature"]:
+        if not 0 <= _number(feature, f"{where}.feature", whole=True) < features:
+            raise _WrongError(f"{where} asks for feature {feature}, and there are {features}")
+    for spread in columns["spread"]:
+        _number(spread, f"{where}.spread", low=LEAST_SPREAD)
+    for weight in columns["weight"]:
+        _number(weight, f"{where}.weight")
+    return Line(**{name: tuple(column) for name, column in columns.items()})
+
+
+def _read_tree(raw: JSON, features: int, where: str) -> Tree:
+    table = _mapping(raw, where)
+    columns = {name: _list(table.get(name), f"{where}.{name}") for name in _TREE_COLUMNS}
+    count = len(columns["feature"])
+    if not 0 < count <= MOST_NODES or any(len(column) != count for column in columns.values()):
+        raise _WrongError(f"the columns of {where} have {sorted({len(c) for c in columns.values()})} entries")
+    for name, column in columns.items():
+        for value in column:
+            _number(value, f"{where}.{name}", whole=name in _WHOLE)
+    _joined(columns, features, where)
+    return Tree(**{name: tuple(column) for name, column in columns.items()})
+
+
+def _joined(columns: Mapping[str, Sequence[int]], features: int, where: str) -> None:
+    """Every node but the root is the child of exactly one node before it: a tree, and every walk ends."""
+    children: list[int] = []
+    for node, feature in enumerate(columns["feature"]):
+        if feature == LEAF:
+            continue
+        if not 0 <= feature < features:
+            raise _WrongError(f"node {node} of {where} asks for feature {feature}, and there are {features}")
+        pair = (columns["left"][node], columns["right"][node])
+        if not all(node < child < len(columns["feature"]) for child in pair):
+            raise _WrongError(f"node {node} of {where} has the children {pair}")
+        if columns["missing_left"][node] not in (0, 1):
+            raise _WrongError(f"missing_left of node {node} of {where} is {columns['missing_left'][node]}")
+        children += pair
+    if sorted(children) != list(range(1, len(columns["feature"]))):
+        raise _WrongError(f"{where} is no tree: a node has two parents or none")
+
+
+def _read_profile(raw: JSON, where: str) -> Profile:
+    table = _mapping(raw, where)
+    signals = frozenset(_texts(table.get("signals"), f"{where}.signals"))
+    if unknown := sorted(signals - set(BY_SIGNAL)):
+        raise _WrongError(f"{where}: this version knows no signal {unknown[0]!r}")
+    parts = {
+        key: {
+            budget: _number(v, f"{where}.{key}", low=1e-6)
+            for budget, v in _mapping(table.get(key), f"{where}.{key}").items()
+        }
+        for key in ("thresholds", "static")
+    }
+    if not parts["thresholds"] or set(parts["thresholds"]) != set(parts["static"]):
+        raise _WrongError(f"{where} must have a threshold of both kinds for the same budgets")
+    (name,) = _texts([table.get("name")], f"{where}.name")
+    return Profile(name, signals, parts["thresholds"], parts["static"])
+
+
+def _mapping(value: JSON, where: str) -> Mapping[str, JSON]:
+    if not isinstance(value, dict):
+        raise _WrongError(f"{where} is {type(value).__name__} instead of an object")
+    return value
+
+
+def _list(value: JSON, where: str) -> Sequence[JSON]:
+    if not isinstance(value, list):
+        raise _WrongError(f"{where} is {type(value).__name__} instead of a list")
+    return value
+
+
+def _texts(value: JSON, where: str) -> list[str]:
+    items = _list(value, where)
+    if not all(isinstance(item, str) for item in items) or len(set(items)) != len(items):
+        raise _WrongError(f"{where} must be different texts")
+    return list(items)
+
+
+def _number(value: JSON, where: str, *, whole: bool = False, low: float = -math.inf) -> float:
+    good = isinstance(value, int) if whole else isinstance(value, int | float)
+    if not good or isinstance(value, bool) or not math.isfinite(value) or value < low:
+        raise _WrongError(f"{where} holds {value!r}")
+    return float(value)
+
+
+def _plain(model: Model) -> dict[str, JSON]:
+    return {
+        "format": FORMAT,
+        "features": list(model.features),
+        "hazards": [_plain_head(head) for head in model.hazards],
+        "limits": {kind: _plain_head(head) for kind, head in model.limits.items()},
+        "gains": dict(model.gains),
+        "profiles": [
+            {"name": p.name, "signals": sorted(p.signals), "thresholds": dict(p.thresholds), "static": dict(p.static)}
+            for p in model.profiles
+        ],
+        "meta": dict(model.meta),
+    }
+
+
+def _plain_head(head: Head) -> dict[str, JSON]:
+    trees = [{name: list(getattr(tree, name)) for name in _TREE_COLUMNS} for tree in head.trees]
+    line = {name: list(getattr(head.line, name)) for name in _LINE_COLUMNS}
+    return {"base": head.base, "slope": head.slope, "offset": head.offset, "trees": trees, "line": line}

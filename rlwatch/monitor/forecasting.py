@@ -13,8 +13,7 @@ from typing import Protocol
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
 from rlwatch.forecast import Forecast
-from rlwatch.forecast.record import FORECAST, record_of
-from rlwatch.forecast.words import told
+from rlwatch.forecast.forecast import FORECAST, alarm_message, record_of
 from rlwatch.metrics import Family
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
 from rlwatch.seam import described, passing
@@ -116,7 +115,7 @@ class Forecasting:
             severity=Severity.CRITICAL if sure else self._usual(forecast, others),
             step=step.step,
             onset_step=self._since,
-            message=told(forecast),
+            message=alarm_message(forecast),
             evidence=_evidence(forecast),
             metric=forecast.why[0].metric if forecast.why else "",
             family=Family.SYSTEM.value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rlwatch.forecast.record import FORECAST
+from rlwatch.forecast.forecast import FORECAST
 from rlwatch.metrics import canonicalise
 from rlwatch.records import ClosedStep, StepRecord
 

@@ -16,7 +16,7 @@ from rlwatch_app.runs_page import RUN_COLUMNS
 from rlwatch_app.thinning import Branches, thin
 
 from rlwatch.forecast import Forecast, Reason
-from rlwatch.forecast.record import record_of
+from rlwatch.forecast.forecast import record_of
 from rlwatch.records import ClosedStep, Severity
 
 WHY = (Reason("mismatch/k3", 0.42), Reason("policy/<b>entropy</b>", 0.17))

@@ -11,7 +11,7 @@ from forecast_tables import tables
 
 import rlwatch
 from rlwatch.forecast import load
-from rlwatch.forecast.evaluation.run_table import RunTable
+from rlwatch.forecast.tables import RunTable
 
 
 def _csv(path: Path, table: RunTable) -> Path:

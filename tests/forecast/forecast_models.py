@@ -1,7 +1,6 @@
 """A small model written by hand, for tests of what reads one."""
 
-from rlwatch.forecast.model import Model, Profile
-from rlwatch.forecast.trees import LEAF, Head, Line, Tree
+from rlwatch.forecast.model import LEAF, Head, Line, Model, Profile, Tree
 
 FEATURES = ("entropy:fallen", "mismatch:slope25")
 STUMP = Tree((0, LEAF, LEAF), (-8.0, 0.0, 0.0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (0.2, 3.0, -1.0))

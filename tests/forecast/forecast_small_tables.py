@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlwatch.forecast.evaluation import Column, Label, Labels, Outcome, RunTable
+from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.tables import Column, RunTable
 
 Series = Sequence[float | None]
 

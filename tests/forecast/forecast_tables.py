@@ -2,8 +2,8 @@
 
 from forecast_runs import steady
 
-from rlwatch.forecast.evaluation.assembled import joined_tables, table_of_rows
-from rlwatch.forecast.evaluation.labels import Label, Labels, Outcome
+from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.tables import joined_tables, table_of_rows
 
 LENGTH = 160
 ONSET = 140

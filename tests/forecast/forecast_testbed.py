@@ -1,18 +1,12 @@
-"""The modules of ``benchmarks/forecast``, which lie on no path, and what tests of them share."""
+"""The modules of ``benchmarks/forecast`` that need torch, and what tests of them share."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 for package in ("pyarrow", "joblib", "rich"):
     pytest.importorskip(package)
-
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-if BENCHMARKS not in sys.path:
-    sys.path.append(BENCHMARKS)
 
 from forecast import artefacts, generate, knobs, policy, recipes, statistics, tables, task, training, update  # noqa: E402
 

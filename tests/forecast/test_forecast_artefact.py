@@ -7,13 +7,13 @@ import pytest
 from forecast_models import small_model
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast import artefact
+from rlwatch.forecast import model as artefact
 
 
 @pytest.fixture
 def saved(tmp_path):
     path = tmp_path / "model.json"
-    artefact.write(small_model(), path)
+    artefact.write_model(small_model(), path)
     return path
 
 
@@ -26,7 +26,7 @@ def test_a_model_is_read_as_it_was_written(saved):
 
 def test_the_shipped_model_is_the_one_whose_hash_is_pinned():
     """It reads, has all horizons, and thresholds for every budget."""
-    model = artefact.shipped()
+    model = artefact.shipped_model()
     assert len(model.hazards) == 3
     assert all(set(p.thresholds) >= {"0.5", "1", "2"} for p in model.profiles)
     assert {"version", "runs", "labels"} <= set(model.meta)
@@ -232,13 +232,13 @@ def test_contents_that_could_make_a_wrong_number_or_a_loop_are_refused(saved, wr
 def test_what_is_no_model_at_all_is_refused(data):
     """Empty, cut off, of another shape, not text, too deep."""
     with pytest.raises(ConfigError, match="is not a valid rlwatch-hazard/2 file"):
-        artefact.parse(data)
+        artefact.parse_model(data)
 
 
 def test_a_model_that_cannot_be_read_back_is_not_written(tmp_path):
     """The old file stays."""
     path = tmp_path / "model.json"
-    artefact.write(small_model(), path)
+    artefact.write_model(small_model(), path)
     with pytest.raises(ConfigError, match="no profiles"):
-        artefact.write(small_model(profiles=()), path)
+        artefact.write_model(small_model(profiles=()), path)
     assert artefact.load(path) == small_model()

@@ -15,7 +15,8 @@ from forecast_testbed import artefacts, tables
 
 from rlwatch.errors import RLWatchError
 from rlwatch.forecast import Forecaster
-from rlwatch.forecast.evaluation import Outcome, label_runs, read_runs
+from rlwatch.forecast.labels import Outcome, label_runs
+from rlwatch.forecast.tables import read_runs
 from rlwatch.records import ClosedStep
 
 KEPT = Path(artefacts.__file__).parent

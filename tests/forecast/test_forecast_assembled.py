@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast.evaluation.assembled import joined_tables, table_of_rows
+from rlwatch.forecast.tables import joined_tables, table_of_rows
 
 
 def test_rows_come_out_as_they_went_in():

@@ -6,13 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from forecast.scoring.baselines import BASELINES, WATCHED, Tool, run_baselines, run_tool, slopes
 from forecast_small_tables import run_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.forecast.evaluation.baselines import BASELINES, Tool, run_baselines, run_tool
-from rlwatch.forecast.evaluation.baselines.reach import slopes
-from rlwatch.forecast.evaluation.baselines.start import WATCHED
 from rlwatch.metrics import BY_NAME
 
 VALUES = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 50.0, -1.0, math.nan, math.inf, None])

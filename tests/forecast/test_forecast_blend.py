@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from forecast_tables import tables
 
-from rlwatch.forecast.training import blend
-from rlwatch.forecast.training.examples import examples
-from rlwatch.forecast.training.grow import Growth
+from rlwatch.forecast import training
+from rlwatch.forecast.examples import examples
+from rlwatch.forecast.training import Growth
 
 SMALL = Growth(trees=5, leaves=5, least=10, rate=0.3)
 
@@ -15,7 +15,7 @@ SMALL = Growth(trees=5, leaves=5, least=10, rate=0.3)
 def learnt():
     table, labels = tables(6, 8)
     part = examples(table, labels).at_risk()
-    return part, blend.learn(part, SMALL)
+    return part, training.learn_blend(part, SMALL)
 
 
 def test_it_is_the_mean_of_both(learnt):

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from forecast.scoring.baselines import CEILING, LATER, ceilings
+from forecast.scoring.scorer import evaluate
 from forecast_small_tables import fleet
-
-from rlwatch.forecast.evaluation import evaluate
-from rlwatch.forecast.evaluation.ceiling import CEILING, LATER, ceilings
 
 ONSETS = (200, 220, 240, None, None, None)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast.conformal import recalibrated
+from rlwatch.forecast.thresholds import recalibrated
 
 
 def healthy(runs, steps=1000, seed=0):

@@ -9,9 +9,7 @@ from forecast_runs import scaled, steady
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.forecast.features import FEATURES, FeatureStream
-from rlwatch.forecast.limits import nearest
-from rlwatch.forecast.shapes import SHAPES, median, spread
+from rlwatch.forecast.features import FEATURES, SHAPES, FeatureStream, median, nearest, spread
 from rlwatch.forecast.signals import SIGNALS
 
 

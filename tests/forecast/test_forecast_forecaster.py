@@ -8,9 +8,10 @@ from forecast_models import small_model
 from forecast_runs import steady
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast import Forecaster, artefact
+from rlwatch.forecast import Forecaster
+from rlwatch.forecast import model as artefact
 from rlwatch.forecast.forecaster import default_forecaster
-from rlwatch.forecast.trees import LEAF, Head, Tree
+from rlwatch.forecast.model import LEAF, Head, Tree
 from rlwatch.records import ClosedStep, Event
 
 
@@ -156,7 +157,7 @@ def test_a_budget_the_model_has_no_threshold_for_is_refused_at_once():
 
 def test_the_environment_names_another_model_budget_and_threshold(monkeypatch, tmp_path):
     """What is wrong with them is said at once."""
-    artefact.write(small_model(), tmp_path / "m.json")
+    artefact.write_model(small_model(), tmp_path / "m.json")
     monkeypatch.setenv("RLWATCH_FORECAST_MODEL", str(tmp_path / "m.json"))
     monkeypatch.setenv("RLWATCH_FORECAST_BUDGET", "0.5")
     monkeypatch.setenv("RLWATCH_FORECAST_THRESHOLD", "0.97")

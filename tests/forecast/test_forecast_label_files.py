@@ -11,20 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forecast.scoring.skill import read_scores
 from forecast_small_tables import label, run_table
 
 from rlwatch.errors import ConfigError, ImportFormatError, MissingExtraError
-from rlwatch.forecast.evaluation import (
-    Label,
-    Labels,
-    Outcome,
-    files,
-    label_runs,
-    labels_of_index,
-    read_labels,
-    read_runs,
-    read_scores,
-)
+from rlwatch.forecast import tables
+from rlwatch.forecast.labels import Label, Labels, Outcome, label_runs, labels_of_index, read_labels
+from rlwatch.forecast.tables import read_runs
 
 WIDE = "run,step,recipe,reward,grad_norm,note\na,0,lr,0.5,1,x\na,1,lr,nan,,y\nb,0,clip,inf,2,z\n"
 
@@ -134,7 +127,7 @@ def test_without_pyarrow_one_error_names_the_extra(monkeypatch: pytest.MonkeyPat
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(files, "import_module", absent)
+    monkeypatch.setattr(tables, "import_module", absent)
     with pytest.raises(MissingExtraError, match=r"pip install 'rlwatch-monitor\[forecast\]'"):
         read_runs(tmp_path / "t.csv")
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import LIMITS
-from rlwatch.forecast.evaluation import Label, Outcome, label_runs, limits
-from rlwatch.forecast.evaluation.onsets import level
+from rlwatch.forecast.labels import Label, Outcome, label_runs, level, limits_of
 
 N = 200
 
@@ -38,8 +37,8 @@ def blip(before: float, between: float, first: int, rows: int, length: int = N) 
 
 def test_types_and_their_order_are_those_of_a_forecast() -> None:
     """Ties are broken alike everywhere."""
-    assert set(limits().types) == set(LIMITS)
-    assert [name for name in LIMITS if name in limits().types] == list(limits().types)
+    assert set(limits_of().types) == set(LIMITS)
+    assert [name for name in LIMITS if name in limits_of().types] == list(limits_of().types)
 
 
 def test_the_level_is_the_median_of_nine_steps() -> None:
@@ -243,7 +242,7 @@ def test_a_fault_that_stayed_to_the_end_makes_a_run_faulty_and_no_clean_one() ->
 
 def test_the_second_version_has_the_limits_of_the_first() -> None:
     """And says no more than what it adds."""
-    first, second = limits("labels-v1"), limits("labels-v2")
+    first, second = limits_of("labels-v1"), limits_of("labels-v2")
 
     assert (second.rows, second.windows) == (first.rows, first.windows)
     assert (first.version, first.faulty, second.version, second.faulty) == ("labels-v1", False, "labels-v2", True)

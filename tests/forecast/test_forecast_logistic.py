@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from forecast_tables import tables
 
+from rlwatch.forecast import training
+from rlwatch.forecast.examples import examples
 from rlwatch.forecast.features import FEATURES
-from rlwatch.forecast.training import logistic
-from rlwatch.forecast.training.examples import examples
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +20,14 @@ def some():
 def test_it_tells_the_rows_before_a_failure_from_the_others(some):
     """On runs it was not fitted to."""
     mine = some.run % 2 == 0
-    near = logistic.fit(some.only(mine)).logits(some.only(~mine).x)[:, 0]
+    near = training.fit_lines(some.only(mine)).logits(some.only(~mine).x)[:, 0]
     ahead = some.ahead[~mine]
     assert near[ahead <= 10].mean() > near[ahead > 100].mean() + 2.0
 
 
 def test_what_was_not_measured_has_not_moved(some):
     """NaN weighs as 0; so does a column in which nothing ever moves."""
-    lines = logistic.fit(some)
+    lines = training.fit_lines(some)
     x = some.x[:5].copy()
     unmoved = np.nan_to_num(x)
     np.testing.assert_array_equal(lines.logits(x), lines.logits(unmoved))
@@ -38,7 +38,7 @@ def test_what_was_not_measured_has_not_moved(some):
 
 def test_one_odd_value_carries_nothing_away(some):
     """Features are cut off at 5 spreads."""
-    lines = logistic.fit(some)
+    lines = training.fit_lines(some)
     x = np.zeros((2, len(FEATURES)), dtype=np.float32)
     place = FEATURES.index("entropy:z")
     x[:, place] = 5.0 * lines.spread[place], 1e6

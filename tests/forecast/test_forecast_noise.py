@@ -7,7 +7,7 @@ from forecast_runs import steady
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.forecast.training.noise import noisy
+from rlwatch.forecast.examples import noisy
 
 
 def scatter(rows, name):

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from forecast.scoring.pages import pages
+from forecast.scoring.scorer import ONCE, evaluate
+from forecast.scoring.skill import ToolScores
 from forecast_runs import steady
 
-from rlwatch.forecast.evaluation import Label, Labels, Outcome, ToolScores, evaluate
-from rlwatch.forecast.evaluation.assembled import table_of_rows
-from rlwatch.forecast.evaluation.pages import pages
-from rlwatch.forecast.evaluation.repositories import ONCE
+from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.tables import table_of_rows
 
 
 def judged(alarms, labels, *, every=1):

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forecast.scoring.scorer import Setting, ToolResult, evaluate
+from forecast.scoring.skill import ToolScores
 from forecast_small_tables import fleet, label, per_run, run_table
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast.evaluation import Label, Labels, Outcome, RunTable, ToolScores, evaluate
-from rlwatch.forecast.evaluation.results import Setting, ToolResult
+from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.tables import RunTable
 
 ONSETS = [None, 120, None, 160, None, 200, None, 240, None, 300] * 8
 TABLE, LABELS = fleet(ONSETS)
@@ -218,7 +220,7 @@ def test_failures_that_nobody_could_see_coming_are_left_out_of_a_second_auroc() 
 
 def test_thresholds_come_from_other_folds() -> None:
     """What is loud in one fold only looks fine on the pool's threshold, and breaks the budget when transferred."""
-    from rlwatch.forecast.evaluation import folds_of
+    from rlwatch.forecast.examples import folds_of
 
     fold = folds_of(TABLE, "run")
     loud = (fold == 0)[TABLE.run_of] & ~np.isfinite(ONSET) & (TABLE.step % 40 == 0)

@@ -7,16 +7,15 @@ import math
 
 import numpy as np
 import pytest
+from forecast.scoring.alarms import MOST_OCCUPIED, QUIET, Timeline, at_least, episodes, thresholds_for
+from forecast.scoring.scorer import drawn, interval
+from forecast.scoring.skill import ToolScores, auprc, auroc, calibration, skill
 from forecast_small_tables import fleet, label, run_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.forecast.evaluation import Labels, ToolScores, folds_of
-from rlwatch.forecast.evaluation.bootstrap import drawn, interval
-from rlwatch.forecast.evaluation.episodes import MOST_OCCUPIED, QUIET, episodes, thresholds_for
-from rlwatch.forecast.evaluation.placebo import at_least
-from rlwatch.forecast.evaluation.skill import auprc, auroc, calibration, skill
-from rlwatch.forecast.evaluation.timeline import Timeline
+from rlwatch.forecast.examples import folds_of
+from rlwatch.forecast.labels import Labels
 
 SCORES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, math.nan, math.inf])
 

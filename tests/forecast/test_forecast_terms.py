@@ -3,16 +3,16 @@
 import pytest
 from forecast_models import small_model
 
-from rlwatch.forecast.artefact import shipped
+from rlwatch.forecast.forecaster import ENOUGH, LEAN, LIMITED, terms
+from rlwatch.forecast.model import shipped_model
 from rlwatch.forecast.signals import SIGNALS
-from rlwatch.forecast.terms import ENOUGH, LEAN, LIMITED, terms
 
 EVERYTHING = frozenset(signal.name for signal in SIGNALS)
 
 
 def test_a_run_that_logs_everything_has_the_thresholds_of_its_budget():
     """Of the whole profile, and nothing is said against it."""
-    model = shipped()
+    model = shipped_model()
     held = terms(model, EVERYTHING, "1")
 
     assert (held.model, held.static) == (model.profiles[0].thresholds["1"], model.profiles[0].static["1"])
@@ -24,7 +24,7 @@ def test_a_run_that_logs_everything_has_the_thresholds_of_its_budget():
 )
 def test_the_less_a_run_logs_the_less_its_alarm_says(signals):
     """Below a share of the gain its word alone is a remark; below another limits alone, with what would help."""
-    model = shipped()
+    model = shipped_model()
     known = model.known(frozenset(signals))
     held = terms(model, frozenset(signals), "1")
     profile = model.profile(frozenset(signals))
@@ -38,7 +38,7 @@ def test_the_less_a_run_logs_the_less_its_alarm_says(signals):
 
 def test_without_a_signal_that_has_a_limit_there_is_no_forecast():
     """Neither layer has anything to go by."""
-    poor = terms(shipped(), frozenset({"advantage"}), "1")
+    poor = terms(shipped_model(), frozenset({"advantage"}), "1")
 
     assert "advantage" not in LIMITED
     assert poor.absent.startswith("no forecast because this run logs")
@@ -46,7 +46,7 @@ def test_without_a_signal_that_has_a_limit_there_is_no_forecast():
 
 def test_a_threshold_of_ones_own_counts_down_to_that_of_twice_the_budget():
     """Above it as it is; below it the model's for a budget of 1 holds."""
-    model = shipped()
+    model = shipped_model()
     floor = model.profiles[0].thresholds["1"]
 
     assert terms(model, EVERYTHING, "0.5", 0.99).model == 0.99

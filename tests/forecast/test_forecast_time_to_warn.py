@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+from forecast.scoring.pages import pages
+from forecast.scoring.scorer import evaluate
+from forecast.scoring.skill import ToolScores
 from forecast_runs import steady
 
-from rlwatch.forecast.evaluation import Label, Labels, Outcome, ToolScores, evaluate
-from rlwatch.forecast.evaluation.assembled import joined_tables, table_of_rows
-from rlwatch.forecast.evaluation.pages import pages
+from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.tables import joined_tables, table_of_rows
 
 
 def test_events_are_grouped_by_how_long_their_fault_was_there_before():

@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast import Forecaster, artefact
-from rlwatch.forecast.evaluation import Labels, Outcome
+from rlwatch.forecast import Forecaster, thresholds
+from rlwatch.forecast import model as artefact
+from rlwatch.forecast.examples import Examples, coarse, examples
 from rlwatch.forecast.features import FEATURES
-from rlwatch.forecast.training import thresholds
-from rlwatch.forecast.training.calibration import line
-from rlwatch.forecast.training.examples import Examples, coarse, examples
-from rlwatch.forecast.training.grow import Growth, grow, head_of, intervals
-from rlwatch.forecast.training.train import train
+from rlwatch.forecast.labels import Labels, Outcome
+from rlwatch.forecast.training import Growth, grow, head_of, intervals, platt_line, train
 from rlwatch.records import ClosedStep
 
 SMALL = Growth(trees=5, leaves=5, least=10, rate=0.3)
@@ -47,7 +45,7 @@ def test_a_failure_is_forecast_before_it_and_sound_runs_are_left_alone(trained):
 
 def test_the_model_is_a_valid_file(trained, tmp_path):
     """Written and read without a loss."""
-    artefact.write(trained.model, tmp_path / "m.json")
+    artefact.write_model(trained.model, tmp_path / "m.json")
     assert artefact.load(tmp_path / "m.json") == trained.model
 
 
@@ -189,9 +187,9 @@ def test_calibration_finds_the_line_that_made_the_outcomes():
     draw = np.random.default_rng(0)
     true = draw.normal(-1.0, 2.0, 20_000)
     hit = draw.random(20_000) < 1 / (1 + np.exp(-true))
-    slope, offset = line(2 * true + 1.0, hit)
+    slope, offset = platt_line(2 * true + 1.0, hit)
     assert (slope, offset) == (pytest.approx(0.5, abs=0.03), pytest.approx(-0.5, abs=0.06))
-    assert line(true, np.zeros(20_000, bool)) == (1.0, 0.0)
+    assert platt_line(true, np.zeros(20_000, bool)) == (1.0, 0.0)
 
 
 def test_a_coarse_log_holds_means_at_the_last_step_of_each_stretch():

@@ -7,8 +7,7 @@ from forecast_models import DEEP, FEATURES, LINE, STUMP, small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.forecast.model import reasons, signal_of
-from rlwatch.forecast.trees import Head, probability
+from rlwatch.forecast.model import Head, probability, reasons, signal_of
 
 VALUES = st.one_of(st.just(math.nan), st.floats(-20, 20))
 

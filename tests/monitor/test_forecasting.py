@@ -11,10 +11,9 @@ from scripted import Oracle, Threshold, records, reset, told
 
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.forecast import LIMITS, Forecast, Reason, forecaster
+from rlwatch.forecast.forecast import REACHED, forecast_of, record_of
+from rlwatch.forecast.forecast import alarm_message as words
 from rlwatch.forecast.forecaster import MODEL_VARIABLE, Forecaster
-from rlwatch.forecast.record import forecast_of, record_of
-from rlwatch.forecast.words import REACHED
-from rlwatch.forecast.words import told as words
 from rlwatch.monitor import Monitor
 from rlwatch.monitor.engine import joined
 from rlwatch.records import ClosedStep, Severity, StepRecord

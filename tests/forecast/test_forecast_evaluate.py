@@ -1,14 +1,27 @@
-"""``rlwatch forecast label``, ``evaluate`` and ``leaderboard``, as a script sees them."""
+"""``evaluate`` and ``leaderboard`` of ``python -m benchmarks.forecast``, as a script sees them."""
 
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import typer.testing
 from cli_helpers import Invoke, strict
+from forecast.commands import app
+
+from rlwatch.forecast.labels import label_runs
+from rlwatch.forecast.tables import read_runs
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    """Run the benchmark's command with these arguments."""
+
+    def run(*arguments: object) -> typer.testing.Result:
+        return typer.testing.CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -28,45 +41,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_labels_are_printed_and_counted(invoke: Invoke, folder: Path) -> None:
-    """With the types that could be judged."""
-    result = invoke("forecast", "label", folder / "runs.csv")
-
-    assert result.exit_code == 0
-    assert "8 runs by labels-v3: 4 event, 0 early, 0 ambiguous, 0 faulty, 4 clean" in result.stdout
-    assert next(line for line in result.stdout.splitlines() if line.startswith("r1")).split() == [
-        "r1",
-        "event",
-        "121",
-        "reward",
-        "reward",
-    ]
-
-
-def test_labels_as_json_and_as_a_file(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
-    """What is written is what evaluate reads."""
-    rows = strict(invoke("forecast", "label", folder / "runs.csv", "--format", "json").stdout)
-    written = invoke("forecast", "label", folder / "runs.csv", "--out", tmp_path / "labels.csv")
-    args = ("forecast", "evaluate", folder / "runs.csv", "--draws", 20, "--scores", folder / "mine.csv")
+def test_labels_of_a_file_are_those_that_are_made(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
+    """Written by ``label``, read by ``evaluate``."""
+    label_runs(read_runs(folder / "runs.csv")).write(tmp_path / "labels.csv")
+    args = ("evaluate", folder / "runs.csv", "--draws", 20, "--scores", folder / "mine.csv")
     args = (*args, "--no-baselines", "--format", "json")
 
-    assert rows[1] == {
-        "run": "r1",
-        "onset": 121,
-        "type": "reward",
-        "class": "event",
-        "steps": 200,
-        "judged": "reward",
-        "version": "labels-v3",
-    }
-    assert written.exit_code == 0
     made, read = (strict(invoke(*args, *more).stdout) for more in ((), ("--labels", tmp_path / "labels.csv")))
     assert made["tools"] == read["tools"]
 
 
 def test_a_tool_is_judged_beside_the_simple_ones(invoke: Invoke, folder: Path) -> None:
     """The oracle forecasts all four, 51 steps ahead, without a false alarm; its name is the file's."""
-    args = ("forecast", "evaluate", folder / "runs.csv", "--scores", folder / "mine.csv", "--draws", 20)
+    args = ("evaluate", folder / "runs.csv", "--scores", folder / "mine.csv", "--draws", 20)
     made = strict(invoke(*args, "--split", "none", "--format", "json").stdout)
     tools = {tool["name"]: tool for tool in made["tools"]}
 
@@ -81,7 +68,7 @@ def test_a_tool_is_judged_beside_the_simple_ones(invoke: Invoke, folder: Path) -
 
 def test_the_table_for_people_has_counts_placebo_and_families(invoke: Invoke, folder: Path) -> None:
     """In three tables and one by family."""
-    text = invoke("forecast", "evaluate", folder / "runs.csv", "--draws", 20, "--scores", folder / "mine.csv").stdout
+    text = invoke("evaluate", folder / "runs.csv", "--draws", 20, "--scores", folder / "mine.csv").stdout
 
     for title in ("Alarms", "Recall by budget", "Skill", "By family"):
         assert title in text.splitlines()
@@ -94,7 +81,7 @@ def test_an_index_that_names_repositories_is_judged_by_them(invoke: Invoke, fold
     rows = [f"r{i},lab/{i // 4},{'instability' if i % 2 else 'healthy'},{120 if i % 2 else ''}" for i in range(8)]
     index = tmp_path / "index.csv"
     index.write_text("\n".join(("run_id,repo,severity,onset_step", *rows)) + "\n")
-    args = ("forecast", "evaluate", folder / "runs.csv", "--scores", folder / "mine.csv", "--draws", 20)
+    args = ("evaluate", folder / "runs.csv", "--scores", folder / "mine.csv", "--draws", 20)
     text = invoke(*args, "--index", index, "--split", "none").stdout
 
     assert "By repository" in text.splitlines()
@@ -106,12 +93,10 @@ def test_an_index_that_names_repositories_is_judged_by_them(invoke: Invoke, fold
 def test_the_leaderboard_is_made_of_evaluations(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
     """A section each, with its command, how to add to it, and no half-written file."""
     for split in ("run", "none"):
-        args = ("forecast", "evaluate", folder / "runs.csv", "--draws", 20, "--split", split, "--format", "json")
+        args = ("evaluate", folder / "runs.csv", "--draws", 20, "--split", split, "--format", "json")
         assert invoke(*args, "--out", tmp_path / f"{split}.json").stdout == ""
     page = tmp_path / "page.md"
-    result = invoke(
-        "forecast", "leaderboard", tmp_path / "run.json", f"Elsewhere={tmp_path / 'none.json'}", "--out", page
-    )
+    result = invoke("leaderboard", tmp_path / "run.json", f"Elsewhere={tmp_path / 'none.json'}", "--out", page)
 
     text = page.read_text()
     assert result.exit_code == 0
@@ -127,7 +112,7 @@ def test_the_leaderboard_is_made_of_evaluations(invoke: Invoke, folder: Path, tm
 
 def test_markdown_holds_every_table(invoke: Invoke, folder: Path) -> None:
     """Also by recipe and type."""
-    args = ("forecast", "evaluate", folder / "runs.csv", "--draws", 20, "--no-baselines", "--format", "markdown")
+    args = ("evaluate", folder / "runs.csv", "--draws", 20, "--no-baselines", "--format", "markdown")
     text = invoke(*args, "--scores", f"oracle={folder / 'mine.csv'}").stdout
 
     assert [line for line in text.splitlines() if line.startswith("### ")] == [
@@ -145,7 +130,7 @@ def test_labels_of_people(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
     """--index instead of labels-v1."""
     lines = ["run_id,severity,onset_step", *(f"r{i},{'instability,150' if i == 1 else 'healthy,'}" for i in range(8))]
     (tmp_path / "index.csv").write_text("\n".join(lines) + "\n")
-    args = ("forecast", "evaluate", folder / "runs.csv", "--draws", 20, "--split", "none", "--format", "json")
+    args = ("evaluate", folder / "runs.csv", "--draws", 20, "--split", "none", "--format", "json")
     args = (*args, "--no-baselines", "--scores", folder / "mine.csv")
     made = strict(invoke(*args, "--index", tmp_path / "index.csv").stdout)
 
@@ -161,8 +146,6 @@ def test_labels_of_people(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
         (("evaluate", "{runs}", "--no-baselines"), "nothing to judge"),
         (("evaluate", "{runs}", "--labels", "a.csv", "--index", "b.csv"), "give one"),
         (("evaluate", "{runs}", "--scores", "{mine}", "--scores", "{mine}"), "two tools are called 'mine'"),
-        (("label", "{runs}", "--version", "labels-v0"), "there are no labels 'labels-v0'"),
-        (("label", "{runs}", "--out", "labels.txt"), "ends in .csv or .parquet"),
         (("leaderboard", "{mine}"), "is no evaluation"),
         (("leaderboard", "absent.json"), "absent.json"),
     ],
@@ -172,33 +155,10 @@ def test_wrong_input_is_one_line_and_exit_2(
 ) -> None:
     """And nothing on stdout."""
     given = [each.format(runs=folder / "runs.csv", mine=folder / "mine.csv") for each in arguments]
-    result = invoke("forecast", *given)
+    result = invoke(*given)
 
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
     assert problem in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_without_pyarrow_one_line_names_the_extra(folder: Path) -> None:
-    """Also where typer and rich are there."""
-    code = "import sys; sys.modules['pyarrow'] = None; from rlwatch.cli.entry import main; main()"
-    command = [sys.executable, "-c", code, "forecast", "label", str(folder / "runs.csv")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "pip install 'rlwatch-monitor[forecast]'" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_reading_the_package_costs_nothing_heavy() -> None:
-    """pyarrow is imported when a table is read."""
-    code = (
-        "import sys, rlwatch.forecast.evaluation.baselines\n"
-        "print([m for m in ('pyarrow', 'sklearn', 'pandas', 'scipy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Results as tables of text, for terminals and pages alike: counts beside rates, chance beside counts."""
+"""Results of an evaluation as tables of text, for terminals and pages alike, and the page of the leaderboard."""
 
 from __future__ import annotations
 
@@ -205,3 +205,51 @@ def figure(value: float | None, digits: int = 2) -> str:
 def interval(bounds: Sequence[float] | None) -> str:
     """`` [low, high]``, or nothing."""
     return "" if bounds is None else f" [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+
+
+# The leaderboard's page: evaluations as sections, how they were made, how to add to them.
+
+_HEAD = """\
+# Leaderboard: forecasting failures of RLVR runs
+
+Made by `python -m benchmarks.forecast leaderboard`; do not edit it by hand. Runs are real policy-gradient training with
+a fault (or none) at a known step; labels, budgets and every term are defined in
+[the protocol](forecast-evaluation.md). Every table holds tools that look at nothing (silence, noise, a clock): what a
+tool does not beat, it does not know.
+"""
+_TAIL = """\
+## Add a tool
+
+Write its scores on the rows of the table, one row a step, using the rows up to that step only: CSV or Parquet with
+`run, step, score` (the higher the worse; leave a cell empty where it has no forecast), or `run, step, alarm` (0 or 1)
+for a tool without a dial; optionally `p20, p50, p100`, the chance of a failure within so many steps. Then
+
+    python -m benchmarks.forecast evaluate TABLE --split run --scores NAME=FILE
+
+A tool that is fitted to runs is fitted once for each fold, to the runs outside it: `folds_of(table, split)` of
+`rlwatch.forecast.examples` says which run is in which. One setting serves all runs, and no recipe, configuration or
+length of a run may be read.
+
+## Add runs
+
+A row a logged step: `run`, `recipe`, `family`, `step`, metrics by their canonical names (names of TRL, verl, OpenRLHF
+and others are read), and hidden columns for labels: `truth/acc`, `truth/nan`, `truth/skipped`. A second table,
+NAME-runs, says `recipe`, `family` and `pair` of each run. Label them with `rlwatch forecast label TABLE`, or give
+labels of your own (`run_id, severity, onset_step`; `repo`, to judge by repository as well) with `--index`.
+"""
+
+
+def leaderboard_page(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The leaderboard's page, from (title, evaluation) pairs; a title "" is made from the split."""
+    parts = [_HEAD]
+    for title, evaluation in evaluations:
+        about = evaluation["about"]
+        made = f"`{about['command']}`, rlwatch {about['rlwatch']}" if "command" in about else "the scorer"
+        parts += [f"## {title or _title(about)}\n", f"{facts(about)} Made by {made}.\n"]
+        parts += [table.markdown() for table in pages(evaluation)]
+    return "\n".join([*parts, _TAIL])
+
+
+def _title(about: Mapping[str, Any]) -> str:
+    titles = {"run": "Known recipes", "recipe": "Recipes held out", "family": "Families held out"}
+    return titles.get(about["split"], "External runs")

@@ -1,49 +1,44 @@
-"""``rlwatch forecast evaluate TABLE``: any tool's scores or alarms, judged by one protocol."""
+"""Any tool's scores or alarms judged by one protocol, and the leaderboard's page made of such evaluations."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
+from forecast.scoring.baselines import ceilings, run_baselines
+from forecast.scoring.pages import Page, facts, leaderboard_page, pages
+from forecast.scoring.scorer import evaluate as judged
+from forecast.scoring.skill import ToolScores, read_scores
 
-from rlwatch.cli.console import dumps, errors, print_table, reading, say
-from rlwatch.cli.forecast_label import RunsOption, TableArgument
+from rlwatch import __version__
+from rlwatch.cli.console import dumps, print_table, reading, say
+from rlwatch.cli.forecast import RunsOption, TableArgument, bar
 from rlwatch.cli.options import examples
 from rlwatch.cli.written import write_text
-from rlwatch.errors import ConfigError
+from rlwatch.errors import ConfigError, ImportFormatError
+from rlwatch.forecast.examples import Split
+from rlwatch.forecast.labels import Labels, label_runs, labels_of_index, read_labels
+from rlwatch.forecast.tables import RunTable, read_runs
 
-if TYPE_CHECKING:
-    from rlwatch.forecast.evaluation import Labels, RunTable, ToolScores
-    from rlwatch.forecast.evaluation.pages import Page
-
-EPILOG = examples(
-    "rlwatch forecast evaluate runs.parquet",
-    "rlwatch forecast evaluate runs.parquet --scores mine.csv --scores other=theirs.parquet",
-    "rlwatch forecast evaluate runs.parquet --split recipe --scores mine.csv --format json --out recipe.json",
-    "rlwatch forecast evaluate real.csv.gz --index index.csv --split none",
+EVALUATE_EXAMPLES = examples(
+    "python -m benchmarks.forecast evaluate runs.parquet",
+    "python -m benchmarks.forecast evaluate runs.parquet --scores mine.csv --scores other=theirs.parquet",
+    "python -m benchmarks.forecast evaluate runs.parquet --split recipe --scores mine.csv --format json --out by.json",
+    "python -m benchmarks.forecast evaluate real.csv.gz --index index.csv --split none",
 )
-Item = TypeVar("Item")
 
 
 class Shape(StrEnum):
-    """What is printed."""
+    """Forms of an evaluation."""
 
     TABLE = "table"
     JSON = "json"
     MARKDOWN = "markdown"
-
-
-class SplitBy(StrEnum):
-    """How runs are dealt into folds; see :class:`rlwatch.forecast.evaluation.Split`."""
-
-    RUN = "run"
-    RECIPE = "recipe"
-    FAMILY = "family"
-    NONE = "none"
 
 
 ScoresOption = Annotated[
@@ -56,7 +51,7 @@ ScoresOption = Annotated[
     ),
 ]
 SplitOption = Annotated[
-    SplitBy,
+    Split,
     typer.Option(
         "--split",
         help="Thresholds come from other runs (run), other recipes (recipe), other families (family), or are picked on "
@@ -81,7 +76,7 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Simple tools to compare with: never, a clock, CUSUM...")
     ] = True,
-    split: SplitOption = SplitBy.RUN,
+    split: SplitOption = Split.RUN,
     folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="How many folds.")] = 5,
     draws: Annotated[int, typer.Option("--draws", min=20, help="Bootstrap draws over runs, for 90 % intervals.")] = 300,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
@@ -94,15 +89,10 @@ def evaluate(
 
     Nothing of a tool is read but its file. Without --scores only the simple tools are judged.
     """
-    from rlwatch.forecast.evaluation import evaluate as judged
-
     with reading(table):
         rows, known = _read(table, runs, labels, index)
         tools = _tools(rows, scores or [])
     if baselines:
-        from rlwatch.forecast.evaluation.baselines import run_baselines
-        from rlwatch.forecast.evaluation.ceiling import ceilings
-
         tools = [*run_baselines(rows, bar("running simple tools")), *ceilings(rows, known), *tools]
     if not tools:
         raise ConfigError("there is nothing to judge: give --scores, or leave out --no-baselines")
@@ -114,8 +104,6 @@ def evaluate(
 
 
 def _read(table: Path, runs: Path | None, labels: Path | None, index: Path | None) -> tuple[RunTable, Labels]:
-    from rlwatch.forecast.evaluation import label_runs, labels_of_index, read_labels, read_runs
-
     if labels is not None and index is not None:
         raise ConfigError("--labels and --index both say what became of the runs; give one")
     rows = read_runs(table, runs)
@@ -125,8 +113,6 @@ def _read(table: Path, runs: Path | None, labels: Path | None, index: Path | Non
 
 
 def _tools(rows: RunTable, given: Sequence[str]) -> list[ToolScores]:
-    from rlwatch.forecast.evaluation import read_scores
-
     tools = []
     for each in given:
         name, equals, path = each.partition("=")
@@ -139,16 +125,12 @@ def _tools(rows: RunTable, given: Sequence[str]) -> list[ToolScores]:
 
 
 def _origin(table: Path) -> dict[str, Any]:
-    """What made this: the table, the version, the command."""
-    from rlwatch import __version__
-
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv[1:2] == ["forecast"] else ["rlwatch", "forecast"]
+    """Table, version and command that an evaluation comes from."""
+    words = ["python", "-m", "benchmarks.forecast", *(sys.argv[1:] if sys.argv[1:2] == ["evaluate"] else ())]
     return {"table": table.name, "rlwatch": __version__, "command": " ".join(words)}
 
 
 def _show(made: dict[str, Any], shape: Shape, out: Path | None, notes: Sequence[str]) -> None:
-    from rlwatch.forecast.evaluation.pages import facts, pages
-
     if shape is Shape.TABLE and out is None:
         say(facts(made["about"]))
         for note in notes:
@@ -169,14 +151,29 @@ def _print(page: Page) -> None:
     say(page.note, style="dim")
 
 
-def bar(description: str) -> Callable[[Sequence[Item]], Iterable[Item]]:
-    """Wraps a sequence in a progress bar on stderr, where a terminal is there to see it."""
+LEADERBOARD_EXAMPLES = examples(
+    "python -m benchmarks.forecast leaderboard run.json recipe.json real.json --out docs/forecast-leaderboard.md",
+    "python -m benchmarks.forecast leaderboard 'Recipes held out=recipe.json'",
+)
 
-    def wrapped(items: Sequence[Item]) -> Iterable[Item]:
-        if not sys.stderr.isatty():
-            return items
-        from rich.progress import track
 
-        return track(items, description=description, console=errors(), transient=True)
+def leaderboard(
+    evaluations: Annotated[
+        list[str],
+        typer.Argument(metavar="[TITLE=]FILE...", help="What evaluate --format json wrote."),
+    ],
+    *,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write it here and print nothing.")] = None,
+) -> None:
+    """Make the leaderboard's page (Markdown) from evaluations, with the commands that made them."""
+    write_text(out, leaderboard_page([_section(each) for each in evaluations]))
 
-    return wrapped
+
+def _section(given: str) -> tuple[str, dict[str, Any]]:
+    title, equals, path = given.partition("=")
+    file = Path(path if equals else given)
+    try:
+        made = json.loads(file.read_text(encoding="utf-8"))
+        return title if equals else "", {"about": made["about"], "tools": made["tools"]}
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
+        raise ImportFormatError(str(file), "is no evaluation; make one with evaluate --format json") from None

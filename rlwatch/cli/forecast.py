@@ -1,0 +1,287 @@
+"""``rlwatch forecast``: label runs, train a forecaster of one's own, and find a threshold by one's healthy runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from rlwatch.cli.console import errors, print_json, print_table, reading, say
+from rlwatch.cli.options import Format, FormatOption, examples, opened
+from rlwatch.cli.wording import step
+from rlwatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlwatch.forecast.labels import Labels
+    from rlwatch.forecast.tables import RunTable
+    from rlwatch.forecast.training import Tell, Trained
+
+Item = TypeVar("Item")
+TablesArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[TABLE]...",
+        help="Runs: Parquet or CSV files (run, step and a column a metric), or folders of Parquet files.",
+    ),
+]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", metavar="URL", help="Take the runs of this store, too: all that have ended.")
+]
+
+
+def gathered(tables: list[Path], store: str | None) -> RunTable:
+    """All of them as one table.
+
+    Raises
+    ------
+    ConfigError
+        If there are none, or a run comes twice.
+    """
+    from rlwatch.forecast.tables import joined_tables, read_runs
+
+    parts = []
+    for path in tables:
+        with reading(path):
+            parts.append(read_runs(path))
+    if store is not None:
+        parts.append(stored(store))
+    if not parts:
+        raise ConfigError("there are no runs to learn from: give tables of runs, or --store")
+    return parts[0] if len(parts) == 1 else joined_tables(parts)
+
+
+def stored(url: str) -> RunTable:
+    """Runs of a store that have ended, as far as their last attempt continued them."""
+    from rlwatch.forecast.tables import table_of_rows
+    from rlwatch.metrics import canonicalise
+    from rlwatch.records import RunState, StepRecord
+
+    runs: dict[str, dict[int, dict[str, float]]] = {}
+    with opened(url) as store:
+        for info in store.runs():
+            if info.state is RunState.RUNNING or info.last_step is None:
+                continue
+            rows = runs.setdefault(info.run_id, {})
+            for item in store.branch(info.run_id, info.attempt + 1, info.last_step + 1):
+                if isinstance(item, StepRecord):
+                    rows.setdefault(item.step, {}).update(canonicalise(item.metrics, info.source)[0])
+    return table_of_rows(runs)
+
+
+def bar(description: str) -> Callable[[Sequence[Item]], Iterable[Item]]:
+    """Wrap a sequence in a progress bar on stderr, where a terminal is there to see it."""
+
+    def wrapped(items: Sequence[Item]) -> Iterable[Item]:
+        if not sys.stderr.isatty():
+            return items
+        from rich.progress import track
+
+        return track(items, description=description, console=errors(), transient=True)
+
+    return wrapped
+
+
+# label: when each run of a table failed, and how
+
+LABEL_EXAMPLES = examples(
+    "rlwatch forecast label runs.parquet",
+    "rlwatch forecast label build/corpus --out labels.csv",
+    "rlwatch forecast label runs.csv --format json",
+)
+TableArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TABLE",
+        help="Runs: a Parquet or CSV file (run, step and a column a metric; or run, step, metric, value), or a folder "
+        "of Parquet files.",
+    ),
+]
+RunsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs",
+        metavar="FILE",
+        help="What is known of each run: run, recipe, family, pair (the run it is the faultless twin of).",
+        show_default="NAME-runs beside TABLE, if it is there",
+    ),
+]
+
+
+def label(
+    table: TableArgument,
+    *,
+    runs: RunsOption = None,
+    version: Annotated[str, typer.Option("--version", help="Which table of limits.")] = "labels-v3",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write them here, as .csv or .parquet, and print none.")
+    ] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Label each run: event, early (failed before step 55), ambiguous (nearly failed), faulty or clean.
+
+    Faulty is a run that had not failed by its last row, though a fault was in it to the end. With the class come onset
+    and type. What a run did not measure is not judged, and the label says what was.
+    """
+    from rlwatch.forecast.labels import label_runs
+    from rlwatch.forecast.tables import read_runs
+
+    with reading(table):
+        labels = label_runs(read_runs(table, runs), version)
+    if out is not None:
+        say(f"{labels.write(out)}: {counted(labels)}")
+        return
+    columns = labels.columns()
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if output is Format.JSON:
+        print_json(rows)
+        return
+    cells = [(str(r["run"]), str(r["class"]), step(r["onset"]), str(r["type"]), str(r["judged"])) for r in rows]
+    print_table(("run", "class", ">onset", "type", "judged"), cells)
+    say(counted(labels), style="dim")
+
+
+def counted(labels: Labels) -> str:
+    """Number of runs of each class, in a line."""
+    from rlwatch.forecast.labels import Outcome
+
+    found = ", ".join(f"{labels.count(outcome)} {outcome}" for outcome in Outcome)
+    return f"{len(labels)} runs by {labels.version}: {found}"
+
+
+# train: a forecaster made from one's own runs
+
+TRAIN_EXAMPLES = examples(
+    "rlwatch forecast train corpus.parquet --out mine.json",
+    "rlwatch forecast train corpus.parquet --store rlwatch-runs --out mine.json",
+    "RLWATCH_FORECAST_MODEL=mine.json python train.py",
+)
+
+
+def train(
+    tables: TablesArgument = None,
+    *,
+    store: StoreOption = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v3"),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the model here.")] = Path("forecast.json"),
+    trees: Annotated[int, typer.Option("--trees", min=5, max=500, help="Trees of each hazard.")] = 120,
+    folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="How often a part of the runs is held out.")] = 5,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that compute features.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all draws.")] = 0,
+) -> None:
+    """Train a forecaster: at least 40 labelled runs, 10 of them failed and 10 sound.
+
+    Thresholds and calibration come from runs that the model did not see. The file it writes is JSON, with its hash
+    beside it; set RLWATCH_FORECAST_MODEL to its path to use it.
+    """
+    from rlwatch.forecast.model import write_model
+    from rlwatch.forecast.training import Growth
+    from rlwatch.forecast.training import train as trained
+
+    rows, known = _runs(tables or [], store, labels)
+    say(counted(known))
+    with _doing() as tell:
+        meta = _meta(known, seed)
+        made = trained(rows, known, how=Growth(trees=trees, seed=seed), folds=folds, jobs=jobs, tell=tell, meta=meta)
+    digest = write_model(made.model, out)
+    _report(made, out, digest)
+
+
+def _runs(tables: list[Path], store: str | None, labels: Path | None) -> tuple[RunTable, Labels]:
+    from rlwatch.forecast.labels import label_runs, read_labels
+
+    rows = gathered(tables, store)
+    return rows, label_runs(rows) if labels is None else read_labels(labels)
+
+
+def _meta(known: Labels, seed: int) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    from rlwatch import __version__
+
+    return {
+        "version": __version__,
+        "runs": len(known),
+        "labels": known.version,
+        "outcomes": counted(known),
+        "seed": seed,
+        "scikit-learn": version("scikit-learn"),
+    }
+
+
+def _report(made: Trained, out: Path, digest: str) -> None:
+    from rlwatch.forecast.forecaster import BUDGET
+
+    size = out.stat().st_size
+    say(f"{out}: {size / 1000:.0f} kB, sha256 {digest[:16]}...; use it with RLWATCH_FORECAST_MODEL={out}")
+    for profile in made.model.profiles:
+        least = profile.thresholds[BUDGET]
+        say(f"  {profile.name}: an alarm from p50 = {least:.2f} at {BUDGET} false alarms in 1000 steps", style="dim")
+
+
+@contextmanager
+def _doing() -> Iterator[Tell]:
+    """Say on stderr which part of training is under way."""
+    with errors().status("training") as status:
+        yield status.update
+
+
+# calibrate: a threshold from one's own healthy runs
+
+CALIBRATE_EXAMPLES = examples(
+    "rlwatch forecast calibrate --store rlwatch-runs --run good-1 --run good-2",
+    "RLWATCH_FORECAST_THRESHOLD=0.41 python train.py",
+)
+
+
+def calibrate(
+    tables: TablesArgument = None,
+    *,
+    store: StoreOption = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option("--run", metavar="RUN", help="Only this one (id); give it once for each.", show_default="all"),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option("--budget", min=0.05, help="False alarms in 1000 healthy steps that are put up with.")
+    ] = 0.5,
+) -> None:
+    """Find the threshold at which runs that are known to be healthy keep the budget (conformal, on episodes).
+
+    Takes at least 2000 healthy steps. Runs in which something did go wrong must not be among them.
+    """
+    from rlwatch.forecast.forecaster import smoothed_chances
+    from rlwatch.forecast.thresholds import recalibrated
+
+    table = gathered(tables or [], store)
+    places = _chosen(table, run or [])
+    found = {table.runs[i]: smoothed_chances(dict(table.stream(i))) for i in bar("forecasting")(places)}
+    made = recalibrated({name: rows for name, rows in found.items() if rows}, budget)
+    say(
+        f"threshold {made.threshold:.3f} on p50: {made.episodes} false alarms in {made.steps} healthy steps of "
+        f"{len(found)} runs; use it with RLWATCH_FORECAST_THRESHOLD={made.threshold:.3f}"
+    )
+    say("below the model's own threshold for twice the default budget it is not followed", style="dim")
+
+
+def _chosen(table: RunTable, names: list[str]) -> list[int]:
+    absent = [name for name in names if name not in table.place]
+    if absent:
+        raise ConfigError(f"there is no run {absent[0]!r} that has ended; there are {', '.join(table.runs[:8])}")
+    return [table.place[name] for name in names] or list(range(len(table.runs)))
+
+
+group = typer.Typer(
+    help="Forecasts of failures: label tables of runs, train a forecaster on them, find a threshold of one's own.",
+    no_args_is_help=True,
+    epilog=examples("rlwatch forecast label runs.parquet", "rlwatch forecast train runs.parquet --out mine.json"),
+)
+group.command("label", epilog=LABEL_EXAMPLES)(label)
+group.command("train", epilog=TRAIN_EXAMPLES)(train)
+group.command("calibrate", epilog=CALIBRATE_EXAMPLES)(calibrate)

@@ -1,0 +1,266 @@
+"""Rows of labelled runs as examples to learn from: features, how far the onset was, and folds to hold runs out by."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from rlwatch.forecast.features import FEATURES, FeatureStream, nearest
+from rlwatch.forecast.labels import Label, Labels
+from rlwatch.forecast.model import signal_of
+from rlwatch.forecast.signals import SIGNALS, SPREAD_METRICS, WARM_UNTIL, Scale, Signal
+from rlwatch.forecast.tables import HEALTHY, Ints, RunTable
+
+Floats = npt.NDArray[np.float64]
+Row = tuple[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples of many runs.
+
+    ``x``: features (n, features), float32, NaN where not measured; ``run``: place of the run in the table; ``step``;
+    ``ahead``: steps to the onset (inf where the run has none, <= 0 from the onset on); ``left``: steps to the end of
+    the run; ``static``: share of the way to the nearest limit; ``kind``: type of the run's onset, or "".
+    """
+
+    x: npt.NDArray[np.float32]
+    run: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]
+    ahead: Floats
+    left: Floats
+    static: Floats
+    kind: npt.NDArray[np.str_]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def only(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Examples:
+        """Some of the rows."""
+        columns = ("x", "run", "step", "ahead", "left", "static", "kind")
+        return Examples(**{name: getattr(self, name)[rows] for name in columns})
+
+    def at_risk(self) -> Examples:
+        """The rows before the onset."""
+        return self.only(self.ahead > 0)
+
+    def moved(self, places: Sequence[int]) -> Examples:
+        """The same with the places the runs have in a larger table."""
+        return replace(self, run=np.asarray(places, dtype=np.int64)[self.run])
+
+    def without(self, signals: Iterable[str]) -> Examples:
+        """As if the runs did not log these signals."""
+        lost = set(signals)
+        x = self.x.copy()
+        x[:, [signal_of(feature) in lost for feature in FEATURES]] = math.nan
+        return replace(self, x=x)
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+    """All rows of several."""
+    columns = ("x", "run", "step", "ahead", "left", "static", "kind")
+    return Examples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
+
+
+def examples(
+    table: RunTable,
+    labels: Labels,
+    *,
+    every: int = 1,
+    noise: int | None = None,
+    jobs: int = 1,
+    done: Callable[[], None] | None = None,
+) -> Examples:
+    """Examples of every run of a table, through the same code that sees a live run.
+
+    Parameters
+    ----------
+    table, labels
+        The runs, and when each of them failed.
+    every
+        As if the trainer had logged means over so many steps.
+    noise
+        As if each step had been a small batch; the seed of the noise.
+    jobs
+        Processes.
+    done
+        Called after each run, for a progress bar.
+
+    Raises
+    ------
+    ConfigError
+        If a run of the table has no label.
+    """
+    from joblib import Parallel, delayed
+
+    known = labels.of(table)
+    seeds = [None if noise is None else noise + i for i in range(len(table.runs))]
+    work = (delayed(_of_run)(i, list(table.stream(i)), known[i], every, seed) for i, seed in enumerate(seeds))
+    parts = []
+    for part in Parallel(n_jobs=jobs, return_as="generator")(work):
+        parts.append(part)
+        if done is not None:
+            done()
+    return joined(parts)
+
+
+def _of_run(place: int, rows: list[Row], label: Label, every: int, seed: int | None) -> Examples:
+    stream, found = FeatureStream(), []
+    rows = rows if seed is None else noisy(rows, seed)
+    rows = coarse(rows, every) if every > 1 else rows
+    for step, metrics in rows:
+        features = stream.update(step, metrics)
+        if features is not None and step >= rows[0][0] + WARM_UNTIL:
+            close = nearest(features.reaches)
+            found.append((step, features.values, close.share if close else 0.0))
+    steps = np.array([step for step, _, _ in found], dtype=np.int64)
+    onset = math.inf if label.onset is None else float(label.onset)
+    return Examples(
+        x=np.array([values for _, values, _ in found], dtype=np.float32).reshape(len(found), len(FEATURES)),
+        run=np.full(len(found), place, dtype=np.int64),
+        step=steps,
+        ahead=np.asarray(onset - steps, dtype=float),
+        left=rows[-1][0] - steps.astype(float) if rows else np.zeros(0),
+        static=np.array([share for _, _, share in found], dtype=float),
+        kind=np.full(len(found), label.type, dtype="U8"),
+    )
+
+
+def coarse(rows: Sequence[Row], every: int) -> list[Row]:
+    """Means over ``every`` steps, as a trainer logs that does not log each of them; NaN where one was NaN."""
+    found: list[Row] = []
+    for _, group in groupby(rows, key=lambda row: row[0] // every):
+        part = list(group)
+        names = dict.fromkeys(name for _, metrics in part for name in metrics)
+        means = {name: _mean([metrics[name] for _, metrics in part if name in metrics]) for name in names}
+        found.append((part[-1][0], means))
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# The same run as a trainer with a small batch would have logged it.
+#
+# Many runs put eight responses into a step: their rewards jump, their KL and gradient norms scatter over a factor of
+# ten, and nothing is wrong. A model that has only seen quiet logs takes that for trouble.
+
+LEAST, MOST = 4, 32
+"""Responses in a step."""
+SCATTER = 1.2
+"""Log standard deviation of one response's KL, gradient norm and the like."""
+TAIL = 4.0
+"""Degrees of freedom: some rows are far off."""
+SWAY, APART = 0.5, 60
+"""How much the noise itself comes and goes (log standard deviation), and in how many rows."""
+FULL = 48
+"""Responses in a step of the runs that the noise is added to."""
+_BY_METRIC: dict[str, Signal] = {name: signal for signal in SIGNALS for name in signal.metrics}
+
+
+def noisy(rows: Iterable[Row], seed: int) -> list[Row]:
+    """Rows with the noise of a batch of 4 to 32 responses; NaN and infinities stay.
+
+    Means scatter as those of so few responses do, beyond what they scatter already; lengths and entropies, which
+    responses share, by a quarter of that. How much they do comes and goes: a task that is learnt, or prompts that get
+    harder, spread the responses of a group in another way than those of the first steps.
+    """
+    draw = np.random.default_rng(seed)
+    count = int(np.exp(draw.uniform(math.log(LEAST), math.log(MOST))))
+    size = math.sqrt(max(1.0 / count - 1.0 / FULL, 0.0))
+    rows = list(rows)
+    sizes = size * np.exp(SWAY * _course(len(rows), draw))
+    return [(step, _Batch(metrics, by, draw).noisy(metrics)) for (step, metrics), by in zip(rows, sizes, strict=True)]
+
+
+def _course(rows: int, draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    """A smooth random course of spread 1, (rows,): normal draws every :data:`APART` rows, joined by straight lines."""
+    knots = draw.standard_normal(rows // APART + 2)
+    return np.interp(np.arange(rows) / APART, np.arange(len(knots)), knots)
+
+
+class _Batch:
+    """The noise of one step: rewards of the same responses scatter together."""
+
+    def __init__(self, metrics: Mapping[str, float], size: float, draw: np.random.Generator) -> None:
+        spread = next((metrics[name] for name in SPREAD_METRICS if name in metrics), 0.0)
+        self._size = size
+        self._reward = size * (spread if math.isfinite(spread) else 0.0) * float(draw.standard_normal())
+        self._draw = draw
+
+    def noisy(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """All values, as that batch would have had them."""
+        return {name: self._value(_BY_METRIC.get(name), value) for name, value in metrics.items()}
+
+    def _value(self, signal: Signal | None, value: float) -> float:
+        if signal is None or not math.isfinite(value):
+            return value
+        odd = self._size * float(self._draw.standard_t(TAIL))
+        if signal.scale is Scale.SPREAD:
+            return value + self._reward
+        if signal.scale is Scale.SHARE:
+            return min(max(value + odd * math.sqrt(max(value * (1.0 - value), 0.01)), 0.0), 1.0)
+        if signal.scale is Scale.NATS:
+            return value + odd * signal.floor
+        calm = 0.25 if signal.name.startswith(("length", "entropy", "reward_std")) else 1.0
+        scattered = (1.0 - value if signal.complement else value) * math.exp(calm * SCATTER * odd)
+        return 1.0 - min(scattered, 1.0) if signal.complement else scattered
+
+
+# Which runs are judged together: what a fold's tool was fitted to is never in it.
+
+
+class Split(StrEnum):
+    """How runs are dealt into folds: ``RUN`` by run (recipes are known), ``RECIPE`` and ``FAMILY`` whole, ``NONE``."""
+
+    RUN = "run"
+    RECIPE = "recipe"
+    FAMILY = "family"
+    NONE = "none"
+
+
+def folds_of(table: RunTable, split: Split | str = Split.RUN, count: int = 5) -> Ints:
+    """Of each run, its fold (0 to ``count`` - 1); all 0 without a split.
+
+    A run and its faultless twin share a fold. Depends on nothing but names, so a tool that is trained elsewhere gets
+    the same folds. Healthy runs are dealt one by one also where recipes are held out. Each recipe (or, where recipes
+    are held out, each size of group) is spread evenly.
+    """
+    split = Split(split)
+    if split is Split.NONE or count < 2:
+        return np.zeros(len(table.runs), dtype=np.int64)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i in range(len(table.runs)):
+        groups[_group(table, table.place.get(table.pairs[i], i), split)].append(i)
+    sizes = np.zeros(count)
+    kinds: dict[tuple[str, int], int] = defaultdict(int)
+    folds = np.zeros(len(table.runs), dtype=np.int64)
+    for (kind, name), runs in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0][0], _draw(item[0][1]))):
+        del name
+        dealt = np.array([kinds[kind, fold] for fold in range(count)])
+        fold = int(np.lexsort((np.arange(count), sizes, dealt))[0])
+        folds[runs] = fold
+        sizes[fold] += len(runs)
+        kinds[kind, fold] += 1
+    return folds
+
+
+def _group(table: RunTable, i: int, split: Split) -> tuple[str, str]:
+    """(what is spread evenly over the folds, what stays whole) for the run at place ``i``."""
+    held = {Split.RECIPE: table.recipes, Split.FAMILY: table.families}.get(split)
+    if held is None or table.families[i] == HEALTHY or not held[i]:
+        return table.recipes[i], table.runs[i]
+    return "", held[i]
+
+
+def _draw(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
