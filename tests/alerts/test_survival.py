@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from preloaded import run_program
 
 from rlwatch.alerts.outbox import Deliverer, DeliveryReport
 from rlwatch.notify.webhook import WebhookNotifier
@@ -42,9 +42,7 @@ Deliverer(store, {"webhook": WebhookNotifier(sys.argv[2], secret="s3cret")}).run
 
 
 def run_to_its_death(script: str, *args: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run_program(script, *args, having="rlwatch")
     assert done.returncode == 9, done.stderr
 
 

@@ -1,7 +1,8 @@
-"""Programs that import torch or TRL, begun in milliseconds: forked from a server that has imported them once.
+"""Programs that begin in milliseconds: forked from a server that has imported once what takes them seconds.
 
-All workers of the tests share one server; it begins with the first program and ends with the tests. What a program is
-cannot be told from one that was started by ``subprocess``, but for the heavy modules that are there already.
+There are two, for programs that need torch and TRL and for those that only have a run. All workers of the tests share
+them; each begins with its first program and ends with the tests. What a program does cannot be told from one that
+``subprocess`` started, but for the modules that are there already.
 """
 
 from __future__ import annotations
@@ -20,26 +21,30 @@ from typing import IO, Self
 
 FOLDER = "RLWATCH_TEST_PROCESSES"
 """FOLDER:PID in the environment, from ``conftest.py``: where the server is to be, and with whom it ends."""
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 600.0
 
 
-def _server() -> str:
+def _server(having: str) -> str:
     """Its address; starts it where it does not run."""
     folder, _, tests = os.environ[FOLDER].rpartition(":")
-    address = f"{folder}/socket"
-    with Path(folder, "lock").open("w") as lock:
+    address = f"{folder}/{having}"
+    with Path(folder, f"{having}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not Path(address).exists():
-            env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+            env = {**os.environ, "PYTHONPATH": path if having == "rlwatch" else ""}
             env |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-            with Path(folder, "log").open("wb") as log:
+            with Path(folder, f"{having}.log").open("wb") as log:
                 server = subprocess.Popen(
-                    [sys.executable, str(Path(__file__).with_name("preloaded_server.py")), address, tests],
+                    [sys.executable, str(Path(__file__).with_name("preloaded_server.py")), having, address, tests],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/", start_new_session=True,
                 )  # fmt: skip
             while not Path(address).exists():
                 if server.poll() is not None:
-                    raise RuntimeError(f"what starts programs has ended: {Path(folder, 'log').read_text()[-3000:]}")
+                    raise RuntimeError(
+                        f"what starts programs has ended: {Path(folder, f'{having}.log').read_text()[-3000:]}"
+                    )
                 time.sleep(0.05)
     return address
 
@@ -51,10 +56,12 @@ class Program:
     stdout: IO[str] | None
     stderr: IO[str] | None
 
-    def __init__(self, code=None, *argv, script=None, env=None, cwd=None, stdin=None, stdout=None, stderr=None):  # type: ignore[no-untyped-def]
+    def __init__(
+        self, code=None, *argv, script=None, having="torch", env=None, cwd=None, stdin=None, stdout=None, stderr=None
+    ):  # type: ignore[no-untyped-def]
         self.returncode: int | None = None
         self._end = socket.socket(socket.AF_UNIX)
-        address = _server()
+        address = _server(having)
         for _ in range(200):
             try:
                 self._end.connect(address)

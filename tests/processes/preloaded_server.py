@@ -1,10 +1,10 @@
-"""Forks the programs that tests start, from a process that has imported once what is heavy and not ours.
+"""Forks the programs that tests start, from a process that has imported once what they need.
 
-``python preloaded_server.py SOCKET PID``: each connection brings the three standard streams and a line of JSON
+``python preloaded_server.py torch|rlwatch SOCKET PID``: each connection brings the three standard streams and a line of JSON
 (``code`` or ``script``, ``argv``, ``env``, ``cwd``), and is answered the id of the process and, when that has ended, its
 exit status as subprocess counts it. A program begins and ends as the interpreter has it begin and end: with its own
-arguments, environment, path and ``__main__``, nothing of ours imported, and whatever it raises. All ends when the
-process ``PID`` of the tests is gone.
+arguments, environment, path and ``__main__``, and whatever it raises. All ends when the process ``PID`` of the tests is
+gone.
 """
 
 from __future__ import annotations
@@ -15,23 +15,42 @@ import json
 import os
 import selectors
 import socket
+import subprocess
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 
 LOOK_S = 1.0
 INSTALLED = sys.path[1:]
 
 
-def preload() -> None:
+A_RUN = """
+import sys, tempfile, rlwatch
+with tempfile.TemporaryDirectory() as place:
+    with rlwatch.init(store=place, run_id="r", sigterm=False) as run:
+        run.log({"entropy": 0.5}, step=1)
+    rlwatch.open_store(place).records("r")
+print(*sys.modules, sep="\\n")
+"""
+
+
+def preload_rlwatch() -> None:
+    """What a run imports, and nothing of it begun: a run of a parent would be inert in its children."""
+    done = subprocess.run([sys.executable, "-c", A_RUN], capture_output=True, text=True, check=True)
+    for name in done.stdout.split():
+        if name.partition(".")[0] in ("rlwatch", "numpy", "sqlite3") and name not in sys.modules:
+            import_module(name)
+
+
+def preload_torch() -> None:
+    """What is heavy: what is ours is imported by each program anew."""
     import torch
     import torch.distributed
     from transformers import Qwen2ForCausalLM, Trainer, TrainingArguments  # noqa: F401
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: F401
 
     torch.set_num_threads(1)
-    ours = [name for name in sys.modules if name.partition(".")[0] in ("rlwatch", "app")]
-    assert not ours, f"what is tested must be imported by each program itself: {ours}"
 
 
 class Server:
@@ -117,6 +136,6 @@ def become(wanted: dict) -> None:  # type: ignore[type-arg]
 
 
 if __name__ == "__main__":
-    preload()
+    {"torch": preload_torch, "rlwatch": preload_rlwatch}[sys.argv[1]]()
     gc.freeze()  # else every program walks through all of torch for garbage when it ends
-    become(Server(sys.argv[1], int(sys.argv[2])).serve())
+    become(Server(sys.argv[2], int(sys.argv[3])).serve())

@@ -82,3 +82,17 @@ def test_what_is_heavy_is_there_and_what_is_ours_is_not():
     import rlwatch
 
     assert said == ["[True, True, False] 1", rlwatch.__file__]
+
+
+def test_programs_that_only_have_a_run_find_it_imported_and_not_begun(tmp_path):
+    """A run of the server's would be inert in them."""
+    code = """if True:
+        import sys
+        print("torch" in sys.modules, "numpy" in sys.modules)
+        import rlwatch
+        with rlwatch.init(store=sys.argv[1], run_id="r") as run:
+            run.log({"entropy": 0.5}, step=1)
+        print([record.step for record in rlwatch.open_store(sys.argv[1]).records("r")])
+    """
+
+    assert run_program(code, tmp_path, having="rlwatch").stdout.split("\n") == ["False True", "[1]", ""]

@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 
 import pytest
+from preloaded import Program, run_program
 
 from rlwatch.records import RunState
 from rlwatch.store.url import open_store
@@ -22,7 +22,7 @@ def child(tmp_path, body):
             run.log({{"entropy": 0.5, "grad_norm": 1.0}}, step=step)
         {textwrap.indent(textwrap.dedent(body), " " * 8).strip()}
     """
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    return Program(textwrap.dedent(script), having="rlwatch", stdout=subprocess.PIPE)
 
 
 def end_of(tmp_path):
@@ -170,7 +170,7 @@ ctypes.CDLL(None).pthread_join(ctypes.c_ulong(stuck.ident), None)  # not broken 
 
 def test_a_main_thread_that_never_comes_back_to_python_is_ended_all_the_same(tmp_path):
     """A collective that hangs: without rlwatch the signal would have ended it at once."""
-    with subprocess.Popen([sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with Program(HANGS, tmp_path, having="rlwatch", stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == "up\n"
         process.terminate()
         assert process.wait(600) == -signal.SIGTERM
@@ -178,8 +178,6 @@ def test_a_main_thread_that_never_comes_back_to_python_is_ended_all_the_same(tmp
 
 def test_a_handler_that_the_program_installs_later_is_the_last_word(tmp_path):
     """A trainer that saves at SIGTERM and goes on is not ended by us."""
-    done = subprocess.run(
-        [sys.executable, "-c", TOOK_OVER, str(tmp_path)], capture_output=True, text=True, check=False, timeout=600
-    )
+    done = run_program(TOOK_OVER, tmp_path, having="rlwatch")
 
     assert (done.returncode, done.stdout.strip()) == (0, "['saved']"), done.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import string
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,10 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from preloaded import run_program
 from secret_examples import ORDINARY, SECRETS
 from typer.testing import CliRunner
 
 import rlwatch
+import rlwatch.control.request
 from rlwatch import redaction
 from rlwatch.alerts.config import build_notifiers, load_config
 from rlwatch.redaction import is_random, names_a_secret, recordable, redacted
@@ -81,9 +82,7 @@ def test_a_script_that_dies_of_an_error_with_an_address_keeps_it_to_itself(tmp_p
     )
     path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
     env = {**os.environ, "PYTHONPATH": path}
-    subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], env=env, check=False, capture_output=True, timeout=120
-    )
+    run_program(script, tmp_path, having="rlwatch", env=env)
 
     assert open_store(tmp_path).run("r").state_reason == "OSError: cannot reach redis://[redacted]@h:6379"
 

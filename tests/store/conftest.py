@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from preloaded import Program
 
 _ROOT = Path(__file__).parents[2]
 _PRELUDE = """
@@ -26,7 +26,7 @@ def become_nobody():
         os.setuid(65534)
 
 """
-Child = Callable[..., "subprocess.Popen[str]"]
+Child = Callable[..., Program]
 
 
 @pytest.fixture
@@ -34,16 +34,17 @@ def child() -> Iterator[Child]:
     """``child(code, *args)`` starts Python on ``code``, which finds the store's names imported."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(code: str, *args: object) -> "subprocess.Popen[str]":
+    def start(code: str, *args: object) -> Program:
         environment = os.environ | {"PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
         started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", _PRELUDE + code, *map(str, args)],
+            Program(
+                _PRELUDE + code,
+                *args,
+                having="rlwatch",
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
-                env=environment,
             )
         )
         return started[-1]

@@ -41,7 +41,8 @@ while quiet < 3:
         continue
     taken += got
     quiet = 0 if got else quiet + 1
-print(*taken)
+print(*taken, flush=True)
+sys.stdin.readline()  # what a process holds that has ended is free
 """
 _FORK = """
 store = open_store(sys.argv[1])
@@ -124,11 +125,10 @@ def test_two_processes_never_take_the_same_command_or_message(tmp_path: Path, ch
     for taker in takers:
         taker.stdin.write("go\n")
         taker.stdin.flush()
-    taken = []
+    taken = [name for taker in takers for name in taker.stdout.readline().split()]
     for taker in takers:
-        out, err = taker.communicate(timeout=600)
+        _, err = taker.communicate(timeout=600)
         assert taker.returncode == 0, err
-        taken += out.split()
 
     assert sorted(taken) == sorted(wanted)
 
