@@ -18,7 +18,7 @@ from secret_examples import ORDINARY, SECRETS
 from typer.testing import CliRunner
 
 import rlwatch
-import rlwatch.control.request
+import rlwatch.control.commands
 from rlwatch import redaction
 from rlwatch.alerts.config import build_notifiers, load_config
 from rlwatch.redaction import is_random, names_a_secret, recordable, redacted
