@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,20 +18,6 @@ from .charts import COLUMNS, Plot, family_option, height
 from .layout import GoToTokens
 from .markup import el
 from .queries import Trace, canonical_names
-
-VITAL = frozenset({"reward/mean", "policy/entropy", "policy/kl_ref", "optim/grad_norm"})
-"""Shown even when they do not move: a reward stuck at 0 is news."""
-
-TELLING = (
-    *("reward/mean", "reward/std", "reward/zero_std_frac"),
-    *("policy/entropy", "policy/entropy_p10", "policy/entropy_p90"),
-    *("policy/kl_ref", "policy/kl_ref_k3", "ratio/clipfrac", "ratio/max", "policy/kl_old"),
-    *("optim/grad_norm", "layers/rise", "loss/policy", "layers/heterogeneity", "optim/lr"),
-    *("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/ess"),
-    *("len/mean", "len/clipped", "text/repetition"),
-    *("time/step", "rlwatch/dropped"),
-)
-"""What a person looks at first, in each family; the others follow in the table's order."""
 
 MOST = 3
 """Panels a family shows at first; the others are one click away, unless something is wrong with them."""
@@ -78,8 +65,7 @@ def all_panels(names: Sequence[str], source: str) -> list[Panel]:
     Layers have a map of their own, the forecast a panel.
     """
     canonical = canonical_names(names, source)
-    order = dict.fromkeys((*TELLING, *(metric.name for metric in TABLE)))
-    rank = {name: place for place, name in enumerate(order)}
+    rank = {metric.name: (metric.panel or math.inf, place) for place, metric in enumerate(TABLE)}
     known = sorted((c for c in canonical if c in rank and not c.startswith(FORECAST)), key=rank.__getitem__)
     used = {source for name, source in canonical.items() if name in rank}
     return [
@@ -103,7 +89,7 @@ def sections(
             section.more.append(panel)
             continue
         trace, suspect = traces[panel.name], panel.canonical in suspects
-        if trace.level is not None and not suspect and panel.canonical not in VITAL:
+        if trace.level is not None and not suspect and not BY_NAME[panel.canonical].vital:
             section.unchanging.append((panel.canonical, trace.level))
         elif suspect or len(section.shown) < MOST or not trace.finite:
             section.shown.append(panel)

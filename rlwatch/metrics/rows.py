@@ -1,4 +1,4 @@
-"""What a row of the metric table is, and short words to write one."""
+"""A row of the metric table, and short words to write one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,20 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One canonical metric. ``low``/``high`` bound its range (inclusive; None: unbounded)."""
+    """One canonical metric. ``low``/``high`` bound its range (inclusive; None: unbounded).
+
+    Parameters
+    ----------
+    aliases
+        Names that trainers log it under.
+    everyday
+        Names of it in tables and loops of one's own, the least far-fetched first.
+    panel
+        Place among the charts of its family, 1 first; the first few are shown, the others one click away. None: after
+        these, in the order of the table.
+    vital
+        Shown even when it never changes: a reward stuck at 0 is news.
+    """
 
     name: str
     family: Family
@@ -51,7 +64,9 @@ class Metric:
     estimator: str = ""
     aggregator: str = "token mean"
     aliases: tuple[Alias, ...] = ()
-    title: str = ""
+    everyday: tuple[str, ...] = ()
+    panel: int | None = None
+    vital: bool = False
 
 
 def same(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
@@ -70,10 +85,17 @@ def other(name: str, source: str) -> Alias:
 
 
 def fraction(
-    name: str, family: Family, meaning: str, *, aggregator: str = "token fraction", aliases: tuple[Alias, ...] = ()
+    name: str,
+    family: Family,
+    meaning: str,
+    *,
+    aggregator: str = "token fraction",
+    aliases: tuple[Alias, ...] = (),
+    everyday: tuple[str, ...] = (),
+    panel: int | None = None,
 ) -> Metric:
     """A metric within [0, 1]."""
-    return Metric(name, family, "fraction", meaning, 0.0, 1.0, aggregator=aggregator, aliases=aliases)
+    return Metric(name, family, "fraction", meaning, 0.0, 1.0, "", aggregator, aliases, everyday, panel)
 
 
 def nats(
@@ -86,6 +108,11 @@ def nats(
     estimator: str = "",
     aggregator: str = "token mean",
     aliases: tuple[Alias, ...] = (),
+    everyday: tuple[str, ...] = (),
+    panel: int | None = None,
+    vital: bool = False,
 ) -> Metric:
     """A metric in nats per token."""
-    return Metric(name, family, "nats/token", meaning, low, high, estimator, aggregator, aliases)
+    return Metric(
+        name, family, "nats/token", meaning, low, high, estimator, aggregator, aliases, everyday, panel, vital
+    )

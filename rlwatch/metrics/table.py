@@ -1,11 +1,13 @@
-"""The table of metrics, family by family, in the order every page and document keeps."""
+# ruff: noqa: E501  (one row of the table is one line or two)
+"""The table of metrics, family by family, in the order every page and document keeps.
+
+A row is all there is to say of a metric: name, unit, range and meaning, what trainers call it (``aliases``), what people
+call it in loops of their own (``everyday``), and its place among the charts of its family (``panel``).
+"""
 
 from __future__ import annotations
 
 from rlwatch.metrics.rows import Family, Metric, fraction, nats, other, proxy, same
-
-# ruff: noqa: E501  (one row of the table is one line or two)
-
 
 # fmt: off
 
@@ -17,16 +19,20 @@ REWARD: tuple[Metric, ...] = (
         same("reward"), same("critic/score/mean", "verl"), same("rollout/reward_mean", "openrlhf"),
         same("rollout/raw_reward", "slime"), same("ppo_actor/task_reward/avg", "areal"),
         proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl", aggregator="log-ratio to the reference, times beta"),
-        same("objective/scores", "trl"), proxy("return", "openrlhf"))),
+        same("objective/scores", "trl"), proxy("return", "openrlhf")),
+        panel=1, vital=True, everyday=("reward", "episode reward", "reward score", "score", "accuracy")),
     Metric("reward/std", Family.REWARD, "", "standard deviation of the reward over the batch", 0.0, aliases=(
-        same("reward_std"), same("rollout/reward_std", "openrlhf"))),
-    Metric("reward/max", Family.REWARD, "", "largest reward of the batch", aggregator="maximum", aliases=(same("critic/score/max", "verl"),)),
-    Metric("reward/min", Family.REWARD, "", "smallest reward of the batch", aggregator="minimum", aliases=(same("critic/score/min", "verl"),)),
+        same("reward_std"), same("rollout/reward_std", "openrlhf")), panel=2, everyday=("reward std", "r std")),
+    Metric("reward/max", Family.REWARD, "", "largest reward of the batch", aggregator="maximum", aliases=(same("critic/score/max", "verl"),),
+        everyday=("reward max",)),
+    Metric("reward/min", Family.REWARD, "", "smallest reward of the batch", aggregator="minimum", aliases=(same("critic/score/min", "verl"),),
+        everyday=("reward min",)),
     Metric("reward/group_std", Family.REWARD, "", "standard deviation of the reward within a group (n - 1), mean over responses", 0.0,
            aggregator="sequence mean", aliases=(same("group_reward_std", "openrlhf"),)),
     fraction("reward/zero_std_frac", Family.REWARD, "samples whose group all got the same reward (no gradient)",
            aggregator="sample fraction", aliases=(
-               same("frac_reward_zero_std"), proxy("frac_reward_zero_std", "trl/rloo", aggregator="after reward clip and KL penalty"))),
+               same("frac_reward_zero_std"), proxy("frac_reward_zero_std", "trl/rloo", aggregator="after reward clip and KL penalty")),
+        panel=3, everyday=("zero std", "zero std fraction", "zero variance fraction", "reward zero std fraction")),
     fraction("reward/zero_std_right_frac", Family.REWARD, "samples whose group is right as a whole (too easy)", aggregator="sample fraction"),
     fraction("reward/zero_std_wrong_frac", Family.REWARD, "samples whose group is wrong as a whole (too hard)", aggregator="sample fraction"),
     fraction("reward/zero_std_other_frac", Family.REWARD, "samples whose group got one reward that is neither right nor wrong",
@@ -44,23 +50,18 @@ REWARD: tuple[Metric, ...] = (
     fraction("reward/majority_share", Family.REWARD, "share of a group's answers that are its most frequent one", aggregator="group mean"),
     Metric("reward/answer_entropy", Family.REWARD, "nats", "entropy of the answers of a group", 0.0, aggregator="group mean"),
     Metric("val/score", Family.REWARD, "", "score on held-out prompts, measured now and then", aggregator="evaluation", aliases=(
-        same("eval_reward"), proxy("eval/reward"))),
-    Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(same("critic/advantages/mean"),)),
-    Metric("adv/std", Family.REWARD, "", "standard deviation of the advantage", 0.0),
-    Metric("adv/max", Family.REWARD, "", "largest advantage", aliases=(same("critic/advantages/max"),)),
-    Metric("adv/min", Family.REWARD, "", "smallest advantage", aliases=(same("critic/advantages/min"),)),
+        same("eval_reward"), proxy("eval/reward")), everyday=("val reward", "val accuracy", "val score")),
+    Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(same("critic/advantages/mean"),), everyday=("advantage",)),
+    Metric("adv/std", Family.REWARD, "", "standard deviation of the advantage", 0.0, everyday=("advantage std",)),
+    Metric("adv/max", Family.REWARD, "", "largest advantage", aliases=(same("critic/advantages/max"),), everyday=("advantage max",)),
+    Metric("adv/min", Family.REWARD, "", "smallest advantage", aliases=(same("critic/advantages/min"),), everyday=("advantage min",)),
 )
 OPEN_REWARD: tuple[Metric, ...] = (
     Metric("val-core/", Family.REWARD, "", "score on one held-out set, as verl names it", aggregator="evaluation"),
     Metric("reward/by_task/", Family.REWARD, "", "mean reward of the responses to one task or data source", aggregator="sequence mean"),
 )
-# fmt: on
-# fmt: off
-
 
 # How much the policy still explores.
-
-# ruff: noqa: E501  (one row of the table is one line or two)
 
 _OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
 """Trainers whose entropy is that of tokens they were given: it falls as they learn them, and nothing is explored."""
@@ -72,14 +73,15 @@ EXPLORATION: tuple[Metric, ...] = (
         same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
         proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
         proxy("train/entropy_loss", "slime"),
-        *(other("entropy", source) for source in _OF_A_DATASET))),
+        *(other("entropy", source) for source in _OF_A_DATASET)),
+        panel=1, vital=True, everyday=("entropy", "token entropy", "policy entropy", "actor entropy")),
     nats("policy/entropy_pos", Family.EXPLORATION, "entropy of the tokens of positive advantage", low=0.0),
     nats("policy/entropy_neg", Family.EXPLORATION, "entropy of the tokens of negative advantage: it is these that explode", low=0.0),
-    nats("policy/entropy_p10", Family.EXPLORATION, "10th percentile of token entropy", low=0.0),
-    nats("policy/entropy_p90", Family.EXPLORATION, "90th percentile of token entropy", low=0.0),
+    nats("policy/entropy_p10", Family.EXPLORATION, "10th percentile of token entropy", low=0.0, panel=2),
+    nats("policy/entropy_p90", Family.EXPLORATION, "90th percentile of token entropy", low=0.0, panel=3),
     Metric("policy/vocab_size", Family.EXPLORATION, "tokens", "vocabulary size: entropy cannot exceed its logarithm", 1.0),
     nats("policy/logp_mean", Family.EXPLORATION, "mean log-prob of the sampled tokens", high=0.0,
-           aliases=(same("train/log_probs", "slime"),)),
+           aliases=(same("train/log_probs", "slime"),), everyday=("logp", "log prob", "log probs")),
     nats("policy/logp_min", Family.EXPLORATION, "lowest log-prob of a sampled token", high=0.0, aggregator="minimum"),
     Metric("policy/cov", Family.EXPLORATION, "nats", "covariance c of log-prob and advantage over tokens: a step lowers entropy in proportion to it"),
     Metric("policy/cov_top", Family.EXPLORATION, "nats", "mean c of the 0.2 % of tokens where it is largest", aggregator="mean of the top 0.2 %"),
@@ -90,13 +92,8 @@ OPEN_EXPLORATION: tuple[Metric, ...] = (
     nats("policy/entropy_by_task/", Family.EXPLORATION, "mean entropy of the responses to one task or data source", low=0.0,
            aggregator="sequence mean"),
 )
-# fmt: on
-# fmt: off
-
 
 # Whether an update lowers the likelihood of the very responses it rewards (arXiv 2512.04220).
-
-# ruff: noqa: E501  (one row of the table is one line or two)
 
 LIKELIHOOD: tuple[Metric, ...] = (
     nats("lld/logp_positive", Family.EXPLORATION, "mean log-prob of the tokens of responses with a positive advantage", high=0.0),
@@ -105,13 +102,8 @@ LIKELIHOOD: tuple[Metric, ...] = (
     fraction("lld/negative_push", Family.EXPLORATION, "share of |A| (1 - p), summed over tokens, that pushes down", aggregator="weighted token fraction"),
     nats("lld/penalty", Family.EXPLORATION, "LLDS penalty: what actions of responses with A >= 0 lost, where the whole action lost", low=0.0),
 )
-# fmt: on
-# fmt: off
-
 
 # How far the policy moves: from the reference, and from the policy that sampled.
-
-# ruff: noqa: E501  (one row of the table is one line or two)
 
 TRUST_REGION: tuple[Metric, ...] = (
     nats("policy/kl_ref", Family.TRUST_REGION, "KL to the reference policy", estimator="k3", aliases=(
@@ -119,11 +111,12 @@ TRUST_REGION: tuple[Metric, ...] = (
         proxy("kl", "openrlhf", "k1|k2|k3"), proxy("kl", "trl/kto", "k1", "sequence sum of mismatched pairs, at least 0"),
         proxy("objective/kl", "trl", "k1", "sequence sum"), same("kl", "", "k3"),
         same("actor/kl_loss", "verl", "kl_loss_type"), proxy("actor/reward_kl_penalty", "verl"),
-        proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss"))),
+        proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss")),
+        panel=1, vital=True, everyday=("kl", "kl div", "kl ref", "kl ref div", "policy kl ref", "actor kl loss")),
     nats("policy/kl_ref_k1", Family.TRUST_REGION, "KL to the reference, k1 = x, x = log(pi/ref); may be negative", aliases=(
         proxy("logprobs_diff", "openrlhf", "k1", "token mean, or sequence mean where KL is part of the reward; 0 without a reference"),)),
     nats("policy/kl_ref_k2", Family.TRUST_REGION, "KL to the reference, k2 = x^2/2", low=0.0),
-    nats("policy/kl_ref_k3", Family.TRUST_REGION, "KL to the reference, k3 = exp(-x) - 1 + x", low=0.0),
+    nats("policy/kl_ref_k3", Family.TRUST_REGION, "KL to the reference, k3 = exp(-x) - 1 + x", low=0.0, panel=2),
     nats("policy/kl_ref_weighted", Family.TRUST_REGION, "k3 times pi/pi_old: unbiased on samples of the old policy", estimator="V3.2"),
     nats("policy/kl_ref_max", Family.TRUST_REGION, "largest k3 of a token", low=0.0, aggregator="maximum"),
     nats("policy/kl_ref_p99", Family.TRUST_REGION, "99th percentile of k3", low=0.0, aggregator="99th percentile"),
@@ -134,16 +127,20 @@ TRUST_REGION: tuple[Metric, ...] = (
            aggregator="share of the sum"),
     nats("policy/kl_old", Family.TRUST_REGION, "k1 between the policy before and during the update", estimator="k1", aliases=(
         same("actor/ppo_kl", "verl", "k1"), same("ppo_kl", "", "k1"), same("train/ppo_kl", "slime"),
-        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl"))),
+        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl")), panel=5, everyday=("approxkl", "kl approx", "kl old")),
     Metric("policy/kl_coef", Family.TRUST_REGION, "", "weight of the KL term (beta)", 0.0, aliases=(same("actor/kl_coef"), same("beta"))),
-    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio"))),
-    Metric("ratio/max", Family.TRUST_REGION, "", "largest importance ratio", 0.0, aggregator="maximum"),
-    Metric("ratio/min", Family.TRUST_REGION, "", "smallest importance ratio", 0.0, aggregator="minimum"),
+    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio")),
+        everyday=("ratio", "is ratio", "policy ratio")),
+    Metric("ratio/max", Family.TRUST_REGION, "", "largest importance ratio", 0.0, aggregator="maximum",
+        panel=4, everyday=("ratio max", "is ratio max")),
+    Metric("ratio/min", Family.TRUST_REGION, "", "smallest importance ratio", 0.0, aggregator="minimum",
+        everyday=("ratio min", "is ratio min")),
     Metric("ratio/p99", Family.TRUST_REGION, "", "99th percentile of token ratios", 0.0, aggregator="99th percentile"),
     nats("ratio/log_absmax", Family.TRUST_REGION, "largest |log ratio| of a token", low=0.0, aggregator="maximum"),
     Metric("ratio/m2", Family.TRUST_REGION, "nats^2", "mean squared log-ratio (M2PO holds it below 0.04)", 0.0),
     Metric("ratio/chi2", Family.TRUST_REGION, "", "<ratio^2> - 1 of raw token ratios"),
-    fraction("ratio/ess", Family.TRUST_REGION, "effective sample size of raw token ratios over their number"),
+    fraction("ratio/ess", Family.TRUST_REGION, "effective sample size of raw token ratios over their number",
+        everyday=("ess", "is ess", "effective sample size")),
     fraction("ratio/ess_clipped", Family.TRUST_REGION, "the same of ratios cut at the bounds of the loss's clip: looks healthy when much is cut"),
     Metric("ratio/geo_mean", Family.TRUST_REGION, "", "mean over responses of the geometric mean of their token ratios", 0.0, aggregator="sequence mean"),
     Metric("ratio/geo_max", Family.TRUST_REGION, "", "largest geometric mean of a response", 0.0, aggregator="maximum"),
@@ -157,7 +154,8 @@ TRUST_REGION: tuple[Metric, ...] = (
         same("clip_ratio/region_mean", "", aggregator="token fraction, sign-aware"), same("actor/pg_clipfrac", "verl"),
         same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"),
         same("actor/ppo_ratio_clipfrac", "roll"), same("clip_ratio"), same("policy/clipfrac_avg", "trl"),
-        proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl"))),
+        proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl")),
+        panel=3, everyday=("clip fraction", "clipfrac", "ratio clip fraction", "pg clip fraction")),
     fraction("ratio/clipfrac_low", Family.TRUST_REGION, "tokens clipped below (advantage < 0)", aliases=(
         same("clip_ratio/low_mean"), proxy("clip_ratio/low_mean", "trl/rloo", aggregator="sequence fraction"),
         same("actor/ppo_ratio_low_clipfrac", "roll"))),
@@ -171,32 +169,31 @@ TRUST_REGION: tuple[Metric, ...] = (
     fraction("offpolicy/masked_neg", Family.TRUST_REGION, "the same, of responses of negative advantage", aggregator="sequence fraction"),
     nats("offpolicy/kl_neg_max", Family.TRUST_REGION, "largest mean of log sampling - log policy over a response of negative advantage", aggregator="maximum"),
 )
-# fmt: on
-# fmt: off
-
 
 # The loss, the gradient, and what in them is not a number.
-
-# ruff: noqa: E501  (one row of the table is one line or two)
 
 OPTIMISATION: tuple[Metric, ...] = (
     Metric("loss/policy", Family.OPTIMISATION, "", "policy loss (comparable only within one aggregation mode)", aliases=(
         same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
-        proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"))),
+        proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl")),
+        panel=3, everyday=("policy loss", "pg loss", "actor loss", "loss")),
     Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
     Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
         same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"),
-        same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm"))),
+        same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm")),
+        panel=1, vital=True, everyday=("grad", "grad norm", "gradnorm", "gnorm", "global grad norm", "policy grad norm", "grad norm total")),
     Metric("optim/grad_norm_max", Family.OPTIMISATION, "", "largest global gradient norm of several optimizer steps in one step", 0.0, aggregator="maximum"),
     Metric("optim/lr", Family.OPTIMISATION, "", "learning rate", 0.0, aliases=(
         same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"),
-        same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr"))),
+        same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr")), panel=5, everyday=("lr", "learning rate")),
     Metric("optim/layers_clipped", Family.OPTIMISATION, "layers", "layers that layer-wise clipping scaled down", 0.0, aggregator="last optimizer step"),
     fraction("optim/clip_scale_min", Family.OPTIMISATION, "smallest factor that layer-wise clipping scaled a layer by (1: none)", aggregator="last optimizer step"),
     fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps skipped because a gradient was not finite (float16 loss scaler, verl)", aggregator="step fraction"),
-    Metric("layers/rise", Family.OPTIMISATION, "times", "largest rise of a layer's gradient norm over its own level, relative to the median layer's", 1.0, estimator="level: median of the last 50 rows", aggregator="maximum over layers"),
+    Metric("layers/rise", Family.OPTIMISATION, "times", "largest rise of a layer's gradient norm over its own level, relative to the median layer's", 1.0, estimator="level: median of the last 50 rows", aggregator="maximum over layers",
+        panel=2),
     Metric("layers/spiking", Family.OPTIMISATION, "layers", "layers whose gradient norm is far above its own level, relative to the other layers'", 0.0, aggregator="count"),
-    Metric("layers/heterogeneity", Family.OPTIMISATION, "", "1 - mean pairwise correlation of the layers' gradient norms over the last 50 rows: 0 in step, 1 unrelated", 0.0, 2.0, estimator="Pearson", aggregator="mean over pairs of layers"),
+    Metric("layers/heterogeneity", Family.OPTIMISATION, "", "1 - mean pairwise correlation of the layers' gradient norms over the last 50 rows: 0 in step, 1 unrelated", 0.0, 2.0, estimator="Pearson", aggregator="mean over pairs of layers",
+        panel=4),
     fraction("layers/participation", Family.OPTIMISATION, "how evenly the squared gradient norm is spread over the L layers: 1 evenly, 1/L on one layer", aggregator="(sum n^2)^2 / (L sum n^4)"),
     fraction("layers/max_share", Family.OPTIMISATION, "largest share of one layer in the squared gradient norm", aggregator="maximum over layers"),
     Metric("nonfinite/loss", Family.OPTIMISATION, "count", "micro-batches whose loss was NaN or Inf", 0.0, aggregator="sum"),
@@ -211,16 +208,11 @@ OPTIMISATION: tuple[Metric, ...] = (
 OPEN_OPTIMISATION: tuple[Metric, ...] = (
     Metric("grad_layer/", Family.OPTIMISATION, "", "gradient norm of one layer before clipping", 0.0, aggregator="last optimizer step"),
 )
-# fmt: on
-# fmt: off
-
 
 # The rollout engine against the trainer: the same weights, two sets of log-probs.
 #
 # Throughout, d = log trainer - log rollout of a sampled token, and its weight is exp(d), raw unless a row says
 # otherwise.
-
-# ruff: noqa: E501  (one row of the table is one line or two)
 
 _ANY_BAND = "at the run's own threshold, of tokens or of responses"
 _EMPTY = "sequence mean; a response without tokens counts as perplexity 1"
@@ -229,15 +221,18 @@ _RESPONSES = "mean of responses' means"
 _LEVEL: tuple[Metric, ...] = (
     nats("mismatch/kl", Family.MISMATCH, "KL(rollout || trainer) on the sampled tokens", estimator="k1", aliases=(
         same("rollout_corr/kl", "verl", "k1"), same("vllm_kl", "openrlhf", "k1"),
-        proxy("ppo_actor/update/behave_approx_kl/avg", "areal"))),
+        proxy("ppo_actor/update/behave_approx_kl/avg", "areal")),
+        panel=2, everyday=("mismatch kl", "rollout kl", "rollout trainer kl", "vllm kl", "sglang kl")),
     nats("mismatch/k3", Family.MISMATCH, "the same by the k3 estimator", low=0.0, estimator="k3", aliases=(
         same("rollout_corr/k3_kl", "verl", "k3"), same("rollout_correction/k3_kl", "", "k3"), same("mismatch_kl/all/mean", "prime-rl", "k3"),
         same("mismatch_k3"), same("gen_kl_error", "nemo-rl", "k3"), same("train_rollout_kl", "", "k3", _RESPONSES),
-        proxy("kl", "trl/async", "k3", "current policy against the sampling one"))),
+        proxy("kl", "trl/async", "k3", "current policy against the sampling one")),
+        panel=1, everyday=("mismatch k 3", "mismatch k 3 kl", "rollout k 3", "rollout k 3 kl")),
     nats("mismatch/logp_absdiff", Family.MISMATCH, "mean |log trainer - log rollout|", low=0.0, aliases=(
-        same("sampling/sampling_logp_difference/mean"), same("train/train_rollout_logprob_abs_diff", "slime", "", _RESPONSES))),
+        same("sampling/sampling_logp_difference/mean"), same("train/train_rollout_logprob_abs_diff", "slime", "", _RESPONSES)),
+        panel=3, everyday=("logp abs diff", "logp absdiff", "log prob abs diff")),
     nats("mismatch/logp_absdiff_max", Family.MISMATCH, "largest |log trainer - log rollout|", low=0.0, aggregator="maximum",
-           aliases=(same("sampling/sampling_logp_difference/max"),)),
+           aliases=(same("sampling/sampling_logp_difference/max"),), everyday=("logp abs diff max", "logp absdiff max", "log prob abs diff max")),
     nats("mismatch/logp_absdiff_p99", Family.MISMATCH, "99th percentile of |log trainer - log rollout|", low=0.0, aggregator="99th percentile"),
     Metric("mismatch/m2", Family.MISMATCH, "nats^2", "mean squared log trainer - log rollout", 0.0),
     Metric("mismatch/mult_prob_error", Family.MISMATCH, "", "mean factor exp|d| between the two probabilities of a token; trouble where it trends past 1.01 to 1.02", 1.0,
@@ -260,7 +255,7 @@ _WEIGHTS: tuple[Metric, ...] = (
     Metric("mismatch/weight_min", Family.MISMATCH, "", "smallest raw weight", 0.0, aggregator="minimum"),
     Metric("mismatch/is_ratio", Family.MISMATCH, "", "mean trainer/rollout weight after truncation or masking", 0.0, aliases=(
         same("sampling/importance_sampling_ratio/mean"), same("rollout_corr/rollout_is_mean", "verl"),
-        same("mismatch/is_ratio_mean"), same("rollout_correction/is_weight_mean"))),
+        same("mismatch/is_ratio_mean"), same("rollout_correction/is_weight_mean")), everyday=("is weight",)),
     Metric("mismatch/is_ratio_max", Family.MISMATCH, "", "largest weight after truncation or masking", 0.0, aggregator="maximum", aliases=(
         same("sampling/importance_sampling_ratio/max"), same("rollout_corr/rollout_is_max", "verl"))),
     Metric("mismatch/is_ratio_min", Family.MISMATCH, "", "smallest weight after truncation or masking", 0.0, aggregator="minimum", aliases=(
@@ -270,7 +265,7 @@ _WEIGHTS: tuple[Metric, ...] = (
     fraction("mismatch/is_zero", Family.MISMATCH, "tokens whose weight the run's own correction sets to 0: they teach nothing"),
     fraction("mismatch/ess", Family.MISMATCH, "effective sample size of raw trainer/rollout weights over their number", aliases=(
         proxy("rollout_corr/rollout_is_eff_sample_size", "verl", aggregator="after truncation"),
-        proxy("rollout_correction/ess", aggregator="after truncation on both sides"))),
+        proxy("rollout_correction/ess", aggregator="after truncation on both sides")), panel=4),
     fraction("mismatch/ess_truncated", Family.MISMATCH, "the same of weights truncated at the run's cap or 2: looks healthy when much is cut"),
     Metric("mismatch/chi2", Family.MISMATCH, "", "<weight^2> - 1 of raw token weights; a sample's may be below 0", -1.0, aliases=(
         same("rollout_corr/chi2_token", "verl", aggregator="weights clamped at exp(20)"),
@@ -319,9 +314,10 @@ _RESPONSE: tuple[Metric, ...] = (
     fraction("mismatch/geo_rejected", Family.MISMATCH, "responses whose geometric mean of weights lies outside [0.999, 1.001]", aggregator="sequence fraction", aliases=(
         proxy("rollout_corr/rollout_rs_seq_mean_k1_seq_masked_fraction", "verl", aggregator="at the run's own threshold"),)),
     Metric("mismatch/ppl_trainer", Family.MISMATCH, "", "perplexity of responses to the trainer", 0.0, aggregator="sequence mean", aliases=(
-        same("rollout_corr/training_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/training_ppl"))),
+        same("rollout_corr/training_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/training_ppl")),
+        everyday=("trainer ppl", "training ppl")),
     Metric("mismatch/ppl_rollout", Family.MISMATCH, "", "perplexity of responses to the rollout engine", 0.0, aggregator="sequence mean", aliases=(
-        same("rollout_corr/rollout_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/rollout_ppl"))),
+        same("rollout_corr/rollout_ppl", "verl", aggregator=_EMPTY), same("rollout_correction/rollout_ppl")), everyday=("rollout ppl",)),
     Metric("mismatch/ppl_ratio", Family.MISMATCH, "", "perplexity to the trainer over that to the rollout engine", 0.0, aggregator="sequence mean", aliases=(
         same("rollout_corr/ppl_ratio", "verl", aggregator=_EMPTY), same("rollout_correction/ppl_ratio"))),
     nats("mismatch/log_ppl_trainer", Family.MISMATCH, "log perplexity of responses to the trainer", aggregator="sequence mean", aliases=(
@@ -335,7 +331,8 @@ _RESPONSE: tuple[Metric, ...] = (
     nats("mismatch/log_ppl_diff_min", Family.MISMATCH, "smallest such difference of a response", aggregator="minimum", aliases=(
         same("rollout_corr/log_ppl_diff_min", "verl", aggregator="minimum"), same("rollout_correction/log_ppl_diff_min"))),
     nats("mismatch/log_ppl_absdiff", Family.MISMATCH, "mean size of such a difference", low=0.0, aggregator="sequence mean", aliases=(
-        same("rollout_corr/log_ppl_abs_diff", "verl", aggregator=_EMPTY), same("rollout_correction/log_ppl_abs_diff"))),
+        same("rollout_corr/log_ppl_abs_diff", "verl", aggregator=_EMPTY), same("rollout_correction/log_ppl_abs_diff")),
+        everyday=("log ppl abs diff", "log ppl absdiff", "ppl abs diff")),
     Metric("mismatch/seq_m2", Family.MISMATCH, "nats^2/token", "squared log-weights of responses per token of theirs: equals m2 where errors of tokens do not add up", 0.0, aggregator="sum over sum"),
     Metric("mismatch/log_var_growth", Family.MISMATCH, "nats^2/token", "growth of a response's log-weight variance with its length", aggregator="regression slope"),
 )
@@ -354,25 +351,20 @@ _ROUTING: tuple[Metric, ...] = (
 )
 
 MISMATCH: tuple[Metric, ...] = (*_LEVEL, *_WEIGHTS, *_KINDS, *_PLACES, *_RESPONSE, *_ROUTING)
-# fmt: on
-# fmt: off
-
 
 # What was sampled: lengths, text, staleness.
-
-# ruff: noqa: E501  (one row of the table is one line or two)
 
 ROLLOUTS: tuple[Metric, ...] = (
     Metric("len/mean", Family.ROLLOUTS, "tokens", "mean response length", 0.0, aliases=(
         same("completions/mean_length"), same("response_length/mean", "verl"), same("completion_length"),
         same("rollout/response_length_mean", "openrlhf"), same("response_length", "openrlhf"),
-        same("rollout/response_len/mean", "slime"), same("tokens/response_length/mean", "roll"))),
+        same("rollout/response_len/mean", "slime"), same("tokens/response_length/mean", "roll")), panel=1, everyday=("length", "response length")),
     Metric("len/max", Family.ROLLOUTS, "tokens", "longest response", 0.0, aggregator="maximum", aliases=(
         same("completions/max_length"), same("response_length/max", "verl"), same("rollout/response_len/max", "slime"),
-        same("tokens/response_length/max", "roll"))),
+        same("tokens/response_length/max", "roll")), everyday=("length max", "response length max")),
     Metric("len/min", Family.ROLLOUTS, "tokens", "shortest response", 0.0, aggregator="minimum", aliases=(
         same("completions/min_length"), same("response_length/min", "verl"), same("rollout/response_len/min", "slime"),
-        same("tokens/response_length/min", "roll"))),
+        same("tokens/response_length/min", "roll")), everyday=("length min", "response length min")),
     Metric("len/p50", Family.ROLLOUTS, "tokens", "median response length", 0.0, aggregator="quantile", aliases=(
         same("rollout/response_len/median", "slime"),)),
     Metric("len/p90", Family.ROLLOUTS, "tokens", "90th percentile of the response length", 0.0, aggregator="quantile"),
@@ -383,7 +375,8 @@ ROLLOUTS: tuple[Metric, ...] = (
     fraction("len/bubble", Family.ROLLOUTS, "1 - mean / longest response: least share of idle slots while a batch is generated", aggregator="sequences"),
     fraction("len/clipped", Family.ROLLOUTS, "responses cut at the length limit", aggregator="sequence fraction", aliases=(
         same("completions/clipped_ratio"), same("response_length/clip_ratio", "verl"), same("truncated", "openrlhf"),
-        same("rollout/truncated_rate", "openrlhf"), same("rollout/truncated_ratio", "slime"))),
+        same("rollout/truncated_rate", "openrlhf"), same("rollout/truncated_ratio", "slime")),
+        panel=2, everyday=("truncated", "truncated fraction", "response truncated", "response truncated fraction")),
     Metric("len/terminated_mean", Family.ROLLOUTS, "tokens", "mean length of the responses that were not cut", 0.0, aliases=(
         proxy("completions/mean_terminated_length", aggregator="0 where none terminated"),)),
     fraction("len/empty", Family.ROLLOUTS, "responses without a token", aggregator="sequence fraction", aliases=(
@@ -395,7 +388,8 @@ ROLLOUTS: tuple[Metric, ...] = (
     Metric("partial/retention_mean", Family.ROLLOUTS, "iterations", "iterations a response was carried over", 0.0, aggregator="sequence mean"),
     Metric("partial/retention_max", Family.ROLLOUTS, "iterations", "most iterations a response was carried over", 0.0, aggregator="maximum",
            aliases=(proxy("fully_async/partial/max_partial_span", "verl"),)),
-    fraction("text/repetition", Family.ROLLOUTS, "1 - distinct 3-grams / 3-grams of token ids, mean over responses", aggregator="sequence mean"),
+    fraction("text/repetition", Family.ROLLOUTS, "1 - distinct 3-grams / 3-grams of token ids, mean over responses", aggregator="sequence mean",
+        panel=3, everyday=("repetition", "repetition fraction")),
     fraction("text/distinct_1", Family.ROLLOUTS, "distinct token ids / token ids of a response", aggregator="sequence mean"),
     fraction("text/distinct_2", Family.ROLLOUTS, "distinct 2-grams / 2-grams of token ids of a response", aggregator="sequence mean"),
     fraction("text/loop_cover", Family.ROLLOUTS, "share of a response that one block repeated in a row covers", aggregator="sequence mean"),
@@ -447,23 +441,19 @@ ROLLOUTS: tuple[Metric, ...] = (
 OPEN_ROLLOUTS: tuple[Metric, ...] = (
     Metric("len/by_task/", Family.ROLLOUTS, "tokens", "mean length of the responses to one task or data source", 0.0, aggregator="sequence mean"),
 )
-# fmt: on
-# fmt: off
-
 
 # Time, rlwatch's own counters, and its forecast.
-
-# ruff: noqa: E501  (one row of the table is one line or two)
 
 SYSTEM: tuple[Metric, ...] = (
     Metric("time/step", Family.SYSTEM, "s", "duration of a step", 0.0, aliases=(
         same("step_time"), same("timing_s/step", "verl"), same("perf/time_per_step", "verl"),
-        same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime"))),
+        same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime")),
+        panel=1, everyday=("step time", "step seconds", "step duration")),
     Metric("time/throughput", Family.SYSTEM, "tokens/s", "tokens of prompts and responses processed per second (and GPU, where the trainer says so)", 0.0,
            aggregator="sum", aliases=(same("perf/throughput", "verl"),)),
     fraction("time/rollout_idle", Family.SYSTEM, "share of the time in which the rollout engines waited", aggregator="time fraction", aliases=(
         same("fully_async/rollouter/idle_ratio", "verl"),)),
-    Metric("rlwatch/dropped", Family.SYSTEM, "records", "records rlwatch dropped so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/dropped", Family.SYSTEM, "records", "records rlwatch dropped so far", 0.0, aggregator="cumulative", panel=2),
     Metric("rlwatch/bad_values", Family.SYSTEM, "values", "values that were no numbers and were left out so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/bad_records", Family.SYSTEM, "records", "records that could not be taken so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/bad_calls", Family.SYSTEM, "calls", "calls that could not be understood so far", 0.0, aggregator="cumulative"),
@@ -482,9 +472,6 @@ SYSTEM: tuple[Metric, ...] = (
     Metric("forecast/steps_to", Family.SYSTEM, "steps", "expected steps until a limit is reached", 0.0, aggregator="forecast"),
 )
 # fmt: on
-
-
-# The table itself, one file a failure family, in the order every page and document keeps.
 
 TABLE: tuple[Metric, ...] = (
     *REWARD,

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from rlwatch.metrics import BY_NAME, canonicalise, resolve
-from rlwatch.metrics.reading import NAMES, everyday, words_of
+from rlwatch.metrics import BY_NAME, TABLE, canonicalise, resolve
+from rlwatch.metrics.reading import everyday, words_of
+
+NAMES = {metric.name: metric.everyday for metric in TABLE if metric.everyday}
 
 
 def test_every_name_means_one_known_metric():
