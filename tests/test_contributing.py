@@ -1,0 +1,62 @@
+"""CONTRIBUTING is true: its recipes are carried out, as they stand there, in a copy of the repository."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def blocks(heading: str) -> list[tuple[str, str]]:
+    """(language, text) of the code blocks below a heading."""
+    (section,) = re.findall(rf"^## {heading}.*?$(.*?)(?=^## |\Z)", GUIDE, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+def copied(to: Path, *parts: str) -> Path:
+    """A copy of parts of the repository, without the traces of earlier runs."""
+    for part in ("pyproject.toml", "conftest.py", "rlwatch", *parts):
+        source, target = ROOT / part, to / part
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    return to
+
+
+def shell(commands: str, at: Path) -> str:
+    """What the commands print, in the copy and with this Python; they must succeed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    settings = {"PATH": path, "PYTHONPATH": str(at), "PYTEST_ADDOPTS": "-q -n 0 -p no:cacheprovider"}
+    made = subprocess.run(  # noqa: PLW1510  (the assertion shows what it printed)
+        ["bash", "-e", "-c", commands], cwd=at, env={**os.environ, **settings}, capture_output=True, text=True
+    )
+
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout
+
+
+def test_a_detector_is_a_file_an_entry_and_a_test(tmp_path: Path):
+    """No other file is edited, and the contract suite finds it."""
+    copy = copied(tmp_path, "app", "docs", "tests/catalogue", "tests/detectors")
+    recipe = blocks("Add a detector")
+    for language, text in recipe:
+        if language == "python":
+            file = copy / text.split("\n", 1)[0].removeprefix("# ")
+            assert not file.exists()
+            file.write_text(text.split("\n", 1)[1])
+        elif language == "toml":
+            with (copy / "rlwatch" / "catalogue" / "kinds.toml").open("a") as catalogue:
+                catalogue.write("\n" + text)
+    (commands,) = [text for language, text in recipe if language == "sh"]
+    said = shell(commands, copy)
+
+    assert [language for language, _ in recipe] == ["python", "toml", "python", "sh"]
+    assert "written: docs/findings.md, docs/alerts.md" in said
+    assert "`ratio_outliers`" in (copy / "docs" / "findings.md").read_text()
+    assert int(re.search(r"(\d+) passed", said)[1]) > 100
