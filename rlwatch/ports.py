@@ -326,7 +326,7 @@ class AlertStore(Protocol):
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
         """Insert or update alerts by id and insert messages whose id is new, in one transaction."""
 
-    def tell(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+    def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
         """Insert or update alerts of the run, then insert what ``compose`` makes of its ledger, in one transaction.
 
         Returns the messages whose id was new. Nobody else writes alerts or messages of the run meanwhile, so that

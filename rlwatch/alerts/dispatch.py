@@ -293,7 +293,7 @@ MOST_EARLIER = 5
 class Snapshot:
     """The time (Unix seconds), the runs and which of them are live, and the silences.
 
-    ``last_word``: nobody will plan for these alerts soon, so that none waits, for others of its group or to settle.
+    ``final``: nobody will plan for these alerts soon, so that none waits, for others of its group or to settle.
     ``cause`` says what most likely set a kind of failure of a run off, by what was known at a step (None: by now), if
     that is known.
     """
@@ -302,7 +302,7 @@ class Snapshot:
     runs: Mapping[str, RunInfo]
     live: frozenset[str] = frozenset()
     silences: Sequence[Silence] = ()
-    last_word: bool = False
+    final: bool = False
     cause: Callable[[str, str, int | None], Cause | None] = lambda run_id, kind, at: None  # noqa: ARG005
 
 
@@ -311,7 +311,7 @@ class Decision:
     """Messages to write, and what is due but kept back: (notice, why)."""
 
     messages: tuple[OutboxMessage, ...] = ()
-    kept: tuple[tuple[Notice, str], ...] = field(default=())
+    held_back: tuple[tuple[Notice, str], ...] = field(default=())
 
 
 def decide(ledger: Ledger, policy: Policy, scene: Snapshot, dashboard_url: str = "") -> Decision:
@@ -326,7 +326,7 @@ def decide(ledger: Ledger, policy: Policy, scene: Snapshot, dashboard_url: str =
             why = held_back(notice, policy, scene.silences, inhibited, scene.now)
             kept.append((notice, why)) if why else told.append(notice)
     awaited = [notice for notice, why in kept if why == WAITING]
-    joining = awaited if scene.last_word else _joining(told, awaited, policy)
+    joining = awaited if scene.final else _joining(told, awaited, policy)
     groups = _grouped([*told, *joining], policy, telling)
     messages = tuple(_message(group, telling, ledger.alerts, scene, dashboard_url) for group in groups)
     return Decision(messages, tuple(pair for pair in kept if pair[0] not in joining))
@@ -357,7 +357,7 @@ def _inhibited(cases: Sequence[Case], policy: Policy, scene: Snapshot) -> dict[s
 def _settling(cases: Sequence[Case], policy: Policy, scene: Snapshot) -> dict[str, str]:
     """Those whose cause has only just ended; a run that goes no further has no steps to wait for."""
     over = ended(case.alert for case in cases if _notifies(case))
-    waiting = [] if scene.last_word else [c for c in cases if c.live and c.alert.state is AlertState.FIRING]
+    waiting = [] if scene.final else [c for c in cases if c.live and c.alert.state is AlertState.FIRING]
     whys = {c.alert.alert_id: settling(c.alert, c.rule, c.run.last_step, over, policy.inhibitions) for c in waiting}
     return {alert_id: why for alert_id, why in whys.items() if why}
 
@@ -445,37 +445,37 @@ class Dispatcher:
         live: Callable[[RunInfo], bool] = lambda _: True,
         console: bool = False,
     ) -> None:
-        self.kept: Decision = Decision()
-        """The last plan: what it wrote and what it kept back."""
+        self.decision: Decision = Decision()
+        """The last one: what it published and what it held back."""
         self._store = store
         self._policy = policy if console else replace(policy, rules=tuple(map(_without_console, policy.rules)))
         self._dashboard_url = dashboard_url
         self._clock = clock or SystemClock()
         self._live = live
 
-    def tell(self, run_id: str, alerts: Sequence[Alert] = (), *, last_word: bool = False) -> list[OutboxMessage]:
+    def publish(self, run_id: str, alerts: Sequence[Alert] = (), *, final: bool = False) -> list[OutboxMessage]:
         """Put the alerts down and write what is due on their run; returns the messages that are new.
 
-        With ``last_word`` nothing waits for others of its group. May raise ``StoreBusyError``: nothing, or
+        With ``final`` nothing waits for others of its group. May raise ``StoreBusyError``: nothing, or
         only the alerts, was stored then, and the same call may be made again.
         """
         if self._policy.grouping.by is GroupBy.PROJECT:
             if alerts:
                 self._store.put_alerts(alerts, [])
-            return self._tell_project(run_id, last_word=last_word)
-        scene = self._scene([_as_of(self._store.run(run_id), alerts)], last_word=last_word)
+            return self._publish_project(run_id, final=final)
+        scene = self._scene([_as_of(self._store.run(run_id), alerts)], final=final)
         for alert in alerts:
             if alert.state is AlertState.FIRING:  # read what will be wanted before the control file is locked
                 scene.cause(run_id, alert.kind, alert.step)
         if not alerts and not self._planned(self._store.ledger(run_id), scene).messages:
             return []  # the usual look takes no lock
-        return self._store.tell(run_id, alerts, lambda ledger: self._planned(ledger, scene).messages)
+        return self._store.publish(run_id, alerts, lambda ledger: self._planned(ledger, scene).messages)
 
-    def _tell_project(self, run_id: str, *, last_word: bool) -> list[OutboxMessage]:
+    def _publish_project(self, run_id: str, *, final: bool) -> list[OutboxMessage]:
         """One message may tell alerts of several runs, so that one process at a time plans for the project."""
         project = self._store.run(run_id).project
         runs = [run for run in self._store.runs() if run.project == project]
-        scene = self._scene(runs, last_word=last_word)
+        scene = self._scene(runs, final=final)
         if not self._planned(self._whole(runs), scene).messages:
             return []
         with self._store.exclusive():
@@ -484,16 +484,14 @@ class Dispatcher:
         return list(messages)
 
     def _planned(self, ledger: Ledger, scene: Snapshot) -> Decision:
-        self.kept = decide(ledger, self._policy, scene, self._dashboard_url)
-        return self.kept
+        self.decision = decide(ledger, self._policy, scene, self._dashboard_url)
+        return self.decision
 
-    def _scene(self, runs: Sequence[RunInfo], *, last_word: bool) -> Snapshot:
+    def _scene(self, runs: Sequence[RunInfo], *, final: bool) -> Snapshot:
         live = frozenset(run.run_id for run in runs if self._live(run))
         by_id = {run.run_id: run for run in runs}
         silences = self._store.silences()
-        return Snapshot(
-            self._clock.now(), by_id, live, silences, last_word=last_word, cause=cache(partial(self._cause, by_id))
-        )
+        return Snapshot(self._clock.now(), by_id, live, silences, final=final, cause=cache(partial(self._cause, by_id)))
 
     def _cause(self, runs: Mapping[str, RunInfo], run_id: str, kind: str, at: int | None) -> Cause | None:
         """The likeliest cause of failures of this kind, where more than the failure itself is known of it."""

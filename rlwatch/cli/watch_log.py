@@ -110,7 +110,7 @@ class Recording:
         self._store = store
         self._info = info
         self._policy = policy or Policy()
-        self._desk = Dispatcher(
+        self._dispatcher = Dispatcher(
             store, self._policy, dashboard_url=dashboard_url, clock=clock or SystemClock(), console=console
         )
         self._tell = on_outcome
@@ -127,7 +127,7 @@ class Recording:
     @property
     def kept(self) -> tuple[tuple[Notice, str], ...]:
         """What was due when somebody last looked, but kept back, and why."""
-        return self._desk.kept.kept
+        return self._dispatcher.decision.held_back
 
     def take(self, records: Sequence[StepRecord]) -> None:
         """Store and judge the next records of the log."""
@@ -170,7 +170,7 @@ class Recording:
             monitor,
             run,
             self._store,
-            desk=self._desk,
+            dispatcher=self._dispatcher,
             keep=self._writer.write,
             announce=self._tell,
             clock=self._clock,

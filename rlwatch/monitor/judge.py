@@ -45,7 +45,7 @@ def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> Histor
 
 
 def judge_rest(
-    store: Store, run_id: str, policy: Policy, desk: Dispatcher, announce: Callable[[Outcome], None] | None = None
+    store: Store, run_id: str, policy: Policy, dispatcher: Dispatcher, announce: Callable[[Outcome], None] | None = None
 ) -> bool:
     """Judge what a dead process left stored and not judged, and tell it, once; whether there was anything.
 
@@ -59,7 +59,7 @@ def judge_rest(
     monitor = Monitor(
         run_id=run_id, source=run.source, rules=policy.rules, history=past_of(store, run_id, lambda: monitor)
     )
-    sink = MonitorSink(monitor, run, store, desk=desk, keep=found.extend, announce=announce, amends=True)
+    sink = MonitorSink(monitor, run, store, dispatcher=dispatcher, keep=found.extend, announce=announce, amends=True)
     sink.holding = True
     judging = Judging(monitor, sink, store, run_id, judged=lambda *_: None)
     judging.begin(last)

@@ -33,17 +33,18 @@ AT_ONCE = 256
 
 
 class MonitorSink:
-    """Feeds the Monitor, stores findings and forecasts, puts alerts on the desk, and publishes the run's health.
+    """Feeds the Monitor, stores findings and forecasts, hands alerts to the dispatcher, and publishes the run's health.
 
-    Delivery is not its work: the desk only inserts outbox rows. Alerts that the store cannot take are kept in order and
-    put down at a later tick. A resumed run relives its history; what the store holds of that already is not said again.
+    Delivery is not its work: the dispatcher only inserts outbox rows. Alerts that the store cannot take are kept in
+    order and put down at a later tick. A resumed run relives its history; what the store holds of that already is not
+    published again.
 
     Parameters
     ----------
     run
         As its attempt began.
-    desk
-        Takes alerts and writes what is to be told of them.
+    dispatcher
+        Takes alerts and writes what is due of them to the outbox.
     keep
         Stores findings and forecasts.
     publish
@@ -64,7 +65,7 @@ class MonitorSink:
         run: RunInfo,
         store: Store,
         *,
-        desk: Dispatcher,
+        dispatcher: Dispatcher,
         keep: Callable[[Sequence[Storable]], object],
         publish: Callable[[Health], None] | None = None,
         announce: Callable[[Outcome], None] | None = None,
@@ -80,7 +81,7 @@ class MonitorSink:
         """Whether alerts are kept back until :meth:`release`."""
         self._run = run
         self._store = store
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._keep_found = keep
         self._publish = publish
         self._announce = announce
@@ -136,7 +137,7 @@ class MonitorSink:
     def tick(self) -> None:
         """Put down alerts that are still waiting; now and then, look what time alone has made due."""
         self._put_down()
-        waiting = self._alerted and not self.holding and (self._monitor.firing or self._desk.kept.kept)
+        waiting = self._alerted and not self.holding and (self._monitor.firing or self._dispatcher.decision.held_back)
         if waiting and self._clock.monotonic() >= self._look_at:
             self._look_at = self._clock.monotonic() + LOOK_S
             self._look()
@@ -150,7 +151,7 @@ class MonitorSink:
         """Judge the last step and put down what it brought; nothing waits for others any more."""
         self.end_attempt()
         if self._alerted and not self.holding:
-            self._look(last_word=True)
+            self._look(final=True)
 
     def _put_down(self) -> None:
         """Step by step, so that what fired and was over within a batch is told as it happened."""
@@ -158,7 +159,7 @@ class MonitorSink:
         try:
             while self._steps and not self.holding:
                 self._alerted = True
-                written += len(self._desk.tell(self._run.run_id, self._steps[0]))
+                written += len(self._dispatcher.publish(self._run.run_id, self._steps[0]))
                 self._steps.popleft()
             self._refused = False
         except StoreError as error:
@@ -166,10 +167,10 @@ class MonitorSink:
         if written and self._wake is not None:
             self._wake()
 
-    def _look(self, *, last_word: bool = False) -> None:
+    def _look(self, *, final: bool = False) -> None:
         """What a store refuses here is written at the next look, or by whoever watches the store."""
         try:
-            if self._desk.tell(self._run.run_id, last_word=last_word) and self._wake is not None:
+            if self._dispatcher.publish(self._run.run_id, final=final) and self._wake is not None:
                 self._wake()
         except StoreError as error:
             self._later(error)

@@ -52,7 +52,7 @@ class Watchman:
         self._judged: dict[str, object] = {}
         self._rules = [rule for rule in policy.rules if _is_about_heartbeats(rule)]
         self._clock = clock or SystemClock()
-        self._desk = Dispatcher(store, policy, dashboard_url=dashboard_url, clock=self._clock, live=self._lives)
+        self._dispatcher = Dispatcher(store, policy, dashboard_url=dashboard_url, clock=self._clock, live=self._lives)
 
     def look(self) -> int:
         """Look once; returns how many messages were written."""
@@ -72,14 +72,14 @@ class Watchman:
             return 0  # most of a store
         sign = sign_of(self._store, run, now)
         raised = [alert for rule in self._rules for alert in judged(run, sign, stored, rule, now)]
-        return len(self._desk.tell(run.run_id, raised)) if stored or raised else 0
+        return len(self._dispatcher.publish(run.run_id, raised)) if stored or raised else 0
 
     def _judge_rest(self, run: RunInfo) -> None:
         """Judge what a dead process left; a run that has not moved since it was seen to be judged is passed over."""
         version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
         if self._judged.get(run.run_id) == version:
             return
-        if judge_rest(self._store, run.run_id, self._policy, self._desk):
+        if judge_rest(self._store, run.run_id, self._policy, self._dispatcher):
             logger.info("run %s: judged what its process had stored and not judged", run.run_id)
         done, last = self._store.judged(run.run_id)
         if done >= last:

@@ -38,7 +38,7 @@ class Alerting:
         """The rules to judge by."""
         return self.policy.rules
 
-    def desk(
+    def dispatcher(
         self, store: Store, *, clock: Clock | None = None, live: Callable[[RunInfo], bool] = lambda _: True
     ) -> Dispatcher:
         """Where alerts of the store's runs are put down: messages are also written for channels this process

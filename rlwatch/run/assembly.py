@@ -97,7 +97,7 @@ class Assembly:
             monitor,
             run.info,
             self.store,
-            desk=self.alerting.desk(self.store, clock=self.clock),
+            dispatcher=self.alerting.dispatcher(self.store, clock=self.clock),
             keep=writer.keep,
             publish=run.publish_health,
             announce=run.announce,

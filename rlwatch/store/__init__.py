@@ -55,7 +55,7 @@ lease ends; runs whose outbox is busy or damaged are left for the next time. ``s
 outcome back; once ``sent`` or ``dead`` a message stays so, and a caller whose lease has gone to somebody else
 can only report success. Only ``retry_message``, for people, makes a dead one pending again, under the same id.
 
-``tell`` inserts or updates alerts of one run and then inserts what the caller makes of the run's ledger, all in one
+``publish`` inserts or updates alerts of one run and then inserts what the caller makes of the run's ledger, all in one
 transaction that no other writer of alerts interrupts: whoever composes knows all that was written before. An
 acknowledgement belongs to an alert: the first stays, unless a later one is of a higher severity. Silences belong to
 the store; ``exclusive`` is held by one caller at a time over all processes.

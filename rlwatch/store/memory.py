@@ -41,7 +41,7 @@ class _Place:
 
     runs: dict[str, _Run] = field(default_factory=dict)
     lock: RLock = field(default_factory=RLock)
-    desk: sqlite3.Connection | None = None
+    store_wide: sqlite3.Connection | None = None
 
 
 _places: dict[str, _Place] = {}
@@ -123,17 +123,17 @@ class MemoryStore(RunTables, ControlTables):
             yield run.control
 
     @contextmanager
-    def _desk(self) -> Iterator[sqlite3.Connection | None]:
+    def _store_wide(self) -> Iterator[sqlite3.Connection | None]:
         with self._place.lock, explained(self.url):
-            yield self._place.desk
+            yield self._place.store_wide
 
     @contextmanager
-    def _made_desk(self) -> Iterator[sqlite3.Connection]:
+    def _made_store_wide(self) -> Iterator[sqlite3.Connection]:
         with self._place.lock, explained(self.url):
-            if self._place.desk is None:
-                self._place.desk = _tables()
-                migrate(self._place.desk, schema.STORE_WIDE, self.url)
-            yield self._place.desk
+            if self._place.store_wide is None:
+                self._place.store_wide = _tables()
+                migrate(self._place.store_wide, schema.STORE_WIDE, self.url)
+            yield self._place.store_wide
 
     def _existing(self, run_id: str) -> _Run:
         if run_id not in self._place.runs:

@@ -470,7 +470,7 @@ class DeskContract(StoreHooks):
             seen.append(ledger)
             return [message("m2")]
 
-        written = store.tell("run", [alert("a2")], compose)
+        written = store.publish("run", [alert("a2")], compose)
 
         assert seen == [Ledger((alert("a1"), alert("a2")), (message("m1"),), (taken,))]
         assert written == [message("m2")]
@@ -479,9 +479,11 @@ class DeskContract(StoreHooks):
     def test_what_was_written_already_is_not_written_again(self, store: Store) -> None:
         """Nor returned; two of one id in one answer are one."""
         fill(store)
-        store.tell("run", [], lambda _: [message("m1")])
+        store.publish("run", [], lambda _: [message("m1")])
 
-        written = store.tell("run", [], lambda _: [replace(message("m1"), channel="x"), message("m2"), message("m2")])
+        written = store.publish(
+            "run", [], lambda _: [replace(message("m1"), channel="x"), message("m2"), message("m2")]
+        )
 
         assert [each.message_id for each in written] == ["m2"]
         assert [each.channel for each in store.outbox("run")] == ["hook", "hook"]
@@ -494,7 +496,7 @@ class DeskContract(StoreHooks):
             raise RuntimeError("no template")
 
         with pytest.raises(RuntimeError, match="no template"):
-            store.tell("run", [alert("a1")], broken)
+            store.publish("run", [alert("a1")], broken)
 
         assert store.ledger("run").alerts == ()
 
@@ -506,7 +508,7 @@ class DeskContract(StoreHooks):
             return [] if ledger.messages else [message(f"m{id(ledger)}")]
 
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: store.tell("run", [], first_only), range(12)))
+            list(pool.map(lambda _: store.publish("run", [], first_only), range(12)))
 
         assert len(store.outbox("run")) == 1
 
@@ -527,7 +529,7 @@ class DeskContract(StoreHooks):
         with pytest.raises(RunNotFoundError, match="run"):
             store.acknowledgements("run")
         with pytest.raises(RunNotFoundError, match="run"):
-            store.tell("run", [], lambda _: [])
+            store.publish("run", [], lambda _: [])
         with pytest.raises(RunNotFoundError, match="run"):
             store.ledger("run")
 
@@ -552,13 +554,13 @@ class DeskContract(StoreHooks):
         fill(store)
         store.put_alerts([alert("a1", state=AlertState.FIRING)], [])
 
-        def tell_once(number: int) -> None:
+        def publish_once(number: int) -> None:
             with store.exclusive():
                 if not store.ledger("run").messages:
                     store.put_alerts([], [message(f"m{number}")])
 
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(tell_once, range(8)))
+            list(pool.map(publish_once, range(8)))
 
         assert len(store.outbox("run")) == 1
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from desk_examples import CRITICAL, RESOLVED, WARNING, alert
+from dispatch_examples import CRITICAL, RESOLVED, WARNING, alert
 
 from rlwatch.alerts import messages
 from rlwatch.alerts.engine import AlertEvent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from desk_examples import CRITICAL, NOON, RESOLVED, Office, alert
+from dispatch_examples import CRITICAL, NOON, RESOLVED, Office, alert
 
 from rlwatch.alerts import silencing
 from rlwatch.alerts.rules import Rule
@@ -66,7 +66,7 @@ def test_whoever_acknowledges_or_silences_has_a_name(who: str):
 def test_an_acknowledgement_is_stamped_and_as_bad_as_the_alert_was():
     """So that getting worse is news again."""
     office = Office()
-    office.tell(alert())
+    office.publish(alert())
 
     assert silencing.acknowledge(
         office.store, alert(), by=" ann ", why=" mine ", clock=office.clock

@@ -9,7 +9,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from desk_examples import CRITICAL, WARNING, alert
+from dispatch_examples import CRITICAL, WARNING, alert
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from desk_examples import CRITICAL, RESOLVED, alert
+from dispatch_examples import CRITICAL, RESOLVED, alert
 
 from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.messages import SCHEMA_VERSION, TRIAL_EVENT, Case, Notice, compose_message, trial_message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from desk_examples import CRITICAL, HOOK, NOON, RESOLVED, WARNING, Office, alert
+from dispatch_examples import CRITICAL, HOOK, NOON, RESOLVED, WARNING, Office, alert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,7 +128,7 @@ def test_a_run_that_goes_no_further_waits_for_nothing():
         office = an_office()
         end_of_the_cause(office)
         office.live = last != "silent"
-        assert office.tell(last_word=last == "last word") == ["hook firing warning grad_spike"]
+        assert office.publish(final=last == "last word") == ["hook firing warning grad_spike"]
 
 
 def test_a_run_whose_steps_went_back_waits_for_nothing():
@@ -153,9 +153,9 @@ def test_rows_that_were_stored_in_one_batch_are_judged_at_their_own_step():
     """The run's last row is step 100 already when what happened at step 60 is put down."""
     office = an_office()
     office.reach(100)
-    assert office.tell(over("nonfinite", 60, CRITICAL)) == ["hook resolved critical nonfinite"]
+    assert office.publish(over("nonfinite", 60, CRITICAL)) == ["hook resolved critical nonfinite"]
 
-    assert [office.tell(over("grad_spike", 65)), office.reach(101)] == [[], []]
+    assert [office.publish(over("grad_spike", 65)), office.reach(101)] == [[], []]
 
 
 @settings(max_examples=150, deadline=None)

@@ -25,7 +25,7 @@ store = open_store(sys.argv[1])
 writer = store.open_run(RunInfo("run-1", project="math"))
 collapse = Finding("entropy", "entropy_collapse", Severity.CRITICAL, 7, 5, "entropy is gone")
 [fired] = AlertEngine("run-1", default_rules()).step(1, 7, [collapse], ts=time.time())
-Dispatcher(store, Policy()).tell("run-1", [fired.alert])
+Dispatcher(store, Policy()).publish("run-1", [fired.alert])
 os._exit(9)
 """
 

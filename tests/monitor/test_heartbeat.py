@@ -191,7 +191,7 @@ def test_without_a_heartbeat_rule_there_is_no_heartbeat_alert(request: pytest.Fi
 
 def test_the_watchman_also_tells_what_a_dead_trainer_could_not(ward: Ward):
     """Its alert was put down, its message not yet written."""
-    from desk_examples import alert
+    from dispatch_examples import alert
 
     ward.store.put_alerts([replace(alert("kl_drift"), rule="kl", fired_at=ward.clock.now())], [])
     ward.watchman.look()

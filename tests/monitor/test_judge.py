@@ -134,7 +134,7 @@ class Counted:
 
 def judging(store, writer, *, monitor=None, **settings):
     monitor = monitor or Monitor(run_id="run", rules=POLICY.rules, history=past_of(store, "run", lambda: monitor))
-    sink = MonitorSink(monitor, writer.run, store, desk=Dispatcher(store, POLICY), keep=writer.write, **settings)
+    sink = MonitorSink(monitor, writer.run, store, dispatcher=Dispatcher(store, POLICY), keep=writer.write, **settings)
 
     def note(seq, kept):
         writer.write([], Progress(judged=seq, checkpoint=kept))

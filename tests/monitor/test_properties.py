@@ -104,7 +104,7 @@ def live(items, cuts):
     store = open_store("memory://chunks")
     writer = store.open_run(RunInfo("run"))
     monitor = Monitor(run_id="run", detectors=default_detectors, rules=RULES)
-    sink = MonitorSink(monitor, writer.run, store, keep=writer.write, desk=Dispatcher(store, Policy(rules=())))
+    sink = MonitorSink(monitor, writer.run, store, keep=writer.write, dispatcher=Dispatcher(store, Policy(rules=())))
     for begin, end in pairwise([0, *sorted(cuts), len(items)]):
         if items[begin:end]:
             writer.write(items[begin:end])

@@ -43,7 +43,7 @@ class Watched:
             self.writer.run,
             self.store,
             keep=self.writer.write,
-            desk=Dispatcher(self.store, self.policy, clock=self.clock),
+            dispatcher=Dispatcher(self.store, self.policy, clock=self.clock),
             clock=self.clock,
             publish=self.health.append,
             announce=self.said.append,
@@ -108,15 +108,15 @@ def test_the_last_step_is_judged_at_the_end(watched):
 
 def test_a_busy_store_is_tried_again(watched):
     """The app may hold the lock for a moment."""
-    tell, busy = watched.store.tell, [True]
+    publish, busy = watched.store.publish, [True]
 
     def sometimes(run_id, alerts, compose):
         if busy:
             busy.pop()
             raise StoreBusyError("locked")
-        return tell(run_id, alerts, compose)
+        return publish(run_id, alerts, compose)
 
-    watched.store.tell = sometimes
+    watched.store.publish = sometimes
     watched.log(0, 20, 0, 0, 0, 0, 0)
     assert watched.alerts() == []
     watched.sink.tick()

@@ -371,11 +371,11 @@ class ControlTables(ABC):
         """The run's control tables, created if need be. Raises ``RunNotFoundError``."""
 
     @abstractmethod
-    def _desk(self) -> AbstractContextManager[sqlite3.Connection | None]:
+    def _store_wide(self) -> AbstractContextManager[sqlite3.Connection | None]:
         """What belongs to the whole store, or None where nobody needed it yet."""
 
     @abstractmethod
-    def _made_desk(self) -> AbstractContextManager[sqlite3.Connection]:
+    def _made_store_wide(self) -> AbstractContextManager[sqlite3.Connection]:
         """The same, created if need be."""
 
     def submit(self, command: Command) -> Command:
@@ -414,7 +414,7 @@ class ControlTables(ABC):
                 new = [message for message in messages if message.run_id == run_id]
                 put_alerts(db, own, new, self._clock.now())
 
-    def tell(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+    def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
         """Store alerts and what is to be written about them, in one transaction."""
         with self._made_control(run_id) as db:
             return publish(db, run_id, alerts, compose, self._clock.now())
@@ -438,18 +438,18 @@ class ControlTables(ABC):
 
     def put_silence(self, silence: Silence) -> None:
         """Insert or replace by id."""
-        with self._made_desk() as db:
+        with self._made_store_wide() as db:
             put_silence(db, silence)
 
     def silences(self) -> list[Silence]:
         """All silences, oldest first."""
-        with self._desk() as db:
+        with self._store_wide() as db:
             return [] if db is None else read_silences(db)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Held by one caller at a time, whichever process it is in."""
-        with self._made_desk() as db, transaction(db):
+        with self._made_store_wide() as db, transaction(db):
             yield
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:

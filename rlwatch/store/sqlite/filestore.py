@@ -100,10 +100,10 @@ class FileStore(RunTables, ControlTables):
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         return connection.create_control(layout.existing_files(self.root, run_id), self._control_timeout_s)
 
-    def _desk(self) -> AbstractContextManager[sqlite3.Connection | None]:
+    def _store_wide(self) -> AbstractContextManager[sqlite3.Connection | None]:
         return connection.open_tables(self.root / "alerts.db", schema.STORE_WIDE, self._control_timeout_s)
 
-    def _made_desk(self) -> AbstractContextManager[sqlite3.Connection]:
+    def _made_store_wide(self) -> AbstractContextManager[sqlite3.Connection]:
         layout.make_private(self.root)
         return connection.create_tables(self.root / "alerts.db", schema.STORE_WIDE, self._control_timeout_s)
 

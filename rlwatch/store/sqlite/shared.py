@@ -90,9 +90,9 @@ class SharedStore(RunTables, NoCommands):
         """Keep them on this node."""
         self._local.put_alerts(alerts, messages)
 
-    def tell(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+    def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
         """Keep them on this node."""
-        return self._local.tell(run_id, alerts, compose)
+        return self._local.publish(run_id, alerts, compose)
 
     def ledger(self, run_id: str) -> Ledger:
         """That of a run written on this node."""

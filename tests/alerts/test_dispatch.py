@@ -10,7 +10,7 @@ from datetime import time
 from pathlib import Path
 
 import pytest
-from desk_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, said
+from dispatch_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, said
 
 from rlwatch.alerts.dispatch import Dispatcher, alert_ids
 from rlwatch.alerts.rules import Grouping, Inhibition, Policy, QuietHours, Rule
@@ -34,7 +34,12 @@ def over(of: Alert) -> Alert:
 def test_firing_worse_and_over_are_told_once_each_on_every_channel():
     """However often somebody looks."""
     office = Office(Rule("r", channels=("hook", "chat")))
-    told = [office.tell(alert()), office.tell(alert()), office.tell(worse(alert())), office.tell(over(worse(alert())))]
+    told = [
+        office.publish(alert()),
+        office.publish(alert()),
+        office.publish(worse(alert())),
+        office.publish(over(worse(alert()))),
+    ]
 
     assert told == [
         ["hook firing warning kl_drift", "chat firing warning kl_drift"],
@@ -48,19 +53,19 @@ def test_firing_worse_and_over_are_told_once_each_on_every_channel():
 @pytest.mark.parametrize("state", [PENDING, RESOLVED])
 def test_what_never_fired_is_never_told(state):
     """Pending, and the end of a pending one."""
-    assert Office().tell(alert(state=state, fired_at=None)) == []
+    assert Office().publish(alert(state=state, fired_at=None)) == []
 
 
 def test_nobody_is_told_twice_by_two_who_look():
     """A trainer, a watcher and the dashboard over one store."""
     office = Office(PATIENT)
-    told = [office.tell(alert()), said(office.another_desk().tell("run"))]
+    told = [office.publish(alert()), said(office.another_dispatcher().publish("run"))]
     office.deliver()
     office.clock.advance(3600.0)
 
     assert told == [["hook firing warning kl_drift"], []]
-    assert said(office.another_desk().tell("run")) == ["hook repeated warning kl_drift"]
-    assert said(office.desk.tell("run")) == []
+    assert said(office.another_dispatcher().publish("run")) == ["hook repeated warning kl_drift"]
+    assert said(office.dispatcher.publish("run")) == []
 
 
 def test_what_a_dead_process_put_down_and_did_not_tell_the_next_tells():
@@ -68,7 +73,7 @@ def test_what_a_dead_process_put_down_and_did_not_tell_the_next_tells():
     office = Office()
     office.store.put_alerts([alert()], [])
 
-    assert said(office.another_desk().tell("run")) == ["hook firing warning kl_drift"]
+    assert said(office.another_dispatcher().publish("run")) == ["hook firing warning kl_drift"]
 
 
 def test_alerts_of_one_step_are_one_message_led_by_the_severest():
@@ -76,17 +81,17 @@ def test_alerts_of_one_step_are_one_message_led_by_the_severest():
     office = Office(inhibitions=())
     several = [alert("kl_drift"), alert("nonfinite", severity=CRITICAL), alert("grad_spike", onset_step=3)]
 
-    assert office.tell(*several) == ["hook firing critical nonfinite + grad_spike + kl_drift"]
-    assert office.tell() == []
+    assert office.publish(*several) == ["hook firing critical nonfinite + grad_spike + kl_drift"]
+    assert office.publish() == []
 
 
 def test_alerts_of_one_group_end_as_they_end_and_the_last_end_says_so():
     """Who keeps an incident open by ``group.id`` closes it at 0."""
     office = Office()
     a, b = alert("a", severity=CRITICAL), alert("b")
-    office.tell(a, b)
-    first = office.desk.tell("run", [over(a)])[0]
-    second = office.desk.tell("run", [over(b)])[0]
+    office.publish(a, b)
+    first = office.dispatcher.publish("run", [over(a)])[0]
+    second = office.dispatcher.publish("run", [over(b)])[0]
 
     assert [m.payload["group"] for m in (first, second)] == [
         {"id": a.alert_id, "firing": 1},
@@ -97,7 +102,7 @@ def test_alerts_of_one_group_end_as_they_end_and_the_last_end_says_so():
 
 def test_with_grouping_off_each_alert_is_its_own_message():
     """For receivers that know one alert a message."""
-    assert Office(grouping=Grouping(by="none")).tell(alert("a"), alert("b")) == [
+    assert Office(grouping=Grouping(by="none")).publish(alert("a"), alert("b")) == [
         "hook firing warning a",
         "hook firing warning b",
     ]
@@ -106,51 +111,51 @@ def test_with_grouping_off_each_alert_is_its_own_message():
 def test_alerts_wait_for_others_of_their_group_and_no_longer():
     """What fired ten seconds later is in the same message, and makes it no later."""
     office = Office(grouping=Grouping(wait_s=30.0))
-    assert office.tell(alert("a")) == []
+    assert office.publish(alert("a")) == []
     office.clock.advance(20.0)
-    assert office.tell(alert("b", fired_at=NOON + 20.0)) == []
+    assert office.publish(alert("b", fired_at=NOON + 20.0)) == []
     assert office.kept() == [f"{kind}: waits for others of its group" for kind in "ab"]
     office.clock.advance(10.0)
 
-    assert office.tell() == ["hook firing warning a + b"]
+    assert office.publish() == ["hook firing warning a + b"]
 
 
 def test_what_was_over_while_it_waited_tells_nobody():
     """A flicker is no news."""
     office = Office(grouping=Grouping(wait_s=30.0))
 
-    assert [office.tell(alert()), office.tell(over(alert())), office.later(5)] == [[], [], []]
+    assert [office.publish(alert()), office.publish(over(alert())), office.later(5)] == [[], [], []]
 
 
 def test_the_last_word_waits_for_nobody():
     """The trainer ends; there may be nobody to say it later."""
     office = Office(grouping=Grouping(wait_s=30.0))
-    office.tell(alert())
+    office.publish(alert())
 
-    assert office.tell(last_word=True) == ["hook firing warning kl_drift"]
+    assert office.publish(final=True) == ["hook firing warning kl_drift"]
 
 
 def test_runs_of_a_project_that_fail_together_are_one_message():
     """A node, a bad batch of data, a reward service: one cause."""
     office = Office(runs=("one", "two"), grouping=Grouping(by="project", wait_s=30.0))
-    assert office.tell(alert(run="one"), run="one") == []
-    assert office.tell(alert("nonfinite", severity=CRITICAL, run="two"), run="two") == []
+    assert office.publish(alert(run="one"), run="one") == []
+    assert office.publish(alert("nonfinite", severity=CRITICAL, run="two"), run="two") == []
 
     assert office.later(1, run="one") == ["hook firing critical nonfinite + kl_drift"]
     assert office.later(1, run="two") == []
-    assert office.tell(over(alert(run="one")), run="one") == ["hook resolved warning kl_drift"]
+    assert office.publish(over(alert(run="one")), run="one") == ["hook resolved warning kl_drift"]
 
 
 def test_it_is_repeated_as_often_as_the_rule_says_until_it_is_over():
     """Counted from the last word on that channel; each repeat is a message of its own."""
     office = Office(PATIENT)
-    office.tell(alert())
+    office.publish(alert())
     office.deliver()
     told = [office.later(59), office.later(1)]
     office.deliver()
     told += [office.later(59), office.later(1)]
     office.deliver()
-    office.tell(over(alert()))
+    office.publish(over(alert()))
 
     assert told == [[], ["hook repeated warning kl_drift"]] * 2
     assert office.later(600) == []
@@ -160,7 +165,7 @@ def test_it_is_repeated_as_often_as_the_rule_says_until_it_is_over():
 def test_what_has_not_arrived_is_not_repeated():
     """A receiver that was down over the weekend gets one message, not thirty."""
     office = Office(PATIENT)
-    office.tell(alert())
+    office.publish(alert())
 
     assert office.later(600) == []
 
@@ -168,34 +173,34 @@ def test_what_has_not_arrived_is_not_repeated():
 def test_an_acknowledged_alert_stays_quiet_until_it_is_over():
     """No repeats and no escalation; the end is told."""
     office = Office(replace(PATIENT, escalate_after_minutes=5.0, escalate_to=("pager",)))
-    office.tell(alert())
+    office.publish(alert())
     office.deliver()
     office.store.acknowledge(Acknowledgement(alert().alert_id, "run", "ann", "on it", NOON, WARNING))
 
     assert [office.later(10), office.later(600)] == [[], []]
-    assert office.tell(over(alert())) == ["hook resolved warning kl_drift"]
+    assert office.publish(over(alert())) == ["hook resolved warning kl_drift"]
 
 
 def test_getting_worse_than_it_was_acknowledged_is_news():
     """Whoever took on a warning has not seen the crash."""
     office = Office()
-    office.tell(alert())
+    office.publish(alert())
     office.store.acknowledge(Acknowledgement(alert().alert_id, "run", "ann", severity=WARNING))
 
-    assert office.tell(worse(alert())) == ["hook escalated critical kl_drift"]
+    assert office.publish(worse(alert())) == ["hook escalated critical kl_drift"]
 
 
 def test_what_nobody_acknowledges_is_told_to_others_louder():
     """Once on each channel."""
     office = Office(STRICT)
-    office.tell(alert())
+    office.publish(alert())
 
     assert [office.later(29), office.later(1), office.later(60)] == [
         [],
         ["pager unacknowledged critical kl_drift", "hook unacknowledged critical kl_drift"],
         [],
     ]
-    assert office.tell(over(alert())) == ["hook resolved critical kl_drift", "pager resolved critical kl_drift"]
+    assert office.publish(over(alert())) == ["hook resolved critical kl_drift", "pager resolved critical kl_drift"]
 
 
 def test_it_escalates_by_steps_where_the_rule_counts_steps():
@@ -203,13 +208,13 @@ def test_it_escalates_by_steps_where_the_rule_counts_steps():
     from rlwatch.records import StepRecord
 
     office = Office(replace(STRICT, escalate_after_minutes=0.0, escalate_after_steps=10, escalate_severity=None))
-    office.tell(alert(step=7))
+    office.publish(alert(step=7))
     writer = office.store.open_run(RunInfo("run"))
     writer.write([StepRecord(16, {"kl": 1.0}, attempt=2)])
-    assert office.tell() == []
+    assert office.publish() == []
     writer.write([StepRecord(17, {"kl": 1.0}, attempt=2)])
 
-    assert office.tell() == ["pager unacknowledged warning kl_drift"]
+    assert office.publish() == ["pager unacknowledged warning kl_drift"]
     assert office.store.outbox()[-1].payload["alert"]["reason"] == "not acknowledged for 10 steps"
 
 
@@ -217,7 +222,7 @@ def test_an_alert_that_tells_nobody_at_first_can_still_escalate():
     """``channels = []``: only what nobody looks at for an hour."""
     office = Office(Rule("r", channels=(), escalate_after_minutes=60, escalate_to=("pager",)))
 
-    assert [office.tell(alert()), office.later(59), office.later(1)] == [
+    assert [office.publish(alert()), office.later(59), office.later(1)] == [
         [],
         [],
         ["pager unacknowledged warning kl_drift"],
@@ -229,7 +234,7 @@ def test_of_a_run_that_is_not_live_nothing_is_repeated_or_escalated(rule: Rule):
     """It cannot get better any more; with ``only_live = false`` it goes on."""
     dead, kept = Office(rule), Office(replace(rule, only_live=False))
     for office in (dead, kept):
-        office.tell(alert())
+        office.publish(alert())
         office.deliver()
         office.live = False
 
@@ -242,7 +247,7 @@ def test_of_a_run_that_is_not_live_what_nobody_was_told_is_told_for_a_day():
     office = Office(live=False)
     office.store.put_alerts([alert("old", fired_at=NOON - 25 * 3600.0), alert("new", fired_at=NOON - 3600.0)], [])
 
-    assert office.tell() == ["hook firing warning new"]
+    assert office.publish() == ["hook firing warning new"]
 
 
 SILENCES = {
@@ -271,7 +276,7 @@ def test_a_silenced_alert_is_told_when_the_silence_is_over_if_it_still_fires(fit
     office = Office(replace(HOOK, labels={"team": "rl"}))
     office.store.put_silence(Silence("s", "ann", "node 7 is in repair", NOON - 60, NOON + 600, **fits))
 
-    assert office.tell(alert()) == []
+    assert office.publish(alert()) == []
     assert office.kept() == ["kl_drift: silenced by ann: node 7 is in repair"]
     assert [office.later(9), office.later(1)] == [[], ["hook firing warning kl_drift"]]
 
@@ -282,32 +287,32 @@ def test_a_silence_of_something_else_silences_nothing(fits: dict):
     office = Office(replace(HOOK, labels={"team": "rl"}))
     office.store.put_silence(Silence("s", "ann", "", NOON - 60, NOON + 600, **fits))
 
-    assert office.tell(alert()) == ["hook firing warning kl_drift"]
+    assert office.publish(alert()) == ["hook firing warning kl_drift"]
 
 
 def test_the_end_of_what_was_told_before_a_silence_is_told_after_it():
     """Who knows that it fires will know that it is over."""
     office = Office()
-    office.tell(alert())
+    office.publish(alert())
     office.store.put_silence(Silence("s", "ann", "", NOON, NOON + 600))
 
-    assert [office.tell(over(alert())), office.later(10)] == [[], ["hook resolved warning kl_drift"]]
+    assert [office.publish(over(alert())), office.later(10)] == [[], ["hook resolved warning kl_drift"]]
 
 
 def test_in_quiet_hours_only_the_critical_is_told_and_the_rest_in_the_morning():
     """What is over by then nobody need know."""
     office = Office(quiet_hours=(QuietHours(time(12), time(18)),))
-    told = office.tell(alert("a"), alert("b"), alert("c", severity=CRITICAL))
+    told = office.publish(alert("a"), alert("b"), alert("c", severity=CRITICAL))
 
     assert told == ["hook firing critical c"]
     assert office.kept() == [f"{kind}: quiet hours until 18:00 UTC" for kind in "ab"]
-    assert [office.tell(over(alert("a"))), office.later(360)] == [[], ["hook firing warning b"]]
+    assert [office.publish(over(alert("a"))), office.later(360)] == [[], ["hook firing warning b"]]
 
 
 def test_what_escalates_to_critical_breaks_the_quiet():
     """That is what it is for."""
     office = Office(STRICT, quiet_hours=(QuietHours(time(12, 10), time(18)),))
-    office.tell(alert())
+    office.publish(alert())
 
     assert office.later(30) == ["pager unacknowledged critical kl_drift", "hook unacknowledged critical kl_drift"]
 
@@ -316,35 +321,37 @@ def test_a_symptom_comes_when_its_cause_is_over_if_it_still_holds():
     """Kept back, not lost."""
     office = Office(inhibitions=(Inhibition(("nonfinite",), ("grad_spike", "kl_drift")),))
     cause = alert("nonfinite", severity=CRITICAL)
-    assert office.tell(cause, alert("grad_spike"), alert("kl_drift")) == ["hook firing critical nonfinite"]
+    assert office.publish(cause, alert("grad_spike"), alert("kl_drift")) == ["hook firing critical nonfinite"]
     assert office.kept() == [f"{kind}: inhibited by nonfinite since step 5" for kind in ("grad_spike", "kl_drift")]
-    office.tell(over(alert("kl_drift")))
+    office.publish(over(alert("kl_drift")))
 
-    assert office.tell(over(cause)) == ["hook resolved critical nonfinite", "hook firing warning grad_spike"]
+    assert office.publish(over(cause)) == ["hook resolved critical nonfinite", "hook firing warning grad_spike"]
 
 
 def test_the_end_of_a_symptom_that_was_told_is_told_though_its_cause_fires():
     """Good news is not kept back."""
     office = Office(inhibitions=(Inhibition(("nonfinite",)),))
-    office.tell(alert("kl_drift"))
-    office.tell(alert("nonfinite", severity=CRITICAL))
+    office.publish(alert("kl_drift"))
+    office.publish(alert("nonfinite", severity=CRITICAL))
 
-    assert office.tell(over(alert("kl_drift"))) == ["hook resolved warning kl_drift"]
+    assert office.publish(over(alert("kl_drift"))) == ["hook resolved warning kl_drift"]
 
 
 def test_a_cause_that_tells_nobody_keeps_nobody_back():
     """Else nobody would be told of anything."""
     office = Office(HOOK, Rule("mute", channels=("console",)), inhibitions=(Inhibition(("nonfinite",)),))
 
-    assert office.tell(alert("nonfinite", severity=CRITICAL, rule="mute"), alert()) == ["hook firing warning kl_drift"]
+    assert office.publish(alert("nonfinite", severity=CRITICAL, rule="mute"), alert()) == [
+        "hook firing warning kl_drift"
+    ]
 
 
 def test_a_message_names_what_fires_on_its_run_since_before():
     """Cause before symptom, in the order they began."""
     office = Office(runs=("run", "other"))
-    office.tell(alert("entropy_collapse", onset_step=4), alert("mismatch_growth", onset_step=2))
+    office.publish(alert("entropy_collapse", onset_step=4), alert("mismatch_growth", onset_step=2))
     office.store.put_alerts([alert("nonfinite", onset_step=1, run="other")], [])
-    [sent] = office.desk.tell("run", [alert("reward_drop", onset_step=6)])
+    [sent] = office.dispatcher.publish("run", [alert("reward_drop", onset_step=6)])
 
     assert [(each["kind"], each["onset_step"]) for each in sent.payload["earlier"]] == [
         ("mismatch_growth", 2),
@@ -360,7 +367,7 @@ def test_a_message_names_the_cause_that_explains_it_by_what_was_known_then():
     found = [Finding("d", kind, CRITICAL, onset + 9, onset, "", seq=n) for n, (kind, onset) in enumerate(chain, 1)]
     writer.write(found)
     told = [
-        (kind, office.desk.tell("run", [alert(kind, step=at)])[0].payload["cause"])
+        (kind, office.dispatcher.publish("run", [alert(kind, step=at)])[0].payload["cause"])
         for kind, at in (("entropy_collapse", 464), ("long_tail", 479), ("mismatch_growth", 421))
     ]
 
@@ -375,7 +382,7 @@ def test_the_console_is_not_written_for_and_rules_of_others_are_left_alone():
     """A process logs its own alerts; who has another rlwatch.toml tells its own."""
     office = Office(Rule("r", channels=("console",), escalate_after_minutes=1, escalate_to=("console",)))
 
-    assert [office.tell(alert()), office.tell(alert("x", rule="theirs")), office.later(60)] == [[], [], []]
+    assert [office.publish(alert()), office.publish(alert("x", rule="theirs")), office.later(60)] == [[], [], []]
     assert {each.state for each in office.store.alerts("run")} == {FIRING}
 
 
@@ -387,17 +394,17 @@ def test_messages_that_are_not_ours_are_no_telling():
     strange = [OutboxMessage("t", "run", "x", "hook", {"event": "test"}), OutboxMessage("u", "run", "y", "hook", {})]
     office.store.put_alerts([alert()], strange)
 
-    assert office.tell() == ["hook firing warning kl_drift"]
+    assert office.publish() == ["hook firing warning kl_drift"]
 
 
 def test_getting_worse_when_a_repeat_is_due_is_one_message():
     """The stronger word."""
     office = Office(PATIENT)
-    office.tell(alert())
+    office.publish(alert())
     office.deliver()
     office.clock.advance(3600.0)
 
-    assert office.tell(worse(alert())) == ["hook escalated critical kl_drift"]
+    assert office.publish(worse(alert())) == ["hook escalated critical kl_drift"]
 
 
 def test_two_who_tell_of_a_project_at_once_say_it_once():
@@ -407,7 +414,7 @@ def test_two_who_tell_of_a_project_at_once_say_it_once():
     ledger, helpers = office.store.ledger, []
 
     def come_between() -> None:
-        office.another_desk().tell("two", [alert("nonfinite", severity=CRITICAL, run="two")])
+        office.another_dispatcher().publish("two", [alert("nonfinite", severity=CRITICAL, run="two")])
 
     def slow_ledger(run_id: str):
         found = ledger(run_id)
@@ -418,7 +425,7 @@ def test_two_who_tell_of_a_project_at_once_say_it_once():
         return found
 
     office.store.ledger = slow_ledger
-    office.tell(run="one")
+    office.publish(run="one")
     helpers[-1].join(10.0)
 
     told = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))
@@ -432,9 +439,9 @@ def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
     store.open_run(RunInfo("run")).close()
 
     def looks(number: int) -> None:
-        desk = Dispatcher(open_store(tmp_path), Policy(rules=(HOOK,)))
+        dispatcher = Dispatcher(open_store(tmp_path), Policy(rules=(HOOK,)))
         for kind in "abc":
-            desk.tell("run", [alert(kind)] if number % 2 else [])
+            dispatcher.publish("run", [alert(kind)] if number % 2 else [])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(looks, range(8)))
@@ -447,19 +454,19 @@ def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
 def test_two_who_tell_of_a_run_at_once_say_it_once():
     """Whoever comes between the planning and the writing waits: a worse alert cannot take along what is being told."""
     office, helpers = Office(inhibitions=()), []
-    planned = office.desk._planned
+    planned = office.dispatcher._planned
 
     def slow(ledger, scene):
         found = planned(ledger, scene)
         if not helpers:
             worst = alert("entropy_collapse", severity=CRITICAL)
-            helpers.append(threading.Thread(target=lambda: office.another_desk().tell("run", [worst])))
+            helpers.append(threading.Thread(target=lambda: office.another_dispatcher().publish("run", [worst])))
             helpers[0].start()
             helpers[0].join(0.3)
         return found
 
-    office.desk._planned = slow
-    office.tell(alert())
+    office.dispatcher._planned = slow
+    office.publish(alert())
     helpers[0].join(10.0)
 
     told = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))

@@ -1,4 +1,4 @@
-"""A desk over a memory store, alerts to put on it, and what it wrote."""
+"""A dispatcher over a memory store, alerts to put on it, and what it wrote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def alert(
 
 
 class Office:
-    """A store with runs, a desk, and a clock that begins at noon."""
+    """A store with runs, a dispatcher, and a clock that begins at noon."""
 
     def __init__(self, *rules: Rule, runs: tuple[str, ...] = ("run",), live: bool = True, **policy: object) -> None:
         self.clock = ManualClock(NOON)
@@ -43,31 +43,31 @@ class Office:
         self.live = live
         for run in runs:
             self.store.open_run(RunInfo(run, project="math", name=f"name of {run}", source="verl")).close()
-        self.desk = self.another_desk()
+        self.dispatcher = self.another_dispatcher()
 
-    def another_desk(self) -> Dispatcher:
+    def another_dispatcher(self) -> Dispatcher:
         """As another process would have one: nothing is shared but the store."""
         return Dispatcher(self.store, self.policy, clock=self.clock, live=lambda _: self.live)
 
-    def tell(self, *alerts: Alert, run: str = "run", last_word: bool = False) -> list[str]:
+    def publish(self, *alerts: Alert, run: str = "run", final: bool = False) -> list[str]:
         """Put alerts down; what was written."""
-        return said(self.desk.tell(run, alerts, last_word=last_word))
+        return said(self.dispatcher.publish(run, alerts, final=final))
 
     def reach(self, step: int, *alerts: Alert, run: str = "run") -> list[str]:
         """The run gets to this step, where these alerts change; what was written."""
         writer = self.store.open_run(RunInfo(run, project="math"))
         writer.write([StepRecord(step, {"kl": 0.1}, ts=self.clock.now())])
         writer.close()
-        return self.tell(*alerts, run=run)
+        return self.publish(*alerts, run=run)
 
     def later(self, minutes: float, run: str = "run") -> list[str]:
         """Look again after so long; what was written."""
         self.clock.advance(60.0 * minutes)
-        return said(self.desk.tell(run))
+        return said(self.dispatcher.publish(run))
 
     def kept(self) -> list[str]:
         """What the last plan kept back, and why."""
-        return [f"{notice.case.alert.kind}: {why}" for notice, why in self.desk.kept.kept]
+        return [f"{notice.case.alert.kind}: {why}" for notice, why in self.dispatcher.decision.held_back]
 
     def deliver(self) -> None:
         """All messages reach their channel."""

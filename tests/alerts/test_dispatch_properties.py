@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from desk_examples import CRITICAL, FIRING, NOON, RESOLVED, WARNING, Office, alert
+from dispatch_examples import CRITICAL, FIRING, NOON, RESOLVED, WARNING, Office, alert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,11 +40,11 @@ class World:
         self.now: dict[str, Alert] = {}
         self.begun: dict[str, int] = defaultdict(int)
         self.quiet: dict[str, int] = {}
-        self.desks = [self.office.desk, self.office.another_desk()]
+        self.dispatchers = [self.office.dispatcher, self.office.another_dispatcher()]
 
-    def move(self, what: str, of: object, desk: int) -> None:
+    def move(self, what: str, of: object, dispatcher: int) -> None:
         changed = getattr(self, what)(of)
-        self.desks[desk].tell("run", [changed] if changed else [])
+        self.dispatchers[dispatcher].publish("run", [changed] if changed else [])
 
     def fire(self, kind: str) -> Alert | None:
         if kind in self.now and self.now[kind].state is FIRING:
@@ -85,8 +85,8 @@ class World:
 
 def lived(history, grouping: Grouping, *, two: bool = True) -> World:
     world = World(Office(RULE, grouping=grouping, **POLICY))
-    for (what, of), desk in history:
-        world.move(what, of, desk if two else 0)
+    for (what, of), dispatcher in history:
+        world.move(what, of, dispatcher if two else 0)
     return world
 
 
@@ -163,11 +163,11 @@ def test_an_acknowledged_alert_stays_quiet(history, grouping, kind):
 @settings(max_examples=100, deadline=None)
 @given(histories)
 def test_a_symptom_is_never_begun_while_its_cause_fires(history):
-    """Not by any desk at any time: every first word of it lies outside of every span of the cause."""
+    """Not by any dispatcher at any time: every first word of it lies outside of every span of the cause."""
     world, spans = World(Office(RULE, **POLICY)), []
-    for (what, of), desk in history:
+    for (what, of), dispatcher in history:
         before = len(world.office.store.outbox("run"))
-        world.move(what, of, desk)
+        world.move(what, of, dispatcher)
         new = world.office.store.outbox("run")[before:]
         begun = any(m.payload["event"] == "firing" and m.payload["alert"]["kind"] == "symptom" for m in new)
         spans.append((begun, "cause" in world.now and world.now["cause"].state is FIRING))
