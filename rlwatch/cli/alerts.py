@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +11,13 @@ import typer
 from typer.core import TyperGroup
 
 from rlwatch.cli.background import deliver_once
-from rlwatch.cli.console import Cell, plain, print_json, print_table, say
+from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
 from rlwatch.cli.options import ConfigOption, Format, FormatOption, StoreOption, examples, find_run, opened
 from rlwatch.cli.view_text import severity_cell
-from rlwatch.cli.wording import STATUS_STYLES, age, clean, one_line, step
 from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus, Silence
+from rlwatch.wording import duration, for_terminal, local_moment, one_line, step
 
 if TYPE_CHECKING:
     from rlwatch.alerts.outbox import Trial
@@ -185,7 +185,7 @@ def silence(
             labels=labels,
             everything=everything,
         )
-    say(f"{fresh.silence_id}: {matchers(fresh)} silenced until {_local_moment(fresh.until)}")
+    say(f"{fresh.silence_id}: {matchers(fresh)} silenced until {local_moment(fresh.until)}")
     if kind and kind not in builtin_kinds():
         say(f"no shipped detector reports the kind {kind!r}", style="yellow")
 
@@ -227,11 +227,11 @@ def matchers(silence: Silence) -> str:
 
 
 def _silence_cells(silence: Silence, now: float) -> list[Cell]:
-    left: Cell = age(silence.until - now) if silence.until > now else ("over", "dim")
+    left: Cell = duration(silence.until - now) if silence.until > now else ("over", "dim")
     return [
         silence.silence_id,
         matchers(silence),
-        _local_moment(silence.until),
+        local_moment(silence.until),
         left,
         silence.by,
         one_line(silence.why, 80),
@@ -259,10 +259,6 @@ def _labels(given: list[str]) -> dict[str, str]:
     if wrong:
         raise ConfigError(f"--label {wrong[0]!r} is not KEY=VALUE")
     return {key: value for key, _, value in (text.partition("=") for text in given)}
-
-
-def _local_moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _me() -> str:
@@ -349,7 +345,10 @@ def retry(
     elsewhere = sorted({each.channel for each in chosen} - set(alerting.notifiers))
     say(f"{len(chosen)} to be sent again" + (f": {said}" if said else ""))
     if elsewhere:
-        say(f"not configured here, so left to a process that has it: {', '.join(map(clean, elsewhere))}", style="dim")
+        say(
+            f"not configured here, so left to a process that has it: {', '.join(map(for_terminal, elsewhere))}",
+            style="dim",
+        )
 
 
 def _messages_to_retry(outbox: list[OutboxMessage], beginning: str) -> list[OutboxMessage]:
@@ -380,7 +379,7 @@ def _message_row(message: OutboxMessage) -> dict[str, JSON]:
 
 
 def _message_cells(row: dict[str, JSON]) -> list[Cell]:
-    written = f"{age(SystemClock().now() - row['created_at'])} ago"
+    written = f"{duration(SystemClock().now() - row['created_at'])} ago"
     what = [one_line(str(row[key] or ""), 40) for key in ("channel", "run_id", "event", "kind")]
     return [row["message_id"][:12], *what, str(row["attempts"]), written, one_line(row["last_error"], 80)]
 

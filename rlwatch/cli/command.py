@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from rlwatch.cli.console import errors, print_json, say
+from rlwatch.cli.console import STATUS_STYLES, print_json, say, warn
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, find_run, opened
-from rlwatch.cli.wording import STATUS_STYLES, age, step
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError, StoreBusyError
 from rlwatch.ports import CommandStore, Store
 from rlwatch.records import JSON, Command, CommandStatus, RunInfo, RunState
+from rlwatch.wording import duration, step
 
 EPILOG = examples(
     "rlwatch command math-7b-s3 reset-reference --why 'KL saturated since 4 000'",
@@ -221,12 +221,10 @@ def warn_if_not_live(run: RunInfo, now: float) -> None:
         what = f"the run has {run.state.value}"
     elif (since := dead_since(run, now)) is not None:
         what = f"the trainer is dead since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
-        what += f" ({age(now - since)} without a sign of it)"
+        what += f" ({duration(now - since)} without a sign of it)"
     else:
         return
-    errors().print(
-        f"{what}: a command waits until a trainer resumes the run, or expires", style="yellow", soft_wrap=True
-    )
+    warn(f"{what}: a command waits until a trainer resumes the run, or expires")
 
 
 def _given(**options: JSON) -> dict[str, JSON]:

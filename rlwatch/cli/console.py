@@ -20,14 +20,40 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from rlwatch.cli.wording import clean
 from rlwatch.errors import RLWatchError
-from rlwatch.records import JSON, StepRecord
+from rlwatch.records import JSON, AlertState, CommandStatus, OutboxStatus, Severity, StepRecord
+from rlwatch.wording import for_terminal
 
 if TYPE_CHECKING:
     from rlwatch.importers import Tail
 
 
+SEVERITY_STYLES: Mapping[Severity, str] = {
+    Severity.INFO: "dim",
+    Severity.WARNING: "yellow",
+    Severity.CRITICAL: "bold red",
+}
+STATUS_STYLES: Mapping[str, str] = {
+    "running": "green",
+    "stale": "yellow",
+    "dead": "bold red",
+    "paused": "yellow",
+    "finished": "dim",
+    "crashed": "bold red",
+    AlertState.FIRING.value: "bold red",
+    AlertState.PENDING.value: "yellow",
+    AlertState.RESOLVED.value: "green",
+    CommandStatus.QUEUED.value: "yellow",
+    CommandStatus.CLAIMED.value: "yellow",
+    CommandStatus.DONE.value: "green",
+    CommandStatus.REJECTED.value: "bold red",
+    CommandStatus.EXPIRED.value: "red",
+    CommandStatus.FAILED.value: "bold red",
+    CommandStatus.CANCELLING.value: "yellow",
+    CommandStatus.CANCELLED.value: "dim",
+    OutboxStatus.SENT.value: "green",
+    OutboxStatus.DEAD.value: "bold red",
+}
 PIPE_WIDTH = 2000
 """Columns of a table that goes into a file or a pipe: so wide that no cell is cut or wrapped."""
 
@@ -53,7 +79,12 @@ def errors() -> Console:
 
 def say(text: str = "", style: str = "") -> None:
     """One line on stdout; never cut, control characters made visible."""
-    output().print(clean(text), style=style or None, soft_wrap=True)
+    output().print(for_terminal(text), style=style or None, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """One line on stderr, in yellow; control characters made visible."""
+    errors().print(for_terminal(text), style="yellow", soft_wrap=True)
 
 
 def print_json(value: object) -> None:
@@ -81,7 +112,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title
 
 def _cell(cell: Cell) -> Text:
     text, style = cell if isinstance(cell, tuple) else (cell, "")
-    return Text(clean(text), style=style)
+    return Text(for_terminal(text), style=style)
 
 
 # Records as JSON that every parser accepts.
@@ -148,7 +179,7 @@ def columns_that_fit(
     One is always shown, however narrow it is; a column that does not fit makes room for less important, narrower ones.
     """
     names = [header.removeprefix(">") for header in headers]
-    widest = [max(map(cell_len, (name, *(clean(row[i]) for row in rows)))) for i, name in enumerate(names)]
+    widest = [max(map(cell_len, (name, *(for_terminal(row[i]) for row in rows)))) for i, name in enumerate(names)]
     chosen: list[int] = []
     left = width
     for name in (*importance, *(name for name in names if name not in importance)):
@@ -190,7 +221,7 @@ def reading(path: Path) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with errors().status(f"reading {clean(str(path))}"):
+    with errors().status(f"reading {for_terminal(str(path))}"):
         yield
 
 
@@ -229,7 +260,7 @@ def debugging() -> bool:
 
 def complain(error: BaseException | str) -> None:
     """Print ``error: ...`` in red on stderr, as one line."""
-    text = " ".join(clean(str(error)).split()) or type(error).__name__
+    text = " ".join(for_terminal(str(error)).split()) or type(error).__name__
     errors().print(f"error: {text}", style="red", soft_wrap=True)
 
 

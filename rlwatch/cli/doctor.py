@@ -25,6 +25,7 @@ from rlwatch.errors import ConfigError, StoreError
 from rlwatch.integrations.verl.compat import LAUNCH, loads_plugins, verl_version
 from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat, directory, latest
 from rlwatch.ports import Store
+from rlwatch.wording import age
 
 if TYPE_CHECKING:
     from rlwatch.alerts.config import ChannelConfig, Config
@@ -301,21 +302,13 @@ def _heard(beats: list[Heartbeat]) -> list[Check]:
 
 
 def _beat(name: str, beat: Heartbeat) -> Check:
-    where = f"verl {beat.verl or '?'} loaded rlwatch {beat.rlwatch} {_ago(beat.loaded_at)} on {beat.host}"
+    where = f"verl {beat.verl or '?'} loaded rlwatch {beat.rlwatch} {age(beat.loaded_at, time.time())} on {beat.host}"
     role = f", watched as {beat.role}" if beat.role else ""
     wrong = [f"{hook}: {how}" for hook, how in beat.hooks.items() if how not in (IN_PLACE, WAITING)]
     wrong += [beat.error] if beat.error else []
     if wrong:
         return Check(name, Level.WARN, f"{where}{role}, but {'; '.join(wrong)}")
     return Check(name, Level.OK, f"{where}{role}")
-
-
-def _ago(then: float) -> str:
-    minutes = max(0.0, time.time() - then) / 60.0
-    for unit, length in (("days", 1440.0), ("hours", 60.0)):
-        if minutes >= 2 * length:
-            return f"{minutes / length:.0f} {unit} ago"
-    return f"{minutes:.0f} minutes ago"
 
 
 # Is alerting configured as it can work, and are the webhooks' receivers there? No address is ever shown.

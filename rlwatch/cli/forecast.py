@@ -12,8 +12,8 @@ import typer
 
 from rlwatch.cli.console import errors, print_json, print_table, reading, say
 from rlwatch.cli.options import Format, FormatOption, examples, opened
-from rlwatch.cli.wording import step
 from rlwatch.errors import ConfigError
+from rlwatch.wording import step
 
 if TYPE_CHECKING:
     from rlwatch.forecast.labels import Labels

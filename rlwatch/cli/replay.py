@@ -11,9 +11,9 @@ import typer
 
 from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, examples
-from rlwatch.cli.wording import number, step
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
+from rlwatch.wording import number, step
 
 if TYPE_CHECKING:
     from rlwatch.gradloc.recording import Figure, Recording, Replayed

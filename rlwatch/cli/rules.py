@@ -21,9 +21,9 @@ from rlwatch.cli.options import (
     examples,
 )
 from rlwatch.cli.view_text import severity_cell
-from rlwatch.cli.wording import step
 from rlwatch.errors import ConfigError
 from rlwatch.records import Severity
+from rlwatch.wording import step
 
 if TYPE_CHECKING:
     from rlwatch.alerts.rules import Policy, Rule

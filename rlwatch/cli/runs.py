@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import Cell, print_json, print_table, say
+from rlwatch.cli.console import STATUS_STYLES, Cell, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
-from rlwatch.cli.wording import STATUS_STYLES, age, number, one_line, status, step
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Store
 from rlwatch.records import JSON, RunInfo, RunState
+from rlwatch.wording import duration, number, one_line, step
+
+if TYPE_CHECKING:
+    from rlwatch.control.liveness import Sign
 
 EPILOG = examples(
     "rlwatch runs",
@@ -92,5 +95,19 @@ def _cells(row: dict[str, JSON]) -> list[Cell]:
         row["run_id"],
         step(row["last_step"]),
         *(number(value) for value in key_values(values).values()),
-        age(row["age_s"]),
+        duration(row["age_s"]),
     ]
+
+
+def status(run: RunInfo, sign: Sign | None = None) -> str:
+    """``running``, ``paused``, ``stale`` (no step), ``dead`` (no sign of its process), ``finished`` or ``crashed``.
+
+    The writer's word, doubted after a silence.
+    """
+    if run.state is not RunState.RUNNING or sign is None:
+        return run.state.value
+    if sign.pause is not None:
+        return "paused"
+    if sign.dead_since is not None:
+        return "dead"
+    return "running" if sign.silent_s is None else "stale"

@@ -20,7 +20,7 @@ from rlwatch.cli.options import (
     rules_of,
 )
 from rlwatch.cli.view_text import print_alarms, print_diagnosis, print_findings, print_forecast
-from rlwatch.cli.wording import step
+from rlwatch.wording import step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
-from rlwatch.cli.console import Cell, print_fitting, print_json, print_table, say
+from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, find_run, opened
 from rlwatch.cli.runs import describe, key_values
 from rlwatch.cli.view_text import newest_row, print_diagnosis, print_findings, print_forecast
-from rlwatch.cli.wording import STATUS_STYLES, age, number, one_line, step
 from rlwatch.diagnosis import Diagnosis, diagnose
 from rlwatch.metrics import BY_NAME, known, resolve
 from rlwatch.ports import Store
@@ -31,6 +30,7 @@ from rlwatch.records import (
     SpikeBatch,
 )
 from rlwatch.redaction import recordable
+from rlwatch.wording import duration, local_moment, number, one_line, percent, step
 
 EPILOG = examples(
     "rlwatch show math-7b-s3",
@@ -131,7 +131,7 @@ def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
 
 def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
     say(f"{run.name or run.run_id}  {row['status']}", style=STATUS_STYLES.get(row["status"], "bold"))
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at)) if run.created_at else "-"
+    started = local_moment(run.created_at) if run.created_at else "-"
     where = f"{run.host or '-'}, pid {run.pid}" if run.pid is not None else run.host or "-"
     facts = {
         "run": run.run_id,
@@ -139,7 +139,7 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
         "source": run.source or "-",
         "step": f"{step(run.last_step)}  (attempt {run.attempt})",
         "started": started,
-        "last sign": f"{age(row['age_s'])} ago" if row["age_s"] is not None else "-",
+        "last sign": f"{duration(row['age_s'])} ago" if row["age_s"] is not None else "-",
         "where": where,
         "why ended": run.state_reason,
         "tags": ", ".join(run.tags),
@@ -382,12 +382,11 @@ def _layer(row: Row) -> str:
     if not layers:
         return "-"
     name = max(layers, key=layers.__getitem__)
-    return f"{name.removeprefix('model.')} {layers[name]:.0%}"
+    return f"{name.removeprefix('model.')} {percent(layers[name])}"
 
 
 def _share(row: Row) -> str:
-    share = row.get("share")
-    return "-" if share is None else f"{share:.1%}"
+    return percent(row.get("share"))
 
 
 def _own(row: Row) -> str:

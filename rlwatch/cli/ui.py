@@ -23,7 +23,7 @@ from rlwatch.alerts.config import CONFIG_VARIABLE, own_file
 from rlwatch.cli import app_login
 from rlwatch.cli.app_login import VARIABLES, Login, Place
 from rlwatch.cli.background import delivering, looking_after, sigterm_as_ctrl_c
-from rlwatch.cli.console import complain, errors, say
+from rlwatch.cli.console import complain, say, warn
 from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
 from rlwatch.errors import ConfigError, MissingExtraError
 
@@ -126,18 +126,13 @@ def _introduce(where: Place, login: Login) -> None:
         link = f"{where.address}  (token: {token.source})" if token.source else where.link(token)
         say(f"  {role:8}  {MAY[role]:18}  {link}")
     if not login.kept:
-        warn(f"cannot keep a secret at {app_login.secret_path()}: everybody must log in again after a restart")
+        warn(f"warning: cannot keep a secret at {app_login.secret_path()}: everybody must log in again after a restart")
     if where.plain_beyond_loopback:
         warn(
-            "plain HTTP beyond this machine: whoever is on the way can read the token and take the session. Put a "
-            "proxy with TLS in front (docs/dashboard.md), or keep --host 127.0.0.1 and tunnel: "
+            "warning: plain HTTP beyond this machine: whoever is on the way can read the token and take the session. "
+            "Put a proxy with TLS in front (docs/dashboard.md), or keep --host 127.0.0.1 and tunnel: "
             f"ssh -L {where.port}:127.0.0.1:{where.port} <this machine>"
         )
-
-
-def warn(text: str) -> None:
-    """One line, on stderr."""
-    errors().print(f"warning: {text}", style="yellow", soft_wrap=True)
 
 
 def _serve(script: Path, where: Place, login: Login, store: str | None, config: Path | None) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rlwatch.cli.console import Cell, print_table, say
-from rlwatch.cli.wording import SEVERITY_STYLES, one_line, step
+from rlwatch.cli.console import SEVERITY_STYLES, Cell, print_table, say
 from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness
 from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
+from rlwatch.wording import chance, one_line, step
 
 if TYPE_CHECKING:
     from rlwatch.forecast import Forecast
@@ -59,15 +59,15 @@ def forecast_line(said: Sequence[Forecast], *, now: bool = False) -> str:
 
     >>> from rlwatch.forecast import Forecast
     >>> forecast_line([Forecast(40, p50=0.02), Forecast(41, p50=0.83, alarm=True), Forecast(42, p50=0.5)], now=True)
-    'forecast: now 50 % within 50 steps; highest 83 % at step 41; alarm from step 41'
+    'forecast: now 50% within 50 steps; highest 83% at step 41; alarm from step 41'
     """
     alarms = [forecast.step for forecast in said if forecast.alarm]
     known = [forecast for forecast in said if forecast.p50 is not None]
     if not known:
         return _by_limits(said, alarms)
     highest = max(known, key=lambda forecast: forecast.p50 or 0.0)
-    parts = [f"now {percent(known[-1].p50)} within 50 steps"] if now else []
-    parts.append(f"highest {percent(highest.p50)}{'' if now else ' within 50 steps'} at step {step(highest.step)}")
+    parts = [f"now {chance(known[-1].p50)} within 50 steps"] if now else []
+    parts.append(f"highest {chance(highest.p50)}{'' if now else ' within 50 steps'} at step {step(highest.step)}")
     parts.append(f"alarm from step {step(alarms[0])}" if alarms else "no alarm")
     return f"forecast: {'; '.join(parts)}"
 
@@ -79,18 +79,6 @@ def _by_limits(said: Sequence[Forecast], alarms: Sequence[int]) -> str:
         return ""
     near = f"a limit is near from step {step(alarms[0])}" if alarms else "no limit came near"
     return f"forecast: {near}; {reasons[-1]}"
-
-
-def percent(chance: float | None) -> str:
-    """Whole per cents, and what is hardly anything as such.
-
-    >>> percent(0.734), percent(0.002), percent(0.999)
-    ('73 %', 'under 1 %', 'over 99 %')
-    """
-    chance = chance or 0.0
-    if chance < 0.01:
-        return "under 1 %"
-    return "over 99 %" if chance > 0.99 else f"{chance:.0%}".replace("%", " %")
 
 
 def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> None:

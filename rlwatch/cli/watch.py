@@ -113,8 +113,7 @@ def _logs_in(directory: Path, patterns: list[str] | None) -> Sequence[str]:
 
 def _some_run_in(directory: Path, *, once: bool) -> None:
     """Say so if the directory holds neither a log nor a run of a store; raise it where nothing is waited for."""
-    from rlwatch.cli.console import errors
-    from rlwatch.cli.wording import clean
+    from rlwatch.cli.console import warn
     from rlwatch.importers.registry import PATTERNS
 
     if any(directory.glob("*/run.db")):
@@ -122,7 +121,7 @@ def _some_run_in(directory: Path, *, once: bool) -> None:
     problem = f"holds nothing to watch: no run of a store, and no log called {', '.join(PATTERNS)} or as --logs says"
     if once:
         raise ImportFormatError(str(directory), problem)
-    errors().print(clean(f"{directory} {problem}; waiting for runs"), style="yellow", soft_wrap=True)
+    warn(f"{directory} {problem}; waiting for runs")
 
 
 def _not_a_log(path: Path) -> None:

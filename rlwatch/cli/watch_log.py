@@ -17,11 +17,10 @@ from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.messages import Notice
 from rlwatch.alerts.rules import Policy
 from rlwatch.cli.background import deliver_once, delivering, unbroken
-from rlwatch.cli.console import backlog, errors, say
+from rlwatch.cli.console import backlog, say, warn
 from rlwatch.cli.import_log import Log, holds, log_id
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.view_text import print_forecast, print_outcome
-from rlwatch.cli.wording import clean, one_line
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError, RunNotFoundError
 from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
@@ -32,6 +31,7 @@ from rlwatch.monitor.sink import MonitorSink
 from rlwatch.ports import Checkpoint, Progress, RunWriter, Store
 from rlwatch.records import AlertState, RunInfo, RunState, Severity, StepRecord
 from rlwatch.run.alerting import Alerting
+from rlwatch.wording import one_line
 
 _SCHEME = "sqlite://"
 _PLACE = ".watch"
@@ -393,7 +393,7 @@ def tell_problem(watch: LogWatch, told: str) -> str:
     """Say on stderr why nothing can be read at the moment, unless that is what was ``told`` last; what it is."""
     problem = watch.tail.problem
     if problem and problem != told:
-        errors().print(f"waiting: {clean(one_line(problem, 300))}", style="yellow", soft_wrap=True)
+        warn(f"waiting: {one_line(problem, 300)}")
     return problem
 
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlwatch.cli.background import deliver_once, delivering, unbroken
-from rlwatch.cli.console import errors, say
+from rlwatch.cli.console import errors, say, warn
 from rlwatch.cli.import_log import Log
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.watch_log import LogWatch, ever_critical, watch_of
-from rlwatch.cli.wording import clean, one_line
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError, RLWatchError
 from rlwatch.importers.registry import logs_below
 from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.ports import Store
 from rlwatch.run.alerting import Alerting
+from rlwatch.wording import for_terminal, one_line
 
 DISCOVER_S = 10.0
 """Seconds between two searches for new logs."""
@@ -322,7 +322,7 @@ def status_line(fleet: Fleet) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     with errors().status("looking") as status:
-        yield lambda: status.update(clean(one_line(summary(fleet), 300)))
+        yield lambda: status.update(for_terminal(one_line(summary(fleet), 300)))
 
 
 def summary(fleet: Fleet) -> str:
@@ -367,6 +367,6 @@ def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:
 def _print_line(line: str, problem: bool) -> None:
     line = one_line(line, LONGEST_LINE)  # names of files may hold line ends
     if problem:
-        errors().print(clean(line), style="yellow", soft_wrap=True)
+        warn(line)
     else:
         say(line, style="dim")

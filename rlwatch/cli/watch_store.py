@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlwatch.cli.background import deliver_once, delivering, looking_after, watchman
-from rlwatch.cli.console import errors, say
+from rlwatch.cli.console import say, warn
 from rlwatch.cli.options import alerting_of, find_run, opened
 from rlwatch.cli.view_text import print_alert_line, print_finding_line
-from rlwatch.cli.wording import clean, one_line
 from rlwatch.errors import RunNotFoundError, StoreError
 from rlwatch.ports import Store
 from rlwatch.records import Alert, AlertState, Finding, RunInfo, Severity
+from rlwatch.wording import one_line
 
 
 class StoreWatch:
@@ -90,7 +90,7 @@ def follow(url: str | None, run: str | None, config: Path | None, pause: Callabl
 def _require_a_run(store: Store) -> None:
     """Say which runs cannot be read. Raises ``RunNotFoundError`` if none can: a check must not pass on nothing."""
     for name, reason in store.unreadable().items():
-        errors().print(clean(one_line(f"{name}: cannot be read: {reason}", 300)), style="yellow", soft_wrap=True)
+        warn(one_line(f"{name}: cannot be read: {reason}", 300))
     if not store.runs():
         raise RunNotFoundError(f"{store.url} holds no run that can be read")
 

@@ -15,7 +15,7 @@ from rlwatch.metrics import BY_NAME, known, resolve
 from rlwatch.ports import Series, Store
 from rlwatch.records import CULPRITS, JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, SpikeBatch
 from rlwatch.redaction import recordable
-from rlwatch.report.words import cell, cut, moment, number, step, words
+from rlwatch.wording import cell, cut, moment, number, percent, step, words
 
 if TYPE_CHECKING:
     from rlwatch.importers.base import ImportedRun
@@ -74,8 +74,7 @@ def _bad(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[tuple[i
     found: dict[tuple[int, str], int] = {}
     width = max(1, (int(steps[-1]) - int(steps[0])) // BUCKETS) if len(steps) else 1
     for at, value in zip(steps.tolist(), values.tolist(), strict=True):
-        word = "NaN" if np.isnan(value) else "Inf" if value > 0 else "-Inf"
-        found.setdefault((at // width, word), at)
+        found.setdefault((at // width, number(value)), at)
     return tuple(sorted((at, word) for (_, word), at in found.items()))
 
 
@@ -503,7 +502,7 @@ def _quoted(row: Mapping[str, JSON], name: str) -> str:
     if name == "text" and value is not None:
         return f"“{cut(str(value), 60)}”"
     if name == "share" and isinstance(value, float):
-        return f"{number(100 * value)} %"
+        return percent(value)
     return cell(value)
 
 

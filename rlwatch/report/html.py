@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.report.gather import TABLES, Chart, Facts, Moment, Rows
-from rlwatch.report.markup import Markup, el, joined
-from rlwatch.report.words import cut, number, step
+from rlwatch.wording import Markup, code_in, cut, el, joined, number, sentence, step
 
 STYLE = """
 :root { --ink:#1b1b1b; --soft:#626262; --paper:#ffffff; --card:#f6f7f8; --rule:#dfe2e5; --line:#0072B2; --warn:#B36B00;
@@ -235,11 +233,11 @@ def _verdict(said: Diagnosis) -> Markup:
         return el("p", "Nothing was found that needs an explanation.")
     first = said.causes[0]
     if not said.enough:
-        return el("div", el("p", _sentence(said.why_not)), cls="cause weak")
+        return el("div", el("p", sentence(said.why_not)), cls="cause weak")
     return el(
         "div",
         el("div", f"{first.title} ", el("span", first.sure.value, cls="badge"), cls="name"),
-        el("p", _sentence(first.summary)),
+        el("p", sentence(first.summary)),
         el("p", f"How sure: {first.sure.value}, because {first.why}.", cls="soft"),
         cls=f"cause {first.sure.value}",
     )
@@ -250,7 +248,7 @@ def _actions(said: Diagnosis) -> Markup:
     if not said.causes or not said.causes[0].actions:
         return Markup()
     first = said.causes[0]
-    withheld = el("p", _sentence(first.withheld), cls="warning") if first.withheld else Markup()
+    withheld = el("p", sentence(first.withheld), cls="warning") if first.withheld else Markup()
     rest = [*map(_action, first.actions[FEW_ACTIONS:])]
     more = (
         el("details", el("summary", f"{len(rest)} more"), el("ol", *rest, cls="do", start=FEW_ACTIONS + 1))
@@ -269,19 +267,9 @@ def _other_causes(said: Diagnosis) -> Markup:
     return joined(*map(_other, said.causes[1:]))
 
 
-def options(text: str) -> Markup:
-    """Option names in backticks as code.
-
-    >>> options("`beta=0.0` drops <it>")
-    '<code>beta=0.0</code> drops &lt;it&gt;'
-    """
-    parts = re.split(r"`([^`]+)`", text)
-    return joined(*(el("code", part) if place % 2 else part for place, part in enumerate(parts)))
-
-
 def _action(action: Action) -> Markup:
     lines = [
-        el("span", el("span", trainer, cls="who"), options(text), cls="opt") for trainer, text in action.options.items()
+        el("span", el("span", trainer, cls="who"), code_in(text), cls="opt") for trainer, text in action.options.items()
     ]
     return el(
         "li",
@@ -296,13 +284,9 @@ def _action(action: Action) -> Markup:
 def _other(cause: Cause) -> Markup:
     return joined(
         el("h3", cause.title, el("span", cause.sure.value, cls="badge")),
-        el("p", _sentence(cause.summary)),
-        el("p", _sentence(cause.why), cls="soft"),
+        el("p", sentence(cause.summary)),
+        el("p", sentence(cause.why), cls="soft"),
     )
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].removesuffix(".") + "." if text else ""
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.report.gather import TABLES, Chart, Facts, Moment, Rows
-from rlwatch.report.markup import inert
-from rlwatch.report.words import cut, number, step
+from rlwatch.wording import cut, for_markdown, number, step
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLUMNS = 60
@@ -17,8 +16,8 @@ COLUMNS = 60
 
 def markdown(facts: Facts) -> str:
     """The whole text; what others wrote is escaped, so that it cannot become a link, an image or a heading."""
-    head = [f"# {plain(cut(facts.title, 240))}", "", f"**{plain(facts.status)}**", ""]
-    head += [f"- {plain(label)}: {plain(cut(text, 400))}" for label, text in facts.head.items()]
+    head = [f"# {for_markdown(cut(facts.title, 240))}", "", f"**{for_markdown(facts.status)}**", ""]
+    head += [f"- {for_markdown(label)}: {for_markdown(cut(text, 400))}" for label, text in facts.head.items()]
     sections = {
         "What happened": _verdict(facts.diagnosis),
         "What to do": _actions(facts.diagnosis),
@@ -26,20 +25,10 @@ def markdown(facts: Facts) -> str:
         "Curves": _curves(facts.charts),
         "Other causes considered": [line for cause in facts.diagnosis.causes[1:] for line in _other(cause)],
         **{name: _table(rows(facts)) for name, rows in TABLES.items()},
-        "Not measured": [f"- {plain(line)}" for line in facts.missing],
+        "Not measured": [f"- {for_markdown(line)}" for line in facts.missing],
     }
     body = [line for name, lines in sections.items() if lines for line in ("", f"## {name}", "", *lines)]
-    return "\n".join([*head, *body, "", f"Made by rlwatch, {plain(facts.made_at)}.", ""])
-
-
-def plain(text: str) -> str:
-    r"""``text`` as Markdown that shows exactly it, on one line.
-
-    >>> plain("a|b <script> [x](http://y) # *z*\nline")
-    'a\\|b &lt;script&gt; \\[x\\](http\\://y) \\# \\*z\\* line'
-    """
-    shown = inert(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]#|~!])|(?<=\w)(:)(?=//)", lambda found: f"\\{found.group()}", shown)
+    return "\n".join([*head, *body, "", f"Made by rlwatch, {for_markdown(facts.made_at)}.", ""])
 
 
 def _verdict(said: Diagnosis) -> list[str]:
@@ -47,13 +36,13 @@ def _verdict(said: Diagnosis) -> list[str]:
         return ["Nothing was found that needs an explanation."]
     first = said.causes[0]
     if not said.enough:
-        return [plain(said.why_not)]
+        return [for_markdown(said.why_not)]
     return [
-        f"**{plain(first.title)}** ({first.sure.value})",
+        f"**{for_markdown(first.title)}** ({first.sure.value})",
         "",
-        plain(first.summary),
+        for_markdown(first.summary),
         "",
-        f"Because {plain(first.why)}.",
+        f"Because {for_markdown(first.why)}.",
     ]
 
 
@@ -62,16 +51,16 @@ def _actions(said: Diagnosis) -> list[str]:
         return []
     first = said.causes[0]
     guess = [] if said.enough else ["No cause is sure enough to act on. What people do about the first sign:", ""]
-    withheld = [f"**{plain(first.withheld)}**", ""] if first.withheld else []
+    withheld = [f"**{for_markdown(first.withheld)}**", ""] if first.withheld else []
     rows = [line for place, action in enumerate(first.actions, 1) for line in _action(place, action)]
     return [*guess, *withheld, *rows] if rows else []
 
 
 def _action(place: int, action: Action) -> list[str]:
     return [
-        f"{place}. **{plain(action.name)}** ({action.strength.value}). {plain(action.what)}",
+        f"{place}. **{for_markdown(action.name)}** ({action.strength.value}). {for_markdown(action.what)}",
         *(f"   - {trainer}: {_options(text)}" for trainer, text in action.options.items()),
-        f"   - evidence: {plain(action.evidence)} Source: {plain(action.source)}.",
+        f"   - evidence: {for_markdown(action.evidence)} Source: {for_markdown(action.source)}.",
     ]
 
 
@@ -83,7 +72,7 @@ def _options(text: str) -> str:
 
 def _spaced(part: str) -> str:
     """Escaped, blanks at the ends kept."""
-    bare = plain(part)
+    bare = for_markdown(part)
     return f"{' ' if part[:1] == ' ' else ''}{bare}{' ' if part[-1:] == ' ' and bare else ''}"
 
 
@@ -102,11 +91,13 @@ def _curve(chart: Chart) -> list[str]:
     bad = f"{len(chart.curve.bad)} not finite, first at step {step(chart.curve.bad[0][0])}" if chart.curve.bad else ""
     about = ", ".join(filter(None, (*notes, bad)))
     if not values:
-        return [f"- **{plain(chart.name)}**: {plain(about)}"]
+        return [f"- **{for_markdown(chart.name)}**: {for_markdown(about)}"]
     span = f"{number(min(values))} to {number(max(values))}, last {number(values[-1])}"
     drawn = blocks(steps, values)
     return [
-        f"- **{plain(chart.name)}** ({plain(about)}): {span}" if about else f"- **{plain(chart.name)}**: {span}",
+        f"- **{for_markdown(chart.name)}** ({for_markdown(about)}): {span}"
+        if about
+        else f"- **{for_markdown(chart.name)}**: {span}",
         "",
         f"      {drawn}",
         "",
@@ -134,14 +125,14 @@ def blocks(steps: Sequence[int], values: Sequence[float], columns: int = COLUMNS
 
 
 def _other(cause: Cause) -> list[str]:
-    return [f"- **{plain(cause.title)}** ({cause.sure.value}): {plain(cause.summary)}; {plain(cause.why)}"]
+    return [f"- **{for_markdown(cause.title)}** ({cause.sure.value}): {for_markdown(f'{cause.summary}; {cause.why}')}"]
 
 
 def _table(rows: Rows) -> list[str]:
     if not rows.rows:
         return []
-    names = [plain(header.removeprefix(">")) for header in rows.headers]
+    names = [for_markdown(header.removeprefix(">")) for header in rows.headers]
     lines = ["---:" if header.startswith(">") else "---" for header in rows.headers]
-    body = [f"| {' | '.join(plain(cell) for cell in row)} |" for row in rows.rows]
+    body = [f"| {' | '.join(for_markdown(cell) for cell in row)} |" for row in rows.rows]
     more = ["", f"{rows.left_out} more not shown."] if rows.left_out else []
     return [f"| {' | '.join(names)} |", f"| {' | '.join(lines)} |", *body, *more]

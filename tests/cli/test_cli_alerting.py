@@ -95,7 +95,7 @@ def test_a_silence_is_kept_listed_and_ended(place: Path, store: Store, invoke: I
         "new data",
     )
     assert kept.until - kept.created_at == 7200.0
-    assert re.search(r"run seed1, kind kl_drift, label team=rl .* 119 min +ann +new data", listed)
+    assert re.search(r"run seed1, kind kl_drift, label team=rl .* 2\u202fh +ann +new data", listed)
 
     ended = invoke("alerts", "unsilence", kept.silence_id[:4], "--store", place)
     assert "is told again" in ended.stdout

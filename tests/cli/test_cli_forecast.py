@@ -14,7 +14,7 @@ from rlwatch.forecast import Forecast
 from rlwatch.monitor import engine
 from rlwatch.store.url import open_store
 
-OF = "forecast: highest 80 % within 50 steps at step 31; alarm from step 31"
+OF = "forecast: highest 80% within 50 steps at step 31; alarm from step 31"
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_show_tells_the_newest_too(alarming: Path, tmp_path: Path, invoke: Invok
     text = invoke("show", run, "--store", store).stdout
     document = strict(invoke("show", run, "--store", store, "--format", "json").stdout)
 
-    assert "forecast: now 80 % within 50 steps; highest 80 % at step 31; alarm from step 31" in text.splitlines()
+    assert "forecast: now 80% within 50 steps; highest 80% at step 31; alarm from step 31" in text.splitlines()
     assert document["forecast"]["step"] == 40
     assert document["forecast"]["why"][0] == {"metric": "mismatch/k3", "share": 0.42}
 
@@ -98,9 +98,7 @@ def test_show_says_why_there_is_none(tmp_path: Path, invoke: Invoke) -> None:
 
 def test_a_quiet_run_has_no_alarm() -> None:
     """And a run nobody forecast has no line."""
-    assert (
-        forecast_line([Forecast(40, p50=0.005)]) == "forecast: highest under 1 % within 50 steps at step 40; no alarm"
-    )
+    assert forecast_line([Forecast(40, p50=0.005)]) == "forecast: highest <1% within 50 steps at step 40; no alarm"
     assert forecast_line([Forecast(4, absent="no forecast because")]) == ""
 
 

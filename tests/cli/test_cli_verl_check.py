@@ -40,7 +40,7 @@ def test_a_plugin_that_was_loaded_is_fine():
 
     assert said() == {
         "verl plugin": (Level.OK, "registered under 'verl.plugins'"),
-        "verl heartbeat": (Level.OK, "verl 0.9.1 loaded rlwatch 0.1.0 1 minutes ago on node7"),
+        "verl heartbeat": (Level.OK, "verl 0.9.1 loaded rlwatch 0.1.0 1\u202fmin ago on node7"),
     }
 
 
@@ -104,8 +104,8 @@ def test_the_last_watched_driver_and_worker_are_told_apart():
     beat(3, age_s=5 * 86400, role="worker")
 
     texts = said()
-    assert texts["verl driver"][1].endswith("4 hours ago on node7, watched as driver")
-    assert texts["verl worker"][1].endswith("5 days ago on node7, watched as worker")
+    assert texts["verl driver"][1].endswith("4\u202fh ago on node7, watched as driver")
+    assert texts["verl worker"][1].endswith("5\u202fd ago on node7, watched as worker")
 
 
 def test_heartbeats_of_another_environment_are_still_heard(monkeypatch):

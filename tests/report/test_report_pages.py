@@ -12,7 +12,8 @@ from rlwatch.diagnosis import diagnose
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Event, Finding, Severity
 from rlwatch.report import Facts, html, markdown
 from rlwatch.report.gather import Chart, Curve, Moment
-from rlwatch.report.markdown import blocks, plain
+from rlwatch.report.markdown import blocks
+from rlwatch.wording import for_markdown
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e`|[x](http://evil)\n# h"
 FOUND = [
@@ -252,8 +253,8 @@ def test_hostile_text_stays_text_in_markdown():
 @given(st.text(max_size=60))
 def test_any_text_is_one_line_of_markdown_and_inert_html(text):
     """Whatever a model writes."""
-    assert "\n" not in plain(text)
-    assert not re.search(r"<[a-zA-Z/!]", plain(text))
+    assert "\n" not in for_markdown(text)
+    assert not re.search(r"<[a-zA-Z/!]", for_markdown(text))
     page = html(Facts(title="t", status="s", head={"x": text}))
     assert Reader(page).broken == []
     assert re.findall(r"<dd>(.*?)</dd>", page, re.DOTALL)[0].count("<") == 0

@@ -1,0 +1,245 @@
+"""Words, numbers and other people's text as a person reads them: one form for the terminal, report, dashboard, alerts.
+
+Numbers look as they do in the messages of findings, so that a figure in a table can be found again in a sentence. Text
+that others wrote (names of runs, tokens, error messages) can neither command a terminal nor pass for markup, and its
+invisible characters show.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import unicodedata
+from html import escape
+
+from rlwatch.catalogue import entry
+from rlwatch.records import JSON
+
+THIN = "\N{NARROW NO-BREAK SPACE}"
+"""Parts the thousands of a step, and a number from its unit."""
+NOTHING = "-"
+"""Shown where nothing was measured."""
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
+"""Unicode categories that nobody sees: control, formatting (with the marks that turn the reading direction), ..."""
+VOID_ELEMENTS = ("meta", "br", "line", "polyline", "circle")
+_AGES = ((1.0, "s", 60.0), (60.0, "min", 3600.0), (3600.0, "h", 86400.0), (86400.0, "d", math.inf))
+"""Seconds in a unit, its name, and the seconds that are one of the next."""
+_COMMANDS = {"lower-lr": "lower learning rate", "set-kl-coef": "set KL coefficient"}
+"""Commands whose names leave something out; kinds of findings have their words from the catalogue."""
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, whole thousands in full, no needless exponent; NaN and the infinities by name.
+
+    >>> [number(x) for x in (0.0213456, 12483.0, 999.9, 2.5e6, -0.00002, 0.0)]
+    ['0.0213', '12483', '1000', '2.5e+06', '-2e-05', '0']
+    >>> [number(x) for x in (float("nan"), float("inf"), float("-inf"), None)]
+    ['NaN', 'Inf', '-Inf', '-']
+    """
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+    return f"{value:.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def step(value: int | None) -> str:
+    r"""A step, exact, with narrow spaces between thousands.
+
+    >>> step(12480), step(None)
+    ('12\u202f480', '-')
+    """
+    return NOTHING if value is None else f"{value:,}".replace(",", THIN)
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    r"""``1 run``, ``2 runs``.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1\u202f200 runs')
+    """
+    return f"{step(count)} {one if count == 1 else many or one + 's'}"
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent.
+
+    >>> percent(0.4136), percent(1.0), percent(float("nan")), percent(None)
+    ('41.4%', '100%', 'NaN', '-')
+    """
+    if share is None or not math.isfinite(share):
+        return number(share)
+    return f"{number(100 * share)}%"
+
+
+def chance(value: float | None) -> str:
+    """A forecast chance: whole per cents, and no more certainty than there can be.
+
+    >>> chance(0.734), chance(0.002), chance(0.999), chance(None)
+    ('73%', '<1%', '>99%', '-')
+    """
+    if value is None or not math.isfinite(value):
+        return number(value)
+    if not 0.01 <= value <= 0.99:
+        return "<1%" if value < 0.5 else ">99%"
+    return f"{value:.0%}"
+
+
+def duration(seconds: float | None) -> str:
+    r"""A length of time in its one largest unit.
+
+    >>> duration(0.034), duration(38), duration(2460), duration(260_000), duration(None)
+    ('34\u202fms', '38\u202fs', '41\u202fmin', '3\u202fd', '-')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if round(seconds * 1000) < 1000:
+        return f"{max(0.0, seconds) * 1000:.0f}{THIN}ms"
+    if round(seconds, 1) < 10:
+        return f"{seconds:.1f}{THIN}s".replace(".0", "")
+    size, unit = next((size, unit) for size, unit, end in _AGES if round(seconds / size) * size < end)
+    return f"{seconds / size:.0f}{THIN}{unit}"
+
+
+def age(then: float | None, now: float) -> str:
+    r"""How long ago ``then`` was (both Unix seconds); clocks that disagree read as "now".
+
+    >>> age(1000.0, 1180.0), age(1000.0, 999.0), age(None, 5.0)
+    ('3\u202fmin ago', 'now', '-')
+    """
+    if not then or not math.isfinite(then):
+        return NOTHING
+    elapsed = now - then
+    return "now" if elapsed < 1 else f"{duration(round(elapsed) if elapsed < 10 else elapsed)} ago"
+
+
+def moment(ts: float | None) -> str:
+    """Date and time in UTC; a dash where it is not known."""
+    if not ts or not math.isfinite(ts) or not 0 < ts < 2e11:
+        return NOTHING
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ts))
+
+
+def local_moment(ts: float) -> str:
+    """Date and time on this machine's clock, to the minute: for what people set by their own."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))
+
+
+def words(kind: str) -> str:
+    """A kind of finding, event or command within a sentence.
+
+    >>> words("entropy_collapse"), words("gradient_localised"), words("lower-lr")
+    ('entropy collapse', 'gradient localised', 'lower learning rate')
+    """
+    return _COMMANDS.get(kind) or entry(kind).label
+
+
+def cell(value: JSON) -> str:
+    """Any value of a row.
+
+    >>> cell(True), cell(None), cell(0.25), cell("text")
+    ('true', '-', '0.25', 'text')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return number(value) if value is None or isinstance(value, float) else str(value)
+
+
+def cut(text: str, most: int) -> str:
+    """``text``, with an ellipsis where it is longer than that.
+
+    >>> cut("a long story", 8)
+    'a long …'
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def one_line(value: object, most: int = 80) -> str:
+    r"""``value`` on one line, cut to ``most`` characters.
+
+    >>> one_line("a  long\n story", most=8)
+    'a long …'
+    """
+    return cut(" ".join(str(value).split()), most)
+
+
+def sentence(text: str) -> str:
+    """``text`` with a capital letter and a full stop; nothing of nothing."""
+    return text[:1].upper() + text[1:].removesuffix(".") + "." if text else ""
+
+
+def visible(text: str) -> str:
+    r"""``text`` with a replacement for each character that nobody sees; line ends and tabs stay.
+
+    >>> visible("a\x1b[2J\u202eb")
+    'a\ufffd[2J\ufffdb'
+    """
+    if text.isprintable():
+        return text
+    return "".join("\N{REPLACEMENT CHARACTER}" if _hidden(char) else char for char in text)
+
+
+def _hidden(char: str) -> bool:
+    return char not in "\n\t" and unicodedata.category(char) in HIDDEN
+
+
+def for_terminal(text: str) -> str:
+    r"""``text`` that cannot command a terminal; a tab, which would shift a table, becomes a space.
+
+    >>> for_terminal("run\x1b[31m\tA")
+    'run\ufffd[31m A'
+    """
+    return visible(text).replace("\t", " ")
+
+
+def for_markdown(text: str) -> str:
+    r"""``text`` as Markdown that shows exactly it, on one line.
+
+    >>> for_markdown("a|b <script> [x](http://y) # *z*\nline")
+    'a\\|b &lt;script&gt; \\[x\\](http\\://y) \\# \\*z\\* line'
+    """
+    shown = visible(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]#|~!])|(?<=\w)(:)(?=//)", lambda found: f"\\{found.group()}", shown)
+
+
+class Markup(str):
+    """HTML or SVG made by :func:`el`; any other string is text, and is escaped."""
+
+    __slots__ = ()
+
+
+def el(tag: str, *children: str, cls: str = "", **attributes: str | float) -> Markup:
+    """``<tag>`` with ``children``; in names of attributes ``_`` stands for ``-``, and empty ones are left out.
+
+    >>> el("b", "<script>", cls="x", data_step=3)
+    '<b class="x" data-step="3">&lt;script&gt;</b>'
+    """
+    given = {"class": cls, **{name.replace("_", "-"): value for name, value in attributes.items()}}
+    written = "".join(f' {name}="{_escaped(str(value))}"' for name, value in given.items() if value != "")
+    if tag in VOID_ELEMENTS and not children:
+        return Markup(f"<{tag}{written}/>")
+    return Markup(f"<{tag}{written}>{''.join(map(_text, children))}</{tag}>")
+
+
+def joined(*children: str) -> Markup:
+    """``children`` one after another, plain strings escaped."""
+    return Markup("".join(map(_text, children)))
+
+
+def code_in(text: str) -> Markup:
+    """HTML in which what stands in backticks is code.
+
+    >>> code_in("`beta=0.0` drops <it>")
+    '<code>beta=0.0</code> drops &lt;it&gt;'
+    """
+    parts = re.split(r"`([^`]+)`", text)
+    return joined(*(el("code", part) if place % 2 else part for place, part in enumerate(parts)))
+
+
+def _text(child: str) -> str:
+    return str(child) if isinstance(child, Markup) else _escaped(child)
+
+
+def _escaped(text: str) -> str:
+    return escape(visible(text), quote=True)
