@@ -15,18 +15,20 @@ from rlwatch.integrations.handlers.reference import ResetReference
 from rlwatch.integrations.handlers.stop import Stop
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.torch.means import Means
-from rlwatch.integrations.torch.steps import Steps
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
 
 
 class Commands:
     """Obeys what people ask, and keeps in checkpoints what must outlive the process. One on every rank."""
 
-    def __init__(self, means: Means, steps: Steps, latest: Callable[[], Mapping[str, float]]) -> None:
-        seam = steps.seam
+    def __init__(
+        self, means: Means, seam: Seam, step: Callable[[], int], latest: Callable[[], Mapping[str, float]]
+    ) -> None:
         coefficient = SetKLCoef(means.changeable_kl_coef, means.change_kl_coef, seam)
-        self._steps = steps
+        self._seam = seam
+        self._step = step
         self._reference = KeptReference(means.anchored, seam, self._writes)
         self._settings = KeptSettings(coefficient, seam, self._writes)
         handlers: list[CommandHandler] = [
@@ -40,21 +42,21 @@ class Commands:
 
     def obey(self) -> None:
         """Carry out what waits, at the step that has ended."""
-        self._controller.obey(self._steps.last)
+        self._controller.obey(self._step())
 
     def saved(self, checkpoint: Path) -> None:
         """The loop has written ``checkpoint``, a directory: keep with it what it leaves out."""
-        self._reference.save(checkpoint, self._controller, self._steps.last)
+        self._reference.save(checkpoint, self._controller, self._step())
         self._settings.save(checkpoint)
 
     def resumed(self, checkpoint: Path) -> None:
         """The loop has read ``checkpoint``: take up what was kept with it."""
-        self._reference.restore(checkpoint, self._controller, self._steps.last)
-        self._settings.restore(checkpoint, self._controller, self._steps.last)
+        self._reference.restore(checkpoint, self._controller, self._step())
+        self._settings.restore(checkpoint, self._controller, self._step())
 
     def _reset_done(self, command: Command, report: Mapping[str, JSON]) -> None:
-        self._reference.reset_done(command, report, self._steps.last)
+        self._reference.reset_done(command, report, self._step())
 
     def _writes(self) -> bool:
-        run = self._steps.seam.run
+        run = self._seam.run
         return run is not None and run.rank == 0

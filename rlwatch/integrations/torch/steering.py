@@ -22,7 +22,7 @@ class Steering(Recording):
     def __init__(self, means: Means, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._means = means
-        self._commands = Commands(means, self._steps, lambda: self.latest)
+        self._commands = Commands(means, self.seam, lambda: self._steps.last, lambda: self.latest)
 
     def obey(self) -> None:
         """Carry out what people asked of the run; while it is paused, wait.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor
 
 from rlwatch.integrations.completions import CompletionSampler
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.verl.batch import PROMPTS, Reading, StepBatch
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.text import Sample, TextProbe
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 MEASURED = 4
 """Completions a report on text is made of."""
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class Texts:
