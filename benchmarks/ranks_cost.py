@@ -18,8 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-from rlwatch.integrations.shared_step import SharedStep
-from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.step_tally import SharedStep, StepTally
 from rlwatch.tensors.tokens import TokenBatch
 
 ROWS, TOKENS = 8, 4096

@@ -1,27 +1,36 @@
-"""What a trainer must have for us to look into it: methods, by the parameters we use, and settings, by their path.
+"""Being there when another library is imported, and knowing what a trainer must have to be looked into.
 
-Never a version number: a version says what was read, not what is there. Imports neither torch nor a trainer.
+Methods are known by the parameters we use, settings by their path; never by a version number: a version says what was
+read, not what is there. Imports neither torch nor a trainer.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
+
+from typing_extensions import override
 
 Needs = Mapping[str, Sequence[str]]
 """Methods, and the parameters by which we know them."""
 
 
 def lacking(holder: Any, needs: Needs) -> str | None:
-    """Which of the methods ``needs`` names ``holder`` (a class or an instance) lacks, in words; None if it has all."""
+    """Name the method of ``needs`` that ``holder`` (a class or an instance) lacks, in words; None if it has all."""
     kind = holder if isinstance(holder, type) else type(holder)
     for method, parameters in needs.items():
-        found = getattr(holder, method, None)
-        if not callable(found) or getattr(kind, method, None) is getattr(object, method, kind):
+        member = getattr(holder, method, None)
+        if not callable(member) or getattr(kind, method, None) is getattr(object, method, kind):
             return f"{kind.__name__} has no {method}"
-        absent = missing_parameter(found, parameters)
+        absent = missing_parameter(member, parameters)
         if absent is not None:
             return f"{kind.__name__}.{method} has no parameter {absent!r}"
     return None
@@ -39,7 +48,7 @@ def missing_parameter(function: Callable[..., Any], parameters: Iterable[str]) -
 
 
 def lacking_settings(settings: Any, paths: Iterable[str]) -> str | None:
-    """Which dotted path of attributes ``settings`` does not have, in words; None if it has all."""
+    """Name the dotted path of attributes that ``settings`` lacks, in words; None if it has all."""
     for path in paths:
         here = settings
         for name in path.split("."):
@@ -55,3 +64,71 @@ def installed(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+# Size of a model's vocabulary.
+
+
+def vocab_size_of(model: Any) -> int | None:
+    """Entries of the softmax: entropy cannot exceed its logarithm. None if the model does not say."""
+    described = getattr(model, "config", None)
+    if described is None:
+        return None
+    text = described.get_text_config() if hasattr(described, "get_text_config") else described
+    size = getattr(text, "vocab_size", None)
+    return int(size) if size else None
+
+
+# Doing something right after a module was imported, without importing it.
+
+Then = Callable[[ModuleType], None]
+
+
+class AfterImport(MetaPathFinder):
+    """Calls what was registered for a module once it has been executed; what that raises must not leave it."""
+
+    def __init__(self) -> None:
+        self._then: dict[str, Then] = {}
+        self._looking = threading.local()
+
+    def register(self, module: str, then: Then) -> None:
+        """Call ``then(module)`` after ``module`` is imported, or now if it is already."""
+        loaded = sys.modules.get(module)
+        if loaded is not None and not _being_imported(loaded):
+            then(loaded)
+            return
+        self._then[module] = then
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec others find, with a loader that tells us when it is done."""
+        if fullname not in self._then or getattr(self._looking, "on", False):
+            return None
+        self._looking.on = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking.on = False
+        if spec is None or spec.loader is None:
+            return None
+        self._wrap(spec, self._then.pop(fullname))
+        return spec
+
+    @staticmethod
+    def _wrap(spec: ModuleSpec, then: Then) -> None:
+        loader = spec.loader
+        original = loader.exec_module  # type: ignore[union-attr]
+
+        def exec_module(module: ModuleType) -> None:
+            original(module)
+            then(module)
+
+        loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
+
+
+def _being_imported(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -1,4 +1,4 @@
-"""Which completions a run keeps as text: few, chosen without chance, cut, and within a budget."""
+"""Completions kept as text: few, chosen without chance, cut, and within a budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CUT = " […] "
 
 @dataclass(frozen=True, slots=True)
 class KeepCompletions:
-    """How much text leaves the trainer.
+    """Limits on the text that leaves the trainer.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class CompletionSampler:
         self._bytes_left = keep.budget_mb * 1e6
 
     def due(self, step: int) -> bool:
-        """Whether the generation for ``step`` should be sampled; a step before the last one (a resume) is."""
+        """True if the generation for ``step`` should be sampled; a step before the last one (a resume) is."""
         if self._bytes_left <= 0:
             return False
         return self._last is None or step < self._last or step - self._last >= self._keep.every

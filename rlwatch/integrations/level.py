@@ -1,4 +1,4 @@
-"""How closely a trainer is watched."""
+"""Levels of detail at which a trainer is watched."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class Level(StrEnum):
             raise ConfigError(f"level must be one of {', '.join(cls)}, got {word!r}") from None
 
     def includes(self, other: Level) -> bool:
-        """Whether what ``other`` adds is watched."""
+        """True if this level contains ``other``."""
         order = list(Level)
         return order.index(self) >= order.index(other)

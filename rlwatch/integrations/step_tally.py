@@ -1,27 +1,29 @@
-"""What one optimizer step measured, combined over its micro-batches and sent to the CPU once."""
+"""One optimizer step, measured: from micro-batches to the CPU in one copy, and from all ranks to one record.
+
+A :class:`StepTally` collects on the device; sealed it is a :class:`WholeStep` (one rank) or a :class:`SharedStep` (a
+rank's share, which rank 0 merges). Where a driver steers workers, :func:`merge_workers` puts their tallies together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from rlwatch.integrations.shared_step import SharedStep
-from rlwatch.integrations.spike_rows import Decode, spike_batch, texts_of
-from rlwatch.records import SpikeBatch
-from rlwatch.tensors.mergeable import Stats, merge
+from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
+from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, top_tokens
 from rlwatch.tensors.tokens import TokenBatch
-from rlwatch.tensors.transfer import Transfer
+from rlwatch.tensors.transfer import Transfer, pack, unpack
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
-
-__all__ = ["Decode", "SealedStep", "StepTally"]
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class StepTally:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was collected."""
+        """True if nothing was collected."""
         return not (self.stats or self.numbers)
 
     def add_batch(self, batch: TokenBatch, *, full: bool = True) -> None:
@@ -84,7 +86,7 @@ class SealedStep(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether :meth:`deliver` would not wait."""
+        """True if :meth:`deliver` would not wait."""
         ...
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
@@ -106,7 +108,7 @@ class WholeStep:
     transfer: Transfer
 
     def ready(self) -> bool:
-        """Whether :meth:`deliver` would not wait."""
+        """True if :meth:`deliver` would not wait."""
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
@@ -129,3 +131,225 @@ class WholeStep:
 
 def _averages(numbers: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in numbers.items()}
+
+
+# One step of several ranks: each measures its share of the batch, and rank 0 puts the shares together.
+
+_HEAD = struct.Struct("!I")
+_TYPES = {torch.float32: "f4", torch.float16: "f4", torch.bfloat16: "f4", torch.bool: "b1"}
+MOST_SPIKES = 64
+"""Rows of extreme tokens that are recorded of a step, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Measurements of one rank, on the CPU."""
+
+    stats: Stats
+    columns: tuple[str, ...] = ()
+    rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStep:
+    """One rank's share of a step, on its way: a :class:`~rlwatch.ports.Parcel` for :meth:`rlwatch.run.Run.send`.
+
+    ``numbers`` are those of rank 0: a trainer computes what it logs over all ranks.
+    """
+
+    step: int
+    layout: JSON
+    types: tuple[str, ...]
+    columns: tuple[str, ...]
+    numbers: Mapping[str, float]
+    transfer: Transfer
+    texts: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, step: int, stats: Stats, spikes: SpikeTable | None, numbers: Mapping[str, float]) -> SharedStep:
+        """Everything starts its way to the CPU in one copy."""
+        layout, tensors = pack(stats)
+        if spikes is not None:
+            tensors.append(spikes.rows)
+        types = tuple(_TYPES.get(tensor.dtype, "f8") for tensor in tensors)
+        return cls(step, layout, types, () if spikes is None else spikes.names, numbers, Transfer(tensors))
+
+    def ready(self) -> bool:
+        """True if it can be read without waiting for the device."""
+        return self.transfer.ready()
+
+    def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
+        """Send it on its way. Returns what is known of the steps that are whole by now, on rank 0; it fills later."""
+        if decode is not None and self.columns:  # here: a tokenizer is not to be used by two threads at once
+            self.texts.extend(texts_of(self.transfer.read()[-1], self.columns, decode))
+        run.send(self)
+        return {} if run.ranks is None else run.ranks.latest
+
+    def encode(self) -> bytes:
+        """As bytes for rank 0."""
+        arrays = [a.astype(kind) for a, kind in zip(self.transfer.read(), self.types, strict=True)]
+        shapes = [list(array.shape) for array in arrays]
+        head = {"layout": self.layout, "types": self.types, "shapes": shapes, "columns": self.columns}
+        text = json.dumps({**head, "texts": self.texts}).encode()
+        return b"".join([_HEAD.pack(len(text)), text, *map(_bytes_of, arrays)])
+
+    def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
+        """The whole step: metrics, and the extreme tokens of each rank that has any."""
+        shares = {0: self._own(), **{rank: decoded_share(others[rank]) for rank in sorted(others)}}
+        stats: Stats = {}
+        for share in shares.values():
+            stats = merge_ranks(stats, share.stats)
+        return {**read_stats(stats), **self.numbers}, _spikes_of_ranks(self.step, shares)
+
+    def _own(self) -> Share:
+        return _share(self.layout, self.transfer.read(), self.columns, tuple(self.texts))
+
+
+def decoded_share(data: bytes) -> Share:
+    """Read what :meth:`SharedStep.encode` wrote."""
+    (length,) = _HEAD.unpack_from(data)
+    at = _HEAD.size + length
+    head: dict[str, Any] = json.loads(data[_HEAD.size : at])
+    arrays = []
+    for kind, shape in zip(head["types"], head["shapes"], strict=True):
+        array, at = _array_at(data, at, kind, shape)
+        arrays.append(array)
+    return _share(head["layout"], arrays, tuple(head["columns"]), tuple(head["texts"]))
+
+
+def read_stats(stats: Stats) -> dict[str, float]:
+    """The numbers to report: of what was measured at all."""
+    settled = {name: stat.settle() for name, stat in stats.items()}
+    return {name: float(stat.value()) for name, stat in settled.items() if float(stat.count) > 0}
+
+
+def _share(layout: JSON, arrays: Sequence[np.ndarray], columns: tuple[str, ...], texts: tuple[str, ...]) -> Share:
+    if not columns:
+        return Share(unpack(layout, arrays))
+    return Share(unpack(layout, arrays[:-1]), columns, arrays[-1], texts)
+
+
+def _spikes_of_ranks(step: int, shares: Mapping[int, Share]) -> list[SpikeBatch]:
+    """The most extreme tokens of all ranks, in one batch for each rank."""
+    having = {rank: share for rank, share in shares.items() if share.columns}
+    if not having:
+        return []
+    tables = most_extreme([share.rows for share in having.values()], MOST_SPIKES)
+    batches = [
+        spike_batch(step, rows, share.columns, share.texts, rank=rank)
+        for (rank, share), rows in zip(having.items(), tables, strict=True)
+    ]
+    return [batch for batch in batches if batch is not None]
+
+
+def _bytes_of(array: np.ndarray) -> bytes:
+    return np.packbits(array).tobytes() if array.dtype == bool else array.tobytes()
+
+
+def _array_at(data: bytes, at: int, kind: str, shape: Sequence[int]) -> tuple[np.ndarray, int]:
+    """The array that begins at ``at``, as float64, and where it ends."""
+    count = int(np.prod(shape))
+    if kind == "b1":
+        packed = np.frombuffer(data, np.uint8, -(-count // 8), at)
+        return np.unpackbits(packed, count=count).astype(np.float64).reshape(shape), at + len(packed)
+    array = np.frombuffer(data, np.dtype(kind), count, at)
+    return array.astype(np.float64).reshape(shape), at + array.nbytes
+
+
+# One global step, put together of what the driver read of the batch and what each worker measured of the update.
+
+
+@dataclass(frozen=True, slots=True)
+class MergedStep:
+    """A step as it is recorded."""
+
+    metrics: Mapping[str, float]
+    spikes: Sequence[SpikeBatch]
+
+
+def encoded_tally(tally: StepTally, step: int) -> bytes:
+    """Encode what a worker measured of ``step``, for :func:`merge_workers`. Waits for the device."""
+    return SharedStep.of(step, tally.stats, tally.spikes, {}).encode()
+
+
+def merge_workers(
+    step: int, batch: StepTally, workers: Mapping[int, bytes], decode: Decode | None = None
+) -> MergedStep:
+    """``batch`` is what the driver measured; ``workers``, by rank, what :func:`encoded` made there.
+
+    Ranks merge exactly. What both measure is the driver's: it sees every response once, and the workers as often
+    as they update on it. The driver's extreme tokens come first, as those of rank 0.
+    """
+    shares = {rank: decoded_share(workers[rank]) for rank in sorted(workers)}
+    update: Stats = {}
+    for share in shares.values():
+        update = merge_ranks(update, share.stats)
+    averages = {name: sum(values) / len(values) for name, values in batch.numbers.items()}
+    tables = [] if batch.spikes is None else [(0, batch.spikes.names, batch.spikes.rows.double().numpy())]
+    tables += [(rank, share.columns, share.rows) for rank, share in shares.items() if share.columns]
+    return MergedStep({**read_stats({**update, **batch.stats}), **averages}, _spikes_of_workers(step, tables, decode))
+
+
+def _spikes_of_workers(
+    step: int, tables: Sequence[tuple[int, tuple[str, ...], np.ndarray]], decode: Decode | None
+) -> list[SpikeBatch]:
+    if not tables:
+        return []
+    kept = most_extreme([rows for _, _, rows in tables], MOST_SPIKES)
+    batches = [
+        spike_batch(step, rows, names, texts_of(rows, names, decode), rank=rank)
+        for (rank, names, _), rows in zip(tables, kept, strict=True)
+    ]
+    return [batch for batch in batches if batch is not None]
+
+
+# Rows of extreme tokens, as they come from a device, read as a record.
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> their text."""
+
+_WHOLE = ("sequence", "position", "token_id")
+
+
+def spike_batch(
+    step: int, rows: np.ndarray, names: Sequence[str], texts: Sequence[str] = (), *, rank: int = 0
+) -> SpikeBatch | None:
+    """The tokens at or beyond a limit, worst first; None in an ordinary step.
+
+    ``rows`` (K, 1 + C) hold the score and the columns ``names``, as in :class:`rlwatch.tensors.spikes.SpikeTable`;
+    ``texts`` are those of the rows, if they are to be kept.
+    """
+    far = np.flatnonzero(rows[:, 0] >= 1)
+    if not len(far):
+        return None
+    worst = far[np.argsort(-rows[far, 0], kind="stable")]
+    chosen = rows[worst]
+    columns: dict[str, np.ndarray | list[str]] = {
+        name: chosen[:, i].astype(np.int64) if name in _WHOLE else chosen[:, i] for i, name in enumerate(names, 1)
+    }
+    if texts:
+        columns["text"] = [texts[row] for row in worst]
+    reason = NON_FINITE if np.isinf(chosen[0, 0]) else FAR_OUT
+    return SpikeBatch(step, columns, reason=reason, rank=rank)
+
+
+def texts_of(rows: np.ndarray, names: Sequence[str], decode: Decode | None) -> list[str]:
+    """The text of each row that is at or beyond a limit, ``""`` of the others; nothing where texts are not kept."""
+    if decode is None or "token_id" not in names:
+        return []
+    ids = rows[:, 1 + list(names).index("token_id")]
+    return [decode([int(token)]) if score >= 1 else "" for score, token in zip(rows[:, 0], ids, strict=True)]
+
+
+def most_extreme(tables: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
+    """Of all ``tables`` (K, 1 + C) together the ``most`` rows with the highest scores, each still in its table.
+
+    The others get the score -inf, so that every row keeps its place.
+    """
+    scores = np.concatenate([table[:, 0] for table in tables])
+    beyond = np.argsort(-scores, kind="stable")[most:]
+    scores[beyond] = -np.inf
+    ends = np.cumsum([len(table) for table in tables])[:-1]
+    pieces = np.split(scores, ends)
+    return [np.column_stack([score, table[:, 1:]]) for score, table in zip(pieces, tables, strict=True)]

@@ -27,12 +27,11 @@ from rlwatch.alerts.outbox import DeliveryThread
 from rlwatch.clipping import LayerClip, LayerMaxNorm, LayerMedian, SkipOnSpike
 from rlwatch.clipping.layer_clip import Layout
 from rlwatch.control.mailbox import Mailbox, PendingCommand
-from rlwatch.integrations.handlers.learning_rate import SCALE
-from rlwatch.integrations.handlers.stepwise import StepScale
+from rlwatch.integrations.learning_rate import SCALE, StepScale
 from rlwatch.integrations.localising import Localise
-from rlwatch.integrations.openrlhf.logger import RLWatchLogger
-from rlwatch.integrations.tee.patches import Patches
-from rlwatch.integrations.verl.tracking import Backend
+from rlwatch.integrations.openrlhf.driver import RLWatchLogger
+from rlwatch.integrations.tee import Patches
+from rlwatch.integrations.verl.attach import Backend
 from rlwatch.monitor.watchman import WatchmanThread
 from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.records import Command, CompletionBatch, RunState, SpikeBatch
@@ -608,7 +607,7 @@ ROW = {f"bad{i}": value for i, value in enumerate([*HATEFUL, DotDict(), cycle(),
 def test_hostile_rows_of_other_trackers_lose_their_hostile_entries_only(tmp_path):
     """However many of them there are: verl's Tracking, OpenRLHF's logger, the log of a Trainer, wandb."""
     wandb = pytest.importorskip("wandb")
-    from rlwatch.integrations.transformers.callback import RLWatchCallback
+    from rlwatch.integrations.transformers.attach import RLWatchCallback
 
     run = rlwatch.init(store=tmp_path, sigterm=False)
     verl, openrlhf, trainer = Backend(run), RLWatchLogger(run), RLWatchCallback(run)
@@ -725,22 +724,22 @@ INJECTED = {
     # hooks and what is called in the middle of training
     "the hook of the backward": ("rlwatch.gradloc.passes._Reader.__call__", out_of_memory),
     "the hook of the backward, bare": ("rlwatch.gradloc.passes._Reader.__call__", bare),
-    "the state of the generators": (f"{TORCH}.watcher.RandomState.now", runtime),
-    "a forward kept": (f"{TORCH}.loss_passes.LossPasses.ran", missing),
-    "a loss pass kept": (f"{TORCH}.loss_passes.LossPasses.observed", out_of_memory),
+    "the state of the generators": (f"{TORCH}.attach.RandomState.now", runtime),
+    "a forward kept": (f"{TORCH}.localise.LossPasses.ran", missing),
+    "a loss pass kept": (f"{TORCH}.localise.LossPasses.observed", out_of_memory),
     "a loss pass added": ("rlwatch.gradloc.passes.Passes.add", mute),
-    "loss passes forgotten": (f"{TORCH}.loss_passes.LossPasses.forget", runtime),
-    "a micro-batch read": (f"{TORCH}.microbatch.Reader.read", bare),
+    "loss passes forgotten": (f"{TORCH}.localise.LossPasses.forget", runtime),
+    "a micro-batch read": (f"{TORCH}.batch.Reader.read", bare),
     "a micro-batch measured": ("rlwatch.integrations.step_tally.StepTally.add_batch", out_of_memory),
-    "gradients read": (f"{TORCH}.collector.read_gradients", out_of_memory),
-    "rollouts read": (f"{TORCH}.generation.GenerationReader.read", mute),
-    "rollouts measured": (f"{TORCH}.collector.observe_responses", runtime),
+    "gradients read": (f"{TORCH}.taps.read_gradients", out_of_memory),
+    "rollouts read": (f"{TORCH}.batch.GenerationReader.read", mute),
+    "rollouts measured": (f"{TORCH}.taps.observe_responses", runtime),
     "completions sampled": ("rlwatch.integrations.completions.CompletionSampler.sample", missing),
     "text offered": ("rlwatch.text.TextProbe.offer", runtime),
     "text taken": ("rlwatch.text.TextProbe.take", bare),
-    "the learning rate": (f"{TORCH}.means.Means.rate", missing),
-    "the loss": (f"{TORCH}.collector.nonfinite", out_of_memory),
-    "the vocabulary": (f"{TORCH}.collector.vocab_size_of", runtime),
+    "the learning rate": (f"{TORCH}.commands.Means.rate", missing),
+    "the loss": (f"{TORCH}.taps.nonfinite", out_of_memory),
+    "the vocabulary": (f"{TORCH}.taps.vocab_size_of", runtime),
     "a step sealed": ("rlwatch.integrations.step_tally.StepTally.seal", out_of_memory),
     "a step copied": ("rlwatch.tensors.transfer.Transfer.__init__", out_of_memory),
     "a step read": ("rlwatch.tensors.transfer.Transfer.read", runtime),
@@ -749,13 +748,13 @@ INJECTED = {
     "a record taken": ("rlwatch.run.run.admit", runtime),
     "an event taken": ("rlwatch.run.run.plain", mute),
     # the localisation of a spike, between the backward and the optimizer's step
-    "a spike looked at": (f"{LOCAL}.localiser.Localiser.check", out_of_memory),
-    "a spike located": (f"{LOCAL}.localiser.locate", out_of_memory),
+    "a spike looked at": (f"{LOCAL}.Localiser.check", out_of_memory),
+    "a spike located": (f"{LOCAL}.locate", out_of_memory),
     "tokens attributed": ("rlwatch.gradloc.locate.attribute", out_of_memory),
     "culprits verified": ("rlwatch.gradloc.locate.verify", bare),
     "weights displaced": ("rlwatch.gradloc.displacement.Views.__getitem__", out_of_memory),
     "weights put back": ("rlwatch.gradloc.displacement.reshard", runtime),
-    "a spike recorded": (f"{LOCAL}.localiser.record", missing),
+    "a spike recorded": (f"{LOCAL}.record_located", missing),
     "a step left out": ("rlwatch.clipping.skip.SkipOnSpike.decide", bare),
     # threads of ours
     "storing": ("rlwatch.recorder.store_sink.StoreSink.write", missing),
@@ -936,10 +935,10 @@ IN_A_TRAINER = {
     "layers clipped": ("rlwatch.clipping.layer_clip.LayerClip.by_layer", out_of_memory),
     "the norm before clipping": (f"{HF}.layer_clipping._before_clipping", out_of_memory),
     "a step taken": (f"{HF}.taps.TrainerTaps.take", bare),
-    "a step delivered": (f"{HF}.stepper.StepCallback.deliver", mute),
-    "commands": (f"{HF}.control.LoopControl.obey", runtime),
-    "the log": (f"{HF}.callback.scalars", missing),
-    "the end": (f"{HF}.callback.RLWatchCallback.end", bare),
+    "a step delivered": (f"{HF}.attach.StepCallback.deliver", mute),
+    "commands": (f"{HF}.commands.LoopControl.obey", runtime),
+    "the log": (f"{HF}.attach.scalars", missing),
+    "the end": (f"{HF}.attach.RLWatchCallback.end", bare),
 }
 
 
@@ -1042,7 +1041,7 @@ def wrapped_by_a_trainer(work, tmp_path):
 
 def wrapped_by_trl(work, tmp_path):
     from rlwatch.gradloc.passes import Passes
-    from rlwatch.integrations.trl.loss_passes import METHOD, LossPassTap
+    from rlwatch.integrations.trl.localise import METHOD, LossPassTap
 
     trainer = SimpleNamespace(**{METHOD: work})
     LossPassTap(trainer, Seam(), Passes()).attach(lambda: True)
@@ -1051,7 +1050,7 @@ def wrapped_by_trl(work, tmp_path):
 
 def wrapped_by_verl(work, tmp_path):
     from rlwatch.gradloc.passes import Passes
-    from rlwatch.integrations.verl.loss_passes import LossPassTap
+    from rlwatch.integrations.verl.localise import LossPassTap
 
     engine = SimpleNamespace(forward_step=work)
     LossPassTap(engine, Seam(), Passes()).attach()
@@ -1059,7 +1058,7 @@ def wrapped_by_verl(work, tmp_path):
 
 
 def wrapped_by_the_end_of_training(work, tmp_path):
-    from rlwatch.integrations.transformers.crash import report_crashes
+    from rlwatch.integrations.transformers.attach import report_crashes
 
     run = rlwatch.init(store=tmp_path, sigterm=False)
     trainer = SimpleNamespace(train=work)  # without a state: looking for the step fails, too
@@ -1285,13 +1284,13 @@ THREADS = {
     "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go",
     "rlwatch/link/rounds.py": "whatever is raised is as if the connection had broken",
     "rlwatch/run/link.py": "every look holds whatever is raised",
-    "rlwatch/integrations/verl/tracking.py": "Run.finish, which holds whatever is raised",
+    "rlwatch/integrations/verl/attach.py": "Run.finish, which holds whatever is raised",
     "rlwatch/run/lifecycle.py": "waits for a signal's number, nothing else",
     "rlwatch/notify/mail.py": "of one message: what it raises is what became of it",
     "rlwatch/notify/http.py": "a timer that closes one request, contained",
     "rlwatch/text.py": "of one report: what it raises is taken with it",
-    "rlwatch/integrations/verl/statistics.py": "Seam.aside",
-    "rlwatch/integrations/openrlhf/recording.py": "Seam.aside",
+    "rlwatch/integrations/verl/driver.py": "Seam.aside",
+    "rlwatch/integrations/openrlhf/driver.py": "Seam.aside",
 }
 """Where threads of ours are made, and what holds what is raised in them."""
 

@@ -11,11 +11,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from rlwatch.control.policy import Health
-from rlwatch.integrations.controller import Controller
-from rlwatch.integrations.handlers.kept_reference import KeptReference
-from rlwatch.integrations.handlers.reference import Anchored, ResetReference
-from rlwatch.integrations.handlers.shards import local, whole
-from rlwatch.integrations.handlers.weights import copy_all, fingerprint, model_pairs, named_tensors
+from rlwatch.integrations.checkpoints import KeptReference
+from rlwatch.integrations.commands import Controller
+from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.weights import copy_all, fingerprint, local, model_pairs, named_tensors, whole
 from rlwatch.records import Command
 from rlwatch.seam import Seam
 

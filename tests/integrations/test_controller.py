@@ -8,8 +8,7 @@ import pytest
 from rlwatch.clock import ManualClock
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.controller import BROKEN_OFF, FAILED, STOPPED, UNSHARED, Controller
-from rlwatch.integrations.handlers.hold import GRACE_S, Hold
+from rlwatch.integrations.commands import BROKEN_OFF, FAILED, GRACE_S, STOPPED, UNSHARED, Controller, Hold
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import Command, CommandStatus, Event
 from rlwatch.seam import Seam

@@ -10,8 +10,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from transformers import optimization as hf
 
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.handlers.learning_rate import SCALE, LowerLR, Paced
-from rlwatch.integrations.handlers.schedule import proportional
+from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced, proportional
 from rlwatch.records import Command
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:Detected call of")]

@@ -9,9 +9,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from rlwatch.control.policy import Health
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.handlers.reference import Anchored, ResetReference
-from rlwatch.integrations.handlers.unwrapping import plain_name, unwrapped
-from rlwatch.integrations.handlers.weights import model_pairs
+from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.weights import model_pairs, plain_name, unwrapped
 from rlwatch.records import Command
 from rlwatch.seam import Seam
 

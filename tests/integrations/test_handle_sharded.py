@@ -9,9 +9,8 @@ import pytest
 import torch
 from preloaded import Program
 
-from rlwatch.integrations.handlers.reference import Anchored
-from rlwatch.integrations.handlers.reference_files import read_facts
-from rlwatch.integrations.handlers.reference_orders import TakeUp
+from rlwatch.integrations.checkpoints import TakeUp, read_facts
+from rlwatch.integrations.reference import Anchored
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("sharded_reference.py")

@@ -8,11 +8,9 @@ from transformers import TrainerControl, TrainerState
 
 from rlwatch.control.policy import Health
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
-from rlwatch.integrations.handlers.kl_coef import SetKLCoef
-from rlwatch.integrations.handlers.optimizer import clear_state, clearable
-from rlwatch.integrations.handlers.stop import Stop
-from rlwatch.integrations.handlers.trainer_loop import TrainerLoop
+from rlwatch.integrations.commands import SaveCheckpoint, SetKLCoef, Stop
+from rlwatch.integrations.reference import clear_state, clearable
+from rlwatch.integrations.transformers.commands import TrainerLoop
 from rlwatch.records import Command, Finding, Severity
 from rlwatch.seam import Seam
 

@@ -8,14 +8,10 @@ import torch
 
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
-from rlwatch.integrations.openrlhf.describe import init_arguments
-from rlwatch.integrations.openrlhf.driver import Driver
-from rlwatch.integrations.openrlhf.logger import RLWatchLogger
-from rlwatch.integrations.openrlhf.recording import taken_out
-from rlwatch.integrations.openrlhf.settings import Settings
+from rlwatch.integrations.openrlhf.compat import Settings
+from rlwatch.integrations.openrlhf.driver import Driver, RLWatchLogger, init_arguments, taken_out
 from rlwatch.integrations.openrlhf.taps import PARCEL
-from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.whole import encoded
+from rlwatch.integrations.step_tally import StepTally, encoded_tally
 from rlwatch.records import Command
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -50,7 +46,7 @@ def parcel(logp=-1.0):
     """What a policy actor sends."""
     tally, mask = StepTally(), torch.ones(1, 2, dtype=torch.bool)
     tally.add_batch(TokenBatch(logp=torch.full((1, 2), logp), mask=mask))
-    return {"parcel": encoded(tally, 0), "numbers": {"policy/vocab_size": 32.0}, "errors": 0}
+    return {"parcel": encoded_tally(tally, 0), "numbers": {"policy/vocab_size": 32.0}, "errors": 0}
 
 
 class Trainer:
@@ -299,7 +295,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(watched, monkeypatch, tm
 def test_errors_of_ours_stay_with_us(watched, monkeypatch, caplog):
     """Counted, and training and its own rows go on."""
     trainer, driver, store = watched()
-    monkeypatch.setattr("rlwatch.integrations.openrlhf.recording.response_stats", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("rlwatch.integrations.openrlhf.driver.response_stats", lambda *a, **k: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         statuses = trainer.fit(2)
     steps = steps_of(store, driver.run)

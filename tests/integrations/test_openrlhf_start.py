@@ -7,8 +7,8 @@ import types
 import pytest
 
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.integrations.openrlhf import compat, launch, worker
-from rlwatch.integrations.openrlhf.settings import Settings, parsed
+from rlwatch.integrations.openrlhf import __main__, attach, compat
+from rlwatch.integrations.openrlhf.compat import Settings, parsed
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 
@@ -71,7 +71,7 @@ def test_settings_travel_as_plain_values():
 def test_actors_get_openrlhfs_variables_and_ours():
     """What the user set wins over OpenRLHF's defaults, as in OpenRLHF itself."""
     environment = {"NCCL_DEBUG": "INFO", "RLWATCH_STORE": "/runs", "RLWATCH_RUN_ID": "", "HOME": "/root"}
-    variables = launch.runtime_env(Settings(), environment)["env_vars"]
+    variables = __main__.runtime_env(Settings(), environment)["env_vars"]
 
     assert variables == {
         "TOKENIZERS_PARALLELISM": "true",
@@ -84,10 +84,10 @@ def test_actors_get_openrlhfs_variables_and_ours():
 def test_the_hook_arms_the_process_and_never_raises(monkeypatch, caplog):
     """An actor must start all the same, also where rlwatch is not installed."""
     armed = []
-    monkeypatch.setattr(worker, "arm", armed.append)
-    hook = launch.setup_hook(Settings(init={"project": "p"}))
+    monkeypatch.setattr(attach, "arm", armed.append)
+    hook = __main__.setup_hook(Settings(init={"project": "p"}))
     hook()
-    monkeypatch.setitem(sys.modules, "rlwatch.integrations.openrlhf.worker", None)
+    monkeypatch.setitem(sys.modules, "rlwatch.integrations.openrlhf.attach", None)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         hook()
 
@@ -124,7 +124,7 @@ def test_ray_is_started_with_the_hook_and_the_module_run_as_main(installed, monk
 
     ray = Ray()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    launch.main(["-m", "victim", "--a", "1"])
+    __main__.main(["-m", "victim", "--a", "1"])
 
     assert builtins.seen == ("__main__", ["--a", "1"])
     assert callable(ray.started[0]["runtime_env"]["worker_process_setup_hook"])
@@ -138,7 +138,7 @@ def test_without_openrlhf_the_module_runs_unwatched_with_one_warning(installed, 
     ray = Ray()
     monkeypatch.setitem(sys.modules, "ray", ray)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        launch.main(["-m", "victim"])
+        __main__.main(["-m", "victim"])
 
     assert builtins.seen == ("__main__", [])
     assert ray.started == []
@@ -152,14 +152,14 @@ def test_a_ray_that_runs_already_is_refused(installed, monkeypatch):
     """Its processes would not be watched."""
     monkeypatch.setitem(sys.modules, "ray", Ray(running=True))
     with pytest.raises(ConfigError, match="Ray is initialised already"):
-        launch.main(["-m", "victim"])
+        __main__.main(["-m", "victim"])
 
 
 def test_without_ray_the_message_says_what_to_install(installed, monkeypatch):
     """The one import error a user can meet."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"watching OpenRLHF needs the package 'ray'"):
-        launch.main(["-m", "victim"])
+        __main__.main(["-m", "victim"])
 
 
 @pytest.mark.parametrize("version", ["0.10.4", "0.11.2", "0.12.0", "1.0"])
@@ -175,7 +175,7 @@ def test_arguments_of_another_shape_leave_training_unwatched_with_one_line(insta
     installed("0.9.10")
     trainer = types.SimpleNamespace(args=types.SimpleNamespace(ckpt_path="/x", use_wandb=None), kl_ctl=None)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        worker._drive(trainer, Settings())
+        attach._drive(trainer, Settings())
 
     assert said(caplog) == [
         "rlwatch records nothing here: OpenRLHF 0.9.10: there is no args.logger; its console output can be read: "
@@ -226,9 +226,9 @@ def test_trainers_are_met_as_they_are_made(installed, package, monkeypatch):
     """Whichever a process imports, and not before."""
     package()
     met = []
-    monkeypatch.setattr(worker, "_drive", lambda trainer, settings: met.append((trainer.strategy, settings.level)))
-    monkeypatch.setattr(worker, "_tap", lambda trainer, settings: met.append((trainer.actor, settings.level)))
-    worker.arm(Settings("tokens").plain())
+    monkeypatch.setattr(attach, "_drive", lambda trainer, settings: met.append((trainer.strategy, settings.level)))
+    monkeypatch.setattr(attach, "_tap", lambda trainer, settings: met.append((trainer.actor, settings.level)))
+    attach.arm(Settings("tokens").plain())
     before = "openrlhf" in sys.modules
     from openrlhf.trainer.ppo_trainer import BasePPOTrainer
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
@@ -259,7 +259,7 @@ def test_what_is_not_as_we_know_it_is_left_alone_with_one_warning(installed, pac
     """Its process trains unwatched."""
     package(**changed)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        worker.arm(Settings().plain())
+        attach.arm(Settings().plain())
         import openrlhf.trainer.ppo_trainer
         import openrlhf.trainer.ray.ppo_actor
 
@@ -274,8 +274,8 @@ def test_a_newer_version_that_has_what_we_wrap_is_watched(installed, package, mo
     package()
     installed("0.12.0")
     met = []
-    monkeypatch.setattr(worker, "_tap", lambda trainer, settings: met.append(trainer.actor))
-    worker.arm(Settings().plain())
+    monkeypatch.setattr(attach, "_tap", lambda trainer, settings: met.append(trainer.actor))
+    attach.arm(Settings().plain())
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
     ActorPPOTrainer("s", actor="a")

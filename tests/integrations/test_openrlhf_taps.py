@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
-from rlwatch.integrations.openrlhf.recording import taken_out
-from rlwatch.integrations.openrlhf.settings import Settings
+from rlwatch.integrations.openrlhf.batch import loss_stats, token_batch
+from rlwatch.integrations.openrlhf.compat import Settings
+from rlwatch.integrations.openrlhf.driver import taken_out
 from rlwatch.integrations.openrlhf.taps import PARCEL, ActorTaps, first_of_its_data
-from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.whole import together
+from rlwatch.integrations.step_tally import StepTally, merge_workers
 
 pytestmark = pytest.mark.torch
 B, A, V = 3, 5, 11
@@ -102,7 +101,7 @@ def watched(level="full", **loss):
 def measured(status):
     """What a round's status holds of ours, read as the driver reads it."""
     sent = taken_out(status)
-    return together(1, StepTally(), {rank: what["parcel"] for rank, what in sent.items()}).metrics, sent
+    return merge_workers(1, StepTally(), {rank: what["parcel"] for rank, what in sent.items()}).metrics, sent
 
 
 def test_what_is_measured_of_a_round_is_that_of_its_micro_batches_together():

@@ -3,7 +3,7 @@
 import pytest
 
 import rlwatch
-from rlwatch.integrations.ray_crash import record_crash
+from rlwatch.integrations.crash import record_crash
 from rlwatch.records import RunState
 from rlwatch.seam import Seam
 

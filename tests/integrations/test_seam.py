@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.integrations.verl.replies import answering
+from rlwatch.integrations.verl.ranks import answering
 from rlwatch.recorder.counters import Counters
 from rlwatch.seam import LIMIT, Contained, Seam, guarded
 

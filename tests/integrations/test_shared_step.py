@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waits import CountWaits
 
-from rlwatch.integrations.shared_step import MOST_SPIKES, SharedStep, decoded
-from rlwatch.integrations.spike_rows import most_extreme, spike_batch, texts_of
-from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.step_tally import (
+    MOST_SPIKES,
+    SharedStep,
+    StepTally,
+    decoded_share,
+    most_extreme,
+    spike_batch,
+    texts_of,
+)
 from rlwatch.tensors.mergeable import Max, Mean, Total
 from rlwatch.tensors.spikes import SpikeTable
 from rlwatch.tensors.spread import Quantile
@@ -78,7 +84,7 @@ def test_bytes_hold_what_the_tensors_held(dtype):
     """Half precision was widened when it was measured; the journey rounds nothing."""
     share = step(stats_of(0.1, 2.5, -3.25, dtype=dtype), spikes_of([math.inf, 3, 5, math.nan])).encode()
 
-    back = decoded(share)
+    back = decoded_share(share)
 
     x = torch.tensor([0.1, 2.5, -3.25], dtype=dtype).double()
     assert back.stats["p50"].values[0].tolist() == x.tolist()
@@ -93,7 +99,7 @@ def test_masks_travel_as_bits(flags):
     mask = torch.tensor(flags, dtype=torch.bool)
     share = step({"q": Quantile.of(torch.ones(len(flags)), mask, 0.5)}).encode()
 
-    assert decoded(share).stats["q"].masks[0].tolist() == flags
+    assert decoded_share(share).stats["q"].masks[0].tolist() == flags
 
 
 def test_a_share_is_read_twice_with_the_same_result():
@@ -185,7 +191,7 @@ def test_sealing_a_share_never_waits_for_the_device():
         share = collected.seal(1, shared=True)
 
     assert waits.seen == []
-    assert len(decoded(share.encode()).stats["p99"].values[0]) <= 16_384
+    assert len(decoded_share(share.encode()).stats["p99"].values[0]) <= 16_384
 
 
 def test_a_share_of_one_rank_alone_is_the_step():
@@ -209,7 +215,7 @@ def test_a_share_of_one_rank_alone_is_the_step():
 def test_a_share_that_makes_no_sense_raises_on_rank_0_only():
     """The writer thread counts it; nobody else notices."""
     with pytest.raises((ValueError, KeyError)):
-        decoded(b"\x00\x00\x00\x02{}")
+        decoded_share(b"\x00\x00\x00\x02{}")
     with pytest.raises(ValueError):
         step().merged({1: b"\x00\x00\x00\x01x"})
 

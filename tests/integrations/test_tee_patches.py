@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlwatch.integrations.tee.patches import Patches
+from rlwatch.integrations.tee import Patches
 
 
 class Library:

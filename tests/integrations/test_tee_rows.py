@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.integrations.tee.rows import flatten, scalars, snapshot, step_index
+from rlwatch.integrations.tee import flatten, scalars, snapshot, step_index
 
 NUMBERS = {
     "int": 3,

@@ -230,7 +230,7 @@ def test_an_error_of_ours_never_reaches_the_loop(tee, writer, monkeypatch, caplo
     """Counted, said once, switched off after some."""
     mirror, w = tee(), writer()
     w.add_scalar("loss", 1.0, 1)
-    monkeypatch.setattr("rlwatch.integrations.tensorboard.mirror.scalars", lambda row: 1 / 0)
+    monkeypatch.setattr("rlwatch.integrations.tensorboard.scalars", lambda row: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         for step in range(6):
             w.add_scalar("loss", 1.0, step)
@@ -296,7 +296,7 @@ def test_without_either_the_message_says_what_to_install(monkeypatch):
 
 def test_a_remote_directory_is_named_by_its_url(tee):
     """Nothing is remembered where no file can be written."""
-    from rlwatch.integrations.tensorboard.hooks import described, directory_of
+    from rlwatch.integrations.tensorboard import described, directory_of
 
     class Remote:
         log_dir = "gs://bucket/run1"

@@ -14,7 +14,7 @@ from wandb_offline import offline_runs
 
 import rlwatch
 from rlwatch.errors import ConfigError, MissingExtraError, StoreError
-from rlwatch.integrations.wandb.hooks import run_id
+from rlwatch.integrations.wandb import run_id
 
 pytestmark = pytest.mark.torch
 
@@ -283,7 +283,7 @@ def test_what_wandb_refuses_is_raised_and_not_recorded(tee, recorded):
 def test_a_run_that_cannot_be_made_is_said_once_and_wandb_goes_on(tee, monkeypatch, caplog):
     """At the first row it is training already: nothing may be raised."""
     mirror = tee()
-    monkeypatch.setattr("rlwatch.init", lambda **kwargs: 1 / 0, raising=False)
+    monkeypatch.setattr("rlwatch.integrations.tee.init", lambda **kwargs: 1 / 0)
     theirs = disabled()
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         wandb.log({"x": 1})
@@ -301,7 +301,7 @@ def test_an_error_of_ours_never_reaches_the_loop(tee, monkeypatch, caplog):
     mirror = tee()
     disabled()
     wandb.log({"x": 0})
-    monkeypatch.setattr("rlwatch.integrations.wandb.mirror.scalars", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("rlwatch.integrations.wandb.scalars", lambda *a, **k: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         for _ in range(6):
             wandb.log({"x": 1})

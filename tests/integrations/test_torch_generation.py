@@ -11,8 +11,7 @@ from tiny_loop import FakeRun
 import rlwatch
 from rlwatch.clock import ManualClock
 from rlwatch.integrations.completions import KeepCompletions
-from rlwatch.integrations.torch.generation import GenerationReader
-from rlwatch.integrations.torch.samples import Samples
+from rlwatch.integrations.torch.batch import GenerationReader, Samples
 from rlwatch.text import TextProbe
 
 pytestmark = pytest.mark.torch

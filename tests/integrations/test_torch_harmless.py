@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlwatch
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.torch import collector as collector_module
+from rlwatch.integrations.torch import taps as collector_module
 from rlwatch.seam import LIMIT
 
 pytestmark = pytest.mark.torch

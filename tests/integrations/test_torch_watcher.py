@@ -11,7 +11,7 @@ from torch import nn
 import rlwatch
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.torch.gaps import SUBJECTS
+from rlwatch.integrations.torch.attach import SUBJECTS
 from rlwatch.metrics import BY_NAME, metric_of
 from rlwatch.metrics.table import OPEN
 from rlwatch.store.url import open_store
@@ -433,12 +433,12 @@ def test_a_run_of_its_own_is_made_recorded_and_finished(tmp_path):
 
 def test_the_rank_is_that_of_the_process_group(monkeypatch):
     """Without an environment to read it from, as torch.multiprocessing starts processes; only rank 0 records."""
-    from rlwatch.integrations import distributed
+    from rlwatch.integrations import ranks
 
     group = {"is_available": True, "is_initialized": True, "get_rank": 1, "get_world_size": 2}
     fake = type("dist", (), {name: staticmethod(lambda value=value: value) for name, value in group.items()})
-    monkeypatch.setattr(distributed, "dist", fake)
-    monkeypatch.setattr(distributed, "meeting", lambda: None)
+    monkeypatch.setattr(ranks, "dist", fake)
+    monkeypatch.setattr(ranks, "meeting", lambda: None)
     watcher = rlwatch.Watcher(store="memory://second-rank")
     watcher.step(1, loss=0.5)
 
@@ -503,7 +503,7 @@ def test_a_run_that_does_not_record_costs_nothing():
 
 def test_what_is_in_flight_is_recorded_when_the_process_ends():
     """Without finish() too: the copy of the last step may still be under way."""
-    from rlwatch.integrations.torch.recording import _deliver_at_exit
+    from rlwatch.integrations.torch.attach import _deliver_at_exit
 
     watcher, run = bare()
     watcher._steps.tally.add_number("x", 1.0)
@@ -516,7 +516,7 @@ def test_what_is_in_flight_is_recorded_when_the_process_ends():
 
 def test_a_device_that_lags_is_waited_for_only_when_too_much_is_in_flight(monkeypatch):
     """Nothing piles up without bound."""
-    from rlwatch.integrations.torch import steps as steps_module
+    from rlwatch.integrations.torch import taps as steps_module
     from rlwatch.tensors.transfer import Transfer
 
     monkeypatch.setattr(Transfer, "ready", lambda self: False)

@@ -7,7 +7,7 @@ import torch
 from tiny_trl import FakeRun, GRPOTrainer, digits, make_trainer, model_on_disk
 
 from rlwatch.integrations.trl import watch
-from rlwatch.integrations.trl.inputs import correction_stats, sequence_stats, token_batch
+from rlwatch.integrations.trl.batch import correction_stats, sequence_stats, token_batch
 
 pytestmark = pytest.mark.torch
 

@@ -9,8 +9,8 @@ from tiny_trl import FakeRun, make_trainer
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
-from rlwatch.integrations.transformers.callback import scalars
-from rlwatch.integrations.transformers.describe import source_of
+from rlwatch.integrations.transformers.attach import scalars
+from rlwatch.integrations.transformers.compat import source_of
 from rlwatch.integrations.trl import RLWatchCallback, watch
 
 pytestmark = pytest.mark.torch

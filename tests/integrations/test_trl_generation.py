@@ -9,7 +9,8 @@ from tiny_trl import FakeRun, GRPOTrainer, digits, make_trainer
 
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.trl import watch
-from rlwatch.integrations.trl.generation import as_text, tasks_of, total_rewards
+from rlwatch.integrations.trl.attach import RolloutStepCallback
+from rlwatch.integrations.trl.batch import as_text, tasks_of, total_rewards
 
 pytestmark = pytest.mark.torch
 
@@ -118,7 +119,7 @@ def test_text_is_measured_off_the_training_thread_with_a_tokenizer_of_its_own(tm
     """The ids of this character tokenizer survive decoding; the report comes with a later step."""
     trainer, run = make_trainer(tmp_path, max_steps=1), FakeRun()
     watch(trainer, run=run)
-    steps = next(c for c in trainer.callback_handler.callbacks if type(c).__name__ == "StepCallback")
+    steps = next(c for c in trainer.callback_handler.callbacks if isinstance(c, RolloutStepCallback))
     probe = steps._taps._sampled._probe
     trainer.train()
     late = probe.take(wait=True)

@@ -12,7 +12,7 @@ from tiny_trl import FakeRun, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
 from rlwatch.detectors.trust_region.reference_continuity import ReferenceContinuity
-from rlwatch.integrations.handlers.reference_files import Facts, write
+from rlwatch.integrations.checkpoints import Facts, write_reference
 from rlwatch.integrations.trl import watch
 from rlwatch.records import ClosedStep, Command
 
@@ -214,7 +214,7 @@ def test_a_reference_of_another_model_is_refused_whole(tmp_path):
     parent = tmp_path / "out" / "checkpoint-2" / "rlwatch_reference"
     tensors = load_file(parent / "reference.safetensors")
     tensors["model.norm.weight"] = torch.ones(7)
-    write(parent.parent, Facts(2), tensors)
+    write_reference(parent.parent, Facts(2), tensors)
     trainer, run = trained(tmp_path, reset_at=99, resume=True, max_steps=3)
 
     assert run.events[0].body["reason"] == "the kept reference is of another model: 'model.norm.weight' differs"
@@ -223,7 +223,7 @@ def test_a_reference_of_another_model_is_refused_whole(tmp_path):
 
 def test_a_full_disk_costs_the_reference_and_nothing_else(tmp_path, monkeypatch, caplog):
     """One warning, an event, no half-written directory; the next checkpoint tries again."""
-    import rlwatch.integrations.handlers.reference_files as files
+    from rlwatch.integrations import checkpoints as files
 
     original, calls = files.json.dumps, []
 

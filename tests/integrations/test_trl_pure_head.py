@@ -10,9 +10,8 @@ from trl.trainer import utils
 from rlwatch.gradloc.attribution import METHODS, attribute
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.passes import Passes
-from rlwatch.integrations.trl import pure_head as module
-from rlwatch.integrations.trl.loss_passes import LossPassTap
-from rlwatch.integrations.trl.pure_head import PureHead, pure_head
+from rlwatch.integrations.trl import localise as module
+from rlwatch.integrations.trl.localise import LossPassTap, PureHead, pure_head
 from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
 

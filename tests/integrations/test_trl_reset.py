@@ -9,10 +9,10 @@ from tiny_trl import FakeRun, digits, fresh_model, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.handlers.reference import ResetReference
-from rlwatch.integrations.handlers.weights import adapter_pairs, fingerprint, model_pairs
+from rlwatch.integrations.reference import ResetReference
 from rlwatch.integrations.trl import watch
-from rlwatch.integrations.trl.control import anchored
+from rlwatch.integrations.trl.commands import anchored
+from rlwatch.integrations.weights import adapter_pairs, fingerprint, model_pairs
 from rlwatch.records import Command, CommandStatus, Finding, Severity
 from rlwatch.seam import Seam
 
@@ -289,7 +289,7 @@ def test_a_handler_that_fails_answers_and_training_goes_on(tmp_path, monkeypatch
     def explode(*args):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("rlwatch.integrations.handlers.reference.copy_all", explode)
+    monkeypatch.setattr("rlwatch.integrations.reference.copy_all", explode)
     trainer, run, _ = train(tmp_path)
 
     assert refusal(run, CommandStatus.FAILED) == "it failed inside the trainer; see the training log"

@@ -20,7 +20,7 @@ from tiny_trl import (
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.trl import watch
-from rlwatch.integrations.trl.inputs import raw_advantages
+from rlwatch.integrations.trl.batch import raw_advantages
 from rlwatch.metrics import LAYER_PREFIX, resolve
 
 pytestmark = pytest.mark.torch

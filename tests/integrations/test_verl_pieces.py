@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.verl import pieces as module
-from rlwatch.integrations.verl.pieces import pieces
+from rlwatch.integrations.verl import batch as module
+from rlwatch.integrations.verl.batch import pieces
 from rlwatch.tensors.tokens import TokenBatch
 
 LENGTHS = [3, 7, 1, 4, 9, 2, 2, 5]

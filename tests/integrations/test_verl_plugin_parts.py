@@ -11,20 +11,19 @@ import time
 import pytest
 
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.afterimport import AfterImport
-from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.compat import AfterImport, lacking
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.verl import __main__ as launcher
 from rlwatch.integrations.verl import compat, heartbeat, plugin
-from rlwatch.integrations.verl.replies import accepted, answering, refusal_of
+from rlwatch.integrations.verl.ranks import accepted, answering, refusal_of
 from rlwatch.integrations.verl.settings import Settings, plain, wanted
 
 
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(plugin, "beat", None)
+    monkeypatch.setattr(heartbeat, "current", None)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     return tmp_path / "state" / "verl"
 
@@ -91,13 +90,13 @@ def test_looking_at_the_plugin_loads_nothing(state):
     """Only while verl is imported does importing it do anything."""
     importlib.reload(plugin)
 
-    assert plugin.beat is None
+    assert heartbeat.current is None
     assert not state.exists()
 
 
 def test_a_hook_that_fails_leaves_verl_alone(state, stranger, monkeypatch, caplog):
     """The import succeeds; one warning; the heartbeat says what was wrong."""
-    monkeypatch.setattr(plugin, "HOOKS", {stranger: "rlwatch.integrations.verl.no_such_hook"})
+    monkeypatch.setattr(plugin, "HOOKS", {stranger: "rlwatch.integrations.verl.no_such_hook:install"})
     plugin.load()
 
     with caplog.at_level(logging.WARNING, "rlwatch"):
@@ -111,17 +110,17 @@ def test_a_hook_that_fails_leaves_verl_alone(state, stranger, monkeypatch, caplo
 def test_loading_twice_is_loading_once(state):
     """One heartbeat a process."""
     plugin.load()
-    first = plugin.beat
+    first = heartbeat.current
     plugin.load()
 
-    assert plugin.beat is first
+    assert heartbeat.current is first
 
 
 def test_a_process_says_that_it_is_watched(state):
     """As driver or worker; without a heartbeat it says nothing."""
-    plugin.acting("worker")
+    heartbeat.acting("worker")
     plugin.load()
-    plugin.acting("driver")
+    heartbeat.acting("driver")
 
     (beat,) = heartbeat.latest()
     assert (beat.role, beat.pid) == ("driver", os.getpid())
@@ -238,12 +237,12 @@ def ran(tmp_path, *arguments):
     (tmp_path / "theirs.py").write_text("called = []\ndef hook():\n    called.append(1)\n")
     (tmp_path / "victim.py").write_text(
         "import sys, ray, theirs\n"
-        "from rlwatch.integrations.verl import plugin\n"
+        "from rlwatch.integrations.verl import heartbeat\n"
         "given = ray.init(num_cpus=4, runtime_env={'env_vars': {'A': '1'}, 'worker_process_setup_hook': 'theirs.hook'})\n"
         "bare = ray.init('auto')\n"
         "given['runtime_env'].pop('worker_process_setup_hook')()\n"
         "bare['runtime_env'].pop('worker_process_setup_hook')()\n"
-        "print(__name__, sys.argv[1:], given, bare, theirs.called, plugin.beat is not None)\n"
+        "print(__name__, sys.argv[1:], given, bare, theirs.called, heartbeat.current is not None)\n"
     )
     command = [sys.executable, "-m", "rlwatch.integrations.verl", *arguments]
     environment = {**os.environ, "RLWATCH_STATE_DIR": str(tmp_path / "state")}

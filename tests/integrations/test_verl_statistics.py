@@ -10,14 +10,13 @@ import torch
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.localising.recording import encoded as encoded_batches
-from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.verl import statistics
+from rlwatch.integrations.localising import encoded_batches
+from rlwatch.integrations.step_tally import StepTally, encoded_tally, merge_workers
+from rlwatch.integrations.verl import driver
 from rlwatch.integrations.verl.batch import Reading, StepBatch
+from rlwatch.integrations.verl.driver import Statistics
 from rlwatch.integrations.verl.settings import Settings
-from rlwatch.integrations.verl.statistics import Statistics
-from rlwatch.integrations.verl.steps import EverMarked, gradient_stats, step_stats
-from rlwatch.integrations.whole import encoded, together
+from rlwatch.integrations.verl.taps import EverMarked, gradient_stats, step_stats
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import CULPRITS, LOCALISED, SpikeBatch
 from rlwatch.seam import LIMIT, Seam
@@ -61,7 +60,7 @@ def tally_of(*values):
 
 
 def update_on(rank, *values):
-    return {"rank": rank, "parcel": encoded(tally_of(*values), 5), "errors": 0}
+    return {"rank": rank, "parcel": encoded_tally(tally_of(*values), 5), "errors": 0}
 
 
 def batch():
@@ -109,9 +108,9 @@ def test_log_probs_of_the_batch_are_those_before_the_update(stats, run):
 
 def test_what_both_measure_is_the_drivers():
     """It sees each response once; the workers as often as they update on it."""
-    workers = {0: encoded(tally_of(9.0), 5)}
+    workers = {0: encoded_tally(tally_of(9.0), 5)}
 
-    assert together(5, tally_of(1.0), workers).metrics == {"ratio/mean": 1.0}
+    assert merge_workers(5, tally_of(1.0), workers).metrics == {"ratio/mean": 1.0}
 
 
 def test_extreme_tokens_of_batch_and_workers(stats, run):
@@ -120,7 +119,7 @@ def test_extreme_tokens_of_batch_and_workers(stats, run):
     worker = StepTally()
     worker.add_batch(TokenBatch(logp=old + torch.tensor([[0.0, 4.0, 0.0]]), mask=torch.ones(1, 3), old_logp=old))
     stats.decode = lambda ids: "".join(map(str, ids))
-    stats.submit(5, batch, lambda: [{"rank": 1, "parcel": encoded(worker, 5), "errors": 0}])
+    stats.submit(5, batch, lambda: [{"rank": 1, "parcel": encoded_tally(worker, 5), "errors": 0}])
     stats.close()
 
     by_rank = {found.rank: found.columns for found in run.spikes}
@@ -211,8 +210,8 @@ def test_errors_swallowed_in_workers_are_counted_on_the_run(stats, run):
 def test_a_step_too_many_goes_without(stats, run, monkeypatch):
     """Statistics that take longer than training steps must not pile up batches in memory."""
     gate = threading.Event()
-    monkeypatch.setattr(statistics, "together", lambda *_: gate.wait(10) and None)
-    for step in range(statistics.WAITING):
+    monkeypatch.setattr(driver, "merge_workers", lambda *_: gate.wait(10) and None)
+    for step in range(driver.WAITING):
         assert stats.room()
         stats.submit(step, None, None)
 

@@ -8,8 +8,8 @@ import torch
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.verl.batch import Reading, StepBatch
+from rlwatch.integrations.verl.driver import Texts
 from rlwatch.integrations.verl.settings import Settings
-from rlwatch.integrations.verl.texts import Texts
 
 EVERY = KeepCompletions(every=2, rows=2)
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlwatch.integrations.cause import cause_of, reason_of
-from rlwatch.integrations.vocabulary import vocab_size_of
+from rlwatch.integrations.compat import vocab_size_of
+from rlwatch.integrations.crash import cause_of, reason_of
 
 
 def test_a_model_that_says_its_vocabulary_is_believed():

@@ -8,7 +8,7 @@ import rlwatch
 from rlwatch.alerts.rules import Rule
 from rlwatch.control.policy import Health
 from rlwatch.forecast import Forecast
-from rlwatch.integrations.wandb.send_back import SendBack
+from rlwatch.integrations.wandb import SendBack
 from rlwatch.monitor import Outcome
 from rlwatch.records import Alert, AlertState, Finding, Severity
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.integrations.wandb.steps import Steps
+from rlwatch.integrations.wandb import Steps
 
 
 def steps_of(*rows, declare=(), step_metric=None):
@@ -15,8 +15,8 @@ def steps_of(*rows, declare=(), step_metric=None):
     out = []
     for row, step in (r if isinstance(r, tuple) else (r, None) for r in rows):
         index = steps.count(step, None)
-        said = steps.said(row, step)
-        out.append(steps.otherwise(index) if said is None else said)
+        stated = steps.stated(row, step)
+        out.append(steps.assumed(index) if stated is None else stated)
     return out
 
 

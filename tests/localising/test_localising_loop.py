@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rlwatch
 from rlwatch.clipping import SkipOnSpike
 from rlwatch.errors import ConfigError
+from rlwatch.integrations import localising as localiser_module
 from rlwatch.integrations.localising import Localise
-from rlwatch.integrations.localising import localiser as localiser_module
 from rlwatch.records import CULPRITS
 from rlwatch.seam import LIMIT
 

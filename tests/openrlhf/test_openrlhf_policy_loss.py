@@ -12,7 +12,7 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.openrlhf import compat
-from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
+from rlwatch.integrations.openrlhf.batch import loss_stats, token_batch
 from rlwatch.tensors.observe import observe
 
 B, A, V = 4, 12, 31

@@ -15,7 +15,7 @@ import rlwatch
 from rlwatch.control import mailbox
 from rlwatch.control.commands import request
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations import distributed
+from rlwatch.integrations import ranks as distributed
 from rlwatch.integrations.torch import Watcher  # here, before the ranks are forked: it takes its time
 from rlwatch.link.sockets import Address
 

@@ -6,12 +6,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from rlwatch.integrations.handlers.weights import copy_all
-from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.verl.flat import flat_pairs
-from rlwatch.integrations.verl.gradients import gradients_of
-from rlwatch.integrations.verl.steps import gradient_stats
-from rlwatch.integrations.whole import encoded
+from rlwatch.integrations.step_tally import StepTally, encoded_tally
+from rlwatch.integrations.verl.taps import gradient_stats
+from rlwatch.integrations.weights import copy_all, flat_pairs, gradients_of
 
 
 class Block(nn.Module):
@@ -57,7 +54,7 @@ def share(model, rank):
     tally, norms = StepTally(), gradients_of(model, rank)
     if norms is not None:
         tally.add_stats(gradient_stats(norms, torch.tensor(1.0), scaled=False))
-    return encoded(tally, 1).hex()
+    return encoded_tally(tally, 1).hex()
 
 
 def gradients(rank, ranks, folder):

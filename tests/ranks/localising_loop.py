@@ -12,8 +12,8 @@ from training import CLIP, Policy, logp_of, marks, replicated, sharded, whole
 
 from rlwatch.errors import RLWatchError
 from rlwatch.gradloc import locate
+from rlwatch.integrations import localising as of_ranks
 from rlwatch.integrations.localising import Localise
-from rlwatch.integrations.localising import ranks as of_ranks
 from rlwatch.integrations.torch import Watcher
 from rlwatch.run import joining
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import rlwatch
-from rlwatch.integrations.distributed import begin_together
+from rlwatch.integrations.ranks import begin_together
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.records import Command
 from rlwatch.tensors.tokens import TokenBatch

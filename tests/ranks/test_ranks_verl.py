@@ -4,8 +4,7 @@ import flattened
 import pytest
 from several import several
 
-from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.whole import together
+from rlwatch.integrations.step_tally import StepTally, merge_workers
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +13,7 @@ def shipped(tmp_path_factory):
 
 
 def put_together(shares):
-    return together(1, StepTally(), {rank: bytes.fromhex(share) for rank, share in enumerate(shares)}).metrics
+    return merge_workers(1, StepTally(), {rank: bytes.fromhex(share) for rank, share in enumerate(shares)}).metrics
 
 
 @pytest.mark.torch

@@ -8,9 +8,9 @@ from transformers import Qwen2ForCausalLM, TrainerCallback
 import rlwatch
 from rlwatch.control import mailbox
 from rlwatch.control.commands import request
-from rlwatch.integrations.handlers.hold import Hold
-from rlwatch.integrations.handlers.weights import fingerprint
+from rlwatch.integrations.commands import Hold
 from rlwatch.integrations.trl import watch
+from rlwatch.integrations.weights import fingerprint
 
 CONFIG = {"beta": 0.1, "max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3}
 ASKED = {

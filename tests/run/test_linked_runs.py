@@ -14,8 +14,7 @@ import pytest
 
 import rlwatch
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.distributed import StoreMeeting, begin_together, meeting
-from rlwatch.integrations.ranks import APART, OneRank, RunRanks
+from rlwatch.integrations.ranks import APART, OneRank, RunRanks, StoreMeeting, begin_together, meeting
 from rlwatch.link.sockets import Address, LinkError
 from rlwatch.records import Command, CommandStatus, SpikeBatch
 from rlwatch.run.joining import join
@@ -408,7 +407,7 @@ def test_without_a_process_group_there_is_no_meeting(tmp_path):
 def test_an_error_at_set_up_is_raised_and_the_others_do_not_wait(monkeypatch):
     """Rank 0 tells them that it will not be there."""
     place = Place()
-    monkeypatch.setattr("rlwatch.integrations.distributed.meeting", lambda: place)
+    monkeypatch.setattr("rlwatch.integrations.ranks.meeting", lambda: place)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
 
     def broken():

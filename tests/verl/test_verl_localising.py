@@ -9,9 +9,9 @@ import tiny_verl as tiny
 import torch
 from transformers import Qwen2ForCausalLM
 
-from rlwatch.integrations.localising.recording import decoded
-from rlwatch.integrations.verl.localising import Localising
-from rlwatch.integrations.verl.replies import accepted
+from rlwatch.integrations.localising import decoded_batches
+from rlwatch.integrations.verl.localise import Localising
+from rlwatch.integrations.verl.ranks import accepted
 from rlwatch.records import CULPRITS, RESPONSES
 
 ALWAYS = {"threshold": 1e-9, "culprits": 2}
@@ -45,7 +45,7 @@ def found_in(worker, step=1):
     """[(event, {reason: batch})] of the optimizer steps that were localised since the last call."""
     (reply,) = accepted([worker.rlwatch_collect(step)])
     assert reply["errors"] == 0
-    return [(one["event"], {b.reason: b for b in decoded(one["batches"])}) for one in reply["localised"]]
+    return [(one["event"], {b.reason: b for b in decoded_batches(one["batches"])}) for one in reply["localised"]]
 
 
 def planted(row=2, position=3, *, rows=8, length=4, **changes):
@@ -258,7 +258,7 @@ def test_a_failure_of_ours_is_none_of_the_training(policy, monkeypatch, caplog):
     plain = tiny.make_worker(policy, UNCAPPED)
     without = tiny.update(plain, epochs=2)
     worker = localising(policy)
-    monkeypatch.setattr("rlwatch.integrations.localising.localiser.locate", broken)
+    monkeypatch.setattr("rlwatch.integrations.localising.locate", broken)
 
     with caplog.at_level(logging.WARNING, "rlwatch"):
         theirs = tiny.update(worker, epochs=2)

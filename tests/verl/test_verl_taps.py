@@ -9,7 +9,7 @@ import tiny_verl as tiny
 import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
-from rlwatch.integrations.verl.losses import Clipping
+from rlwatch.integrations.verl.batch import Clipping
 from rlwatch.integrations.verl.taps import TAPPED
 
 

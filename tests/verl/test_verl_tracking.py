@@ -17,10 +17,9 @@ from verl.trainer.ppo import ray_trainer
 from verl.utils.tracking import Tracking
 
 from rlwatch.errors import ConfigError
-from rlwatch.integrations.verl import legacy, tracking
-from rlwatch.integrations.verl.endings import fitting
+from rlwatch.integrations.verl import attach
+from rlwatch.integrations.verl.attach import Session, fitting
 from rlwatch.integrations.verl.heartbeat import IN_PLACE
-from rlwatch.integrations.verl.tracking import Session
 from rlwatch.records import RunState
 from rlwatch.store.url import open_store
 
@@ -137,8 +136,8 @@ def old_tracking():
 def test_older_versions_record_their_scalars(where, config):
     """No ``finish`` to wrap: the run ends with the object."""
     module = old_tracking()
-    assert tracking.install(module) == IN_PLACE
-    assert tracking.install(module) == IN_PLACE, "once is enough"
+    assert attach.install_tracking(module) == IN_PLACE
+    assert attach.install_tracking(module) == IN_PLACE, "once is enough"
 
     tracker = module.Tracking("math", "seed3", ["console", "rlwatch"], config)
     tracker.log({"critic/score/mean": 0.25}, 1)
@@ -163,7 +162,7 @@ def test_a_legacy_trainer_records_what_ended_it(where, config):
             tracker.log({"a": 1.0}, 1)
             raise ValueError("the reward function broke")
 
-    legacy.install(types.SimpleNamespace(RayPPOTrainer=RayPPOTrainer))
+    attach.install_legacy(types.SimpleNamespace(RayPPOTrainer=RayPPOTrainer))
 
     with pytest.raises(ValueError, match="the reward function broke"):
         RayDAPOTrainer().fit()
@@ -177,7 +176,7 @@ def test_a_legacy_trainer_records_what_ended_it(where, config):
 
 def test_the_real_legacy_trainer_is_wrapped():
     """The class is there in 0.9, deprecated."""
-    assert "legacy" in ray_trainer.RayPPOTrainer.__init__.__code__.co_filename
+    assert ray_trainer.RayPPOTrainer.__init__.__code__.co_filename == attach.__file__
 
 
 def test_a_legacy_run_ends_with_its_fit(where, config):
@@ -189,7 +188,7 @@ def test_a_legacy_run_ends_with_its_fit(where, config):
             kept.append(Tracking("math", "seed3", ["rlwatch"], config))
             return "what verl returns"
 
-    legacy.install(types.SimpleNamespace(RayPPOTrainer=RayPPOTrainer))
+    attach.install_legacy(types.SimpleNamespace(RayPPOTrainer=RayPPOTrainer))
 
     assert RayPPOTrainer().fit() == "what verl returns"
     assert recorded(where)[0].state is RunState.FINISHED
@@ -198,7 +197,7 @@ def test_a_legacy_run_ends_with_its_fit(where, config):
 def test_a_tracking_may_be_collected_in_any_thread(where, config, caplog):
     """Also in one that ending the run waits for: it was "cannot join current thread", and the run never ended."""
     module = old_tracking()
-    tracking.install(module)
+    attach.install_tracking(module)
     tracker = module.Tracking("math", "seed3", ["console", "rlwatch"], config)
     run = tracker.logger["rlwatch"].run
     with caplog.at_level(logging.WARNING, "rlwatch"):
@@ -228,7 +227,7 @@ class Stricter:
 
 def test_what_a_newer_tracking_takes_is_passed_on(where, config):
     """Parameters nobody knew, and names that are no list."""
-    assert tracking.install(types.SimpleNamespace(Tracking=Stricter)) == IN_PLACE
+    assert attach.install_tracking(types.SimpleNamespace(Tracking=Stricter)) == IN_PLACE
     tracker = Stricter("math", experiment_name="seed3", default_backend=["rlwatch"], config=config, tags=("a",))
     tracker.finish(quiet=False)
 
@@ -249,7 +248,8 @@ def test_a_tracking_that_is_called_otherwise_is_left_alone():
     module = types.SimpleNamespace(Tracking=Other)
 
     assert (
-        tracking.install(module) == "rlwatch is no logger of this verl: Other.__init__ has no parameter 'project_name'"
+        attach.install_tracking(module)
+        == "rlwatch is no logger of this verl: Other.__init__ has no parameter 'project_name'"
     )
     assert Other.supported_backend == ["console"]
 

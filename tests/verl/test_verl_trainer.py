@@ -18,9 +18,9 @@ from verl.utils.tracking import Tracking
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.handlers.reference_files import read_facts
-from rlwatch.integrations.verl import plugin, workers
-from rlwatch.integrations.verl import trainer as hooks
+from rlwatch.integrations.checkpoints import read_facts
+from rlwatch.integrations.verl import attach as hooks
+from rlwatch.integrations.verl import heartbeat, ranks
 from rlwatch.integrations.verl.batch import StepBatch
 from rlwatch.integrations.verl.compat import PARTS, missing_parts
 from rlwatch.records import Command, RunState
@@ -30,7 +30,7 @@ from rlwatch.store.url import open_store
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch):
     """No Ray here: what the group returns are the answers."""
-    monkeypatch.setattr(workers, "_got", lambda pending, limit_s: list(pending))
+    monkeypatch.setattr(ranks, "_got", lambda pending, limit_s: list(pending))
     yield
     tiny.untap()
 
@@ -194,7 +194,7 @@ def test_workers_without_rlwatch_cost_the_taps_only(make, caplog):
 
     assert "the workers do not know rlwatch: install it in the environment of every node" in caplog.text
     assert driver_of(trainer).run.active
-    assert plugin.beat.error.startswith("workers: "), "the doctor hears of it too"
+    assert heartbeat.current.error.startswith("workers: "), "the doctor hears of it too"
     trainer.on_step_end()
 
 
@@ -488,7 +488,7 @@ def test_another_trainer_keeps_its_scalars():
 
     module = types.SimpleNamespace(PPOTrainer=PPOTrainer)
 
-    assert hooks.install(module) == "scalars only: PPOTrainer has no init"
+    assert hooks.install_trainer(module) == "scalars only: PPOTrainer has no init"
     assert not hasattr(PPOTrainer.fit, "__wrapped__")
 
 

@@ -15,7 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from rlwatch.integrations.verl.replies import accepted
+from rlwatch.integrations.verl.ranks import accepted
 
 ROWS, N = 8, 16
 engine_workers.aggressive_empty_cache = lambda **_: None  # half a second of garbage collection for each worker
@@ -126,12 +126,11 @@ def untap():
 
 def measured(worker, step=1):
     """The metrics of what the worker measured since the last call."""
-    from rlwatch.integrations.step_tally import StepTally
-    from rlwatch.integrations.whole import together
+    from rlwatch.integrations.step_tally import StepTally, merge_workers
 
     (reply,) = accepted([worker.rlwatch_collect(step)])
     parcels = {0: reply["parcel"]} if "parcel" in reply else {}
-    return together(step, StepTally(), parcels)
+    return merge_workers(step, StepTally(), parcels)
 
 
 class LocalGroup:

@@ -15,8 +15,8 @@ import tiny_verl as tiny  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from rlwatch.integrations.localising.recording import decoded  # noqa: E402
-from rlwatch.integrations.verl.replies import accepted  # noqa: E402
+from rlwatch.integrations.localising import decoded_batches  # noqa: E402
+from rlwatch.integrations.verl.ranks import accepted  # noqa: E402
 from rlwatch.records import CULPRITS  # noqa: E402
 
 ROW, POSITION, CULPRIT = 3, 1, 1
@@ -54,7 +54,7 @@ def trained(localise):
 def summary(one, errors):
     """Culprits here as (rank, sequence, position), and what is told of the step."""
     places = []
-    for batch in decoded(one["batches"]):
+    for batch in decoded_batches(one["batches"]):
         if batch.reason == CULPRITS:
             columns = [batch.columns[name].tolist() for name in ("sequence", "position")]
             places += [(batch.rank, *place) for place in zip(*columns, strict=True)]

@@ -1,4 +1,4 @@
-"""What OpenRLHF can be told to do, in the process of its trainer, when a step has ended."""
+"""Commands of an OpenRLHF training, carried out in the process of its trainer, when a step has ended."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.controller import Controller
-from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
-from rlwatch.integrations.handlers.kl_coef import SetKLCoef
-from rlwatch.integrations.handlers.stop import Stop
+from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
 

@@ -1,10 +1,15 @@
-"""Whether this OpenRLHF has what we wrap, and the settings we go by."""
+"""Settings from the command line, and the parts of OpenRLHF that they need."""
 
 from __future__ import annotations
 
-from typing import Any
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
+from rlwatch.errors import ConfigError
 from rlwatch.integrations.compat import Needs, installed, lacking_settings
+from rlwatch.integrations.level import Level
 
 DRIVER = "openrlhf.trainer.ppo_trainer"
 ACTOR = "openrlhf.trainer.ray.ppo_actor"
@@ -37,12 +42,12 @@ READ_INSTEAD = "its console output can be read: rlwatch watch train.log"
 
 
 def unknown() -> str | None:
-    """Why nothing can be watched here; None if it may be."""
+    """Explain that nothing can be watched here; None if it may be."""
     return None if openrlhf_version() else "OpenRLHF is not installed"
 
 
 def unreadable(trainer: Any) -> str | None:
-    """Why ``trainer`` cannot be recorded; None if it can."""
+    """Explain that ``trainer`` cannot be recorded; None if it can."""
     reason = lacking_settings(trainer, ARGUMENTS)
     return None if reason is None else f"OpenRLHF {openrlhf_version()}: {reason}"
 
@@ -50,3 +55,66 @@ def unreadable(trainer: Any) -> str | None:
 def openrlhf_version() -> str:
     """The installed version, or ``""``: for messages."""
     return installed("openrlhf")
+
+
+# The command line: how closely to watch, and where to record.
+
+PREFIX = "--rlwatch."
+FOR_INIT = ("project", "name", "run_id", "store", "config_file", "webhook_url")
+"""Arguments of :func:`rlwatch.init` that may be given."""
+USAGE = "python -m rlwatch.integrations.openrlhf [--rlwatch.project NAME ...] -m openrlhf.cli.train_ppo_ray ..."
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Level, text of extreme tokens or not, and arguments for :func:`rlwatch.init`."""
+
+    level: str = Level.FULL
+    text: bool = False
+    init: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As it travels to other processes."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`plain`."""
+        return cls(**plain)
+
+    def includes(self, level: Level) -> bool:
+        """True if the level contains ``level``."""
+        return Level.of(self.level).includes(level)
+
+
+def parsed(arguments: Sequence[str]) -> tuple[Settings, str, list[str]]:
+    """The settings, the module to run and its own arguments.
+
+    Raises ``ConfigError`` for what is wrong, with the usage.
+    """
+    if "-m" not in arguments:
+        raise ConfigError(f"which module shall run? Usage: {USAGE}")
+    at = list(arguments).index("-m")
+    if at + 1 == len(arguments):
+        raise ConfigError(f"-m needs the name of a module. Usage: {USAGE}")
+    given = _read(arguments[:at])
+    level = Level.of(given.level)
+    init = {name: getattr(given, name) for name in FOR_INIT if getattr(given, name) is not None}
+    return Settings(level.value, given.text, init), arguments[at + 1], list(arguments[at + 2 :])
+
+
+class _Parser(ArgumentParser):
+    """Its errors are ours."""
+
+    def error(self, message: str) -> Any:
+        """Raise instead of leaving."""
+        raise ConfigError(f"{message}. Usage: {USAGE}")
+
+
+def _read(arguments: Sequence[str]) -> Namespace:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"{PREFIX}level", dest="level", default=Level.FULL.value)
+    parser.add_argument(f"{PREFIX}text", dest="text", action="store_true")
+    for name in FOR_INIT:
+        parser.add_argument(f"{PREFIX}{name}", dest=name)
+    return parser.parse_args(list(arguments))

@@ -1,23 +1,33 @@
-"""Watching OpenRLHF's trainer from within: closures on the instance, in the process that drives the others."""
+"""Watching OpenRLHF's trainer from within the process that drives the others.
+
+Closures on the instance see each step; :class:`Recording` puts a step together on a thread of its own.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rlwatch
+from rlwatch.integrations.crash import record_crash
 from rlwatch.integrations.level import Level
+from rlwatch.integrations.openrlhf.batch import response_stats
 from rlwatch.integrations.openrlhf.commands import Commands
-from rlwatch.integrations.openrlhf.describe import init_arguments
-from rlwatch.integrations.openrlhf.logger import RLWatchLogger
-from rlwatch.integrations.openrlhf.recording import Recording, Step, taken_out
-from rlwatch.integrations.openrlhf.settings import Settings
-from rlwatch.integrations.ray_crash import record_crash
-from rlwatch.integrations.step_tally import Decode
-from rlwatch.seam import Seam
+from rlwatch.integrations.openrlhf.compat import Settings
+from rlwatch.integrations.openrlhf.taps import PARCEL
+from rlwatch.integrations.step_tally import Decode, StepTally, merge_workers
+from rlwatch.integrations.tee import scalars
+from rlwatch.redaction import recordable
+from rlwatch.seam import Seam, guarded
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
 
 logger = logging.getLogger("rlwatch")
 
@@ -135,3 +145,167 @@ def _saving(checkpoints: Any, *, now: bool) -> Iterator[None]:
 
 def _decoder(tokenizer: Any) -> Decode:
     return lambda ids: str(tokenizer.decode(list(ids)))
+
+
+# Description of a run, from OpenRLHF's arguments: a tree of namespaces.
+
+
+def init_arguments(args: Any, settings: Settings) -> dict[str, Any]:
+    """Arguments of :func:`rlwatch.init`; what the command line gave rlwatch wins."""
+    wandb = getattr(args.logger, "wandb", None)
+    known = {
+        "project": getattr(wandb, "project", None),
+        "name": getattr(wandb, "run_name", None),
+        "output_dir": args.ckpt.path,
+        "resume": "auto" if args.ckpt.load_enable else "never",
+        "config": recordable(vars(args)),
+        "source": "openrlhf",
+        "rank": 0,
+        "world_size": 1,
+    }
+    return {**{name: value for name, value in known.items() if value is not None}, **settings.init}
+
+
+# rlwatch as one of OpenRLHF's loggers: the interface of its ``WandbLogger`` and ``TensorboardLogger``.
+
+
+class RLWatchLogger:
+    """Records what OpenRLHF logs, and finishes the run when it closes its loggers.
+
+    Parameters
+    ----------
+    run
+        What is recorded into.
+    wrapped
+        The logger whose place this takes; it is called first, with what it would have been given.
+    closing
+        What is to be recorded before the run is finished.
+    """
+
+    def __init__(self, run: Run, wrapped: Any = None, closing: Callable[[], None] | None = None) -> None:
+        self.seam = Seam(run)
+        self._run = run
+        self._wrapped = wrapped
+        self._closing = closing
+
+    def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
+        """The row of a step."""
+        if self._wrapped is not None:
+            self._wrapped.log_train(global_step, logs_dict)
+        self._record(global_step, logs_dict)
+
+    def log_eval(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
+        """The row of an evaluation; its names begin with ``eval_``."""
+        if self._wrapped is not None:
+            self._wrapped.log_eval(global_step, logs_dict)
+        self._record(global_step, logs_dict)
+
+    def close(self) -> None:
+        """Training has ended."""
+        if self._wrapped is not None:
+            self._wrapped.close()
+        self._finish()
+
+    @guarded
+    def _record(self, step: int, row: Mapping[str, Any]) -> None:
+        self._run.log(scalars(row), step=step)
+
+    @guarded
+    def _finish(self) -> None:
+        if self._closing is not None:
+            self._closing()
+        self._run.finish()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or self._wrapped is None:
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+
+# Recording a step of OpenRLHF's: put together and recorded on a thread of our own.
+
+WAITING = 2
+"""Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
+DEADLINE_S = 30.0
+"""Longest the end of training waits for those of the last steps, in seconds."""
+SLOW = "statistics take longer than training steps; a step goes without them"
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that has ended: its experiences, what policy actors sent, numbers."""
+
+    experiences: Sequence[Any] = ()
+    sent: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+class Recording:
+    """Computes and records, in the order of steps. ``latest`` are the metrics of the step recorded last."""
+
+    def __init__(self, seam: Seam, group_size: int, decode: Decode | None, *, tokens: bool, full: bool) -> None:
+        self.latest: Mapping[str, float] = {}
+        self._seam = seam
+        self._group_size = group_size
+        self._decode = decode
+        self._tokens = tokens
+        self._full = full
+        self._errors: dict[int, int] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-openrlhf")
+        self._waiting: list[Future[None]] = []
+
+    def submit(self, step: int, measured: Step) -> None:
+        """Compute and record ``step``; returns at once."""
+        run = self._seam.run
+        self._waiting = [future for future in self._waiting if not future.done()]
+        if run is None or not run.active:
+            return
+        if len(self._waiting) < WAITING:
+            self._waiting.append(self._thread.submit(self._guarded, step, measured))
+        else:
+            run.counters.warn("dropped", SLOW)
+
+    def close(self) -> None:
+        """Wait for what was submitted, but not for ever: what comes later is lost, and counted."""
+        self._thread.shutdown(wait=False)
+        late = wait(self._waiting, DEADLINE_S).not_done
+        if late and self._seam.run is not None:
+            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
+
+    def _guarded(self, step: int, measured: Step) -> None:
+        self._seam.aside("statistics", self._record, step, measured)
+
+    def _record(self, step: int, measured: Step) -> None:
+        run, tally = self._seam.run, StepTally()
+        if run is None:
+            return
+        if self._tokens and measured.experiences:
+            stats = self._seam.attempt(
+                "responses", response_stats, measured.experiences, self._group_size, full=self._full
+            )
+            tally.add_stats(stats or {})
+        self._count_errors(measured.sent)
+        for numbers in (measured.numbers, *(sent["numbers"] for sent in measured.sent.values())):
+            for name, value in numbers.items():
+                tally.add_number(name, value)
+        whole = merge_workers(step, tally, {rank: sent["parcel"] for rank, sent in measured.sent.items()}, self._decode)
+        self.latest = whole.metrics
+        run.log(whole.metrics, step=step)
+        for spikes in whole.spikes:
+            run.log_spikes(spikes)
+
+    def _count_errors(self, sent: Mapping[int, Mapping[str, Any]]) -> None:
+        """Count on the run what the policy actors' seams swallowed: they have none."""
+        for rank, what in sent.items():
+            new = int(what["errors"]) - self._errors.get(rank, 0)
+            self._errors[rank] = int(what["errors"])
+            if new > 0 and self._seam.run is not None:
+                self._seam.run.counters.warn("errors", f"the taps of policy actor {rank} failed; see its log", new)
+
+
+def taken_out(status: Any) -> dict[int, Any]:
+    """Rank -> what its policy actor sent, removed from ``status``: nobody else is to see it."""
+    if not isinstance(status, dict):
+        return {}
+    keys = [key for key in status if isinstance(key, str) and key.startswith(PARCEL)]
+    return {int(key.removeprefix(PARCEL)): status.pop(key) for key in keys}

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.openrlhf.inputs import loss_stats, token_batch
-from rlwatch.integrations.openrlhf.settings import Settings
-from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.vocabulary import vocab_size_of
-from rlwatch.integrations.whole import encoded
+from rlwatch.integrations.openrlhf.batch import loss_stats, token_batch
+from rlwatch.integrations.openrlhf.compat import Settings
+from rlwatch.integrations.step_tally import StepTally, encoded_tally
 from rlwatch.seam import Seam
 from rlwatch.tensors.mergeable import Total, nonfinite
 
@@ -90,7 +89,7 @@ class ActorTaps:
         model = self._trainer.actor.model
         vocabulary = vocab_size_of(getattr(model, "module", model))
         status[f"{PARCEL}{rank_of()}"] = {
-            "parcel": encoded(tally, 0),
+            "parcel": encoded_tally(tally, 0),
             "numbers": {} if vocabulary is None else {"policy/vocab_size": float(vocabulary)},
             "errors": self._seam.errors,
         }

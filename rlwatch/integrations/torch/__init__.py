@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "rlwatch.Watcher") from error
 
-from rlwatch.integrations.torch.watcher import Watcher
+from rlwatch.integrations.torch.attach import Watcher
 
 __all__ = ["Watcher"]
 del _torch

@@ -1,27 +1,113 @@
-"""What a loop of one's own can be told to do, and what of that outlives the process."""
+"""Commands to a loop of one's own, by the means its maker gave, and what of them outlives the process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rlwatch.integrations.controller import Controller
-from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
-from rlwatch.integrations.handlers.kept_reference import KeptReference
-from rlwatch.integrations.handlers.kept_settings import KeptSettings
-from rlwatch.integrations.handlers.kl_coef import SetKLCoef
-from rlwatch.integrations.handlers.learning_rate import LowerLR
-from rlwatch.integrations.handlers.reference import ResetReference
-from rlwatch.integrations.handlers.stop import Stop
+from torch import Tensor, nn
+
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
+from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
+from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced
 from rlwatch.integrations.ranks import RunRanks
-from rlwatch.integrations.torch.means import Means
+from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.weights import REF, unwrapped
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
 
+BASE_IS_REFERENCE = (
+    "the reference is the base model without its adapter, which cannot change; add a frozen adapter named 'ref', equal "
+    "to the trained one at the start, and let the loop take it as its reference"
+)
+
+
+@dataclass(slots=True)
+class Means:
+    """Any of it may be missing; the command it serves is then refused with the name of what is missing."""
+
+    model: nn.Module | None = None
+    ref_model: nn.Module | None = None
+    optimizer: Any = None
+    scheduler: Any = None
+    save: Callable[[], Any] | None = None
+    kl_coef: float | Callable[[], float] | None = None
+    set_kl_coef: Callable[[float], Any] | None = None
+    heeds_stop: bool = False
+    """Whether the loop ever asked if it should stop."""
+    stopped: bool = False
+
+    def read_kl_coef(self) -> float | None:
+        """The coefficient of the KL term as the loop has it."""
+        return self.kl_coef() if callable(self.kl_coef) else self.kl_coef
+
+    def rate(self) -> float | Tensor | None:
+        """The learning rate the optimizer would step with now, of its first parameter group; None if it has none."""
+        groups = [] if self.optimizer is None else list(self.optimizer.param_groups)
+        rate = groups[0].get("lr") if groups else None
+        if rate is None:
+            return None
+        # lowered by a command: with a scheduler the rate itself is, without one every step takes a share of it
+        lowered = 1.0 if self.scheduler is not None else groups[0].get(SCALE, 1.0)
+        return rate.detach() * lowered if isinstance(rate, Tensor) else float(rate) * lowered
+
+    def anchored(self) -> Anchored:
+        """Policy, reference and optimizer, for a reset."""
+        if self.model is None:
+            raise RLWatchError("Watcher was made without model=, so there is nothing to reset the reference to")
+        adapters = getattr(unwrapped(self.model), "peft_config", None)
+        if self.ref_model is None and adapters and REF not in adapters:
+            raise RLWatchError(BASE_IS_REFERENCE)
+        return Anchored(self.model, self.ref_model, [] if self.optimizer is None else [self.optimizer])
+
+    def paced(self) -> Paced:
+        """Optimizer and scheduler, which set the learning rate."""
+        schedulers = [] if self.scheduler is None else [self.scheduler]
+        return Paced([] if self.optimizer is None else [self.optimizer], schedulers)
+
+    def kept(self) -> int | None:
+        """All checkpoints, as far as is known here."""
+        if self.save is None:
+            raise RLWatchError("Watcher was made without save=, so it does not know how to save a checkpoint")
+        return None
+
+    def save_now(self) -> str:
+        """Let the loop's own function save; returns words for the answer."""
+        self.kept()
+        where = self.save() if self.save is not None else None
+        return f"saved to {where}" if where else "saved"
+
+    def changeable_kl_coef(self) -> float:
+        """The coefficient of the KL term, if it can be changed."""
+        value = self.read_kl_coef()
+        if self.set_kl_coef is None or value is None:
+            raise RLWatchError("Watcher was made without kl_coef= and set_kl_coef=, so the coefficient is out of reach")
+        return float(value)
+
+    def change_kl_coef(self, value: float) -> None:
+        """Change it."""
+        if self.set_kl_coef is not None:
+            self.set_kl_coef(value)
+            self.kl_coef = self.kl_coef if callable(self.kl_coef) else value
+
+    def stop(self, save: bool) -> str:
+        """Let the loop end where it next asks; returns words for the answer."""
+        if not self.heeds_stop:
+            raise RLWatchError("this loop has not asked watcher.should_stop so far, so it would go on")
+        saved = f"{self.save_now()}; " if save and self.save is not None else ""
+        self.stopped = True
+        return f"{saved}the loop ends here"
+
+
+# The handlers, and what of them outlives the process.
+
 
 class Commands:
-    """Obeys what people ask, and keeps in checkpoints what must outlive the process. One on every rank."""
+    """Obeys the run's commands, and keeps in checkpoints what must outlive the process. One on every rank."""
 
     def __init__(
         self, means: Means, seam: Seam, step: Callable[[], int], latest: Callable[[], Mapping[str, float]]

@@ -16,8 +16,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "transformers", "the transformers integration") from error
 
-from rlwatch.integrations.transformers.attach import watch
-from rlwatch.integrations.transformers.callback import RLWatchCallback
+from rlwatch.integrations.transformers.attach import RLWatchCallback, watch
 from rlwatch.integrations.transformers.layer_clipping import clip_layers
 
 __all__ = ["RLWatchCallback", "clip_layers", "watch"]

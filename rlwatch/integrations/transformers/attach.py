@@ -1,24 +1,33 @@
-"""``watch(trainer)``: everything rlwatch can see and do in any ``Trainer``."""
+"""``watch(trainer)`` for any ``Trainer``: the scalars of its log, the rhythm of its steps, and how it ended."""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Protocol
 
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from typing_extensions import override
+
+import rlwatch
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.compat import installed, lacking
+from rlwatch.integrations.crash import cause_of, reason_of
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.transformers.callback import RLWatchCallback
-from rlwatch.integrations.transformers.compat import LOSS, unclippable
-from rlwatch.integrations.transformers.control import LoopControl
-from rlwatch.integrations.transformers.crash import report_crashes
-from rlwatch.integrations.transformers.stepper import StepCallback
+from rlwatch.integrations.ranks import begin_together
+from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
+from rlwatch.integrations.transformers.commands import Commands, Latest, LoopControl
+from rlwatch.integrations.transformers.compat import LOSS, init_arguments, unclippable
 from rlwatch.integrations.transformers.taps import TrainerTaps
-from rlwatch.seam import Seam
+from rlwatch.records import RunState
+from rlwatch.seam import Contained, Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
+
 
 logger = logging.getLogger("rlwatch")
 
@@ -96,3 +105,258 @@ def _each(wanted: Mapping[str, tuple[str | None, Callable[[], None]]]) -> None:
             "rlwatch does not record %s (transformers %s; the rest is recorded): %s",
             " and ".join(absent), version, "; ".join(absent.values()),
         )  # fmt: skip
+
+
+# The scalars of the log, through the callback interface alone.
+
+DEADLINE_S = 10.0
+"""Longest the end of a run holds up the trainer, or an exception on its way out."""
+FILTERED = (
+    "logging_nan_inf_filter is on: the logged loss hides NaN and Inf; pass logging_nan_inf_filter=False, or use "
+    "watch(trainer), which reads the raw loss"
+)
+
+
+class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
+    """Records everything the trainer logs, training and evaluation alike, at its global step.
+
+    Parameters
+    ----------
+    run
+        A run to record into; whoever made it ends it. By default one is made when training begins and
+        finished when training ends.
+    link
+        With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
+        :func:`rlwatch.run.joining.join` says.
+    init_kwargs
+        Arguments of :func:`rlwatch.init` for the run made here; source, configuration, output directory and rank come
+        from the trainer unless given.
+    """
+
+    def __init__(self, run: Run | None = None, *, link: str | None = None, **init_kwargs: Any) -> None:
+        self.run = run
+        self._link = link
+        self.seam = Seam(run)
+        self._given = init_kwargs
+        self._owned = run is None
+        self._over = False
+        self._linked = False
+        self._watched = False
+
+    def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
+        """The run, made now if there is none that lives. Raises what :func:`rlwatch.init` raises."""
+        self._watched = self._watched or watched
+        if self.run is None or (self._owned and self._over):
+            self._over, self._linked = False, True
+            self.run = begin_together(lambda: rlwatch.init(**init_arguments(args, model, self._given)), link=self._link)
+        elif not self._linked:
+            self._linked, given = True, self.run
+            begin_together(lambda: given, link=self._link)
+        self.seam.run = self.run
+        return self.run
+
+    def end(self, state: RunState = RunState.FINISHED, reason: str = "") -> None:
+        """Finish the run, if it was made here; training again begins its next attempt."""
+        if self.run is not None and self._owned:
+            self._over = True
+            self.run.finish(state, reason, DEADLINE_S)
+
+    @override
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Make the run: what is configured wrongly stops training here, before it starts."""
+        self.begin(args, kwargs.get("model"))
+        if args.logging_nan_inf_filter and not self._watched:
+            logger.warning("%s", FILTERED)
+
+    @override
+    @guarded
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Record the row, except the summary at the end of training."""
+        if self.run is not None and logs and "train_runtime" not in logs:
+            row = scalars(logs)
+            if getattr(kwargs.get("optimizer"), "scaler", None) is not None:
+                row = without_overflow(row)
+            self.run.log(row, step=state.global_step)
+
+    @override
+    @guarded
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Finish the run that was made here."""
+        self.end()
+
+
+def without_overflow(row: dict[str, float]) -> dict[str, float]:
+    """A float16 loss scaler finds its scale by overflowing: a non-finite norm is then no measurement."""
+    return {name: value for name, value in row.items() if name != "grad_norm" or math.isfinite(value)}
+
+
+def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a log row. TRL writes None where every value was NaN, so None reads as NaN."""
+    row = {}
+    for name, value in logs.items():
+        with Contained(lambda _error: None):  # somebody's callback may have put anything into the log
+            if value is None or hasattr(value, "__float__"):
+                row[name] = math.nan if value is None else float(value)
+    return row
+
+
+# The rhythm of a step: seal what was measured, deliver it, and obey commands.
+
+
+class Taps(Protocol):
+    """Readers of the trainer during a step."""
+
+    tally: StepTally
+
+    def take(self) -> StepTally:
+        """The tally of the step that ended."""
+        ...
+
+    def discard(self) -> None:
+        """Forget what was read so far."""
+        ...
+
+    def gradients_if_unclipped(self) -> None:
+        """Read gradients that nobody clips."""
+        ...
+
+
+class StepCallback(TrainerCallback):  # type: ignore[misc]
+    """Ends a step's tally and records it before anything of the next step.
+
+    A sealed step is recorded as soon as its copy has arrived: usually when the step is logged, at the latest
+    when the next one begins. That is the only wait for the device, once a step.
+    """
+
+    def __init__(
+        self, taps: Taps, seam: Seam, control: Callable[[Latest], Commands], decode: Decode | None = None
+    ) -> None:
+        self.seam = seam
+        self.latest: dict[str, float] = {}
+        self._taps = taps
+        self._decode = decode
+        self._sealed: deque[SealedStep] = deque()
+        self._control = control(lambda: self.latest)
+
+    @override
+    @guarded
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget what an earlier attempt left half-measured; take up what a checkpoint kept."""
+        self._taps.discard()
+        self._control.begin(state.global_step)
+
+    @override
+    @guarded
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Deliver what the last step measured."""
+        self.deliver()
+
+    @override
+    @guarded
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Read gradients nobody clipped."""
+        self._taps.gradients_if_unclipped()
+
+    @override
+    @guarded
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seal the step, then obey the commands that wait."""
+        self.seal(state.global_step)
+        self.deliver(wait=False)
+        self.noticed(args, state.global_step)
+        self._control.loop.look(args, state, control, kwargs)
+        self._control.obey(state.global_step)
+
+    @override
+    @guarded
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep with the checkpoint what it leaves out."""
+        self._control.saved(state.global_step)
+
+    @override
+    @guarded
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The trainer has just waited for the device, so the copy is there."""
+        self.deliver(wait=False)
+
+    @override
+    @guarded
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Deliver the last step."""
+        self.deliver()
+
+    def noticed(self, args: Any, step: int) -> None:
+        """For trainers that do at a step's end what a run should know of."""
+
+    def seal(self, step: int) -> None:
+        """End the current tally as that of ``step``."""
+        tally, run = self._taps.take(), self.seam.run
+        if run is not None and run.measures:
+            self._sealed.append(tally.seal(step, shared=run.linked))
+
+    def seal_unfinished(self, step: int) -> None:
+        """Training died within ``step``: what was measured of it so far is kept."""
+        if not self._taps.tally.empty:
+            self.seal(step)
+
+    def deliver(self, *, wait: bool = True) -> None:
+        """Record sealed steps, in order; without ``wait`` only those whose copy has arrived."""
+        while self._sealed and (wait or self._sealed[0].ready()):
+            sealed = self._sealed.popleft()
+            if self.seam.run is not None:
+                self.latest = sealed.deliver(self.seam.run, self._decode)
+
+
+# A training that ends badly.
+
+
+class Steps(Protocol):
+    """Holder of the steps that were measured and are not recorded yet."""
+
+    def seal_unfinished(self, step: int) -> None:
+        """End the step that training died within."""
+        ...
+
+    def deliver(self) -> None:
+        """Record every sealed step."""
+        ...
+
+
+def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: Steps) -> None:
+    """Make ``trainer.train`` record what ends it before raising it on, unchanged.
+
+    An exception or interrupt becomes an ``exception`` event with its cause; a run made by ``scalars`` ends as crashed.
+    """
+    original = trainer.train
+
+    @wraps(original)
+    def train(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            scalars.seam.attempt("end of training", _report, trainer, scalars, steps, error)
+            raise
+
+    trainer.train = train
+
+
+def _report(trainer: Any, scalars: RLWatchCallback, steps: Steps, error: BaseException) -> None:
+    seam, run, step = scalars.seam, scalars.run, int(trainer.state.global_step)
+    if run is None or not run.measures:
+        return
+    # a dead device may refuse either of the first two; the event must be written all the same
+    seam.attempt("unfinished step", steps.seal_unfinished, step + 1)
+    seam.attempt("last steps", steps.deliver)
+    seam.attempt("exception", run.event, "exception", step, **cause_of(error))
+    seam.attempt("finish", scalars.end, RunState.CRASHED, reason_of(error))

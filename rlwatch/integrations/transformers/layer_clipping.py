@@ -19,8 +19,8 @@ from typing_extensions import override
 from rlwatch.clipping import Clipped, ClipRule, LayerClip
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.transformers.checkpoints import ResumedFrom
 from rlwatch.integrations.transformers.compat import ACCELERATOR, HIDDEN, sharding_engine
-from rlwatch.integrations.transformers.resume import ResumedFrom
 from rlwatch.seam import Seam, guarded
 
 logger = logging.getLogger("rlwatch")
@@ -61,9 +61,9 @@ def clip_layers(
 
 
 def clipping_of(trainer: Any) -> LayerClipping | None:
-    """What :func:`clip_layers` attached to ``trainer``; None if nothing."""
-    found = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, LayerClipping))
-    return next(found, None)
+    """Find what :func:`clip_layers` attached to ``trainer``; None if nothing."""
+    attached = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, LayerClipping))
+    return next(attached, None)
 
 
 def _refuse(trainer: Any) -> None:
@@ -162,13 +162,13 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
         checkpoint = self._resumed.checkpoint
         if checkpoint is None:
             return
-        found = (
+        state = (
             self.seam.attempt("what was kept of layer clipping", _read, checkpoint) if args.process_index == 0 else None
         )
-        (found,) = broadcast_object_list([found])
+        (state,) = broadcast_object_list([state])
         try:
-            if found is not None:
-                self.clip.load_state_dict(found)
+            if state is not None:
+                self.clip.load_state_dict(state)
         except RLWatchError as error:
             logger.warning("rlwatch begins layer clipping anew: %s does not fit: %s", checkpoint / FILE, error)
 

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from rlwatch.clipping import Clipped
-from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.compat import lacking, vocab_size_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, sharding_engine
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
-from rlwatch.integrations.vocabulary import vocab_size_of
 from rlwatch.seam import Seam
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
@@ -82,7 +81,7 @@ class TrainerTaps:
 
     @property
     def live(self) -> bool:
-        """Whether to look: training (not evaluation), in a process that measures, while steps are still taken away."""
+        """True while training (not evaluating) in a process that measures, and sealed steps are still taken away."""
         return bool(self._seam.attempt("mode of the trainer", self._looks))
 
     def _looks(self) -> bool:

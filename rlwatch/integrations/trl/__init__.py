@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "trl", "the TRL integration") from error
 
-from rlwatch.integrations.transformers.callback import RLWatchCallback
+from rlwatch.integrations.transformers.attach import RLWatchCallback
 from rlwatch.integrations.transformers.layer_clipping import clip_layers
 from rlwatch.integrations.trl.attach import watch
 

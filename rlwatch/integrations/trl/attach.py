@@ -6,23 +6,24 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.localising import Localise
-from rlwatch.integrations.localising.ranks import localiser_of
-from rlwatch.integrations.transformers import stepper
-from rlwatch.integrations.transformers.attach import refuse_twice, tap
-from rlwatch.integrations.transformers.callback import RLWatchCallback
-from rlwatch.integrations.transformers.crash import report_crashes
+from rlwatch.integrations.localising import Localise, localiser_of
+from rlwatch.integrations.ranks import RunRanks
+from rlwatch.integrations.step_tally import Decode
+from rlwatch.integrations.transformers.attach import RLWatchCallback, StepCallback, refuse_twice, report_crashes, tap
+from rlwatch.integrations.trl.batch import Sampled
+from rlwatch.integrations.trl.commands import Control
 from rlwatch.integrations.trl.compat import obstacle
-from rlwatch.integrations.trl.localising import wished
-from rlwatch.integrations.trl.sampled import Sampled
-from rlwatch.integrations.trl.stepper import StepCallback
+from rlwatch.integrations.trl.localise import wished
 from rlwatch.integrations.trl.taps import Taps
 from rlwatch.seam import Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
+
 
 logger = logging.getLogger("rlwatch")
 
@@ -59,7 +60,7 @@ def watch(
         Whether to keep a few whole completions as text: True, or how many and how long. Without this and ``text`` no
         text leaves the trainer, only measures of it.
     localise
-        Whether to name the tokens to blame when the gradient spikes or is not finite: True, False, or when and how
+        Whether to name the tokens responsible when the gradient spikes or is not finite: True, False, or when and how
         closely (:class:`~rlwatch.integrations.localising.Localise`). By default with level ``"full"``, unless weights
         are sharded over ranks. It waits for the device once a step, for the norm.
     init_kwargs
@@ -86,14 +87,14 @@ def watch(
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a user wants beyond numbers: completions as text, spikes localised, the text of extreme tokens."""
+    """A user's wishes beyond numbers: completions as text, spikes localised, the text of extreme tokens."""
 
     keep: KeepCompletions | None
     localise: Localise | None
     text: bool
 
 
-def _steps(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> stepper.StepCallback:
+def _steps(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallback:
     reason = obstacle(trainer)
     if reason is None:
         return _tap(trainer, seam, level, wishes)
@@ -101,7 +102,7 @@ def _steps(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> stepper.St
     return tap(trainer, seam, level)
 
 
-def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallback:
+def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> RolloutStepCallback:
     """Attach the taps. Their callback comes before the scalars', so that a step's tensors precede its log row."""
     sampled = Sampled.of(trainer, wishes.keep, measure=level.includes(Level.FULL))
     decode = _decoder(trainer.processing_class) if wishes.text else None
@@ -109,7 +110,7 @@ def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallback
     taps = Taps(trainer, seam, level, sampled, localiser)
     if level.includes(Level.TOKENS):
         taps.attach()
-    steps = StepCallback(trainer, taps, seam, decode)
+    steps = RolloutStepCallback(trainer, taps, seam, decode)
     trainer.add_callback(steps)
     if trainer.args.logging_nan_inf_filter:
         logger.info("the trainer hides NaN losses from its log (logging_nan_inf_filter); loss/raw is read from the tap")
@@ -119,3 +120,31 @@ def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallback
 def _decoder(processing_class: Any) -> Any:
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     return lambda ids: str(tokenizer.decode(list(ids)))
+
+
+# The rhythm of a step in TRL: commands wait for a generation boundary, and TRL moves references too.
+
+
+class RolloutStepCallback(StepCallback):
+    """The same for GRPO and RLOO; the only wait for the device comes before the rollouts."""
+
+    def __init__(self, trainer: Any, taps: Taps, seam: Seam, decode: Decode | None = None) -> None:
+        self._orders = Control(trainer, seam, lambda: self.latest, RunRanks(seam))
+        self._trl_taps = taps
+        super().__init__(taps, seam, lambda _latest: self._orders, decode)
+
+    @override
+    def deliver(self, *, wait: bool = True) -> None:
+        before = self.latest
+        super().deliver(wait=wait)
+        if self.latest is not before:
+            self._trl_taps.delivered(self.latest)
+
+    @override
+    def noticed(self, args: Any, step: int) -> None:
+        """TRL's own ``sync_ref_model`` moves the reference too; KL begins anew then."""
+        run = self.seam.run
+        if run is not None and getattr(args, "sync_ref_model", False) and step % args.ref_model_sync_steps == 0:
+            mixup = args.ref_model_mixup_alpha
+            run.event("reference_reset", step, by="SyncRefModelCallback", optimizer="keep", mixup=mixup)
+            self._orders.kept.moved()

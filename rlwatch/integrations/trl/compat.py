@@ -1,4 +1,4 @@
-"""Whether this trainer has the private methods the taps wrap."""
+"""Private methods of a TRL trainer that the taps wrap."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ NEEDS: Needs = {
 
 
 def obstacle(trainer: Any) -> str | None:
-    """Why per-token taps cannot be attached to ``trainer``; None if they can."""
+    """Explain that per-token taps cannot be attached to ``trainer``; None if they can."""
     reason = lacking(trainer, NEEDS)
     return None if reason is None else f"{reason} (TRL {installed('trl')}); tokens are read of GRPO and RLOO"

@@ -13,11 +13,16 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.taps import TrainerTaps, loss_stats
-from rlwatch.integrations.trl.generation import Generations, Scored
-from rlwatch.integrations.trl.inputs import correction_stats, sequence_stats, token_batch
-from rlwatch.integrations.trl.localising import Localising
-from rlwatch.integrations.trl.passes import Passes
-from rlwatch.integrations.trl.sampled import Sampled
+from rlwatch.integrations.trl.batch import (
+    Generations,
+    Passes,
+    Sampled,
+    Scored,
+    correction_stats,
+    sequence_stats,
+    token_batch,
+)
+from rlwatch.integrations.trl.localise import Localising
 from rlwatch.seam import Seam
 from rlwatch.tensors.observe import observe
 

@@ -1,6 +1,6 @@
 """``python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ...``: verl as ever, with rlwatch's plugin loaded.
 
-verl 0.9 and later load it themselves. Before, their processes must be told: this one by loading it here, those of Ray
+verl 0.9 and later load it themselves. Before, each process needs it loaded: this one by loading it here, those of Ray
 by a ``worker_process_setup_hook`` that ``ray.init`` is given, whoever calls it. verl's command and configuration stay
 as they are, and ``trainer.logger`` names rlwatch as in any version.
 """
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.afterimport import AfterImport
+from rlwatch.integrations.compat import AfterImport
 from rlwatch.integrations.verl import plugin
 from rlwatch.integrations.verl.compat import LAUNCH
 
@@ -60,12 +60,12 @@ def _wrap_init(ray: ModuleType) -> None:
 
 def hooked(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
     """``runtime_env`` with our hook, after the one that it has."""
-    theirs = dict(runtime_env or {})
-    return {**theirs, HOOK: setup_hook(theirs.get(HOOK))}
+    given = dict(runtime_env or {})
+    return {**given, HOOK: setup_hook(given.get(HOOK))}
 
 
 def setup_hook(first: Callable[[], Any] | str | None = None) -> Callable[[], None]:
-    """What Ray calls in every process it starts: ``first``, then ours. By value: a node without rlwatch trains on."""
+    """Function Ray calls in every process it starts: ``first``, then ours. By value: nodes without rlwatch train on."""
 
     def watch_this_process() -> None:
         from importlib import import_module

@@ -1,20 +1,22 @@
-"""The batch of one of verl's global steps, as the driver finds it in the TransferQueue, read for statistics.
+"""verl's batches, read for statistics: a global step's in the driver, a policy loss's in a worker.
 
-Everything is of the policy before the update (verl recomputes its log-probs and entropy for the whole batch);
-what happens during the update the workers measure.
+In the driver everything is of the policy before the update (verl recomputes its log-probs and entropy for the whole
+batch); what happens during the update the workers measure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from rlwatch.errors import RLWatchError
+from rlwatch.gradloc.passes import Outputs
 from rlwatch.tensors.masked import keep
-from rlwatch.tensors.padded import Padded
+from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.responses import ResponseBatch, TaskNames
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -37,7 +39,7 @@ PROMPTS = "prompts"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read a batch: what the configuration says.
+    """Settings by which a batch is read, from the configuration.
 
     ``longest``: most tokens of a response; ``eos``: the token that ends one; ``truncation``: largest weight of verl's
     token-level importance sampling; ``bypass``: whether old log-probs are the rollout engine's own.
@@ -153,7 +155,7 @@ class StepBatch:
 
 
 def finals(keys: Sequence[str]) -> list[bool]:
-    """Which of ``{uid}_{session}_{index}`` is the last output of its session; a key of another form stands alone."""
+    """Mark the ``{uid}_{session}_{index}`` that are the last of their session; a key of another form stands alone."""
     last: dict[str, tuple[int, int]] = {}
     for row, key in enumerate(keys):
         session, _, index = key.rpartition("_")
@@ -185,3 +187,171 @@ def _within(x: Tensor, lengths: Tensor) -> Tensor:
 def _listed(x: Any) -> list[Any]:
     """A column of anything, however the queue gives it back."""
     return list(x.tolist() if hasattr(x, "tolist") else x)
+
+
+# A step's tokens piece by piece: verl's whole batch as one padded tensor, and all that is computed of it, is large.
+
+CELLS = 2**19
+"""Tokens of a piece, padding counted; a longer response is a piece of its own."""
+
+
+def pieces(batch: TokenBatch, lengths: Sequence[int]) -> Iterator[TokenBatch]:
+    """Rows of ``batch`` in order, each piece cut at the longest of its ``lengths``. Statistics merge exactly."""
+    for rows, width in _spans(lengths):
+        parts = {one.name: getattr(batch, one.name) for one in fields(batch)}
+        cut: Any = {name: _cut(part, rows, width) for name, part in parts.items() if isinstance(part, Tensor)}
+        yield replace(batch, **cut)
+
+
+def _cut(part: Tensor, rows: slice, width: int) -> Tensor:
+    return part[rows] if part.dim() == 1 else part[rows, :width]
+
+
+def _spans(lengths: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    first, width = 0, 0
+    for row, length in enumerate(lengths):
+        longest = max(width, length)
+        if row > first and (row + 1 - first) * longest > CELLS:
+            yield slice(first, row), width
+            first, longest = row, length
+        width = longest
+    if first < len(lengths):
+        yield slice(first, len(lengths)), width
+
+
+# verl's inputs of one micro-batch, read as a :class:`~rlwatch.tensors.tokens.TokenBatch`.
+
+COLUMNS = {
+    "ids": "responses", "advantages": "advantages", "old_logp": "old_log_probs", "ref_logp": "ref_log_prob",
+    "rollout_logp": "rollout_log_probs",
+}  # fmt: skip
+"""Our name -> the field of verl's micro-batch that its loss may take."""
+BESIDE = {"ids": "responses", "ref_logp": "ref_log_prob", "rollout_logp": "rollout_log_probs", "entropy": "entropy"}
+"""Our name -> the field of verl's micro-batch, where it holds it; entropy is that of the policy before the update."""
+
+
+def loss_batch(given: Mapping[str, Any], clipping: Clipping, beside: Mapping[str, Any]) -> TokenBatch:
+    """Of the arguments of a policy loss, all (B, T); ``beside`` are more columns of the same shape."""
+    batch = TokenBatch(
+        logp=given["log_prob"].detach(),
+        mask=given["response_mask"].bool(),
+        old_logp=given["old_log_prob"].detach(),
+        advantages=given["advantages"].detach(),
+        clip=clipping.clip,
+        dual_clip=clipping.dual,
+    )
+    return replace(batch, **beside)
+
+
+def columns_beside(data: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Further columns of the micro-batch ``data`` (a TensorDict of jagged responses).
+
+    Right-padded to ``shape`` (B, T); a column of another shape is left out.
+    """
+    columns = {name: data[verl_name] for name, verl_name in BESIDE.items() if verl_name in data.keys()}  # noqa: SIM118  (TensorDict)
+    padded = {name: Padded.of(x, longest=shape[1]).values for name, x in columns.items() if isinstance(x, Tensor)}
+    return {name: x for name, x in padded.items() if tuple(x.shape) == shape}
+
+
+def tokens_of(data: Any, outputs: Outputs, where: Packed) -> TokenBatch:
+    """The micro-batch ``data`` beside the ``outputs`` (B, T) of its forward, right-padded with 0 as they are.
+
+    Where the forward computed no entropy, it is that of the policy before the update, if verl knows it.
+    """
+    columns: dict[str, Any] = {name: _column(data, verl_name, where.width) for name, verl_name in COLUMNS.items()}
+    entropy = _column(data, "entropy", where.width) if outputs.entropy is None else outputs.entropy
+    mask = _column(data, "response_mask", where.width)
+    return TokenBatch(outputs.logp, where.valid if mask is None else mask != 0, entropy=entropy, **columns)
+
+
+def rewards_of(data: Any, where: Packed) -> Tensor | None:
+    """(B,) the score of each response, where verl sent it along."""
+    scores = _column(data, "rm_scores", where.width)
+    return None if scores is None else scores.sum(1)
+
+
+def _column(data: Any, name: str, width: int) -> Tensor | None:
+    """(B, T) with zeros for padding, as verl's losses see it; None where it is not there or has another shape."""
+    column = data.get(name, None)
+    if not isinstance(column, Tensor):
+        return None
+    padded = Padded.of(column, longest=width)
+    values = padded.values if padded.valid is None else torch.where(padded.valid, padded.values, 0)
+    return values if values.dim() == 2 and values.shape[1] == width else None
+
+
+# verl packs sequences of unequal length one after the other; a loss takes of them what predicts the responses.
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Positions of a micro-batch's responses: ``places`` (B, T) in the packed values, ``valid`` (B, T) where at all.
+
+    What a model computes at a position is of the next token, so a response begins one place before its first token.
+    """
+
+    places: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, data: Any, width: int | None = None) -> Self:
+        """Of verl's micro-batch ``data`` with jagged sequences, padded to ``width`` (default: the longest response).
+
+        Waits for the device if ``width`` is not given and the jagged tensor does not know it.
+        Raises ``RLWatchError`` if the sequences are not jagged.
+        """
+        sequences, responses = data["input_ids"], data["responses"]
+        if not (sequences.is_nested and responses.is_nested):
+            raise RLWatchError("verl's sequences are not jagged")
+        ends, lengths = sequences.offsets()[1:], responses.offsets().diff()
+        known = longest_row(responses) if width is None else width
+        column = torch.arange(int(lengths.max()) if known is None else known, device=ends.device)
+        valid = column < lengths.unsqueeze(1)
+        return cls(torch.where(valid, (ends - lengths - 1).unsqueeze(1) + column, 0), valid)
+
+    @property
+    def width(self) -> int:
+        """T."""
+        return int(self.places.shape[1])
+
+    def take(self, packed: Tensor) -> Tensor:
+        """(B, T) of ``packed``, jagged over whole sequences; 0 where there is no response. Differentiable."""
+        return torch.where(self.valid, packed.values()[self.places], 0.0)
+
+
+# Clipping of the importance ratio in verl's policy losses, as far as statistics need to know.
+
+TOKEN_CLIP = ("vanilla", "clip_cov")
+"""Loss modes that clip token ratios to [1 - low, 1 + high] as PPO does."""
+DUAL_CLIP = ("vanilla",)
+"""Of these, the ones that also cap -r A at ``clip_ratio_c`` for A < 0."""
+BYPASS = "bypass_mode"
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """``clip``: (low, high) of a token-level PPO clip; ``dual``: the cap of dual-clip PPO; None where there is none."""
+
+    clip: tuple[float, float] | None = None
+    dual: float | None = None
+
+    @classmethod
+    def of(cls, mode: str, config: Any) -> Clipping:
+        """Of the loss registered as ``mode`` under verl's ``ActorConfig``, as its losses read it."""
+        if mode == BYPASS:  # dispatches to vanilla unless told otherwise
+            mode = "vanilla" if _bypass_loss(config) == "ppo_clip" else "reinforce"
+        if config is None or mode not in TOKEN_CLIP:
+            return cls()
+        low, high = (_or(getattr(config, f"clip_ratio_{side}", None), config.clip_ratio) for side in ("low", "high"))
+        dual = float(getattr(config, "clip_ratio_c", 3.0)) if mode in DUAL_CLIP else None
+        return cls((float(low), float(high)), dual)
+
+
+def _bypass_loss(config: Any) -> str:
+    policy_loss = getattr(config, "policy_loss", None)
+    correction = policy_loss.get("rollout_correction", None) if policy_loss is not None else None
+    return str(correction.get("loss_type", "ppo_clip")) if correction is not None else "ppo_clip"
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.handlers.kept_reference import why_none
-from rlwatch.integrations.handlers.reference_files import FACTS, Facts, read_facts
-from rlwatch.integrations.verl.keeper import FOLDER
-from rlwatch.integrations.verl.replies import accepted, joint
-from rlwatch.integrations.verl.workers import Workers
+from rlwatch.integrations.checkpoints import FACTS_FILE, Facts, read_facts, why_none
+from rlwatch.integrations.verl.ranks import Workers, accepted, joint
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
+
+FOLDER = "rlwatch_reference"
+"""Inside the actor's directory of a checkpoint, so that verl removes both together."""
 
 
 class Checkpoints:
@@ -44,7 +44,7 @@ class Checkpoints:
         return f"saved {self.here}"
 
     def kept(self) -> int | None:
-        """How many verl keeps of the actor; None for all."""
+        """Number of the actor's checkpoints that verl keeps; None for all."""
         settings = self._trainer.config.trainer
         if settings.get("remove_previous_ckpt_in_save", False):
             return 1
@@ -93,7 +93,7 @@ class Checkpoints:
 
     def _write_facts(self) -> None:
         if self._facts is not None:
-            path = self._reference_of(self.here) / FACTS
+            path = self._reference_of(self.here) / FACTS_FILE
             path.parent.mkdir(parents=True, exist_ok=True)  # the workers' disks may be others
             path.write_text(json.dumps(asdict(self._facts), indent=1), encoding="utf-8")
 
@@ -102,7 +102,7 @@ class Checkpoints:
         accepted(self._workers.call("forget_reference", str(self._reference_of(self.here))))
 
     def _forget_facts(self) -> None:
-        (self._reference_of(self.here) / FACTS).unlink(missing_ok=True)
+        (self._reference_of(self.here) / FACTS_FILE).unlink(missing_ok=True)
 
     def _restore(self) -> None:
         directory = str(self._reference_of(self.origin))
@@ -111,10 +111,10 @@ class Checkpoints:
             if facts is None:
                 self._none_kept()
                 return
-            found = [reply["found"] for reply in accepted(self._workers.call("find_reference", directory))]
-            if not all(found):
+            prints = [reply["prints"] for reply in accepted(self._workers.call("find_reference", directory))]
+            if not all(prints):
                 raise RLWatchError(f"some ranks do not find their part in {directory}")
-            if joint(found) != facts.fingerprint:
+            if joint(prints) != facts.fingerprint:
                 raise RLWatchError(f"{directory} is not the reference of the reset at step {facts.step}")
             restored = accepted(self._workers.call("restore_reference", directory))
         except RLWatchError as problem:

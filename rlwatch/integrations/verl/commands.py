@@ -1,4 +1,4 @@
-"""What the driver can be told: each command is checked and carried out on every worker, or here."""
+"""Commands of a verl training: each is checked and carried out on every worker, or in the driver."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 from rlwatch.control.policy import veto_reset_reference
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.handlers.checkpoint import SaveCheckpoint
-from rlwatch.integrations.handlers.stop import Stop
+from rlwatch.integrations.commands import SaveCheckpoint, Stop
 from rlwatch.integrations.verl.checkpoints import Checkpoints
-from rlwatch.integrations.verl.replies import Reply, accepted, joint
-from rlwatch.integrations.verl.workers import Workers
+from rlwatch.integrations.verl.ranks import Reply, Workers, accepted, joint
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
@@ -93,7 +91,7 @@ class LowerLROnWorkers(OnWorkers):
 
 
 def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: Seam) -> list[CommandHandler]:
-    """What verl's ``trainer`` can be told beside ``set-kl-coef``, pause and resume."""
+    """Handlers for verl's ``trainer``, beside ``set-kl-coef``, pause and resume."""
     return [
         ResetOnWorkers(trainer, workers, checkpoints, seam),
         LowerLROnWorkers(workers),

@@ -1,4 +1,4 @@
-"""What of rlwatch works with the verl that is here: asked of its classes and sources, never of its version number.
+"""Parts of the installed verl that rlwatch needs: asked of its classes and sources, never of its version number.
 
 Imports neither torch nor verl. ``docs/verl.md`` has the table of what each release gives; ``make nightly`` checks it.
 """
@@ -38,7 +38,7 @@ def verl_version() -> str:
 
 
 def missing_parts(trainer: Any) -> dict[str, str]:
-    """What cannot be had of ``trainer`` (a ``PPOTrainer``, class or instance), and why."""
+    """Parts that cannot be had of ``trainer`` (a ``PPOTrainer``, class or instance), and why."""
     reasons = {part: lacking(trainer, needs) for part, needs in PARTS.items()}
     return {part: reason for part, reason in reasons.items() if reason is not None}
 
@@ -46,14 +46,14 @@ def missing_parts(trainer: Any) -> dict[str, str]:
 def policy_losses() -> MutableMapping[str, Callable[..., Any]]:
     """Verl's registry of policy losses; empty where it has none."""
     try:
-        found = getattr(import_module("verl.trainer.ppo.core_algos"), "POLICY_LOSS_REGISTRY", None)
+        registry = getattr(import_module("verl.trainer.ppo.core_algos"), "POLICY_LOSS_REGISTRY", None)
     except ImportError:
         return {}
-    return found if isinstance(found, MutableMapping) else {}
+    return registry if isinstance(registry, MutableMapping) else {}
 
 
 def missing_of_actor(actor: Any, registry: Mapping[str, Any]) -> dict[str, str]:
-    """What cannot be measured of an ``actor`` (a ``TrainingWorker``), and why."""
+    """Measurements that cannot be had of an ``actor`` (a ``TrainingWorker``), and why."""
     missing = {}
     if not registry:
         missing["ratios and clip fractions of the update"] = "there is no registry of policy losses"
@@ -66,7 +66,7 @@ def missing_of_actor(actor: Any, registry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def loads_plugins() -> bool:
-    """Whether the installed verl loads plugins by their entry points, as 0.9 and later do. Imports nothing of it."""
+    """True if the installed verl loads plugins by their entry points, as 0.9 and later do. Imports nothing of it."""
     spec = find_spec("verl")
     if spec is None or spec.origin is None:
         return False
@@ -76,7 +76,7 @@ def loads_plugins() -> bool:
 
 
 def scalars_only(how: str | None) -> str:
-    """Why a trainer's log is all that is recorded; ``how`` the hook on the v1 trainer is, if it was ever waited for."""
+    """Explain that a trainer's log is all that is recorded; ``how`` the hook on the v1 trainer is (None: unhooked)."""
     if how is not None and how.startswith(REFUSED):
         return how.removeprefix(REFUSED)
     try:

@@ -1,30 +1,38 @@
-"""What the driver of a watched run does: reads each step's batch, gathers from the workers, obeys commands."""
+"""Watching verl from its driver: read each step's batch, gather from the workers, obey commands."""
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, overload
 
-from rlwatch.integrations.controller import Controller
-from rlwatch.integrations.handlers.kept_settings import KeptSettings
-from rlwatch.integrations.handlers.kl_coef import SetKLCoef
+from torch import Tensor
+
+from rlwatch.integrations.checkpoints import KeptSettings
+from rlwatch.integrations.commands import Controller, OnMetrics, SetKLCoef
+from rlwatch.integrations.completions import CompletionSampler
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch
+from rlwatch.integrations.localising import decoded_batches
+from rlwatch.integrations.step_tally import Decode, StepTally, merge_workers
+from rlwatch.integrations.verl.batch import PROMPTS, RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch, pieces
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
 from rlwatch.integrations.verl.compat import in_words
-from rlwatch.integrations.verl.plugin import failing
-from rlwatch.integrations.verl.replies import Reply, accepted
+from rlwatch.integrations.verl.heartbeat import failing
+from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted
 from rlwatch.integrations.verl.settings import Settings
-from rlwatch.integrations.verl.statistics import Read, Statistics
-from rlwatch.integrations.verl.texts import Texts
-from rlwatch.integrations.verl.workers import Workers
+from rlwatch.records import LOCALISED
 from rlwatch.seam import Contained, Seam
+from rlwatch.tensors.responses import observe_responses
+from rlwatch.text import Sample, TextProbe
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
+
 
 logger = logging.getLogger("rlwatch")
 
@@ -56,7 +64,7 @@ class Driver:
         logger.warning("rlwatch sees no updates and obeys no commands (training goes on): %s", error)
 
     def loaded(self) -> None:
-        """A checkpoint was loaded, or none was found."""
+        """A checkpoint was loaded, or none was there."""
         step = int(self._trainer.global_steps)
         if self._checkpoints is None or self._kept is None or self._controller is None or not step:
             return
@@ -139,3 +147,230 @@ class Driver:
         names = [*TOKEN_FIELDS, *RESPONSE_FIELDS, *(() if texts is None else texts.fields)]
         data = tq.kv_batch_get(meta.keys, meta.partition_id, select_fields=names)
         return partial(StepBatch.of, tuple(meta.keys), [dict(tag) for tag in meta.tags], data, step)
+
+
+# The statistics of one global step, put together of the batch and of all workers on a thread of our own.
+
+WAITING = 2
+"""Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
+SLOW = "statistics take longer than training steps; a step goes without them"
+BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
+"""The batch's log-probs are those of the policy before the update; here is what to call its statistics."""
+
+
+Read = Callable[[], StepBatch]
+
+
+class Statistics:
+    """Computes and records, in the order of steps."""
+
+    def __init__(self, seam: Seam, settings: Settings) -> None:
+        self.reading = Reading()
+        self.numbers: dict[str, float] = {}
+        self.decode: Decode | None = None
+        self.texts: Texts | None = None
+        self._seam = seam
+        self._full = settings.level.includes(Level.FULL)
+        self._errors: dict[int, int] = {}
+        self._refused = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-verl")
+        self._waiting: list[Future[None]] = []
+        self._awaited: list[tuple[int, OnMetrics]] = []
+        self._lock = Lock()
+
+    def when_measured(self, step: int, on_metrics: OnMetrics) -> None:
+        """Call ``on_metrics`` with the metrics of ``step`` once they are computed; with none if they never are."""
+        with self._lock:
+            self._awaited.append((step, on_metrics))
+
+    def pass_over(self) -> None:
+        """There will be no statistics of the step that ended."""
+        if self._awaited:
+            self._thread.submit(self._hand_over, None, {})
+
+    def _hand_over(self, step: int | None, metrics: Mapping[str, float]) -> None:
+        """Tell who waits for ``step``, and for earlier ones, of which nothing will come; all, if it is None."""
+        with self._lock:
+            due = [each for each in self._awaited if step is None or each[0] <= step]
+            self._awaited = [each for each in self._awaited if each not in due]
+        for awaited, on_metrics in due:
+            self._seam.attempt("metrics of a step", on_metrics, metrics if awaited == step else {})
+
+    def room(self) -> bool:
+        """True if one more step may be submitted."""
+        self._waiting = [future for future in self._waiting if not future.done()]
+        run = self._seam.run
+        if len(self._waiting) < WAITING or run is None:
+            return run is not None and run.active
+        run.counters.warn("dropped", SLOW)
+        return False
+
+    def submit(self, step: int, read: Read | None, answers: Answers | None) -> None:
+        """Compute and record ``step`` of its batch, read on our thread, and of what the workers will answer."""
+        self._waiting.append(self._thread.submit(self._guarded, step, read, answers))
+
+    def close(self, deadline_s: float = 30.0) -> None:
+        """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
+        self._thread.shutdown(wait=False)
+        late = wait(self._waiting, deadline_s).not_done
+        if late and self._seam.run is not None:
+            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
+        self._hand_over(None, {})
+        if self.texts is not None:
+            self.texts.close()
+
+    def _guarded(self, step: int, read: Read | None, answers: Answers | None) -> None:
+        metrics = self._seam.aside("statistics", self._record, step, read, answers)
+        self._hand_over(step, metrics or {})
+
+    def _record(self, step: int, read: Read | None, answers: Answers | None) -> Mapping[str, float]:
+        run = self._seam.run
+        if run is None:
+            return {}
+        replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
+        self._count_errors(replies)
+        tally, batch = StepTally(), None if read is None else self._seam.attempt("batch", read)
+        if batch is not None:
+            self._seam.attempt("batch statistics", self._add_batch, tally, batch)
+            self._seam.attempt("text", self._add_text, tally, run, step, batch)
+        for name, value in self.numbers.items():
+            tally.add_number(name, value)
+        parcels = {int(reply["rank"]): reply["parcel"] for reply in replies if "parcel" in reply}
+        whole = merge_workers(step, tally, parcels, self.decode)
+        run.log(whole.metrics, step=step)
+        for spikes in whole.spikes:
+            run.log_spikes(spikes)
+        self._seam.attempt("localised spikes", _write_localised, replies, step, run)
+        self._seam.attempt("localised spikes", self._count_refused, replies, run)
+        return whole.metrics
+
+    def _add_batch(self, tally: StepTally, batch: StepBatch) -> None:
+        tokens = batch.token_batch(self.reading)
+        if tokens is not None:
+            for piece in pieces(tokens, batch.lengths.tolist()):
+                tally.add_batch(piece, full=self._full)
+            for of_the_loss, of_the_batch in BEFORE_THE_UPDATE.items():
+                if of_the_loss in tally.stats:
+                    tally.stats[of_the_batch] = tally.stats.pop(of_the_loss)
+        tally.add_stats(observe_responses(batch.response_batch(self.reading)))
+
+    def _add_text(self, tally: StepTally, run: Run, step: int, batch: StepBatch) -> None:
+        if self.texts is None:
+            return
+        for name, value in self.texts.take().items():
+            tally.add_number(name, value)
+        self.texts.offer(run, step, batch, self.reading)
+
+    def _count_errors(self, replies: Sequence[Reply]) -> None:
+        """Count on the run what the workers' seams swallowed: they have none."""
+        for reply in replies:
+            rank, total = int(reply["rank"]), int(reply.get("errors", 0))
+            new = total - self._errors.get(rank, 0)
+            self._errors[rank] = total
+            if new > 0 and self._seam.run is not None:
+                self._seam.run.counters.warn("errors", f"the taps of worker {rank} failed; see its log", new)
+
+    def _count_refused(self, replies: Sequence[Reply], run: Run) -> None:
+        """Spikes that the budget of the workers' life did not allow to localise."""
+        total = sum(int(reply.get("localisations_refused", 0)) for reply in replies)
+        run.counters.add("localisations_refused", max(0, total - self._refused))
+        self._refused = total
+
+
+def _write_localised(replies: Sequence[Reply], step: int, run: Run) -> None:
+    """Record the spikes each worker localised in the optimizer steps of ``step``; the event comes from rank 0."""
+    for reply in replies:
+        for located in reply.get("localised", ()):
+            for batch in decoded_batches(located["batches"]):
+                run.log_spikes(batch)
+            if "event" in located:
+                run.event(LOCALISED, step, **located["event"])
+
+
+def _gathered(answers: Answers) -> Sequence[Reply]:
+    return accepted(answers())
+
+
+# Generated text: a few completions are kept, if that was asked for, and a few are measured.
+
+MEASURED = 4
+"""Completions a report on text is made of."""
+
+
+class Texts:
+    """Called on the thread of the statistics; measures on another one. Tokenizers are copied for each thread."""
+
+    def __init__(self, settings: Settings, tokenizer: Any) -> None:
+        keep, self._tokenizer = settings.completions, copy.deepcopy(tokenizer)
+        self.fields = () if keep is None else (PROMPTS,)
+        self._sampler = None if keep is None else CompletionSampler(keep)
+        measure = settings.level.includes(Level.FULL)
+        self._probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, on the thread of the statistics only."""
+        return str(self._tokenizer.decode(list(ids)))
+
+    def offer(self, run: Run, step: int, batch: StepBatch, reading: Reading) -> None:
+        """The generation of ``step``."""
+        if self._sampler is not None and self._sampler.due(step):
+            prompts, completions = Decoded(batch.prompts, self.decode), Decoded(batch.responses, self.decode)
+            kept = self._sampler.sample(step, prompts, completions, _columns(batch, reading))
+            if kept is not None:
+                run.log_completions(kept)
+        if self._probe is not None and self._probe.due():
+            self._probe.offer(self._samples(batch))
+
+    def take(self) -> Mapping[str, float]:
+        """The report on text that has become ready, if one has."""
+        return {} if self._probe is None else self._probe.take()
+
+    def close(self) -> None:
+        """Measure nothing more."""
+        if self._probe is not None:
+            self._probe.close()
+
+    def _samples(self, batch: StepBatch) -> list[Sample]:
+        """Evenly spread. Where a tool answered in between, ids are no single text of the policy: only its text is."""
+        responses, elsewhere = batch.responses, batch.environment()
+        chosen = [i * len(responses) // min(MEASURED, len(responses)) for i in range(min(MEASURED, len(responses)))]
+        mixed = [elsewhere is not None and bool(elsewhere[i].any()) for i in chosen]
+        return [
+            Sample(text=self.decode(responses[i].tolist())) if tools else Sample(ids=responses[i].tolist())
+            for i, tools in zip(chosen, mixed, strict=True)
+            if len(responses[i])
+        ]
+
+
+class Decoded(Sequence[str]):
+    """Texts of ``rows`` of ids, each decoded when it is looked at: few are."""
+
+    def __init__(self, rows: Sequence[Tensor], decode: Decode) -> None:
+        self._rows = rows
+        self._decode = decode
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._decode(ids.tolist()) for ids in self._rows[row]]
+        return self._decode(self._rows[row].tolist())
+
+
+def _columns(batch: StepBatch, reading: Reading) -> Mapping[str, Sequence[float] | Sequence[str]]:
+    """Columns kept beside the text."""
+    rewards = batch.response_batch(reading).rewards
+    columns: dict[str, Sequence[float] | Sequence[str]] = {"length": batch.lengths.tolist()}
+    if rewards is not None:
+        columns["reward"] = rewards.tolist()
+    if "uid" in batch.named:
+        numbers: dict[Any, int] = {}
+        columns["group"] = [numbers.setdefault(uid, len(numbers)) for uid in batch.named["uid"]]
+    if "data_source" in batch.named:
+        columns["task"] = [str(task) for task in batch.named["data_source"]]
+    return columns

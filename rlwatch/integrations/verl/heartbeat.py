@@ -26,7 +26,7 @@ KEPT = 64
 
 @dataclass(slots=True)
 class Heartbeat:
-    """What the plugin did in one process."""
+    """Progress of the plugin in one process."""
 
     pid: int
     host: str
@@ -64,6 +64,33 @@ class Heartbeat:
             temporary.replace(path)
 
 
+current: Heartbeat | None = None
+"""That of this process; None where the plugin was not loaded."""
+
+
+def acting(role: str) -> None:
+    """Note that this process is watched from now on, as ``driver`` or ``worker``."""
+    if current is not None:
+        current.act(role)
+
+
+def failing(error: str) -> None:
+    """Note ``error`` as the last one of this process."""
+    if current is not None:
+        current.fail(error)
+
+
+def hooked(module: str, how: str) -> None:
+    """Note how our hook on verl's ``module`` is."""
+    if current is not None:
+        current.note(module, how)
+
+
+def hook(module: str) -> str | None:
+    """State of our hook on verl's ``module``; None where the plugin was not loaded."""
+    return None if current is None else current.hooks.get(module)
+
+
 def begin(rlwatch: str, verl: str) -> Heartbeat:
     """The first beat of this process; removes the oldest files beyond :data:`KEPT`."""
     beat = Heartbeat(os.getpid(), socket.gethostname(), sys.executable, rlwatch, verl, time.time())
@@ -75,12 +102,12 @@ def begin(rlwatch: str, verl: str) -> Heartbeat:
 
 
 def directory() -> Path:
-    """Where the files lie."""
+    """Directory of the files."""
     return state_home() / "verl"
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
-    """Where rlwatch keeps what is this user's and no run's."""
+    """Directory of what is this user's and no run's."""
     env = os.environ if env is None else env
     chosen = env.get("RLWATCH_STATE_DIR")
     if chosen:

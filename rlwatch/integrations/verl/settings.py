@@ -1,4 +1,4 @@
-"""What a verl configuration says about rlwatch: whether it is wanted, how closely to watch, where to record."""
+"""Settings of rlwatch in a verl configuration: is it wanted, how closely to watch, where to record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USE = "use actor_rollout_ref.actor.strategy=fsdp2"
 
 
 def hindrance(strategy: str) -> str | None:
-    """Why gradient spikes of an actor trained with ``strategy`` cannot be localised; None if they can."""
+    """Explain that gradient spikes cannot be localised under ``strategy``; None if they can."""
     if strategy == "fsdp":
         return f"FSDP1 flattens parameters, so that none can be displaced by itself; {USE}"
     return None if strategy == "fsdp2" else f"{strategy} does not show gradients parameter by parameter; {USE}"
@@ -32,7 +32,7 @@ def hindrance(strategy: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How closely to watch, which text to keep, and the arguments for :func:`rlwatch.init`.
+    """Level, text to keep, and the arguments for :func:`rlwatch.init`.
 
     Without ``text`` (of extreme tokens) and ``completions`` no text leaves the trainer, only measures of it.
     ``localise`` are the fields of :class:`~rlwatch.integrations.localising.Localise` that were given; None: spikes are
@@ -113,7 +113,7 @@ def _fields(wish: Any) -> Mapping[str, Any]:
 
 
 def wanted(loggers: object) -> bool:
-    """Whether rlwatch is among ``trainer.logger``, a name or a list of names."""
+    """True if rlwatch is among ``trainer.logger``, a name or a list of names."""
     return loggers == NAME or (not isinstance(loggers, str) and NAME in list(loggers or ()))  # type: ignore[call-overload]
 
 

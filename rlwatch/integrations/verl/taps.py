@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, MutableMapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
-from rlwatch.integrations.verl.gradients import gradients_of
-from rlwatch.integrations.verl.localising import Localising
-from rlwatch.integrations.verl.losses import Clipping
-from rlwatch.integrations.verl.microbatch import beside, loss_batch
-from rlwatch.integrations.verl.steps import gradient_stats, step_stats
+from rlwatch.integrations.verl.localise import Localising
+from rlwatch.integrations.weights import gradients_of
 from rlwatch.seam import Seam
-from rlwatch.tensors.gradnorm import GradNorms
-from rlwatch.tensors.mergeable import Total, nonfinite
+from rlwatch.tensors.gradnorm import GradNorms, Marked
+from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats, Total, nonfinite
 from rlwatch.tensors.observe import observe
 
 TAPPED = "rlwatch_tapped_by"
@@ -98,7 +97,7 @@ class WorkerTaps:
             self._wrap_optimizer_step()
 
     def take(self) -> StepTally:
-        """What was measured since the last call."""
+        """Hand over what was measured since the last call."""
         tally, self.tally, self._tokens = self.tally, StepTally(), 0
         if self._level.includes(Level.TOKENS):
             self._seam.attempt("policy losses", self._wrap_registry)
@@ -160,7 +159,7 @@ class WorkerTaps:
         given = dict(signature.bind(*args, **kwargs).arguments)
         given |= given.pop("kwargs", {})
         with torch.no_grad():
-            more = {} if self._data is None else beside(self._data, tuple(given["log_prob"].shape))
+            more = {} if self._data is None else columns_beside(self._data, tuple(given["log_prob"].shape))
             batch = loss_batch(given, Clipping.of(mode, given.get("config")), more)
             known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
             self.tally.add_stats(observe(known, full=self._level.includes(Level.FULL)))
@@ -195,3 +194,37 @@ class WorkerTaps:
         self.tally.add_stats(step_stats(whole))
         if norms is not None:
             self.tally.add_stats(gradient_stats(norms, whole, scaled=scaled))
+
+
+# verl makes several optimizer steps in one of its global steps: what is kept of each.
+
+
+@dataclass(frozen=True, slots=True)
+class EverMarked(Marked):
+    """Number of P tensors that were marked at any of several times."""
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return replace(other, kept=self.together(other.kept))
+
+
+def gradient_stats(norms: GradNorms, total: Tensor, *, scaled: bool) -> Stats:
+    """Per-layer norms of the last step, and how many parameters were not finite in any of them.
+
+    ``total`` is the norm of all layers and ranks, 0-d; ``scaled`` gradients still carry a loss scale.
+    """
+    stats = norms.unscaled_stats(total) if scaled else norms.stats()
+    marked = stats.get("nonfinite/grad")
+    if isinstance(marked, Marked):
+        stats["nonfinite/grad"] = EverMarked(marked.count, marked.kept, marked.held, marked.size)
+    return {name: stat for name, stat in stats.items() if name not in ("optim/grad_norm", "optim/step_skipped")}
+
+
+def step_stats(total: Tensor) -> Stats:
+    """Of a step whose gradient norm over all ranks was ``total``, 0-d: verl skips it if that is not finite."""
+    one, skipped = torch.ones_like(total, dtype=torch.bool), (~total.isfinite()).float()
+    return {
+        "optim/grad_norm": Latest.of(total, one),
+        "optim/grad_norm_max": Max.of(total, one),
+        "optim/step_skipped": Mean.of(skipped, one),
+    }

@@ -1,118 +1,384 @@
-"""What is added to verl's ``ActorRolloutRefWorker``: the calls by which the driver reads and commands a worker.
+"""One watched worker of verl: its taps, the commands it carries out, and its part of the reference.
 
-Each is an RPC to all ranks (``ONE_TO_ALL``) that returns at once with references to the answers
-(:mod:`~rlwatch.integrations.verl.replies`). Until ``rlwatch_attach`` nothing in the worker is touched.
+verl holds the reference as a second model in the same process, sharded alike; with LoRA it is the base model, with
+the adapter disabled. Every rank copies, saves and restores its own shards and sends nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import ModuleType
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.verl.heartbeat import IN_PLACE
-from rlwatch.integrations.verl.replies import answering
-
-
-def install(module: ModuleType) -> str:
-    """Add the calls to ``module.ActorRolloutRefWorker``; returns how that went."""
-    from verl.single_controller.base.decorator import Dispatch, register
-
-    remote = register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    for method in CALLS:
-        setattr(module.ActorRolloutRefWorker, method.__name__, remote(answering(method)))
-    return IN_PLACE
-
-
-def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the taps in place.
-
-    ``settings``: ``level``; ``bypass`` for verl's bypass mode; ``localise``, fields of ``Localise`` (None: spikes are
-    not localised), with ``text`` if their text is kept. Every rank is given the same, and waits for the others.
-    """
-    from rlwatch.integrations.verl.inside import Inside
-    from rlwatch.integrations.verl.plugin import acting
-
-    if getattr(self, "rlwatch", None) is None:
-        self.rlwatch = Inside.of(self, settings)
-        acting("worker")
-    localising = self.rlwatch.localising
-    why_not = localising if isinstance(localising, str) else None
-    return {"missing": self.rlwatch.missing, "vocab_size": self.rlwatch.vocab_size, "not_localised": why_not}
-
-
-def rlwatch_collect(self: Any, step: int) -> dict[str, Any]:
-    """What this rank measured since the last call, packed, as that of ``step``."""
-    return dict(_inside(self).collect(step))
-
-
-def rlwatch_check(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse if this rank cannot carry out a command; changes nothing."""
-    _inside(self).check(kind, args)
-    return {}
-
-
-def rlwatch_do(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out a command that every rank has checked."""
-    return {"report": dict(_inside(self).do(kind, args))}
-
-
-def rlwatch_reset_reference(self: Any, optimizer: str = "clear") -> dict[str, Any]:
-    """Make the policy its own reference; the optimizer's state is cleared (``clear``) or kept (``keep``)."""
-    args = {"optimizer": optimizer}
-    _inside(self).check("reset-reference", args)
-    return {"report": dict(_inside(self).do("reset-reference", args))}
-
-
-def rlwatch_save_reference(self: Any, directory: str) -> dict[str, Any]:
-    """Write this rank's part of the reference into ``directory``."""
-    return {"path": _inside(self).keeper.save(directory)}
-
-
-def rlwatch_forget_reference(self: Any, directory: str) -> dict[str, Any]:
-    """Remove this rank's part of a reference from ``directory``, if it is there."""
-    _inside(self).keeper.forget(directory)
-    return {}
-
-
-def rlwatch_find_reference(self: Any, directory: str) -> dict[str, Any]:
-    """The fingerprint of this rank's part of a reference in ``directory``, or None; refuses one that does not fit."""
-    return {"found": _inside(self).keeper.find(directory)}
-
-
-def rlwatch_restore_reference(self: Any, directory: str) -> dict[str, Any]:
-    """Put back this rank's part of the reference that ``directory`` holds."""
-    return {"report": _inside(self).keeper.restore(directory)}
-
-
-def rlwatch_kl_coef(self: Any, value: float | None = None) -> dict[str, Any]:
-    """The coefficient of the KL term of the loss, set to ``value`` if one is given."""
-    return {"value": _inside(self).kl_coef(value)}
-
-
-def rlwatch_lowered(self: Any) -> dict[str, Any]:
-    """The step until which the learning rate is lowered; 0 for none, or for good."""
-    return {"until": _inside(self).lowered_until}
-
-
-CALLS: tuple[Callable[..., dict[str, Any]], ...] = (
-    rlwatch_attach,
-    rlwatch_collect,
-    rlwatch_check,
-    rlwatch_do,
-    rlwatch_reset_reference,
-    rlwatch_save_reference,
-    rlwatch_forget_reference,
-    rlwatch_find_reference,
-    rlwatch_restore_reference,
-    rlwatch_kl_coef,
-    rlwatch_lowered,
+from rlwatch.integrations.compat import vocab_size_of
+from rlwatch.integrations.learning_rate import LowerLR, Paced
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise
+from rlwatch.integrations.reference import clear_state, clearable
+from rlwatch.integrations.step_tally import StepTally, encoded_tally
+from rlwatch.integrations.verl.compat import missing_of_actor, policy_losses
+from rlwatch.integrations.verl.localise import Localising
+from rlwatch.integrations.verl.taps import WorkerTaps
+from rlwatch.integrations.weights import (
+    Pair,
+    copy_all,
+    fingerprint,
+    flat_pairs,
+    flat_resharded,
+    flattened,
+    local,
+    model_pairs,
+    plain_name,
+    resharded,
+    unwrapped,
 )
+from rlwatch.ports import CommandHandler
+from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
+from rlwatch.tensors.gradnorm import Sharded
 
 
-def _inside(worker: Any) -> Any:
-    inside = getattr(worker, "rlwatch", None)
-    if inside is None:
-        raise RLWatchError("this worker is not watched")
-    return inside
+class Inside:
+    """One rank's end. Nothing raises through the taps; everything else is called by the driver, and may refuse."""
+
+    def __init__(
+        self,
+        worker: Any,
+        seam: Seam,
+        taps: WorkerTaps | None,
+        missing: Mapping[str, str],
+        localising: Localising | str | None = None,
+    ) -> None:
+        self.missing = missing
+        """What cannot be measured here, and why."""
+        self.localising = localising
+        """What looks at spikes of the gradient, or why nothing does; None if it is not wanted."""
+        self.anchor = Anchor(worker)
+        self.keeper = Keeper(self.anchor, rank=int(worker.rank), world_size=int(worker.world_size))
+        self._worker = worker
+        self._seam = seam
+        self._taps = taps
+        lower: CommandHandler = LowerLR(self._paced, seam)
+        self._handlers = {handler.kind: handler for handler in (lower, self.anchor)}
+
+    @classmethod
+    def of(cls, worker: Any, settings: Mapping[str, Any]) -> Inside:
+        """The end of verl's ``worker``, its taps in place unless something is in their way."""
+        seam, level = Seam(), Level.of(str(settings.get("level", Level.FULL)))
+        actor = getattr(worker, "actor", None)
+        if actor is None:
+            return cls(worker, seam, None, {"measurements of the update": "this worker holds no actor"})
+        localising, registry = _localising(worker, seam, settings), policy_losses()
+        taps = WorkerTaps(
+            actor,
+            registry,
+            seam,
+            level,
+            bypass=bool(settings.get("bypass")),
+            layers=str(worker.config.actor.strategy) in ENGINES,
+            rank=int(worker.rank),
+            localising=localising if isinstance(localising, Localising) else None,
+        )
+        taps.attach()
+        return cls(worker, seam, taps, missing_of_actor(actor, registry), localising)
+
+    def collect(self, step: int) -> Mapping[str, Any]:
+        """Hand over what was measured since the last call, packed for the driver.
+
+        Of ranks that see the same tokens (sequence parallelism) one reports them; each reports its own gradients.
+        Waits for the device: the actor has updated and is idle.
+        """
+        if self._taps is None:
+            return {}
+        tally = self._taps.take()
+        if not _tells_of_tokens(self._worker.actor.engine):
+            tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
+        parcel = {} if tally.empty else {"parcel": encoded_tally(tally, step)}
+        localised = self.localising.take(step) if isinstance(self.localising, Localising) else {}
+        return {**parcel, **localised, "errors": self._seam.errors}
+
+    def check(self, kind: str, args: Mapping[str, Any]) -> None:
+        """Raise ``RLWatchError`` if this rank cannot carry out ``kind``."""
+        self._handler(kind).check(Command("", "", kind, args))
+
+    def do(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, JSON]:
+        """Carry it out."""
+        return self._handler(kind)(Command("", "", kind, args))
+
+    def kl_coef(self, value: float | None) -> float:
+        """The coefficient of the KL term of the actor's loss, set to ``value`` if that is not None."""
+        config = getattr(inspect.unwrap(self._worker.actor.loss_fn), "keywords", {}).get("config")
+        if config is None or not getattr(config, "use_kl_loss", False):
+            raise RLWatchError("the loss has no KL term (actor.use_kl_loss is false)")
+        if value is not None:
+            object.__setattr__(config, "kl_loss_coef", float(value))  # verl's configurations are frozen after set-up
+        return float(config.kl_loss_coef)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens the policy chooses from."""
+        actor = getattr(self._worker, "actor", None)
+        return None if actor is None else vocab_size_of(unwrapped(actor.engine.module))
+
+    @property
+    def lowered_until(self) -> int:
+        """The step until which the learning rate is lowered; 0 for none, or for good."""
+        return self._paced().until
+
+    def _handler(self, kind: str) -> CommandHandler:
+        try:
+            return self._handlers[kind]
+        except KeyError:
+            raise RLWatchError(f"a worker cannot do {kind!r}") from None
+
+    def _paced(self) -> Paced:
+        engine = self._worker.actor.engine
+        return Paced([engine.optimizer], [engine.lr_scheduler])
+
+
+def _tells_of_tokens(engine: Any) -> bool:
+    """True on the first of the ranks that see the same tokens; on each, where the engine does not say."""
+    first = getattr(engine, "is_mp_src_rank_with_outputs", None)
+    return first is None or bool(first())
+
+
+def _localising(worker: Any, seam: Seam, settings: Mapping[str, Any]) -> Localising | str | None:
+    """Make what looks at spikes, as it is wished; or say why it cannot."""
+    wish = settings.get("localise")
+    try:
+        return None if wish is None else Localising.of(worker, seam, Localise(**wish), text=bool(settings.get("text")))
+    except RLWatchError as reason:
+        return str(reason)
+
+
+# The reference policy of one worker, and making the policy its own reference.
+
+ENGINES = ("fsdp", "fsdp2")
+"""Strategies whose shards can be copied one to one, and whose gradients can be read by layer."""
+
+
+class Anchor:
+    """Handles ``reset-reference`` on one rank. ``worker`` is verl's ``ActorRolloutRefWorker``."""
+
+    kind: str = "reset-reference"
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self.adapter: FrozenAdapter | None = None
+
+    @property
+    def policy(self) -> Any:
+        """The actor's engine. Raises ``RLWatchError`` where it cannot be read."""
+        actor = self._worker.actor
+        if actor is None:
+            raise RLWatchError("this worker holds no actor")
+        strategy = str(self._worker.config.actor.strategy)
+        if strategy not in ENGINES:
+            raise RLWatchError(f"the actor is trained with {strategy!r}, whose weights rlwatch does not copy")
+        return actor.engine
+
+    def check(self, command: Command) -> None:
+        """Raise ``RLWatchError`` with the reason to refuse."""
+        if COMMAND_KINDS[self.kind].read(command.args)["optimizer"] == "clear":
+            clearable([self.policy.optimizer])
+        synchronized()
+        if self.lora:
+            FrozenAdapter.of(self.policy).check()
+        else:
+            self.pairs()
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Reset; returns what was done."""
+        optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
+        synchronized()
+        report = self._freeze() if self.lora else self._copy()
+        cleared = clear_state([self.policy.optimizer]) if optimizer == "clear" else 0
+        return {**report, "optimizer": optimizer, "cleared": cleared}
+
+    @property
+    def lora(self) -> bool:
+        """True if the reference is the policy without its adapter."""
+        return self._worker.ref is None and bool(getattr(self.policy, "_is_lora", False))
+
+    def pairs(self) -> list[Pair]:
+        """Policy and reference, tensor by tensor, sharded alike. Raises ``RLWatchError`` if they are not."""
+        ref = self._worker.ref
+        if ref is None:
+            raise RLWatchError(
+                "there is no reference: neither actor.use_kl_loss nor algorithm.use_kl_in_reward is set, "
+                "or it is held by another worker"
+            )
+        policy, reference = self.policy.module, ref.engine.module
+        pairs = (flat_pairs if flattened(policy) else model_pairs)(policy, reference)
+        for name, policy_tensor, reference_tensor in pairs:
+            if local(policy_tensor).shape != local(reference_tensor).shape:
+                raise RLWatchError(f"{name!r} is sharded differently in the policy and in the reference")
+        return pairs
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The reference, by name: the shards of this rank, whose memory they share."""
+        synchronized()
+        if self.lora:
+            return FrozenAdapter.of(self.policy).kept
+        return {pair.name: local(pair.reference) for pair in self.pairs()}
+
+    def _copy(self) -> dict[str, JSON]:
+        pairs = self.pairs()
+        copy_all(pairs)
+        exact = all(torch.equal(local(p.reference), local(p.policy).to(local(p.reference))) for p in pairs)
+        return {"tensors": len(pairs), "fingerprint": fingerprint(local(p.reference) for p in pairs), "exact": exact}
+
+    def _freeze(self) -> dict[str, JSON]:
+        adapter = FrozenAdapter.of(self.policy)
+        adapter.freeze()
+        kept = list(adapter.kept.values())
+        return {"tensors": len(kept), "fingerprint": fingerprint(kept), "exact": True, "adapter": True}
+
+
+def synchronized() -> None:
+    """Wait for copies that offloading may still have under way: the CPU must not read them before."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+# LoRA in verl: the reference is the base model, reached by disabling the adapter.
+#
+# After a reset the reference is the adapter as it was then. It is kept apart, not added to the model: another adapter
+# would change the model's state, and its checkpoints would not load into a fresh process. Where verl disables the
+# adapter, the kept weights take its place for that forward pass, and the trained ones come back, bit by bit.
+
+HELD = "rlwatch_frozen_adapter"
+
+
+class FrozenAdapter:
+    """The reference of a LoRA policy: ``kept`` are this rank's shards of the adapter, by name; empty before a reset."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.kept: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(cls, engine: Any) -> FrozenAdapter:
+        """The one of verl's ``engine``."""
+        held = getattr(engine, HELD, None)
+        if held is None:
+            held = cls(engine)
+            setattr(engine, HELD, held)
+        return held
+
+    def trained(self) -> dict[str, Tensor]:
+        """All that is trained, by name: the shards of this rank, whose memory they share."""
+        model = unwrapped(self._engine.module)
+        model = flat_resharded(model) if flattened(model) else resharded(model)
+        return {plain_name(name): local(p) for name, p in model.named_parameters() if p.requires_grad}
+
+    def check(self) -> None:
+        """Raise ``RLWatchError`` if there is no adapter, or it is not finite."""
+        trained = self.trained()
+        if not trained:
+            raise RLWatchError("the policy has no trained adapter")
+        for name, tensor in trained.items():
+            if not bool(tensor.isfinite().all()):
+                raise RLWatchError(f"the policy's {name!r} is not finite: roll back to a checkpoint instead")
+
+    def freeze(self) -> None:
+        """The adapter as it is now becomes the reference."""
+        self.hold({name: tensor.detach().clone() for name, tensor in self.trained().items()})
+
+    def hold(self, weights: dict[str, Tensor]) -> None:
+        """``weights`` become the reference."""
+        self.kept = weights
+        self._engine.disable_adapter = self.in_place
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While it lasts the model computes what the reference would."""
+        trained = self.trained()
+        live = {name: tensor.detach().clone() for name, tensor in trained.items()}
+        try:
+            _write(trained, self.kept)
+            yield
+        finally:
+            _write(self.trained(), live)
+
+
+def _write(target: dict[str, Tensor], source: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in target.items():
+            tensor.detach().copy_(source[name])
+
+
+# The reference on disk: verl saves the actor (and critic) only, so a reset would be lost with the process.
+#
+# Each rank writes its own shards beside the actor's, and reads them only into the same sharding.
+
+
+class Keeper:
+    """Saves and restores one rank's part of the reference."""
+
+    def __init__(self, anchor: Anchor, *, rank: int, world_size: int) -> None:
+        self._anchor = anchor
+        self._file = f"world_size_{world_size}_rank_{rank}.pt"
+
+    def save(self, directory: str) -> str:
+        """Write it, whole or not at all; returns the path. Raises ``RLWatchError`` if there is none."""
+        tensors = self._anchor.tensors()
+        if not tensors:
+            raise RLWatchError("the reference was never reset")
+        path = Path(directory) / self._file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        try:
+            torch.save({name: tensor.detach().cpu() for name, tensor in tensors.items()}, temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return str(path)
+
+    def forget(self, directory: str) -> None:
+        """Remove it, if it is there; the directory too, once it is empty."""
+        path = Path(directory) / self._file
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.parent.rmdir()
+
+    def find(self, directory: str) -> str | None:
+        """The fingerprint of what is there, or None. Raises ``RLWatchError`` for what does not fit this rank."""
+        if not (Path(directory) / self._file).exists():
+            if any(Path(directory).glob("*.pt")):
+                raise RLWatchError(f"{directory} holds a reference of another number of ranks: no {self._file}")
+            return None
+        return fingerprint(self._fitting(directory).values())
+
+    def restore(self, directory: str) -> dict[str, Any]:
+        """Put it back; returns what was restored."""
+        saved = self._fitting(directory)
+        if self._anchor.lora:
+            FrozenAdapter.of(self._anchor.policy).hold(saved)
+        else:
+            with torch.no_grad():
+                for name, tensor in self._anchor.tensors().items():
+                    tensor.copy_(saved[name])
+        return {"tensors": len(saved), "fingerprint": fingerprint(saved.values())}
+
+    def _fitting(self, directory: str) -> dict[str, Tensor]:
+        saved: dict[str, Tensor] = torch.load(Path(directory) / self._file, map_location="cpu", weights_only=True)
+        held = self._holders()
+        odd = sorted(saved.keys() ^ held.keys()) or [n for n, x in saved.items() if x.shape != held[n].shape]
+        if odd:
+            raise RLWatchError(f"the reference in {directory} is of another model: {odd[0]!r} does not fit")
+        return saved
+
+    def _holders(self) -> dict[str, Tensor]:
+        """Tensors that the saved ones go into, or stand for."""
+        if self._anchor.lora:
+            synchronized()
+            return FrozenAdapter.of(self._anchor.policy).trained()
+        return self._anchor.tensors()

@@ -1,0 +1,458 @@
+"""Commands that outlive the process: kept in checkpoints, taken up again on a resume.
+
+Trainers rebuild their reference from the model's name when they start, and save none: without :class:`KeptReference` a
+resumed run would silently be anchored to the old reference again. The KL coefficient is kept by :class:`KeptSettings`.
+(A lowered learning rate needs no keeping: its scale lies in the optimizer's state, which trainers save.)
+
+A reference lies inside a checkpoint as ``rlwatch_reference/reference.safetensors`` and ``reference.json``, written
+whole or not at all. Checkpoints that hold the same reference share one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.commands import Controller, Result, SetKLCoef
+from rlwatch.integrations.reference import Anchored
+from rlwatch.integrations.weights import (
+    REF,
+    adapter_of,
+    add_reference_adapter,
+    copy_into,
+    named_tensors,
+    unwrapped,
+    whole,
+)
+from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
+
+logger = logging.getLogger("rlwatch")
+UNREAD = "it could not be read; see the training log"
+
+
+class KeptReference:
+    """Puts the reference into checkpoints once it was reset, and takes it up again. One on every rank.
+
+    Give :meth:`reset_done` to the handler of resets; call :meth:`save` when a checkpoint has been written and
+    :meth:`restore` when training begins from one. The first save after a reset writes the weights beside the
+    checkpoints (``rlwatch_reference/`` in their parent directory); every checkpoint then shares that file. What a
+    disk or a file does wrong becomes one warning and an event, never an exception.
+
+    Parameters
+    ----------
+    find
+        The models as they are now; see :class:`~rlwatch.integrations.reference.ResetReference`.
+    seam
+        Where events go.
+    writes
+        Whether this process writes; the others lend their shards.
+    """
+
+    def __init__(self, find: Callable[[], Anchored], seam: Seam, writes: Callable[[], bool]) -> None:
+        self._seam = seam
+        self._writes = writes
+        self._write_down = WriteDown(find, writes)
+        self._take_up = TakeUp(find, writes)
+        self._facts: Facts | None = None
+        self._stored: Facts | None = None
+
+    @property
+    def facts(self) -> Facts | None:
+        """The reset the reference comes from; None if it is the one the trainer built."""
+        return self._facts
+
+    def reset_done(self, command: Command, report: Mapping[str, JSON], step: int) -> None:
+        """The reference was reset at ``step``: from now on checkpoints hold it."""
+        fingerprint = str(report.get("fingerprint", ""))
+        self._facts = Facts(step, command.command_id, fingerprint, command.requested_by, command.why)
+        self._stored = None
+
+    def moved(self) -> None:
+        """Something else moved the reference: what was written is not it any more."""
+        self._stored = None
+
+    def save(self, checkpoint: Path, controller: Controller, step: int) -> None:
+        """Put the reference into ``checkpoint``, which has just been written. Every rank calls it.
+
+        What an earlier attempt left there, of steps that were undone since, goes. All ranks know alike whether a reset
+        is still to be written, so that usually nobody is asked; where one is, rank 0 says when shards are gathered.
+        """
+        parent = checkpoint.parent
+        new = self._facts if self._stored is None else None
+        result = None
+        if new is not None:
+            result = controller.order(self._write_down, self._write_down.command(parent, new), step)
+        if result is not None and result.report is None:
+            self._failed("reference_not_kept", checkpoint, step, _reason(result))
+        elif result is not None:
+            self._stored = self._write_down.written
+        if self._writes():
+            self._place(checkpoint, step)
+
+    def _place(self, checkpoint: Path, step: int) -> None:
+        try:
+            if self._stored is not None:
+                share_reference(checkpoint, self._stored, checkpoint.parent)
+            else:
+                remove_reference(checkpoint)
+        except OSError as error:
+            self._failed("reference_not_kept", checkpoint, step, f"{type(error).__name__}: {error}")
+
+    def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
+        """Take up the reference that ``checkpoint`` holds, if any. Every rank calls it, after the trainer has
+        loaded the policy and built its own reference.
+        """
+        command, problem = None, None
+        try:
+            facts = read_facts(checkpoint)
+            command = None if facts is None else self._take_up.command(checkpoint, facts)
+            problem = why_none(kept_nearby(checkpoint), step) if facts is None else None
+        except RLWatchError as error:
+            problem = str(error)
+        result = controller.order(self._take_up, command, step)
+        if result is not None and result.report is not None:
+            self._facts, self._stored = self._take_up.facts, None
+            self._event("reference_restored", step, checkpoint=str(checkpoint), **result.report)
+        elif result is not None or problem is not None:
+            self._failed("reference_not_restored", checkpoint, step, problem or _reason(result))
+
+    def _failed(self, kind: str, checkpoint: Path, step: int, reason: str) -> None:
+        if self._writes():
+            words = "keep the reference in" if kind == "reference_not_kept" else "take up a reference from"
+            logger.warning("rlwatch did not %s %s (training goes on): %s", words, checkpoint, reason)
+        self._event(kind, step, checkpoint=str(checkpoint), reason=reason)
+
+    def _event(self, kind: str, step: int, **body: JSON) -> None:
+        if self._seam.run is not None:
+            self._seam.run.event(kind, step, **body)
+
+
+def _reason(result: Result | None) -> str:
+    return UNREAD if result is None else result.refusal or UNREAD
+
+
+def why_none(nearby: Mapping[str, Facts], step: int) -> str | None:
+    """Explain a checkpoint of ``step`` that keeps no reference, by those that checkpoints ``nearby`` hold.
+
+    None if none of them knows of a reset.
+    """
+    missing = {name: facts for name, facts in nearby.items() if facts.step <= step}
+    later = {name: facts for name, facts in nearby.items() if facts.step > step}
+    if missing:
+        name, facts = max(missing.items(), key=lambda item: item[1].step)
+        return (
+            f"the reset at step {facts.step}, which {name} holds, is not in this checkpoint: it is lost, and KL is "
+            + ("measured to the reference the trainer was started with")
+        )
+    if later:
+        facts = min(later.values(), key=lambda facts: facts.step)
+        return f"the reset at step {facts.step} came after this checkpoint and is undone by resuming from it"
+    return None
+
+
+# Writing a reference down and taking it up again, as work that every rank does or none.
+
+Find = Callable[[], Anchored]
+
+
+class WriteDown:
+    """Gathers the reference, shard by shard, and writes it where this process ``writes``."""
+
+    kind: str = "keep-reference"
+
+    def __init__(self, find: Find, writes: Callable[[], bool]) -> None:
+        self._find = find
+        self._writes = writes
+        self.written: Facts | None = None
+
+    def command(self, parent: Path, facts: Facts) -> Command:
+        """The order to write into ``parent``."""
+        return _reference_command(self.kind, parent, facts)
+
+    def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
+        """Raise ``RLWatchError`` if there is no reference here."""
+        if not _tensors(self._find()):
+            raise RLWatchError("there is no reference to keep")
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Write; a full disk is a refusal."""
+        gathered: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, tensor in _tensors(self._find()).items():
+                full = whole(tensor.detach())
+                if self._writes():
+                    gathered[name] = full.to("cpu", copy=True).contiguous()
+        self.written = replace(_facts(command), tensors=len(gathered))
+        if self._writes():
+            try:
+                self.written = write_reference(Path(command.args["path"]), self.written, gathered)
+            except OSError as error:
+                raise RLWatchError(f"{type(error).__name__}: {error}") from error
+        return {}
+
+
+class TakeUp:
+    """Reads a written reference into the one the trainer built."""
+
+    kind: str = "restore-reference"
+
+    def __init__(self, find: Find, writes: Callable[[], bool]) -> None:
+        self._find = find
+        self._verifies = writes
+        self.facts: Facts | None = None
+
+    def command(self, checkpoint: Path, facts: Facts) -> Command:
+        """The order to take up what ``checkpoint`` holds."""
+        return _reference_command(self.kind, checkpoint, facts)
+
+    def check(self, command: Command) -> None:
+        """Raise ``RLWatchError`` if the file is not there, damaged, or of another model."""
+        anchored, checkpoint, facts = self._find(), Path(command.args["path"]), _facts(command)
+        if self._verifies():
+            verify_reference(checkpoint, facts)
+        with _opened(checkpoint) as file:
+            kept = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        here = {name: tuple(tensor.shape) for name, tensor in _tensors(anchored).items()}
+        if anchored.adapted and not here:
+            adapter_of(unwrapped(anchored.policy))
+        elif kept != here:
+            odd = sorted(name for name in kept.keys() | here.keys() if kept.get(name) != here.get(name))
+            raise RLWatchError(f"the kept reference is of another model: {odd[0]!r} differs")
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Copy every tensor into its place, in the dtype, on the device and in the sharding it has there."""
+        anchored, self.facts = self._find(), _facts(command)
+        if anchored.adapted and not _tensors(anchored):
+            policy: Any = unwrapped(anchored.policy)
+            add_reference_adapter(policy, adapter_of(policy))
+        with _opened(Path(command.args["path"])) as file, torch.no_grad():
+            for name, tensor in _tensors(anchored).items():
+                copy_into(tensor, file.get_tensor(name))
+        facts = self.facts
+        return {
+            "reset_step": facts.step,
+            "fingerprint": facts.fingerprint,
+            "tensors": facts.tensors,
+            "id": facts.command,
+        }
+
+
+def _reference_command(kind: str, path: Path, facts: Facts) -> Command:
+    args = {"path": str(path), "facts": asdict(facts)}
+    return Command(uuid.uuid4().hex[:16], "", kind, args, requested_by="rlwatch")
+
+
+def _facts(command: Command) -> Facts:
+    return Facts(**command.args["facts"])
+
+
+def _tensors(anchored: Anchored) -> dict[str, Tensor]:
+    """The reference's tensors by name; of an adapted policy those of the adapter ``ref``, which may be none."""
+    if anchored.reference is not None:
+        return dict(named_tensors(anchored.reference))
+    return {name: tensor for name, tensor in named_tensors(anchored.policy) if f".{REF}." in f"{name}."}
+
+
+def _opened(checkpoint: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(checkpoint / REFERENCE_DIRECTORY / WEIGHTS_FILE, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise RLWatchError(f"{checkpoint / REFERENCE_DIRECTORY / WEIGHTS_FILE} cannot be read ({error})") from None
+
+
+# A reference on disk, inside a checkpoint: ``rlwatch_reference/reference.safetensors`` and ``reference.json``.
+
+REFERENCE_DIRECTORY = "rlwatch_reference"
+WEIGHTS_FILE, FACTS_FILE = "reference.safetensors", "reference.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a kept reference: the reset that made it, and what its file must be."""
+
+    step: int
+    command: str = ""
+    fingerprint: str = ""
+    by: str = ""
+    why: str = ""
+    tensors: int = 0
+    sha256: str = ""
+    format: int = FORMAT
+
+
+def write_reference(parent: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
+    """Write ``tensors`` (on the CPU, whole) into a directory of ``parent``; returns the facts as written.
+
+    Raises ``OSError`` (a full disk), and leaves nothing half-written behind.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def fill(directory: Path) -> Facts:
+        try:
+            save_file(dict(tensors), directory / WEIGHTS_FILE)
+        except SafetensorError as error:  # what it makes of a full disk
+            raise OSError(str(error)) from error
+        return replace(facts, tensors=len(tensors), sha256=_sha256(directory / WEIGHTS_FILE))
+
+    return _placed(parent, fill)
+
+
+def share_reference(parent: Path, facts: Facts, source: Path) -> None:
+    """Let ``parent`` hold what lies in ``source``: the same file, or a copy where there are no links.
+
+    Raises ``OSError`` if it cannot.
+    """
+
+    def fill(directory: Path) -> Facts:
+        try:
+            os.link(source / REFERENCE_DIRECTORY / WEIGHTS_FILE, directory / WEIGHTS_FILE)
+        except OSError:
+            shutil.copyfile(source / REFERENCE_DIRECTORY / WEIGHTS_FILE, directory / WEIGHTS_FILE)
+        return facts
+
+    _placed(parent, fill)
+
+
+def remove_reference(parent: Path) -> None:
+    """Let ``parent`` hold none. The file itself stays where others share it."""
+    shutil.rmtree(parent / REFERENCE_DIRECTORY, ignore_errors=True)
+
+
+def read_facts(checkpoint: Path) -> Facts | None:
+    """Read the facts of the reference in ``checkpoint``; None if it has none. ``RLWatchError`` if unreadable."""
+    path = checkpoint / REFERENCE_DIRECTORY / FACTS_FILE
+    if not (checkpoint / REFERENCE_DIRECTORY).is_dir():
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        known = {name: stored[name] for name in Facts.__dataclass_fields__ if name in stored}
+        facts = Facts(**known)
+        readable = isinstance(facts.step, int) and isinstance(facts.sha256, str)
+    except (OSError, ValueError, TypeError) as error:
+        raise RLWatchError(f"{path} cannot be read ({error})") from None
+    if not readable or facts.format != FORMAT:
+        raise RLWatchError(f"{path} is of a format ({facts.format!r}) this version of rlwatch cannot read")
+    return facts
+
+
+def verify_reference(checkpoint: Path, facts: Facts) -> None:
+    """Read the whole file. Raises ``RLWatchError`` if it is not the one that was written."""
+    path = checkpoint / REFERENCE_DIRECTORY / WEIGHTS_FILE
+    try:
+        digest = _sha256(path)
+    except OSError as error:
+        raise RLWatchError(f"{path} cannot be read ({error})") from None
+    if digest != facts.sha256:
+        raise RLWatchError(f"{path} is damaged: it is not the file that was written")
+
+
+def kept_nearby(checkpoint: Path) -> dict[str, Facts]:
+    """The references that checkpoints beside ``checkpoint`` hold, by the name of theirs; unreadable ones left out."""
+    nearby = {}
+    for path in sorted(checkpoint.resolve().parent.glob(f"*/{REFERENCE_DIRECTORY}")):
+        try:
+            facts = read_facts(path.parent)
+        except RLWatchError:
+            continue
+        if facts is not None and path.parent != checkpoint.resolve():
+            nearby[path.parent.name] = facts
+    return nearby
+
+
+def _placed(parent: Path, fill: Callable[[Path], Facts]) -> Facts:
+    """Fill a directory beside the final one, then put it in its place."""
+    final, draft = parent / REFERENCE_DIRECTORY, parent / f".{REFERENCE_DIRECTORY}-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        facts = fill(draft)
+        (draft / FACTS_FILE).write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")
+        remove_reference(parent)
+        draft.rename(final)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # there is none once it is in its place
+    return facts
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# A KL coefficient that outlives the process: trainers start with the one of their configuration.
+
+SETTINGS_FILE = "rlwatch_control.json"
+
+
+class KeptSettings:
+    """Writes the KL coefficient that was set into checkpoints, and sets it again on a resume. One on every rank."""
+
+    def __init__(self, handler: SetKLCoef, seam: Seam, writes: Callable[[], bool]) -> None:
+        self._handler = handler
+        self._seam = seam
+        self._writes = writes
+
+    def save(self, checkpoint: Path) -> None:
+        """Into ``checkpoint``, which has just been written; if it was never set, what an earlier attempt left goes."""
+        if not self._writes():
+            return
+        if self._handler.value is None:
+            with contextlib.suppress(OSError):
+                (checkpoint / SETTINGS_FILE).unlink(missing_ok=True)
+            return
+        draft = checkpoint / f".{SETTINGS_FILE}-{os.getpid()}"
+        try:
+            draft.write_text(json.dumps({"format": 1, "kl_coef": self._handler.value}), encoding="utf-8")
+            draft.replace(checkpoint / SETTINGS_FILE)
+        except OSError as error:
+            logger.warning("rlwatch could not keep the KL coefficient in %s (training goes on): %s", checkpoint, error)
+
+    def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
+        """Set what ``checkpoint`` keeps. Every rank calls it; what rank 0 reads counts."""
+        value = _read_kl_coef(checkpoint / SETTINGS_FILE)
+        command = None if value is None else _kl_coef_command(value, checkpoint)
+        result = controller.order(self._handler, command, step)
+        if result is None or command is None:
+            return
+        if result.report is None:
+            logger.warning("rlwatch could not set the KL coefficient %s keeps: %s", checkpoint, result.refusal)
+        elif self._seam.run is not None:
+            body: Mapping[str, JSON] = {"command": command.kind, "args": dict(command.args), "report": result.report}
+            self._seam.run.event("command", step, **body, by="rlwatch", why=command.why, id=command.command_id)
+
+
+def _kl_coef_command(value: float, checkpoint: Path) -> Command:
+    why = f"it was set before {checkpoint.name} was saved"
+    args = {"value": value}
+    return Command(uuid.uuid4().hex[:16], "", SetKLCoef.kind, args, force=True, requested_by="rlwatch", why=why)
+
+
+def _read_kl_coef(path: Path) -> float | None:
+    """The coefficient; None, with a warning, where the file cannot be read, and silently where there is none."""
+    try:
+        value = float(json.loads(path.read_text(encoding="utf-8"))["kl_coef"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("rlwatch cannot read %s (training goes on with the configured KL coefficient): %s", path, error)
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

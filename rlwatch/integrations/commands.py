@@ -1,0 +1,443 @@
+"""Commands, carried out in the training thread of every rank, where that is safe.
+
+The :class:`Controller` takes what the run was sent at safe boundaries and answers each command once. The handlers that
+every trainer shares stand below it: pause and resume, ``stop``, ``save-checkpoint``, ``set-kl-coef``. Those with a
+mechanism of their own have a module each: :mod:`rlwatch.integrations.reference`,
+:mod:`rlwatch.integrations.learning_rate`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.control.mailbox import LATE, PendingCommand
+from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.ranks import OneRank, Ranks
+from rlwatch.ports import CommandHandler
+from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
+
+FAILED = "it failed inside the trainer; see the training log"
+UNSHARED = "it could not be passed to all ranks: one of them does not answer"
+STOPPED = "training was interrupted before it could be carried out"
+BROKEN_OFF = "training was interrupted while it was being carried out"
+RESET = "reset-reference"
+KL = "policy/kl_ref_k3"
+"""To the reference, nats per token; what a reset makes 0."""
+ENDS_A_PAUSE = ("resume", "stop")
+OnMetrics = Callable[[Mapping[str, float]], None]
+Work = Callable[[Command], Mapping[str, JSON] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Outcome of a command on this rank: a report, or the reason for a refusal; ``begun``: all ranks went at it."""
+
+    report: Mapping[str, JSON] | None = None
+    refusal: str | None = None
+    begun: bool = False
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A handler whose commands may have a time limit."""
+
+    def due(self, step: int) -> Command | None:
+        """The command to carry out now because a limit was reached; asked at every boundary. Rank 0's counts."""
+        ...
+
+
+class Controller:
+    """Takes the run's commands at safe boundaries and answers every one of them, once.
+
+    Every rank makes one at set-up and calls :meth:`obey` at the same boundaries. Pause and resume work in every
+    trainer and need no handler.
+
+    Parameters
+    ----------
+    seam
+        What the run is reached through, and what our failures end at.
+    handlers
+        One for each kind of command this trainer can carry out.
+    ranks
+        The other ranks: all carry a command out, or none.
+    latest
+        The metrics measured last, by canonical name; ``policy/kl_ref_k3`` is recorded with a reset.
+    measured
+        For a trainer whose step is measured after its boundary: given a step, calls back with its metrics once they are
+        known, or with none. A reset is recorded then.
+    hold
+        Who waits while training is paused.
+    """
+
+    def __init__(
+        self,
+        seam: Seam,
+        handlers: Sequence[CommandHandler],
+        ranks: Ranks | None = None,
+        latest: Callable[[], Mapping[str, float]] = dict,
+        *,
+        hold: Hold | None = None,
+        measured: Callable[[int, OnMetrics], None] | None = None,
+    ) -> None:
+        self._seam = seam
+        self._measured = measured
+        self._ranks = ranks or OneRank()
+        self._latest = latest
+        self._hold = hold or Hold()
+        always: list[CommandHandler] = [Pause(self._hold), Resume(self._hold)]
+        self._handlers = {handler.kind: handler for handler in (*always, *handlers)}
+        self._timed = [handler for handler in self._handlers.values() if isinstance(handler, Timed)]
+
+    def obey(self, step: int) -> None:
+        """Carry out what waits, at ``step``, which has ended; while training is paused, wait for more.
+
+        With nothing to do it costs a look at a queue in memory, however many ranks there are: none is notified or
+        waited for. With commands all ranks meet, here or, where one has passed already, at the next boundary that none
+        has passed.
+        """
+        try:
+            while True:
+                due = self._due(step)
+                while self._ranks.meets(step, wanted=self._wanted(due), staying=self._hold.on):
+                    self._round(step, due)
+                    due = []  # what could not be done is due at the next boundary, too
+                if not self._held():
+                    return
+                self._hold.wait()
+        finally:
+            self._ranks.leave()
+
+    def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:  # noqa: ARG002
+        """Let every rank carry out with ``handler`` what rank 0 decided by itself; None if it decided nothing.
+
+        Every rank calls it at the same place; the ``command`` of rank 0 counts.
+        """
+        result = None
+        try:
+            for shared in self._ranks.order([] if command is None or self._ranks.rank else [command]):
+                result = self._result(shared, handler)
+        finally:
+            self._ranks.over()
+        return result
+
+    def _wanted(self, due: Sequence[Command]) -> bool:
+        """True if this rank knows of something to do here: rank 0 alone of what was requested, all of what is due at a
+        step. (When a pause is over is for the clock of rank 0 to say.)
+        """
+        run = self._seam.run
+        waiting = run is not None and run.has_commands(for_all_ranks=self._ranks.world_size > 1)
+        return waiting or bool(due if not self._ranks.rank else [one for one in due if one.kind not in ENDS_A_PAUSE])
+
+    def _round(self, step: int, due: Sequence[Command]) -> None:
+        run = self._seam.run
+        waiting = [] if run is None else run.commands(for_all_ranks=self._ranks.world_size > 1)
+        pending = {waiter.command.command_id: waiter for waiter in waiting}
+        asked = [waiter.command for waiter in waiting]
+        asked += [] if self._ranks.rank else due
+        try:
+            for command in self._ranks.share(asked):
+                self._carry_out(command, step, pending.get(command.command_id))
+            _reject_the_unanswered(waiting, UNSHARED, step)
+        finally:
+            self._ranks.over()
+            _reject_the_unanswered(waiting, STOPPED, step)
+
+    def _due(self, step: int) -> list[Command]:
+        """Commands nobody sent: what an earlier one set a time limit to. A pause ends with the run at the latest."""
+        run = self._seam.run
+        ended = run is None or not run.active
+        due = [time_is_up()] if self._hold.on and (ended or self._hold.expired) else []
+        for handler in self._timed:
+            command = self._seam.attempt("commands that are due", handler.due, step)
+            due += [] if command is None else [command]
+        return due
+
+    def _held(self) -> bool:
+        """True while training waits: every rank holds, and none waits for one that is gone."""
+        if self._hold.forsaken:
+            self._hold.end()
+        return self._hold.on
+
+    def _carry_out(self, command: Command, step: int, pending: PendingCommand | None) -> None:
+        """Check on every rank, then act on every rank; rank 0 records and answers."""
+        before = {} if self._measured else dict(self._latest())
+        result = self._result(command, self._handlers.get(command.kind), pending)
+        if result.report is not None:
+            self._record(command, step, result.report, before)
+        if pending is None:
+            return
+        if result.report is not None:
+            pending.done(_answer(command, result.report, before), step=step)
+        elif result.refusal == LATE:
+            pending.expire(step=step)
+        elif result.begun and FAILED in (result.refusal or FAILED):
+            pending.fail(result.refusal or FAILED, step=step)
+        else:
+            pending.reject(result.refusal or FAILED, step=step)
+
+    def _result(
+        self, command: Command, handler: CommandHandler | None, pending: PendingCommand | None = None
+    ) -> Result:
+        """Check and carry out on all ranks. Rank 0 decides, once all are ready, if it is too late to begin."""
+        if handler is None:
+            unknown = self._unknown(command.kind)
+            return Result(refusal=self._ranks.agree(unknown) or unknown)
+        refusal = self._ranks.agree(self._tried(command, handler.check).refusal)
+        refusal = refusal or self._ranks.agree(LATE if pending is not None and pending.expired else None)
+        if refusal is not None:
+            return Result(refusal=refusal)
+        if pending is not None:
+            pending.begun = True
+        result = self._tried(command, handler)
+        refusal = self._ranks.agree(result.refusal)
+        return result if refusal is None else Result(refusal=refusal, begun=True)
+
+    def _tried(self, command: Command, work: Work) -> Result:
+        """Outcome of ``work`` on the command. Its own failures end at the seam."""
+        result = self._seam.attempt(f"command {command.kind}", _result_of, work, command)
+        return result or Result(refusal=FAILED)
+
+    def _unknown(self, kind: str) -> str:
+        known = ", ".join(sorted(self._handlers))
+        return f"this trainer cannot do {kind!r}: nothing here carries it out; it can: {known}"
+
+    def _record(self, command: Command, step: int, report: Mapping[str, JSON], before: Mapping[str, float]) -> None:
+        if command.kind in ENDS_A_PAUSE:
+            self._hold.end()
+        run = self._seam.run
+        if run is None:
+            return
+        who = {"by": command.requested_by, "why": command.why, "id": command.command_id}
+        if command.kind == RESET:
+
+            def record(measured: Mapping[str, float]) -> None:
+                run.event("reference_reset", step, **{**report, **who, "kl_before": measured.get(KL)})
+
+            if self._measured is None:
+                record(before)
+            else:
+                self._measured(step, record)
+        else:
+            run.event("command", step, command=command.kind, args=dict(command.args), report=dict(report), **who)
+
+
+def _result_of(work: Work, command: Command) -> Result:
+    try:
+        return Result(report=work(command) or {})
+    except RLWatchError as refusal:
+        return Result(refusal=str(refusal))
+
+
+def _reject_the_unanswered(waiting: Sequence[PendingCommand], reason: str, step: int) -> None:
+    for waiter in waiting:
+        if waiter.begun:
+            waiter.fail(BROKEN_OFF, step=step)
+        else:
+            waiter.reject(reason, step=step)
+
+
+def _answer(command: Command, report: Mapping[str, JSON], before: Mapping[str, float]) -> str:
+    """Word the answer: the handler's ``summary``, or else what it reported."""
+    summary = str(report.get("summary", "")) or ", ".join(f"{name}: {value}" for name, value in report.items())
+    kl = before.get(KL)
+    return f"KL {kl:.4g} -> 0, {summary}" if command.kind == RESET and kl is not None else summary
+
+
+# Pause and resume: the training thread waits at a safe boundary until a person, or the time limit, lets it go on.
+
+ROUND_S = 0.5
+"""How long a paused trainer waits between two looks for commands, in seconds."""
+GRACE_S = 30.0
+"""A rank that hears nothing any more goes on this long after the pause should have ended, in seconds."""
+
+
+class Hold:
+    """State of a pause: since when, and until when at the latest. One for each rank."""
+
+    def __init__(self, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._clock = clock or SystemClock()
+        self._sleep = sleep
+        self._since: float | None = None
+        self._until = 0.0
+
+    @property
+    def on(self) -> bool:
+        """True while training waits."""
+        return self._since is not None
+
+    @property
+    def expired(self) -> bool:
+        """True once the longest time allowed has passed; rank 0 then resumes all ranks."""
+        return self.on and self._clock.monotonic() >= self._until
+
+    @property
+    def forsaken(self) -> bool:
+        """True if it should have ended long ago: rank 0 is gone or out of reach."""
+        return self.on and self._clock.monotonic() >= self._until + GRACE_S
+
+    def begin(self, minutes: float) -> None:
+        """Hold for at most ``minutes`` from now."""
+        self._since = self._clock.monotonic()
+        self._until = self._since + 60.0 * minutes
+
+    def end(self) -> float:
+        """Let go; returns the seconds held, 0 if it was not."""
+        held = 0.0 if self._since is None else self._clock.monotonic() - self._since
+        self._since = None
+        return held
+
+    def wait(self) -> None:
+        """One round."""
+        self._sleep(ROUND_S)
+
+
+@dataclass(slots=True)
+class Pause:
+    """Handles ``pause`` with ``{"minutes": at most}``. The waiting itself is the controller's."""
+
+    hold: Hold
+    kind: str = "pause"
+
+    def check(self, command: Command) -> None:
+        """Refuse a second pause."""
+        COMMAND_KINDS[self.kind].read(command.args)
+        if self.hold.on:
+            raise RLWatchError("training is paused already")
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Begin to hold."""
+        minutes = float(COMMAND_KINDS[self.kind].read(command.args)["minutes"])
+        self.hold.begin(minutes)
+        return {"minutes": minutes, "summary": f"paused for at most {minutes:g} minutes; resume or stop ends it"}
+
+
+@dataclass(slots=True)
+class Resume:
+    """Handles ``resume``."""
+
+    hold: Hold
+    kind: str = "resume"
+
+    def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
+        """Refuse where nothing is paused."""
+        if not self.hold.on:
+            raise RLWatchError("training is not paused")
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
+        """Let go."""
+        held = round(self.hold.end(), 1)
+        return {"held_s": held, "summary": f"resumed after {held:g} s"}
+
+
+def time_is_up() -> Command:
+    """The ``resume`` rank 0 sends all ranks when a pause has lasted as long as it may."""
+    return Command(uuid.uuid4().hex[:16], "", "resume", requested_by="rlwatch", why="the pause reached its time limit")
+
+
+# Ending a training before its last step, in good order.
+
+
+class Stop:
+    """Handles ``stop`` with ``{"save": "yes" | "no"}``. Never vetoed: a person may always stop.
+
+    ``end`` makes the trainer end at this step, after a checkpoint if it gets True, and returns words for the
+    answer; it raises ``RLWatchError`` if the trainer cannot.
+    """
+
+    kind: str = "stop"
+
+    def __init__(self, end: Callable[[bool], str]) -> None:
+        self._end = end
+
+    def check(self, command: Command) -> None:
+        """Read the arguments."""
+        COMMAND_KINDS[self.kind].read(command.args)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """End."""
+        saved = COMMAND_KINDS[self.kind].read(command.args)["save"]
+        return {"save": saved, "summary": self._end(saved == "yes")}
+
+
+# Asking a trainer for a checkpoint.
+
+
+class SaveCheckpoint:
+    """Handles ``save-checkpoint``.
+
+    Parameters
+    ----------
+    save
+        Saves, or makes the trainer save; returns words for the answer, e.g. where.
+    kept
+        How many checkpoints the trainer keeps, None for all. Raises ``RLWatchError`` if it cannot save.
+    seam
+        Where the run's health is asked, for the veto during a collapse.
+    """
+
+    kind: str = "save-checkpoint"
+
+    def __init__(self, save: Callable[[], str], kept: Callable[[], int | None], seam: Seam) -> None:
+        self._save = save
+        self._kept = kept
+        self._seam = seam
+
+    def check(self, command: Command) -> None:
+        """Refuse where a save would delete an older checkpoint while the run collapses."""
+        kept, run = self._kept(), self._seam.run
+        veto = None if run is None else veto_save_checkpoint(run.health(), kept=kept, force=command.force)
+        if veto is not None:
+            raise RLWatchError(veto)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
+        """Save."""
+        return {"summary": self._save()}
+
+
+# Changing the coefficient of the KL term of a live run.
+
+
+class SetKLCoef:
+    """Handles ``set-kl-coef`` with ``{"value": >= 0}``.
+
+    Parameters
+    ----------
+    read
+        The coefficient now. Raises ``RLWatchError`` with the reason why it cannot be changed.
+    write
+        Sets it; what the trainer computes from then on uses it.
+    seam
+        Where the run's health is asked, for the veto during a collapse.
+
+    ``value`` is what was set last; None while the trainer's own configuration holds.
+    """
+
+    kind: str = "set-kl-coef"
+
+    def __init__(self, read: Callable[[], float], write: Callable[[float], None], seam: Seam) -> None:
+        self._read = read
+        self._write = write
+        self._seam = seam
+        self.value: float | None = None
+
+    def check(self, command: Command) -> None:
+        """Refuse where there is no coefficient, or where lowering it would loosen the anchor of a collapse."""
+        new, old, run = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read(), self._seam.run
+        veto = None if run is None else veto_set_kl_coef(run.health(), old=old, new=new, force=command.force)
+        if veto is not None:
+            raise RLWatchError(veto)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Set it; returns the value before and after."""
+        new, old = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read()
+        self._write(new)
+        self.value = new
+        return {"before": old, "after": new, "summary": f"KL coefficient {old:g} -> {new:g}"}

@@ -1,0 +1,250 @@
+"""Lowering the learning rate of a live run, in a way its schedule does not undo."""
+
+from __future__ import annotations
+
+import copy
+import math
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.weights import inner_optimizer, inner_scheduler
+from rlwatch.records import JSON, Command
+from rlwatch.seam import Contained, Seam
+
+SCALE, UNTIL = "rlwatch_lr_scale", "rlwatch_lr_until"
+"""Kept in the optimizer's parameter groups, so that they travel with its checkpoints. ``until`` 0: for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """Optimizers and the schedulers of their learning rates (none: the loop sets it by hand, or never)."""
+
+    optimizers: Sequence[Any]
+    schedulers: Sequence[Any] = field(default=())
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """All parameter groups."""
+        return [group for optimizer in self.optimizers for group in inner_optimizer(optimizer).param_groups]
+
+    @property
+    def scale(self) -> float:
+        """Scale of the learning rate now."""
+        return float(self.groups[0].get(SCALE, 1.0))
+
+    @property
+    def until(self) -> int:
+        """The step from which the schedule rules again; 0 for none."""
+        return int(self.groups[0].get(UNTIL, 0))
+
+    @property
+    def scheduled(self) -> bool:
+        """True if a scheduler sets the rate."""
+        return any(scheduler is not None for scheduler in self.schedulers)
+
+
+class LowerLR:
+    """Handles ``lower-lr`` with ``{"scale": 0 < s <= 1, "until": step or None}``.
+
+    The learning rate becomes ``scale`` times what the schedule says, not what an earlier command made of it: a
+    second command replaces the first, and a scale of 1 gives the rate back to the schedule. With schedulers, the
+    quantities they compute from are scaled. Without, the rate is scaled around every step of the optimizer, so
+    that a loop that sets it by hand is heeded too.
+    """
+
+    kind: str = "lower-lr"
+
+    def __init__(self, find: Callable[[], Paced], seam: Seam | None = None) -> None:
+        self._find = find
+        self._seam = seam or Seam()
+        self._stepwise: list[StepScale] = []
+
+    def check(self, command: Command) -> None:
+        """Refuse where there is no rate to lower, or no way to lower it that lasts."""
+        COMMAND_KINDS[self.kind].read(command.args)
+        paced = self._find()
+        if not paced.optimizers or not paced.groups:
+            raise RLWatchError("there is no optimizer whose learning rate could be lowered")
+        for scheduler in paced.schedulers:
+            if scheduler is not None and not proportional(scheduler):
+                name = type(inner_scheduler(scheduler)).__name__
+                raise RLWatchError(f"the schedule {name} would not follow: its rates are not proportional to base_lrs")
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Scale; returns the rates before and after."""
+        args, paced = COMMAND_KINDS[self.kind].read(command.args), self._find()
+        before, scale = self._rate(paced), float(args["scale"])
+        self._apply(paced, scale / paced.scale)
+        for group in paced.groups:
+            group[SCALE], group[UNTIL] = scale, int(args["until"] or 0)
+        self._follow(paced)
+        lasts = f" until step {paced.until}" if paced.until else ""
+        summary = f"learning rate {before:.3g} -> {self._rate(paced):.3g}, {scale:g} of the schedule{lasts}"
+        return {
+            "before": before,
+            "after": self._rate(paced),
+            "scale": scale,
+            "until": args["until"],
+            "summary": summary,
+        }
+
+    def due(self, step: int) -> Command | None:
+        """The command that gives the rate back to the schedule, if it is time to."""
+        paced = self._find()
+        if not paced.optimizers or not paced.groups:
+            return None
+        self._follow(paced)
+        if not 0 < paced.until <= step:
+            return None
+        why = f"lowered until step {paced.until}"
+        return Command(uuid.uuid4().hex[:16], "", self.kind, {"scale": 1.0}, requested_by="rlwatch", why=why)
+
+    @staticmethod
+    def _apply(paced: Paced, factor: float) -> None:
+        if paced.scheduled and factor != 1.0:
+            scale_groups(paced.groups, factor)
+            for scheduler in paced.schedulers:
+                scale_scheduler(scheduler, factor)
+
+    def _follow(self, paced: Paced) -> None:
+        """Without a scheduler, scale around every step; a checkpoint may have brought a scale along."""
+        inner = [inner_optimizer(optimizer) for optimizer in paced.optimizers]
+        followed = [hook.optimizer for hook in self._stepwise] == inner
+        if paced.scheduled or followed or paced.scale == 1.0:
+            return
+        for hook in self._stepwise:
+            hook.remove()
+        self._stepwise = [StepScale(optimizer, SCALE, self._seam) for optimizer in inner]
+
+    def _rate(self, paced: Paced) -> float:
+        """The first group's rate, as the next step will use it."""
+        rate = float(paced.groups[0]["lr"])
+        return rate if paced.scheduled else rate * paced.scale
+
+
+# Scaling what a learning-rate schedule computes, in the quantities it computes it from.
+#
+# Schedulers of torch set the rate anew at every step, from the rates they began with (``LambdaLR``), or from the last
+# rate and a floor (``CosineAnnealingLR``). Each is proportional to those quantities: all scaled by the same factor,
+# every later rate is scaled by it, the scheduler's own log says so, and so does a checkpoint of its state.
+
+IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
+"""Learning rates an optimizer's parameter group may hold."""
+IN_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "eta_min", "default_min_lr", "eps")
+"""Learning rates a scheduler may hold; ``eps`` is the least change ``ReduceLROnPlateau`` makes."""
+KNOWN = ("torch.optim.lr_scheduler", "transformers.optimization")
+"""Modules whose schedulers were read."""
+
+
+def scale_groups(groups: Iterable[dict[str, Any]], factor: float) -> None:
+    """Scale the rates in an optimizer's parameter groups."""
+    for group in groups:
+        for name in IN_GROUPS:
+            value = group.get(name)
+            if isinstance(value, Tensor):  # a captured or compiled step reads this very tensor
+                value.mul_(factor)
+            elif value is not None:
+                group[name] = value * factor
+
+
+def scale_scheduler(scheduler: Any, factor: float) -> None:
+    """Scale the rates in a scheduler and in those it is made of."""
+    for part in _parts(scheduler):
+        for name in IN_SCHEDULERS:
+            if getattr(part, name, None) is not None:
+                setattr(part, name, _scaled(getattr(part, name), factor))
+
+
+def proportional(scheduler: Any) -> bool:
+    """True if the scheduler's rates follow when what they are computed from is scaled.
+
+    Known schedulers do. Others are asked, in a copy, for their rates before and after.
+    """
+    return all(type(part).__module__ in KNOWN or _follows(part) for part in _parts(scheduler))
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    scheduler = inner_scheduler(scheduler)
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _parts(part)
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """A new object: schedulers share theirs with the optimizer and with one another."""
+    return [one * factor for one in value] if isinstance(value, list | tuple) else value * factor
+
+
+def _follows(scheduler: Any) -> bool:
+    """Rehearse in a copy that shares nothing with training. A scheduler that raises is not known to follow."""
+    with Contained(lambda _error: None):
+        before, after = _rates(scheduler, 1.0), _rates(scheduler, 0.5)
+        return all(math.isclose(b, 2 * a, rel_tol=1e-6) for b, a in zip(before, after, strict=True))
+    return False
+
+
+def _rates(scheduler: Any, factor: float) -> list[float]:
+    trial = copy.copy(scheduler)
+    groups = [
+        {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in scheduler.optimizer.param_groups
+    ]
+    trial.optimizer = SimpleNamespace(param_groups=groups)
+    for name in IN_SCHEDULERS:
+        if hasattr(trial, name):
+            setattr(trial, name, copy.deepcopy(getattr(trial, name)))
+    scale_groups(groups, factor)
+    scale_scheduler(trial, factor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [float(rate) for rate in trial.get_lr()]
+
+
+# A learning rate scaled around every step of an optimizer, for loops that set it by hand.
+
+
+class StepScale:
+    """Multiplies each group's ``lr`` by ``group[key]`` while the optimizer steps, and puts it back afterwards.
+
+    Whoever sets or reads the rate between steps never notices. Where it cannot be scaled, the step is taken with the
+    loop's own rate, and the failure ends at ``seam``.
+    """
+
+    def __init__(self, optimizer: Optimizer, key: str, seam: Seam) -> None:
+        self.optimizer = optimizer
+        self._key = key
+        self._set: list[tuple[dict[str, Any], Any]] = []
+        before = optimizer.register_step_pre_hook(seam.hook("learning rate", lambda *_: self._scale()))
+        after = optimizer.register_step_post_hook(seam.hook("learning rate of before", lambda *_: self._restore()))
+        self._hooks = (before, after)
+
+    def remove(self) -> None:
+        """Leave the optimizer alone."""
+        self._restore()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _scale(self) -> None:
+        self._restore()  # a step that raised never came to its end
+        try:
+            for group in self.optimizer.param_groups:
+                scale = group.get(self._key, 1.0)
+                if scale != 1.0:
+                    self._set.append((group, group["lr"]))
+                    group["lr"] = group["lr"] * scale
+        except BaseException:
+            self._restore()  # all groups or none
+            raise
+
+    def _restore(self) -> None:
+        while self._set:
+            group, rate = self._set.pop()
+            group["lr"] = rate

@@ -1,0 +1,453 @@
+"""Localising gradient spikes while a trainer trains: when to look, what it may cost, where the result goes.
+
+The attribution itself is :mod:`rlwatch.gradloc`'s; here it meets the run and the trainer.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlwatch.clipping.skip import SkipOnSpike, skip_step
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.gradloc.distributed import Alone, Processes, World, gather_bytes
+from rlwatch.gradloc.locate import Located, LocateOptions, locate
+from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.recording import Context, save_recording
+from rlwatch.gradloc.rows import culprit_batches, event_body, response_batch
+from rlwatch.gradloc.trigger import Budget, Trigger, TriggerDecision
+from rlwatch.integrations.ranks import all_agree
+from rlwatch.integrations.step_tally import Decode
+from rlwatch.metrics import LAYER_PREFIX
+from rlwatch.records import LOCALISED, SpikeBatch
+from rlwatch.seam import Seam
+from rlwatch.tensors.gradnorm import grad_norms
+from rlwatch.tensors.transfer import Transfer
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+
+# Settings: what a user may choose.
+
+
+@dataclass(frozen=True, slots=True)
+class Localise:
+    """Settings of localisation: when a step's gradient is localised, how closely, and at what price.
+
+    Parameters
+    ----------
+    culprits
+        Tokens named at most. Twice as many candidates by contribution and by screen are verified.
+    context
+        Tokens kept on each side of a culprit in its response, for the view of the response.
+    share, allowance_s
+        Part of the training time that localisation may take, amortised (0.01 is 1 %), and seconds it may take beyond
+        that before much training time has passed.
+    threshold
+        Fixed threshold on the norm of a single token's gradient (METHODS: T_tok), in place of the run's own level.
+        Published runs use 100 to 640 (GradLoc, Tencent Hunyuan 2026).
+    keep_inputs
+        Directory into which every localised step is written, so that it can be replayed: it holds all its token ids.
+        None: nothing is written.
+    skip
+        Leave out the optimizer step of a batch with a culprit. None: never; then training is not changed.
+    """
+
+    culprits: int = 8
+    context: int = 256
+    share: float = 0.01
+    allowance_s: float = 30.0
+    threshold: float | None = None
+    keep_inputs: str | os.PathLike[str] | None = None
+    skip: SkipOnSpike | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("culprits", 1), ("context", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"localise: {name} must be an integer of at least {least}, got {value!r}")
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 1:
+            raise ConfigError(f"localise: share is a part of the training time within (0, 1), got {self.share!r}")
+        if self.threshold is not None and not (isinstance(self.threshold, int | float) and self.threshold > 0):
+            raise ConfigError(f"localise: threshold must be a number above 0, got {self.threshold!r}")
+        if self.skip is not None and not isinstance(self.skip, SkipOnSpike):
+            raise ConfigError(f"localise: skip must be SkipOnSpike(...) or None, got {self.skip!r}")
+
+    @classmethod
+    def of(cls, wish: bool | Localise) -> Localise | None:
+        """None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` for anything else."""
+        if isinstance(wish, cls):
+            return wish
+        if isinstance(wish, bool):
+            return cls() if wish else None
+        raise ConfigError(f"localise must be True, False or Localise(...), got {wish!r}")
+
+    @property
+    def directory(self) -> Path | None:
+        """Directory of the replays."""
+        return None if self.keep_inputs is None else Path(self.keep_inputs)
+
+
+# From a spike of the gradient to a record of the tokens that did it, between the backward and the optimizer's step.
+
+OVERFLOWS = 16
+"""Overflows in a row from which they no longer are the search for a loss scale: each halves it."""
+
+NO_MORE = "this rank or another one failed or is gone, so spikes are localised no more"
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """The step in question: its gradient is in ``model``, complete, and not used yet.
+
+    ``norm`` is its norm before clipping and without any loss scale, where it is known. ``scale`` is the loss scale of
+    float16: the coefficients carry it, and the gradients still ``left`` of it; None where there is none.
+    """
+
+    model: nn.Module
+    step: int
+    norm: Tensor | float | None = None
+    scale: float | None = None
+    left: float = 1.0
+
+
+class Localiser:
+    """Keeps the loss passes of the step under way, and localises its gradient if that spiked.
+
+    A step costs one wait for the device, for the norm; a localised one what :class:`Localise` allows. With several
+    ranks every rank makes one and calls :meth:`check` at the same steps; a rank that fails leaves for good, and the
+    others with it.
+
+    ``rewards`` fills in the rewards of the passes of a step that is to be localised, and ``contexts`` says what their
+    forwards read, if somebody knows; ``autocast`` is the type they computed in, if not that of the weights.
+    """
+
+    def __init__(
+        self,
+        seam: Seam,
+        settings: Localise,
+        *,
+        decode: Decode | None = None,
+        world: World | None = None,
+        seconds: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.passes = Passes(seam)
+        self.usual = UsualShares()
+        self.rewards: Callable[[list[LossPass]], None] | None = None
+        self.contexts: Callable[[], Sequence[Context]] | None = None
+        self.autocast = ""
+        self._seam = seam
+        self._settings = settings
+        self._decode = decode
+        self._world: World | None = world or Alone()
+        self._seconds = seconds
+        self._trigger = Trigger(token_threshold=settings.threshold)
+        self._budget = Budget(share=settings.share, allowance_s=settings.allowance_s)
+        self._took = 0.0
+        self._overflows = 0
+        self._culprit: nn.Module | None = None
+
+    def check(self, spike: Spike) -> Located | None:
+        """Look at the step that is complete; forgets its passes. None where there is nothing to say.
+
+        May raise: call it through the seam. With several ranks that is ``RLWatchError``, once, and the end of it.
+        """
+        world = self._world
+        try:
+            return self._check(spike, world) if world is not None and (self.passes.all or world.size > 1) else None
+        except BaseException as error:
+            self.leave()
+            if world is None or world.size == 1 or not isinstance(error, Exception):
+                raise
+            raise RLWatchError(f"{NO_MORE} ({type(error).__name__}: {error})") from error
+        finally:
+            self.passes.clear()
+
+    def delivered(self, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step have arrived: what its layers usually do is learnt from them."""
+        self.usual.update(metrics)
+
+    @property
+    def refused(self) -> int:
+        """Spikes that the budget did not allow to localise; counted on rank 0."""
+        return self._budget.refused
+
+    def leave(self) -> None:
+        """Localise no more: something failed on this rank, and of several ranks none can go on without the others."""
+        world = self._world
+        if world is not None and world.size > 1:
+            self._world = None
+            world.leave()
+
+    def _check(self, spike: Spike, world: World) -> Located | None:
+        read = self._read(spike, world)
+        if read is None:
+            return None
+        norm, tokens = read
+        if self._overflowed(spike, norm):
+            return None
+        decision = self._trigger.check(spike.step, norm, tokens)
+        if not decision.fires or not self._allowed(norm, world):
+            return None
+        begun = self._seconds()
+        try:
+            return self._localise(spike, norm, decision, world)
+        finally:
+            self._took = self._seconds() - begun
+            self._budget.spent(self._took)
+
+    def _read(self, spike: Spike, world: World) -> tuple[float, int] | None:
+        """The norm, and the tokens of all ranks, with one wait for the device.
+
+        None where no rank has gradients, or a coefficient is missing on one: its tokens could not be attributed.
+        """
+        part = _part_of_norm(spike, world.rank)
+        counts = [one.tokens.mask.sum() for one in self.passes.all]
+        read = [float(each) for each in Transfer([*counts, *([] if part is None else [part.reshape(())])]).read()]
+        part_here = 0.0 if part is None else read.pop()
+        tokens, there, total, broken = _over(
+            world, sum(read), float(part is not None), part_here, float(self.passes.broken)
+        )
+        if not there or broken:
+            return None
+        return total if spike.norm is not None else math.sqrt(total) / spike.left, int(tokens)
+
+    def _overflowed(self, spike: Spike, norm: float) -> bool:
+        """True if this is the search for a loss scale, and no trouble of the run: not if it goes on and on."""
+        self._overflows = self._overflows + 1 if spike.scale is not None and not math.isfinite(norm) else 0
+        return 0 < self._overflows < OVERFLOWS
+
+    def _allowed(self, norm: float, world: World) -> bool:
+        """Ask the budget, that of rank 0, because clocks differ. A refusal is counted."""
+        allowed = world.rank == 0 and self._budget.may(self._took, non_finite=not math.isfinite(norm))
+        agreed = _over(world, float(allowed)) != [0.0]
+        if not agreed and self._seam.run is not None:
+            self._seam.run.counters.add("localisations_refused")
+        return agreed
+
+    def _localise(self, spike: Spike, norm: float, decision: TriggerDecision, world: World) -> Located:
+        if spike.scale is not None:
+            _unscale(self.passes, spike.scale)
+        if self.rewards is not None:
+            self._seam.attempt("rewards of a spike", self.rewards, self.passes.all)
+        options = LocateOptions(culprits=self._settings.culprits)
+        located = locate(
+            spike.model,
+            self.passes,
+            world=world,
+            options=options,
+            norm=norm,
+            threshold=decision.threshold,
+            usual=self.usual.shares,
+        )
+        record_located(LocatedStep(spike.step, located, self._settings, self._decode), world, self._seam.run)
+        self._seam.attempt("inputs of a spike", self._keep_inputs, spike, located, world)
+        self._judge(spike, located)
+        return located
+
+    def _keep_inputs(self, spike: Spike, located: Located, world: World) -> None:
+        """No collective: each rank writes its own."""
+        folder = self._settings.directory
+        if folder is None or self.contexts is None or located.report.why_not:
+            return
+        save_recording(
+            folder,
+            spike.step,
+            located.report,
+            model=spike.model,
+            passes=self.passes,
+            contexts=self.contexts(),
+            contributions=located.contributions,
+            rank=world.rank,
+            ranks=world.size,
+            autocast=self.autocast,
+        )
+
+    def _judge(self, spike: Spike, located: Located) -> None:
+        """Decide if the step is left out: the report is the same on all ranks, and so is the decision."""
+        skip = self._settings.skip
+        decision = None if skip is None else skip.decide(located.report, spike.step)
+        if decision is not None and decision.skip:
+            self._culprit = spike.model
+            if self._seam.run is not None:
+                self._seam.run.event("step_skipped", spike.step, reason=decision.reason)
+
+    def skip_culprit(self) -> None:
+        """Leave the optimizer's step out, if the step just looked at is to be: call it once gradients were clipped."""
+        model, self._culprit = self._culprit, None
+        if model is not None:
+            skip_step(model)
+
+
+def _over(world: World, *numbers: float) -> list[float]:
+    """The sum of each number over the ranks."""
+    return list(numbers) if world.size == 1 else world.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+
+
+def _part_of_norm(spike: Spike, rank: int) -> Tensor | None:
+    """Part of this rank, 0-d: of the norm if it is known, which is then that of rank 0; else of its square.
+
+    So all ranks have the same number. Whole gradients count on rank 0, and shards where they are.
+    """
+    if spike.norm is not None:
+        norm: Any = torch.as_tensor(spike.norm).detach()
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole if rank == 0 else None
+    norms = grad_norms(spike.model.named_parameters(), rank=rank)
+    return None if norms is None else norms.squares.sum()
+
+
+def _unscale(passes: Passes, scale: float) -> None:
+    for one in passes.all:
+        one.coefficients.update({name: part / scale for name, part in one.coefficients.items()})
+
+
+# The usual share of each layer in the gradient, in this run.
+
+ALPHA = 0.05
+"""Weight of a new step: the mean reaches back about 20 steps."""
+
+
+class UsualShares:
+    """Running mean of each layer's share in the squared norm, of steps whose gradient was finite and not 0."""
+
+    def __init__(self) -> None:
+        self.shares: dict[str, float] = {}
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a delivered step: those of layers among them."""
+        squares = {n.removeprefix(LAYER_PREFIX): v * v for n, v in metrics.items() if n.startswith(LAYER_PREFIX)}
+        total = sum(squares.values())
+        if not (math.isfinite(total) and total > 0):
+            return
+        for layer, square in squares.items():
+            share = square / total
+            before = self.shares.get(layer)
+            self.shares[layer] = share if before is None else before + ALPHA * (share - before)
+
+
+# The record of a localisation: token rows and an event.
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedStep:
+    """A localised step of this rank, with what is needed to record it."""
+
+    step: int
+    located: Located
+    settings: Localise
+    decode: Decode | None = None
+
+
+def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
+    """Through the ``run`` of rank 0, what all ranks localised. A collective."""
+    shares = gather_bytes(world, encoded_batches(batches_of(what, world.rank)))
+    if run is None or world.rank != 0:
+        return
+    for data in shares:
+        for batch in decoded_batches(data):
+            run.log_spikes(batch)
+    run.event(LOCALISED, what.step, **event_body(what.located.report))
+
+
+def batches_of(what: LocatedStep, rank: int) -> list[SpikeBatch]:
+    """The culprits on this ``rank``, and their responses."""
+    located = what.located
+    culprits = [culprit for culprit in located.report.culprits if culprit.at.rank == rank]
+    report = replace(located.report, culprits=culprits)
+    responses = response_batch(
+        what.step,
+        report,
+        located.hosts,
+        located.contributions,
+        rank=rank,
+        context=what.settings.context,
+        decode=what.decode,
+    )
+    batches = culprit_batches(what.step, report, located.hosts, decode=what.decode)
+    return batches if responses is None else [*batches, responses]
+
+
+def encoded_batches(batches: Sequence[SpikeBatch]) -> bytes:
+    """As bytes for rank 0. No pickle: columns as numpy writes them."""
+    columns = {
+        f"{i}/{name}": np.asarray(column) for i, one in enumerate(batches) for name, column in one.columns.items()
+    }
+    heads = [
+        {"step": one.step, "reason": one.reason, "rank": one.rank, "columns": list(one.columns)} for one in batches
+    ]
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, heads=np.array(json.dumps(heads)), **columns)
+    return buffer.getvalue()
+
+
+def decoded_batches(data: bytes) -> list[SpikeBatch]:
+    """Read what :func:`encoded_batches` wrote."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+        heads = json.loads(str(stored["heads"]))
+        return [
+            SpikeBatch(
+                head["step"],
+                {name: _column(stored[f"{i}/{name}"]) for name in head["columns"]},
+                head["reason"],
+                rank=head["rank"],
+            )
+            for i, head in enumerate(heads)
+        ]
+
+
+def _column(column: np.ndarray) -> np.ndarray | list[str]:
+    return column if column.dtype.kind in "biuf" else [str(text) for text in column]
+
+
+# The ranks that localise a step together.
+
+logger = logging.getLogger("rlwatch")
+
+TIMEOUT_S = 60.0
+"""Longest that ranks wait for one that does not come, in seconds: once, then they do without localisation."""
+OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
+
+
+def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -> Localiser | None:
+    """For the ranks of ``seam``'s run; None, with a warning, where they cannot. Every rank calls it at set-up."""
+    if settings is None:
+        return None
+    link = None if seam.run is None else seam.run.ranks
+    linked = link is not None and link.settled(TIMEOUT_S)
+    try:
+        world = world_of(linked, otherwise="they are not all linked to rank 0")
+    except RLWatchError as error:
+        logger.warning(OFF, error)
+        return None
+    return Localiser(seam, settings, decode=decode, world=world)
+
+
+def world_of(ready: bool, *, otherwise: str) -> World:
+    """The ranks of ``torch.distributed``; every rank calls it at set-up, and says whether it is ready.
+
+    Nobody waits for a rank that will not come: all are asked first. Raises ``RLWatchError`` on all ranks alike: with
+    ``otherwise`` where one is not ready, or with why their process group could not be made.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return Alone()
+    try:
+        if all_agree(ready, TIMEOUT_S):
+            return Processes(TIMEOUT_S)
+    except (RuntimeError, AttributeError) as error:  # DistBackendError, DistNetworkError; torch without gloo
+        raise RLWatchError(f"a process group of their own could not be made: {error}") from None
+    raise RLWatchError(otherwise)

@@ -1,0 +1,167 @@
+"""Hard reset of the reference policy: the policy becomes its own anchor.
+
+Two published meanings: ProRL (arXiv 2505.24864) also clears the optimizer's state; ProRL v2 keeps it. The
+learning rate is not touched: after a clear the first update is about lr per element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.control.policy import veto_reset_reference
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.weights import (
+    Pair,
+    adapter_of,
+    adapter_pairs,
+    copy_all,
+    fingerprint,
+    inner_optimizer,
+    model_pairs,
+    unwrapped,
+)
+from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
+
+CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """A policy and what it is anchored to: a whole model, or (``reference`` None) PEFT's frozen adapter ``ref``."""
+
+    policy: nn.Module
+    reference: nn.Module | None
+    optimizers: Sequence[Any] = field(default=())
+
+    @property
+    def adapted(self) -> bool:
+        """True if the policy is an adapter on a base model, and so is its reference."""
+        return self.reference is None and bool(getattr(unwrapped(self.policy), "peft_config", None))
+
+    def check(self) -> None:
+        """Raise ``RLWatchError`` if there is nothing to reset, or it cannot be."""
+        if self.reference is not None:
+            model_pairs(self.policy, self.reference)
+        elif self.adapted:
+            adapter_of(unwrapped(self.policy))
+        else:
+            raise RLWatchError("there is no reference model")
+
+    def pairs(self) -> list[Pair]:
+        """Policy and reference tensor by tensor; makes the adapter ``ref`` if it is not there yet."""
+        if self.reference is not None:
+            return model_pairs(self.policy, self.reference)
+        return adapter_pairs(unwrapped(self.policy))
+
+
+class ResetReference:
+    """Handles ``reset-reference`` with ``{"optimizer": "clear" | "keep"}`` (default ``clear``).
+
+    Carry it out only where no rollouts are in flight whose reference log-probs were computed already. Nothing
+    changes unless everything can. Every rank calls it.
+
+    Parameters
+    ----------
+    find
+        The models and optimizers as they are now: trainers wrap them late. May raise ``RLWatchError`` with the
+        reason why this trainer's reference cannot be reset.
+    seam
+        Where the run's health is asked, for the veto during a collapse.
+    done
+        Told the command and the report, for instance to keep the new reference in checkpoints.
+    """
+
+    kind: str = "reset-reference"
+
+    def __init__(
+        self,
+        find: Callable[[], Anchored],
+        seam: Seam,
+        done: Callable[[Command, Mapping[str, JSON]], None] | None = None,
+    ) -> None:
+        self._find = find
+        self._seam = seam
+        self._done = done
+
+    def check(self, command: Command) -> None:
+        """Raise ``RLWatchError`` with the reason to refuse."""
+        args = COMMAND_KINDS[self.kind].read(command.args)
+        anchored = self._find()
+        self._refuse_if_collapsing(force=command.force)
+        if args["optimizer"] == CLEAR:
+            clearable(anchored.optimizers)
+        anchored.check()
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Reset; returns what was done."""
+        optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
+        anchored = self._find()
+        pairs = anchored.pairs()
+        copy_all(pairs)
+        copied = _compared(pairs)
+        cleared = clear_state(anchored.optimizers) if optimizer == CLEAR else 0
+        kept = f"optimizer state of {cleared} parameters cleared" if optimizer == CLEAR else "optimizer state kept"
+        summary = f"reference = policy ({copied['tensors']} tensors, {copied['fingerprint']}), {kept}"
+        report = {**copied, "optimizer": optimizer, "cleared": cleared, "forced": command.force, "summary": summary}
+        if self._done is not None:
+            self._done(command, report)
+        return report
+
+    def _refuse_if_collapsing(self, *, force: bool) -> None:
+        run = self._seam.run
+        veto = None if run is None else veto_reset_reference(run.health(), force=force)
+        if veto is not None:
+            raise RLWatchError(veto)
+
+
+def _compared(pairs: Sequence[Pair]) -> dict[str, JSON]:
+    """Number of tensors, the reference's fingerprint, and ``exact`` if the policy has the same.
+
+    Where the reference is of a coarser dtype, "the same" means: once rounded to it.
+    """
+    policy_print = fingerprint(_as_reference(pair) for pair in pairs)
+    reference_print = fingerprint(pair.reference for pair in pairs)
+    return {"tensors": len(pairs), "fingerprint": reference_print, "exact": policy_print == reference_print}
+
+
+def _as_reference(pair: Pair) -> Tensor:
+    return pair.policy.detach().to(pair.reference.dtype)
+
+
+# Starting an optimizer anew without making a new one.
+
+
+def clearable(optimizers: Iterable[Any]) -> list[Optimizer]:
+    """The torch optimizers inside ``optimizers``. Raises ``RLWatchError`` if one is missing or not torch's.
+
+    Others (DeepSpeed's) keep state in partitions of their own, which forgetting a dictionary would not clear.
+    """
+    inner = [inner_optimizer(optimizer) for optimizer in optimizers]
+    if not inner:
+        raise RLWatchError("there is no optimizer to clear; send optimizer=keep to reset the reference alone")
+    for optimizer in inner:
+        if not isinstance(optimizer, Optimizer):
+            raise RLWatchError(
+                f"the state of a {type(optimizer).__module__}.{type(optimizer).__name__} cannot be cleared; "
+                "send optimizer=keep to reset the reference alone"
+            )
+    return inner
+
+
+def clear_state(optimizers: Iterable[Any]) -> int:
+    """Forget the moments and step counts of every parameter; returns how many had any.
+
+    The next step begins as a new optimizer would. Learning rates and other settings stay.
+    """
+    count = 0
+    for optimizer in clearable(optimizers):
+        count += len(optimizer.state)
+        optimizer.state.clear()
+    return count

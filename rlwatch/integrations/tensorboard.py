@@ -1,0 +1,211 @@
+"""TensorBoard: every scalar this process writes with a ``SummaryWriter``, recorded and judged here too.
+
+>>> import rlwatch
+>>> rlwatch.tee_tensorboard(project="math-rl")  # doctest: +SKIP
+
+Knows ``torch.utils.tensorboard`` and ``tensorboardX``, and imports them only when it is called.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.integrations.tee import Tee, checked_settings, scalars, snapshot, step_index
+from rlwatch.run import Run
+from rlwatch.seam import guarded
+
+CALL = "rlwatch.tee_tensorboard()"
+WRITERS = ("torch.utils.tensorboard", "tensorboardX")
+
+_newest: Tee[Any] | None = None
+
+
+def tee_tensorboard(*, run: Run | None = None, send_back: bool = False, **init_kwargs: Any) -> Tee[Any]:
+    """Record the scalars this process writes to TensorBoard, from now on; for writers made before or after.
+
+    As for TensorBoard itself a directory is a run: it begins with its first scalar, and ends when its writer is closed.
+    It is remembered in ``rlwatch.json`` beside the event files, so that a restart in the same directory continues it.
+    The event files are as without (but for ``send_back``). ``add_scalars("losses", {"actor": x})`` is recorded as
+    ``losses/actor``; what is no number is left out.
+
+    Parameters
+    ----------
+    run
+        A run to record everything into; whoever made it ends it.
+    send_back
+        Whether to write the forecast, too: ``forecast/p20``, ``forecast/p50``, ``forecast/p100``... at their steps.
+    init_kwargs
+        Arguments of :func:`rlwatch.init`. ``run_id`` and ``output_dir`` name the first run only.
+
+    Returns
+    -------
+    Tee
+        ``.run`` and ``.runs`` are what is recorded; ``.untee()`` stops it.
+
+    Raises
+    ------
+    MissingExtraError
+        If there is neither ``torch.utils.tensorboard`` nor ``tensorboardX``.
+    ConfigError
+        If TensorBoard is mirrored already, or an argument is wrong.
+    StoreError
+        If the store cannot be opened.
+    """
+    global _newest
+    writers = list(_writers())
+    if not writers:
+        raise MissingExtraError("tensorboard", "tensorboard", CALL)
+    if _newest is not None and _newest.patches.on:
+        raise ConfigError(f"TensorBoard is mirrored already; call untee() on what the first {CALL} returned")
+
+    tee: Tee[Any] = Tee("TensorBoard", checked_settings(init_kwargs, run, CALL), run)
+    Hooks(tee, writers, send_back=send_back)
+    _newest = tee
+    return tee
+
+
+def _writers() -> Iterator[type]:
+    for name in WRITERS:
+        try:
+            yield import_module(name).SummaryWriter
+        except ImportError:
+            continue
+
+
+# The methods of a SummaryWriter that are looked at while it is mirrored.
+
+
+class Hooks:
+    """Looks at what is written, after the writer did it, and mirrors it through a :class:`Tee`."""
+
+    def __init__(self, tee: Tee[TensorBoardMirror], writers: Iterable[type], *, send_back: bool = False) -> None:
+        self.seam = tee.seam
+        self._tee = tee
+        self._send_back = send_back
+        self._originals: dict[type, Callable[..., Any]] = {}
+        for writer in writers:
+            self._originals[writer] = writer.add_scalar  # type: ignore[attr-defined]
+            tee.patches.around(writer, "add_scalar", after=self._scalar)
+            tee.patches.around(writer, "add_scalars", after=self._scalars)
+            tee.patches.around(writer, "flush", after=self._flushed)
+            tee.patches.around(writer, "close", after=self._closed)
+
+    @guarded
+    def _scalar(
+        self, _: Any, writer: Any, tag: str, scalar_value: Any, global_step: Any = None, *_args: Any, **_kwargs: Any
+    ) -> None:
+        self._log(writer, {tag: scalar_value}, global_step)
+
+    @guarded
+    def _scalars(
+        self,
+        _: Any,
+        writer: Any,
+        main_tag: str,
+        tag_scalar_dict: Mapping[str, Any],
+        global_step: Any = None,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
+        self._log(writer, {f"{main_tag}/{tag}": value for tag, value in tag_scalar_dict.items()}, global_step)
+
+    @guarded
+    def _flushed(self, _: Any, writer: Any) -> None:
+        mirror = self._tee.existing(directory_of(writer))
+        if mirror is not None:
+            mirror.flush()
+
+    @guarded
+    def _closed(self, _: Any, writer: Any) -> None:
+        self._tee.end(directory_of(writer))
+
+    def _log(self, writer: Any, row: Mapping[str, Any], step: Any) -> None:
+        directory = directory_of(writer)
+        mirror = self._tee.mirror(directory, TensorBoardMirror, lambda: described(directory))
+        if mirror is None:
+            return
+        if self._send_back:
+            self._write_forecast(writer, mirror)
+        mirror.log(row, step)
+
+    def _write_forecast(self, writer: Any, mirror: TensorBoardMirror) -> None:
+        """The newest forecast, at its step, by the writer's own function: it is not mirrored."""
+        write = next(function for kind, function in self._originals.items() if isinstance(writer, kind))
+        for step, name, value in mirror.new_forecast():
+            write(writer, name, value, step)
+
+
+def directory_of(writer: Any) -> str:
+    """Directory of a writer: a path, or the URL of a remote place."""
+    written = str(getattr(writer, "log_dir", None) or writer.logdir)
+    return written if "://" in written else str(Path(written).absolute())
+
+
+def described(directory: str) -> dict[str, Any]:
+    """Arguments of :func:`rlwatch.init` that TensorBoard knows of a run."""
+    remote = "://" in directory
+    return {"name": directory if remote else Path(directory).name, **({} if remote else {"output_dir": directory})}
+
+
+# One directory of TensorBoard, mirrored scalar by scalar.
+
+
+class TensorBoardMirror:
+    """Gathers the scalars of a step into one record.
+
+    A record ends when a scalar of another step comes, when the writer is flushed or closed, and when the process ends.
+    A scalar without a step is at the last step given; where none was ever given, at the number of times its tag came
+    before (TensorBoard itself would put them all at 0).
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._held: deque[tuple[int, dict[str, Any]]] = deque()  # popped once each, whatever thread writes
+        self._last: int | None = None
+        self._last_forecast: int | None = None
+        self._times: Counter[str] = Counter()
+
+    def log(self, row: Mapping[str, Any], step: Any) -> None:
+        """Scalars were written at ``step`` (or None)."""
+        kept = snapshot(scalars(row))
+        if not kept:
+            return
+        at = self._step(next(iter(kept)), step)
+        if self._held and self._held[-1][0] != at:
+            self.flush()
+        self._held.append((at, kept))
+
+    def new_forecast(self) -> list[tuple[int, str, float]]:
+        """The newest forecast as (step, name, value), once each."""
+        forecast = self.run.health().forecast
+        if forecast is None or forecast.step == self._last_forecast:
+            return []
+        self._last_forecast = forecast.step
+        return [(forecast.step, name, value) for name, value in forecast.metrics.items()]
+
+    def flush(self) -> None:
+        """Record what was gathered."""
+        steps: dict[int, dict[str, Any]] = {}
+        while self._held:
+            try:
+                step, row = self._held.popleft()
+            except IndexError:  # another thread was quicker
+                break
+            steps.setdefault(step, {}).update(row)
+        for step, row in steps.items():
+            self.run.log(row, step=step)
+
+    def _step(self, tag: str, step: Any) -> int:
+        given = None if step is None else step_index(step)
+        if given is not None:
+            self._last = given
+            return given
+        if self._last is not None:
+            return self._last
+        self._times[tag] += 1
+        return self._times[tag] - 1

@@ -1,0 +1,582 @@
+"""Watching a training loop of one's own: the :class:`Watcher`, the run it records, what the loop left out."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from typing_extensions import override
+
+from rlwatch.errors import ConfigError
+from rlwatch.gradloc.passes import RandomState
+from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.crash import cause_of, reason_of
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise, localiser_of
+from rlwatch.integrations.ranks import begin_together, place_here
+from rlwatch.integrations.step_tally import Decode
+from rlwatch.integrations.torch import compat
+from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Samples
+from rlwatch.integrations.torch.commands import Commands, Means
+from rlwatch.integrations.torch.localise import Call
+from rlwatch.integrations.torch.taps import Collector, Refused, Steps
+from rlwatch.recorder.intake import step_index
+from rlwatch.records import RunState
+from rlwatch.run import Run, init
+from rlwatch.seam import Seam, say, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+Needs = tuple[tuple[str, ...], ...]
+"""All of these; of each the one or the other."""
+
+TAKEN_BY = {
+    "rewards": "rollouts(rewards=)",
+    "groups": "rollouts(groups=)",
+    "lengths": "rollouts(lengths=)",
+    "cut": "rollouts(cut=)",
+    "loss": "step(loss=)",
+    "lr": "step(lr=)",
+    "grad_norm": "step(grad_norm=)",
+    "gradients": "gradients()",
+    "clip": "Watcher(clip=)",
+    "optimizer": "Watcher(optimizer=)",
+}
+"""Where an input is passed; all others go to ``observe``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Inputs that the metrics of a name need, and the level from which on they are measured."""
+
+    needs: Needs
+    level: Level = Level.TOKENS
+
+
+SUBJECTS = {
+    "policy/logp": Subject((("logp", "logits"), ("mask",))),
+    "policy/entropy": Subject((("entropy", "logits"),)),
+    "policy/kl_ref": Subject((("ref_logp",),)),
+    "ratio/": Subject((("old_logp",),)),
+    "ratio/clipfrac": Subject((("clip",), ("old_logp",), ("advantages",))),
+    "offpolicy/": Subject((("advantages",), ("old_logp", "rollout_logp"))),
+    "mismatch/": Subject((("rollout_logp",),)),
+    "adv/": Subject((("advantages",),)),
+    "lld/": Subject((("advantages",),), Level.FULL),
+    "text/repetition": Subject((("ids",),), Level.FULL),
+    "reward/mean": Subject((("rewards",),), Level.SCALARS),
+    "reward/zero_std_frac": Subject((("rewards",), ("groups",)), Level.SCALARS),
+    "len/mean": Subject((("lengths",),), Level.SCALARS),
+    "len/clipped": Subject((("lengths",), ("cut",)), Level.SCALARS),
+    "optim/grad_norm": Subject((("gradients", "grad_norm"),), Level.SCALARS),
+    "grad_layer/": Subject((("gradients",),), Level.GRADIENTS),
+    "optim/lr": Subject((("optimizer", "lr"),), Level.SCALARS),
+    "loss/": Subject((("loss",),), Level.SCALARS),
+}
+"""Beginning of metric names -> what they need."""
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Keeps book of what was given, refused and measured."""
+
+    level: Level
+    given: set[str] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
+    measured: set[str] = field(default_factory=set)
+
+    def note(self, names: Iterable[str]) -> None:
+        """Metrics that were measured."""
+        self.measured.update(names)
+
+    def reasons(self) -> dict[str, str]:
+        """Beginning of metric names -> why nothing of that name was measured yet."""
+        return {start: self._reason(subject) for start, subject in SUBJECTS.items() if not self._seen(start)}
+
+    def _seen(self, start: str) -> bool:
+        return any(name.startswith(start) for name in self.measured)
+
+    def _reason(self, subject: Subject) -> str:
+        if not self.level.includes(subject.level):
+            return f"level is {self.level.value!r}; this begins with {subject.level.value!r}"
+        for choice in subject.needs:
+            refused = [f"{name}= was refused: {self.refused[name]}" for name in choice if name in self.refused]
+            if refused:
+                return "; ".join(refused)
+            if self.given.isdisjoint(choice):
+                return "never given: " + " or ".join(TAKEN_BY.get(name, f"observe({name}=)") for name in choice)
+        return "there was nothing in it: no token inside a mask, or no finite gradient"
+
+
+# Recording: from what a loop passes to its run, step by step, with what was refused and what is missing.
+
+logger = logging.getLogger("rlwatch")
+
+DEADLINE_S = 10.0
+"""Longest the end of a run may hold up the process, in seconds."""
+
+
+class Recording:
+    """Base of the watcher: the run, the step under way, and the end.
+
+    Parameters
+    ----------
+    run
+        What is recorded into.
+    owned
+        Whether the run was made for this recording, and so ends with it.
+    level
+        How closely the loop is watched.
+    strict
+        Raise where an input is refused.
+    decode
+        Token ids -> text, if text may be recorded.
+    """
+
+    def __init__(self, run: Run, *, owned: bool, level: Level, strict: bool, decode: Decode | None = None) -> None:
+        self.run = run
+        self.seam = Seam(run)
+        self.latest: dict[str, float] = {}
+        self._owned = owned
+        self._level = level
+        self._strict = strict
+        self._gaps = Gaps(level)
+        self._steps = Steps(self.seam, self._delivered, decode)
+        self._explained = False
+        atexit.register(_deliver_at_exit, weakref.ref(self._steps))
+
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """Metrics not measured yet, by the beginning of their names, and why. Empty before the first step ended.
+
+        >>> import torch, rlwatch
+        >>> watcher = rlwatch.Watcher(store="memory://unavailable-doctest")
+        >>> watcher.step(1, loss=0.5)
+        >>> watcher.unavailable["reward/mean"]
+        'never given: rollouts(rewards=)'
+        """
+        return self._gaps.reasons() if self._explained else {}
+
+    def finish(self) -> None:
+        """Record the last step, and end the run if it was made here. Idempotent."""
+        self.seam.attempt("last steps", self._steps.deliver, wait=True)
+        if self._owned:
+            self.seam.attempt("finish", self.run.finish)
+
+    def _given(self, **inputs: object) -> None:
+        self._gaps.given |= {name for name, value in inputs.items() if value is not None}
+
+    def _refuse(self, call: str, refused: Mapping[str, str]) -> None:
+        """Count what was left out; warn of each input once."""
+        for name, why in refused.items():
+            if self._strict:
+                raise ConfigError(f"{call}({name}=): {why}")
+            self.run.counters.add("refused")
+            if name not in self._gaps.refused:
+                say(logging.WARNING, "rlwatch leaves out %s= of %s (training goes on): %s", name, call, why)
+        self._gaps.refused.update(refused)
+
+    def _delivered(self, step: int, measured: dict[str, float]) -> None:
+        """With several ranks ``measured`` is filled once all shares of the step have come: look at it again later."""
+        self._gaps.note(self.latest)
+        self._gaps.note(measured)
+        self.latest = measured
+        if self._gaps.measured and not self._explained:
+            self._explained = True
+            reasons = self.unavailable
+            if reasons:
+                self.run.event("not_available", step, reasons=reasons)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.seam.attempt("exception", self._crashed, error)
+        self.finish()
+
+    def _crashed(self, error: BaseException) -> None:
+        """Record what was measured of the step training died in; then the cause."""
+        done = self._steps.last
+        if not self._steps.tally.empty:
+            self.seam.attempt("unfinished step", self._steps.seal, done + 1)
+        self.seam.attempt("last steps", self._steps.deliver, wait=True)
+        self.run.event("exception", done, **cause_of(error))
+        if self._owned:
+            self.run.finish(RunState.CRASHED, reason_of(error), DEADLINE_S)
+
+
+def _deliver_at_exit(reference: weakref.ref[Steps]) -> None:
+    """Without :meth:`Recording.finish` the last step may still be on its way when the process exits."""
+    steps = reference()
+    if steps is not None:
+        steps.seam.attempt("last steps", steps.deliver, wait=True)
+
+
+# Steering: commands that act on the loop, and what of them must outlive the process.
+
+FORMAT = 1
+
+
+class Steering(Recording):
+    """A recording that takes commands, with the ``means`` its maker gave."""
+
+    def __init__(self, means: Means, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._means = means
+        self._commands = Commands(means, self.seam, lambda: self._steps.last, lambda: self.latest)
+
+    def obey(self) -> None:
+        """Carry out the run's commands; while it is paused, wait.
+
+        Call it before a batch of rollouts is generated: there nothing in flight was computed with the old reference.
+        Every rank calls it, at the same steps. A loop that never calls it leaves commands to expire.
+        """
+        self.seam.attempt("record", self._steps.deliver)
+        self.seam.attempt("commands", self._commands.obey)
+
+    @property
+    def should_stop(self) -> bool:
+        """True once the run was asked to stop. Read it after :meth:`obey`: a loop that never does cannot be stopped."""
+        self._means.heeds_stop = True
+        return self._means.stopped
+
+    def saved(self, checkpoint: str | os.PathLike[str]) -> None:
+        """Tell that the loop has written a checkpoint into the directory ``checkpoint``. Every rank calls it.
+
+        A reference that was reset and a KL coefficient that was set are then kept there too.
+        """
+        self.seam.attempt("checkpoint", lambda: self._commands.saved(Path(checkpoint)))
+
+    def resumed(self, checkpoint: str | os.PathLike[str]) -> None:
+        """Tell that the loop has read the checkpoint in the directory ``checkpoint``. Every rank calls it.
+
+        Call it after the models were built and :meth:`load_state_dict`, before training goes on. A reference kept
+        there replaces the one the loop built; otherwise a resume would silently undo the reset.
+        """
+        self.seam.attempt("resume", lambda: self._commands.resumed(Path(checkpoint)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint, plain numbers and texts: the step and the run."""
+        return {"format": FORMAT, "step": self._steps.last, "run_id": self.run.info.run_id}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting steps where the checkpoint was written."""
+        self._refuse("load_state_dict", self.seam.attempt("state", self._load, state) or {})
+
+    def _load(self, state: Mapping[str, Any]) -> Mapping[str, str]:
+        if state.get("format") != FORMAT or type(state.get("step")) is not int:
+            return {"state": f"it is not what state_dict() of this version returns: got {shown(state)}"}
+        self._steps.last = step_index(state["step"])
+        saved_run = state.get("run_id")
+        if saved_run != self.run.info.run_id:
+            self.run.event("resume", state["step"], from_run=saved_run)
+        return {}
+
+
+# The watcher itself.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Rows = Any
+"""A tensor, padded or nested, or a list of rows of unequal length."""
+
+
+class Watcher(Steering):
+    """Watches a loop of one's own: PPO, GRPO, RLOO or anything else that has log-probs, rewards and gradients.
+
+    Making one may raise. Nothing it does afterwards raises into the loop, waits for the device, keeps a graph or
+    draws a random number: training comes out bit-identical to training unwatched. What is not passed is not
+    measured, and :attr:`unavailable` says why. What does not fit (a wrong shape) is left out, warned of once and
+    counted as ``rlwatch/refused``; with ``strict`` it raises instead, for a first try.
+
+    >>> import torch
+    >>> with Watcher(torch.nn.Linear(2, 2), store="memory://watcher-doctest") as watcher:
+    ...     watcher.observe(logp=torch.tensor([[-0.7, -1.2]]), mask=torch.tensor([[1, 0]]))
+    ...     watcher.step(1, loss=0.3)
+
+    Parameters
+    ----------
+    model
+        The policy, wrapped (DDP, FSDP2, ``torch.compile``) or not: for gradients, and for a reset.
+    optimizer, scheduler
+        For the learning rate, and for commands that concern it.
+    ref_model
+        The frozen reference, if there is one: it can be reset while training runs. So can a frozen PEFT adapter of
+        ``model`` that is named ``ref``.
+    scaler
+        The ``torch.amp.GradScaler`` of a float16 loop, so that its scale does not show in the gradients.
+    clip, dual_clip, truncation, off_policy_delta
+        Of the loss, so that what it clips is counted: (low, high) of a PPO clip [1 - low, 1 + high], or one
+        number for both; the cap on -r A of dual-clip PPO; the largest weight of truncated importance sampling;
+        the threshold of an off-policy sequence mask, nats per token.
+    kl_coef, set_kl_coef
+        Weight of the KL term, or a function that returns it; a function that sets it, for who asks for that.
+    save
+        Saves a checkpoint and returns where, for who asks for that. With several ranks every rank calls it.
+    temperature
+        Sampling temperature, by which ``logits`` given to :meth:`observe` are divided.
+    eos
+        Id or ids that end a response, so that responses that never end are counted; by default the tokenizer's.
+    tokenizer
+        As Hugging Face's: for ``text``, and to see whether sampled ids survive decoding.
+    text, completions
+        Whether to keep the text of extreme tokens beside their ids, and a few completions now and then (how few:
+        :class:`~rlwatch.integrations.completions.KeepCompletions`). Off: no text leaves the trainer.
+    level
+        ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
+    localise
+        Whether :meth:`gradients` names the tokens responsible when the gradient spikes or is not finite: True, False,
+        or when and how closely (:class:`~rlwatch.integrations.localising.Localise`). It needs :meth:`forward`, and
+        waits for the device once a step, for the norm. By default in a loop of one process; with several ranks every
+        rank must ask for it.
+    strict
+        Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
+    run
+        A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
+    link
+        With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
+        :func:`rlwatch.run.joining.join` says.
+    init_arguments
+        Arguments of :func:`rlwatch.init` for the run made here: ``project``, ``name``, ``config``, ``store``...
+
+    Raises
+    ------
+    ConfigError
+        If an argument is not what it should be.
+    RLWatchError
+        What :func:`rlwatch.init` raises.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        *,
+        scheduler: Any = None,
+        ref_model: nn.Module | None = None,
+        scaler: Any = None,
+        clip: float | tuple[float, float] | None = None,
+        dual_clip: float | None = None,
+        truncation: float | None = None,
+        off_policy_delta: float | None = None,
+        kl_coef: float | Callable[[], float] | None = None,
+        set_kl_coef: Callable[[float], Any] | None = None,
+        save: Callable[[], Any] | None = None,
+        temperature: float = 1.0,
+        eos: int | Sequence[int] = (),
+        tokenizer: Any = None,
+        text: bool = False,
+        completions: bool | KeepCompletions = False,
+        level: str = Level.FULL,
+        localise: bool | Localise | None = None,
+        strict: bool = False,
+        run: Run | None = None,
+        link: str | None = None,
+        **init_arguments: Any,
+    ) -> None:
+        compat.check_models(model, ref_model)
+        compat.check_optimizer(optimizer)
+        compat.check_callables(save=save, set_kl_coef=set_kl_coef)
+        compat.check_run(run, init_arguments)
+        chosen = Level.of(level)
+        settings = LossSettings(
+            clip=compat.clip_of(clip),
+            dual_clip=compat.positive("dual_clip", dual_clip),
+            truncation=compat.positive("truncation", truncation),
+            off_policy_delta=compat.positive("off_policy_delta", off_policy_delta),
+            temperature=compat.positive("temperature", temperature) or 1.0,
+        )
+        means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef)
+        generation = GenerationReader(compat.eos_of(eos, tokenizer))
+        keep, decode = KeepCompletions.of(completions), compat.decoder_of(tokenizer) if text else None
+        wish = Localise.of(place_here().get("world_size", 1) == 1 if localise is None else localise)
+        if wish is not None and wish.keep_inputs is not None:
+            raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
+        begin = {**place_here(), **init_arguments}
+        recording = begin_together(lambda: init(**begin) if run is None else run, link=link)
+        super().__init__(means, recording, owned=run is None, level=chosen, strict=strict, decode=decode)
+        self._given(clip=clip, optimizer=optimizer)
+        samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
+        localiser = localiser_of(self.seam, wish, decode)
+        self._collector = Collector(self._steps, chosen, settings, means, generation, samples, scaler, localiser)
+
+    def rollouts(
+        self,
+        *,
+        rewards: Any = None,
+        groups: Any = None,
+        lengths: Any = None,
+        cut: Any = None,
+        right: Any = None,
+        answers: Any = None,
+        tasks: Sequence[object] | None = None,
+        ids: Rows = None,
+        mask: Rows = None,
+        retention: Any = None,
+        prompts: Sequence[str] | None = None,
+        completions: Sequence[str] | None = None,
+    ) -> None:
+        """Look at one generation of B responses, before the steps that train on it; its numbers are of the next step.
+
+        Each is a tensor, an array or a list with one entry for each response; all of it is optional.
+
+        Parameters
+        ----------
+        rewards
+            As the advantages are made of. In a list, None where a response has none.
+        groups
+            Which responses answer the same prompt: one id for each response (integers or texts), or, if they lie
+            one after the other, how many there are to a prompt.
+        lengths
+            Tokens of a response.
+        cut
+            Whether a response was cut at the length limit.
+        right
+            Whether a response is right, where the reward does not say: 1 is right, 0 and -1 are wrong.
+        answers
+            What was extracted as the answer, of any type; None where nothing was.
+        tasks
+            The task or data source of each response: reward and length are measured for each.
+        ids, mask
+            (B, T) ids of the sampled tokens, and which of them the policy sampled; or rows of unequal length.
+        retention
+            Iterations a response was carried over.
+        prompts, completions
+            Texts. A few are measured on a thread of their own; they are kept only if :class:`Watcher` was asked to.
+        """
+        inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
+        self._given(**inputs)
+        self._look("rollouts", self._collector.rollouts, inputs)
+
+    def observe(
+        self,
+        *,
+        logp: Rows = None,
+        mask: Rows = None,
+        advantages: Rows = None,
+        old_logp: Rows = None,
+        ref_logp: Rows = None,
+        rollout_logp: Rows = None,
+        entropy: Rows = None,
+        logits: Rows = None,
+        ids: Rows = None,
+        environment: Rows = None,
+        staleness: Rows = None,
+        experts: Rows = None,
+        rollout_experts: Rows = None,
+    ) -> None:
+        """Look at one micro-batch of B responses, T tokens wide; call it once for each forward of the loss.
+
+        Everything may carry a graph (it is detached), be of any floating dtype, and be padded, nested, or a list of
+        B rows. Needed are ``logp`` (or ``logits`` with ``ids``) and, where rows are padded, ``mask``; all else adds
+        what it adds.
+
+        Parameters
+        ----------
+        logp
+            (B, T) log-probs of the sampled tokens under the policy being updated, nats.
+        mask
+            (B, T) the tokens the loss counts: bool, or 0 and 1. Of nested rows: by default all there are.
+        advantages
+            (B,), (B, 1) or (B, T).
+        old_logp
+            (B, T) log-probs when the update began, nats; leave it out where a batch is used for one update.
+        ref_logp
+            (B, T) log-probs under the frozen reference, nats.
+        rollout_logp
+            (B, T) log-probs as the engine that sampled the tokens reported them, nats.
+        entropy
+            (B, T) entropy of the whole next-token distribution, nats.
+        logits
+            (B, T, V) such that ``logits[:, t]`` chose ``ids[:, t]``: gives ``entropy``, and ``logp`` if left out, in
+            bounded memory, at the cost of a pass over the logits.
+        ids
+            (B, T) ids of the sampled tokens.
+        environment
+            (B, T) tokens that a tool or a user wrote, which the loss must not count.
+        staleness
+            (B,) policy versions between the rollout and this update.
+        experts, rollout_experts
+            (B, T, layers, k) experts a token was routed to, in the trainer and in the rollout engine.
+        """
+        inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
+        self._given(**inputs)
+        self._look("observe", self._collector.observe, inputs)
+
+    def forward(self, compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """``compute(*args, **kwargs)``, the forward pass of the loss, kept so that it can be run again.
+
+        It returns log-probs (B, T), or a tuple with them, and perhaps entropies, in it; pass those very tensors to
+        :meth:`observe`, and make the loss of them. When the gradient spikes, :meth:`gradients` runs it again without
+        a graph, with displaced copies of the weights, to see which tokens did it. Arguments are kept until
+        :meth:`step`: the loop must not write over them before. What ``compute`` raises passes.
+        """
+        before = self.seam.attempt("forward", RandomState.now) if self._collector.localises else None
+        result = compute(*args, **kwargs)
+        if before is not None:
+            self.seam.attempt("forward", self._collector.ran, Call(compute, args, kwargs), result, before)
+        return result
+
+    def gradients(self) -> None:
+        """Read the gradients: after the last ``backward()`` of the step, before they are clipped.
+
+        Before or after ``scaler.unscale_(optimizer)`` makes no difference. Several calls in a step: the last counts.
+        """
+        self._given(gradients=True)
+        if self._live:
+            self.seam.attempt("gradients", self._collector.gradients)
+
+    def step(
+        self,
+        step: int | None = None,
+        *,
+        loss: float | Tensor | None = None,
+        lr: float | Tensor | None = None,
+        grad_norm: float | Tensor | None = None,
+        **scalars: float | Tensor,
+    ) -> None:
+        """End an optimizer step: what was observed since the last call is recorded as ``step``.
+
+        Parameters
+        ----------
+        step
+            Optimizer steps done, this one included, an integer >= 0; by default one more than the last.
+        loss
+            As the loop takes it, in its own unit.
+        lr
+            Learning rate of this step; by default that of the optimizer when the step was first observed.
+        grad_norm
+            What ``clip_grad_norm_`` returned, if :meth:`gradients` is not called.
+        scalars
+            More numbers of the step, by their canonical names, a trainer's or your own. Tensors are not waited for.
+        """
+        inputs = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
+        self._given(**inputs)
+        self._look("step", self._collector.end, step, inputs, scalars)
+        self.seam.attempt("record", self._steps.deliver)
+
+    @override
+    def finish(self) -> None:
+        self.seam.attempt("samples", self._collector.samples.close)
+        super().finish()
+
+    def _look(self, call: str, work: Callable[..., Refused], *inputs: Any) -> None:
+        """Do it in a process whose measurements anybody wants, and refuse what it refused."""
+        refused = self.seam.attempt(call, work, *inputs) if self._live else None
+        self._refuse(call, refused or {})
+
+    @property
+    def _live(self) -> bool:
+        return self.run.measures

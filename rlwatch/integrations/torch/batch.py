@@ -1,0 +1,401 @@
+"""Micro-batches and generations of a loop of one's own, read for statistics.
+
+A micro-batch becomes a :class:`~rlwatch.tensors.tokens.TokenBatch`, a generation a
+:class:`~rlwatch.tensors.responses.ResponseBatch`. An input that does not fit is left out, alone, with the reason;
+without ``logp`` or ``mask`` nothing can be read of a micro-batch. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlwatch.integrations.completions import CompletionSampler, KeepCompletions
+from rlwatch.seam import by_a_signal, described
+from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
+from rlwatch.tensors.padded import Padded, longest_row
+from rlwatch.tensors.responses import ResponseBatch, TaskNames
+from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.text import Sample, TextProbe
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+
+TOKENS = ("entropy", "old_logp", "ref_logp", "rollout_logp", "ids", "environment")
+"""(B, T)."""
+RESPONSES = ("staleness",)
+"""(B,)."""
+ROUTES = ("experts", "rollout_experts")
+"""(B, T, layers, k)."""
+OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta")
+"""The same for every micro-batch."""
+WHOLE = ("ids", *ROUTES)
+"""Integers: indices, not measurements."""
+
+
+def why_misfit(misfit: Exception) -> str:
+    """In our own words and torch's; of anything else the type, too."""
+    return str(misfit) if type(misfit) in (ValueError, TypeError, RuntimeError, MisfitError) else described(misfit)
+
+
+NO_DATA = "it is on the meta device, which holds no data"
+
+
+class MisfitError(ValueError):
+    """An input that cannot be what its name says."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """Settings of the loss, for every micro-batch: fields of ``TokenBatch``, and the temperature of the logits."""
+
+    clip: tuple[float, float] | None = None
+    dual_clip: float | None = None
+    truncation: float | None = None
+    off_policy_delta: float | None = None
+    temperature: float = 1.0
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads one micro-batch; ``refused`` says of every input that was left out why."""
+
+    settings: LossSettings
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def read(self, inputs: Mapping[str, Any]) -> TokenBatch | None:
+        """The batch; None if it holds no token at all, or no ``logp`` or ``mask`` that fits."""
+        given = {name: value for name, value in inputs.items() if value is not None}
+        if "logits" in given:
+            self._try("logits", self._from_logits, given)
+        logp = self._try("logp", self._logp, given)
+        if logp is None:
+            return None
+        mask = self._try("mask", self._mask, given, logp)
+        if mask is None or not logp.values.numel():
+            return None
+        read = {name: self._try(name, self._one, name, value, logp) for name, value in given.items()}
+        extras = {name: value for name, value in read.items() if value is not None}
+        of_the_loss = {name: getattr(self.settings, name) for name in OF_THE_LOSS}
+        return TokenBatch(logp.values, mask, **extras, **of_the_loss)
+
+    def _try(self, name: str, read: Any, *args: Any) -> Any:
+        """None where ``read`` says that the input does not fit."""
+        try:
+            return read(*args)
+        except Exception as misfit:
+            if by_a_signal(misfit):
+                raise
+            self.refused[name] = why_misfit(misfit)
+            return None
+
+    def _from_logits(self, given: dict[str, Any]) -> None:
+        """Entropy, and log-probs if the ids are known, unless they were given themselves."""
+        logits, ids, heat = given["logits"], given.get("ids"), self.settings.temperature
+        if "logp" not in given and ids is not None:
+            logp, entropy = _over_rows(lambda x, i: token_logp_entropy(*_paired(x, i), temperature=heat), logits, ids)
+            given["logp"] = logp
+            given.setdefault("entropy", entropy)
+        elif "entropy" not in given:
+            (given["entropy"],) = _over_rows(lambda x: (token_entropy(x, temperature=heat),), logits)
+
+    def _logp(self, given: dict[str, Any]) -> Padded:
+        if "logp" not in given:
+            raise MisfitError("neither logp= nor logits= with ids= was given")
+        logp = Padded.of(measured(given["logp"]), longest=_longest(given))
+        if logp.values.dim() != 2:
+            raise MisfitError(f"it has shape {_shape(logp.values)} where (B, T) is needed{_packed(logp.values)}")
+        if not logp.values.is_floating_point():
+            raise MisfitError(f"it is of {logp.values.dtype}, which holds no log-probs")
+        return logp
+
+    def _mask(self, given: dict[str, Any], logp: Padded) -> Tensor:
+        """Inside the mask, and there at all."""
+        if "mask" not in given:
+            if logp.valid is None:
+                raise MisfitError("it was not given: which of the tokens are not padding?")
+            return logp.valid
+        mask = _beside(Padded.of(measured(given["mask"]), longest=logp.values.shape[1]), logp)
+        inside = [part.bool() for part in (mask.values, mask.valid, logp.valid) if part is not None]
+        return torch.stack(inside).all(0) if len(inside) > 1 else inside[0]
+
+    def _one(self, name: str, value: Any, logp: Padded) -> Tensor | None:
+        if name in ("logp", "mask", "logits"):
+            return None
+        value = Padded.of(measured(value), longest=logp.values.shape[1])
+        if name in WHOLE and (value.values.is_floating_point() or value.values.is_complex()):
+            raise MisfitError(f"it is of {value.values.dtype} where whole numbers are needed")
+        if name == "advantages":
+            return _advantages(value, logp)
+        if name in RESPONSES:
+            return _per_response(value, logp)
+        return _beside(value, logp, more=2 if name in ROUTES else 0).values
+
+
+def _over_rows(work: Any, *inputs: Any) -> tuple[Any, ...]:
+    """``work`` of whole or jagged tensors, or of the rows of a list: nothing is padded before it is small."""
+    if all(isinstance(x, Tensor) and (not x.is_nested or x.layout == torch.jagged) for x in inputs):
+        return tuple(work(*(measured(x) for x in inputs)))
+    rows = [_rows(x) for x in inputs]
+    if len({len(x) for x in rows}) > 1:
+        raise MisfitError(f"it has {len(rows[0])} rows where ids has {len(rows[-1])}")
+    return tuple(list(column) for column in zip(*(work(*row) for row in zip(*rows, strict=True)), strict=True))
+
+
+def _rows(x: Any) -> Any:
+    if isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged:
+        raise MisfitError("one of logits and ids is jagged and the other is not")
+    return x.unbind() if isinstance(x, Tensor) else x
+
+
+def _paired(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    if not logits.is_nested and logits.shape[:-1] != ids.shape:
+        raise MisfitError(f"it has shape {_shape(logits)} where ids has {_shape(ids)}; one more dimension is needed")
+    return logits, ids
+
+
+def there(x: Any) -> Any:
+    """``x``, if it holds data."""
+    if isinstance(x, Tensor) and x.is_meta:
+        raise MisfitError(NO_DATA)
+    return x
+
+
+def measured(x: Any) -> Any:
+    """``x``, if it can be measured where it is."""
+    if not isinstance(x, Tensor):
+        return x
+    if hasattr(x, "full_tensor"):
+        raise MisfitError("it is a DTensor: pass what this rank holds of it (to_local), or all of it (full_tensor)")
+    if x.is_complex():
+        raise MisfitError("it is complex")
+    return x
+
+
+def _longest(given: Mapping[str, Any]) -> int | None:
+    """The longest row, from whichever jagged input knows it."""
+    return next((known for value in given.values() if (known := longest_row(value)) is not None), None)
+
+
+def _beside(x: Padded, logp: Padded, more: int = 0) -> Padded:
+    """``x``, if it lies token by token beside ``logp``, with ``more`` dimensions after those two."""
+    wanted = logp.values.shape
+    if x.values.shape[:2] != wanted or x.values.dim() != 2 + more:
+        raise MisfitError(f"it has shape {_shape(x.values)} where logp has {_shape(logp.values)}{_routed(more)}")
+    if x.lengths is not None and logp.lengths is not None and x.lengths != logp.lengths:
+        raise MisfitError(f"its rows have lengths {_few(x.lengths)} where those of logp have {_few(logp.lengths)}")
+    return Padded(_moved(x.values, logp), None if x.valid is None else _moved(x.valid, logp), x.lengths)
+
+
+def _advantages(x: Padded, logp: Padded) -> Tensor:
+    rows, shape = logp.values.shape[0], tuple(x.values.shape)
+    if shape in ((rows,), (rows, 1)):
+        return _moved(x.values, logp)
+    return _beside(x, logp).values
+
+
+def _per_response(x: Padded, logp: Padded) -> Tensor:
+    rows, shape = logp.values.shape[0], tuple(x.values.shape)
+    if shape not in ((rows,), (rows, 1)):
+        raise MisfitError(f"it has shape {_shape(x.values)} where ({rows},) is needed: one for each response")
+    return _moved(x.values.reshape(rows), logp)
+
+
+def _moved(x: Tensor, logp: Padded) -> Tensor:
+    """``x`` where ``logp`` is. To the CPU nothing is fetched: that would wait for the device."""
+    here = logp.values.device
+    if x.device == here:
+        return x
+    if here.type == "cpu":
+        raise MisfitError(f"it is on {x.device} where logp is on the CPU")
+    return x.to(here, non_blocking=True)
+
+
+def _shape(x: Tensor) -> str:
+    return str(tuple(x.shape))
+
+
+def _few(lengths: tuple[int, ...]) -> str:
+    return f"{lengths}" if len(lengths) <= 8 else f"{lengths[:8]}..."
+
+
+def _routed(more: int) -> str:
+    return " and routing needs (B, T, layers, k)" if more else ""
+
+
+def _packed(x: Tensor) -> str:
+    packed = "; packed tokens: torch.nested.nested_tensor_from_jagged(logp, offsets=..., max_seqlen=...)"
+    return packed if x.dim() == 1 else ""
+
+
+# Generations.
+#
+# An input of another number of responses than the first, or that cannot be read, is left out, alone, with the reason.
+
+WIDE = ("ids", "mask")
+"""(B, T); all others are (B,)."""
+
+
+class GenerationReader:
+    """Reads the generations of a run. ``refused`` says of every input that was left out of the last one why."""
+
+    def __init__(self, eos: tuple[int, ...] = ()) -> None:
+        self.refused: dict[str, str] = {}
+        self._eos = eos
+        self._tasks = TaskNames()
+
+    def read(self, inputs: Mapping[str, Any]) -> ResponseBatch | None:
+        """The batch; None if nothing that fits was given."""
+        self.refused = {}
+        fitting = self._fitting({name: value for name, value in inputs.items() if value is not None})
+        while fitting:
+            try:
+                return self._made(fitting)
+            except Exception as misfit:
+                if by_a_signal(misfit):
+                    raise
+                name = self._culprit(fitting)
+                self.refused[name] = why_misfit(misfit)
+                del fitting[name]
+        return None
+
+    def _made(self, fitting: Mapping[str, Any]) -> ResponseBatch:
+        return ResponseBatch.of(**fitting, task_names=self._tasks, eos=self._eos)
+
+    def _culprit(self, fitting: Mapping[str, Any]) -> str:
+        """Name the input that cannot be read even alone; else one that goes with others (mask, groups)."""
+        for name, value in fitting.items():
+            if name not in ("mask", "groups"):
+                try:
+                    self._made({name: value})
+                except Exception as misfit:
+                    if by_a_signal(misfit):
+                        raise
+                    return name
+        return next((name for name in ("mask", "groups") if name in fitting), next(iter(fitting)))
+
+    def _fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of as many responses as the first one."""
+        fitting: dict[str, Any] = {}
+        first: tuple[str, int] | None = None
+        for name, value in given.items():
+            try:
+                if name == "groups" and isinstance(value, Integral):
+                    fitting[name] = value
+                    continue
+                fitting[name] = column = _column(name, value)
+                first = first or (name, len(column))
+                if len(column) != first[1]:
+                    raise ValueError(f"it is of {len(column)} responses where {first[0]} is of {first[1]}")
+            except Exception as misfit:
+                if by_a_signal(misfit):
+                    raise
+                self.refused[name] = why_misfit(misfit)
+                fitting.pop(name, None)
+        return fitting
+
+
+def _column(name: str, value: Any) -> Any:
+    """``value`` as one thing a response, or one row a response. Raises ``ValueError`` if it is neither."""
+    if isinstance(value, Tensor) and value.is_nested and value.layout == torch.strided:
+        return list(value.unbind())
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if not isinstance(value, Tensor) or value.is_nested:
+        return value
+    value = there(measured(value))
+    wanted = "(B, T)" if name in WIDE else "(B,)"
+    if name not in WIDE and value.dim() == 2 and value.shape[1] == 1:
+        value = value.squeeze(1)
+    if value.dim() != (2 if name in WIDE else 1):
+        raise ValueError(f"it has shape {tuple(value.shape)} where {wanted} is needed")
+    return value.detach() if name in WIDE else value.detach().clone()  # kept until the step ends
+
+
+# A few completions of a generation: measured on a thread of their own, and kept as text where that is wanted.
+
+MEASURED = 4
+"""Completions a report on text is made of."""
+COLUMNS = {"rewards": "reward", "lengths": "length", "groups": "group", "tasks": "task"}
+"""Inputs that are kept beside the text, and what they are called there."""
+
+
+class Samples:
+    """Takes what lies on the CPU already; nothing is fetched from a device.
+
+    ``keep``: how much text may be stored (None: none). ``measure``: whether text is measured; ``tokenizer`` then
+    tells whether ids survive decoding and encoding.
+    """
+
+    def __init__(
+        self, run: Run, *, keep: KeepCompletions | None = None, measure: bool = True, tokenizer: Any = None
+    ) -> None:
+        self._run = run
+        self._sampler = None if keep is None else CompletionSampler(keep, run.rank)
+        self._probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
+
+    def offer(self, step: int, inputs: Mapping[str, Any]) -> None:
+        """The generation that ``step`` trains on, as passed to ``rollouts``."""
+        texts = _listed(inputs.get("completions"))
+        if self._sampler is not None and texts and self._sampler.due(step):
+            self._keep(step, texts, inputs)
+        if self._probe is not None and self._probe.due():
+            self._probe.offer(_to_measure(texts, inputs))
+
+    def take(self) -> Mapping[str, float]:
+        """The report on text that has become ready, if one has."""
+        return {} if self._probe is None else self._probe.take()
+
+    def close(self) -> None:
+        """Measure nothing more."""
+        if self._probe is not None:
+            self._probe.close()
+
+    def _keep(self, step: int, texts: Sequence[Any], inputs: Mapping[str, Any]) -> None:
+        sampler = self._sampler
+        prompts = _listed(inputs.get("prompts")) or [""] * len(texts)
+        columns = {column: values for name, column in COLUMNS.items() if (values := _listed(inputs.get(name)))}
+        batch = None if sampler is None else sampler.sample(step, prompts, texts, columns)
+        if batch is not None:
+            self._run.log_completions(batch)
+
+
+def _to_measure(texts: Sequence[str] | None, inputs: Mapping[str, Any]) -> list[Sample]:
+    ids, mask = inputs.get("ids"), inputs.get("mask")
+    n = len(texts) if texts else _row_count(ids)
+    chosen = [i * n // min(MEASURED, n) for i in range(min(MEASURED, n))]
+    samples = [Sample(texts[i] if texts else None, _ids_of(ids, mask, i)) for i in chosen]
+    return [sample for sample in samples if sample.text is not None or sample.ids]
+
+
+def _row_count(ids: Any) -> int:
+    return 0 if ids is None or (isinstance(ids, Tensor) and ids.is_nested) else len(ids)
+
+
+def _ids_of(ids: Any, mask: Any, row: int) -> list[int] | None:
+    """Sampled ids of one response, without padding; None where they are unknown, or on a device."""
+    if isinstance(ids, Tensor):
+        if ids.device.type != "cpu" or ids.is_nested or not isinstance(mask, Tensor) or mask.device.type != "cpu":
+            return None
+        return [int(token) for token in ids[row][mask[row].bool()].tolist()]
+    one = None if ids is None or row >= len(ids) else _listed(ids[row])
+    return None if one is None or mask is not None else [int(token) for token in one]
+
+
+def _listed(x: Any) -> list[Any] | None:
+    """As a list, with NaN for None; None where it is not given, lies on a device or is one number."""
+    if x is None or (isinstance(x, Tensor) and (x.device.type != "cpu" or x.is_nested)):
+        return None
+    if hasattr(x, "tolist"):
+        values = x.tolist()
+        return values if isinstance(values, list) else None
+    return [math.nan if value is None else value for value in x] if isinstance(x, Sequence) else None

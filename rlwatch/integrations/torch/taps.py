@@ -1,0 +1,295 @@
+"""Measuring what a loop passes: gradients, micro-batches and generations, put into the step under way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlwatch.gradloc.passes import Passes, RandomState
+from rlwatch.integrations.compat import vocab_size_of
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localiser, Spike
+from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
+from rlwatch.integrations.torch.batch import NO_DATA, GenerationReader, LossSettings, Reader, Samples
+from rlwatch.integrations.torch.commands import Means
+from rlwatch.integrations.torch.localise import Call, LossPasses
+from rlwatch.recorder.intake import step_index
+from rlwatch.seam import Seam, by_a_signal, shown
+from rlwatch.tensors.gradnorm import grad_norms
+from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
+from rlwatch.tensors.responses import observe_responses
+from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.transfer import freed
+
+IN_FLIGHT = 8
+"""Steps that may wait for their copy; beyond that the oldest is waited for, so that nothing piles up."""
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Steps:
+    """``tally`` is the step under way, ``last`` the number of the one before.
+
+    ``delivered`` is called with the step and metrics of every recorded one.
+    """
+
+    seam: Seam
+    delivered: Callable[[int, dict[str, float]], None]
+    decode: Decode | None = None
+    tally: StepTally = field(default_factory=StepTally)
+    last: int = 0
+    _sealed: deque[SealedStep] = field(default_factory=deque)
+    _begun: float | None = None
+
+    def begin(self) -> None:
+        """The step's first input is here: from now on its time counts."""
+        if self._begun is None:
+            self._begun = time.monotonic()
+
+    def add_all(self, numbers: Mapping[str, Any]) -> dict[str, str]:
+        """Numbers of the step, None for what was not measured; returns name -> why of those that are none.
+
+        Tensors with one element are not waited for. With several ranks each is the mean over them.
+        """
+        refused = {}
+        for name, value in numbers.items():
+            try:
+                self._add(name, value)
+            except Exception as error:
+                if by_a_signal(error):
+                    raise
+                refused[name] = f"it is not one number: got {_described(value)}"
+        return refused
+
+    def _add(self, name: str, value: Any) -> None:
+        if value is None:
+            return
+        if isinstance(value, str | bytes):
+            raise TypeError(name)
+        if isinstance(value, Tensor):
+            self._add_tensor(name, value.detach())
+        elif self._linked:
+            self._add_tensor(name, torch.tensor(float(value), dtype=torch.float64, device="cpu"))
+        else:
+            self.tally.add_number(name, float(value))
+
+    def _add_tensor(self, name: str, value: Tensor) -> None:
+        """A mean, so that with several ranks it is the mean over them; it stands for what was measured by that name."""
+        if hasattr(value, "full_tensor"):
+            raise TypeError(name)
+        if freed(value) or value.is_meta:
+            raise ValueError(name)
+        number = value.reshape(())
+        self.tally.stats[name] = Mean.of(number, torch.ones_like(number, dtype=torch.bool))
+
+    @property
+    def _linked(self) -> bool:
+        """True on one of several ranks, whose shares of a step are put together."""
+        return self.seam.run is not None and self.seam.run.linked
+
+    def seal(self, step: int) -> None:
+        """End the step under way; the next one begins now."""
+        now = time.monotonic()
+        if self._begun is not None:
+            self.tally.add_number("time/step", now - self._begun)
+        self._begun, self.last = now, step
+        tally, self.tally = self.tally, StepTally()
+        self._sealed.append(tally.seal(step, shared=self._linked))
+
+    def deliver(self, *, wait: bool = False) -> None:
+        """Record sealed steps, in order; without ``wait`` only those whose copy has arrived."""
+        while self._sealed and (wait or len(self._sealed) > IN_FLIGHT or self._sealed[0].ready()):
+            sealed = self._sealed.popleft()
+            if self.seam.run is not None:
+                self.delivered(sealed.step, sealed.deliver(self.seam.run, self.decode))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor) and hasattr(value, "full_tensor"):
+        return "a DTensor; pass its full_tensor()"
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+
+
+# Gradients per layer, with the loss scale of float16 taken out.
+
+
+def read_gradients(model: nn.Module, optimizer: Any = None, scaler: Any = None, *, rank: int = 0) -> Stats:
+    """Norms of the gradients ``model`` holds now, as far as they count on this ``rank``; empty if it holds none.
+
+    ``scaler`` is the loop's ``torch.amp.GradScaler``, before or after ``unscale_``: either way what is reported is
+    without its scale, and an overflow (how it finds its scale) is a skipped step, not a measurement. Of gradients
+    that are both scaled and sharded nothing is reported: no rank sees whether there was an overflow.
+    """
+    norms = grad_norms(model.named_parameters(), rank=rank)
+    if norms is None:
+        return {}
+    if scaler is None or not scaler.is_enabled():
+        return norms.stats()
+    if not norms.whole:
+        return {}
+    scale = _scale_left(scaler, optimizer)
+    return norms.unscaled_stats(norms.total if scale is None else norms.total / scale)
+
+
+def _scale_left(scaler: Any, optimizer: Any) -> Tensor | None:
+    """The factor the gradients still carry, on the device; None once ``unscale_`` has taken it out."""
+    state = scaler._per_optimizer_states.get(id(optimizer))  # noqa: SLF001  (asking it would wait for the device)
+    stage = getattr(state["stage"], "name", "READY") if state else "READY"
+    return scaler._get_scale_async() if stage == "READY" else None  # noqa: SLF001
+
+
+def scales(optimizer: Any, scaler: Any) -> tuple[float | None, float]:
+    """The loss scale, which coefficients carry, and what the gradients still carry of it; waits for the device.
+
+    (None, 1) without an enabled ``scaler``.
+    """
+    if scaler is None or not scaler.is_enabled():
+        return None, 1.0
+    scale = float(scaler.get_scale())
+    return scale, 1.0 if _scale_left(scaler, optimizer) is None else scale
+
+
+# Putting what a loop passes into the step under way. May raise: the watcher calls it through its seam.
+
+KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollout_logp")
+"""Fields of a batch whose values a statistic may keep."""
+TEXTS = ("prompts", "completions")
+"""Inputs that never become tensors."""
+Refused = Mapping[str, str]
+"""Input that was left out -> why."""
+
+
+@dataclass(slots=True)
+class Collector:
+    """Reads, measures and adds to ``steps.tally``, as closely as ``level`` says."""
+
+    steps: Steps
+    level: Level
+    settings: LossSettings
+    means: Means
+    generation: GenerationReader
+    samples: Samples
+    scaler: Any = None
+    localiser: Localiser | None = None
+    _rate: float | Tensor | None = field(default=None, init=False)
+    _loss_passes: LossPasses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loss_passes = LossPasses(Passes() if self.localiser is None else self.localiser.passes)
+
+    @property
+    def localises(self) -> bool:
+        """True if forward passes are worth keeping."""
+        return self.localiser is not None and self.steps.seam.works("localisation")
+
+    def ran(self, call: Call, result: Any, before: RandomState) -> None:
+        """The forward of a loss ran; its log-probs are observed next."""
+        self._loss_passes.ran(call, result, before)
+
+    def rollouts(self, inputs: Mapping[str, Any]) -> Refused:
+        """One generation."""
+        self._begin()
+        batch = self.generation.read({name: value for name, value in inputs.items() if name not in TEXTS})
+        if batch is not None:
+            self.steps.tally.add_stats(observe_responses(batch))
+        self.steps.seam.attempt("completions", self.samples.offer, self.steps.last + 1, inputs)
+        return self.generation.refused
+
+    def observe(self, inputs: Mapping[str, Any]) -> Refused:
+        """One micro-batch."""
+        self._begin()
+        if not self.level.includes(Level.TOKENS):
+            return {}
+        reader = Reader(self.settings)
+        full = self.level.includes(Level.FULL)
+        with torch.no_grad():
+            batch = reader.read(inputs)
+            if batch is not None and batch.logp.is_meta:
+                reader.refused["logp"], batch = NO_DATA, None
+            if batch is not None:
+                self.steps.tally.add_batch(_copied(batch) if full else batch, full=full)
+        if batch is not None and self.localises:
+            reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
+        return reader.refused
+
+    def gradients(self) -> None:
+        """Those the model holds now."""
+        self._begin()
+        if self.means.model is not None and self.level.includes(Level.GRADIENTS):
+            with torch.no_grad():
+                run = self.steps.seam.run
+                rank = 0 if run is None else run.rank
+                stats = read_gradients(self.means.model, self.means.optimizer, self.scaler, rank=rank)
+            self.steps.tally.add_stats(stats)
+        self.steps.seam.attempt("localisation", self._localise)
+
+    def _localise(self) -> None:
+        """The gradient is complete and not used yet."""
+        model, localiser = self.means.model, self.localiser
+        if localiser is not None and model is not None and model.training:
+            scale, left = scales(self.means.optimizer, self.scaler)
+            localiser.check(Spike(model, self.steps.last + 1, scale=scale, left=left))
+            localiser.skip_culprit()
+
+    def end(self, step: int | None, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Refused:
+        """Seal the step."""
+        self._begin()
+        broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
+        refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
+        number = self.steps.last + 1
+        if step is not None:
+            try:
+                number = step_index(step)
+            except ValueError as wrong:
+                refused["step"] = str(wrong)
+        self._rate = None
+        self._loss_passes.forget()
+        self.steps.seal(number)
+        return refused
+
+    def _begin(self) -> None:
+        """The step is under way, and is taken with the rate that holds now: a scheduler moves on after it."""
+        self.steps.begin()
+        if self._rate is None:
+            self._rate = self.steps.seam.attempt("learning rate", self.means.rate)
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.steps.seam.run is None else self.steps.seam.run.rank
+
+    def _standing(self) -> dict[str, Any]:
+        """Numbers that hold for the step without being passed."""
+        return {
+            "optim/lr": self._rate,
+            "policy/kl_coef": self.steps.seam.attempt("kl_coef", self.means.read_kl_coef),
+            "policy/vocab_size": vocab_size_of(self.means.model),
+            **(self.steps.seam.attempt("text of completions", self.samples.take) or {}),
+        }
+
+
+def _copied(batch: TokenBatch) -> TokenBatch:
+    """With tensors of our own: some statistics keep values until the step ends, and a loop may write over its own."""
+    mine = {name: x.clone() for name in KEPT if (x := getattr(batch, name)) is not None}
+    return replace(batch, **mine)
+
+
+def _named(inputs: Mapping[str, Any], broken: float | Tensor | None) -> dict[str, Any]:
+    """Arguments of ``step`` by canonical names, with ``nonfinite/loss`` as ``broken``."""
+    loss = {"loss/raw": inputs["loss"], "nonfinite/loss": broken}
+    named = {**loss, "optim/lr": inputs["lr"], "optim/grad_norm": inputs["grad_norm"]}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _broken(loss: Any) -> float | Tensor | None:
+    """1 if it is NaN or infinite, else 0; None where there is no loss."""
+    if isinstance(loss, Tensor):
+        return None if freed(loss) else nonfinite(loss.detach())
+    if isinstance(loss, int):
+        return 0.0  # also one that is too large for a float
+    return float(not math.isfinite(loss)) if isinstance(loss, float) else None

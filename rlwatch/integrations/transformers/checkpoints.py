@@ -1,0 +1,36 @@
+"""The checkpoint a call of ``trainer.train`` resumes from."""
+
+from __future__ import annotations
+
+import inspect
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import get_last_checkpoint
+
+from rlwatch.seam import Seam
+
+
+class ResumedFrom:
+    """Notes what ``trainer.train`` is given; callbacks do not get it."""
+
+    def __init__(self, trainer: Any, seam: Seam) -> None:
+        self.checkpoint: Path | None = None
+        original = trainer.train
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def train(*args: Any, **kwargs: Any) -> Any:
+            self.checkpoint = seam.attempt("resume_from_checkpoint", _checkpoint, trainer, signature, args, kwargs)
+            return original(*args, **kwargs)
+
+        trainer.train = train
+
+
+def _checkpoint(trainer: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> Path | None:
+    """The directory, found as the trainer finds it: True means the last one."""
+    given = signature.bind(*args, **kwargs).arguments.get("resume_from_checkpoint")
+    if given is True:
+        given = get_last_checkpoint(trainer.args.output_dir)
+    return Path(given) if given else None

@@ -1,0 +1,110 @@
+"""Commands of every ``Trainer``: carried out at a step's end, through the callback interface alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.commands import Controller, SaveCheckpoint, Stop
+from rlwatch.integrations.learning_rate import LowerLR, Paced
+from rlwatch.integrations.ranks import Ranks, RunRanks
+from rlwatch.ports import CommandHandler
+from rlwatch.seam import Seam
+
+Latest = Callable[[], Mapping[str, float]]
+"""The metrics measured last."""
+
+
+class Commands(Protocol):
+    """Taker of commands at a step's end."""
+
+    @property
+    def loop(self) -> TrainerLoop:
+        """The trainer, as its callbacks are shown it."""
+        ...
+
+    def begin(self, step: int) -> None:
+        """Training begins at ``step``."""
+        ...
+
+    def obey(self, step: int) -> None:
+        """Carry out what waits, if that is safe now that ``step`` has ended."""
+        ...
+
+    def saved(self, step: int) -> None:
+        """The trainer has written the checkpoint of ``step``."""
+        ...
+
+
+class LoopControl:
+    """Saves, stops, pauses and lowers the learning rate, at the end of any step."""
+
+    def __init__(self, seam: Seam, latest: Latest, ranks: Ranks | None = None) -> None:
+        self.loop = TrainerLoop()
+        self._controller = Controller(seam, self.loop.handlers(seam), ranks or RunRanks(seam), latest)
+
+    def begin(self, step: int) -> None:
+        """Nothing of ours is kept in checkpoints."""
+
+    def obey(self, step: int) -> None:
+        """Every step's end is safe."""
+        self._controller.obey(step)
+
+    def saved(self, step: int) -> None:
+        """Nothing of ours is kept in checkpoints."""
+
+
+# The handlers: through the callback interface alone, for every trainer of Hugging Face's family.
+
+
+@dataclass(slots=True)
+class TrainerLoop:
+    """A ``Trainer``, as a callback is shown it; give what ``on_step_end`` gets to :meth:`look`, then obey."""
+
+    args: Any = None
+    state: Any = None
+    control: Any = None
+    optimizer: Any = None
+    scheduler: Any = None
+
+    def look(self, args: Any, state: Any, control: Any, shown: Mapping[str, Any]) -> None:
+        """Take hold of what a callback is given; ``shown`` are its keyword arguments."""
+        self.args, self.state, self.control = args, state, control
+        self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")
+
+    def handlers(self, seam: Seam) -> list[CommandHandler]:
+        """``save-checkpoint``, ``lower-lr`` and ``stop``."""
+        return [SaveCheckpoint(self.save, self.kept, seam), LowerLR(self.paced, seam), Stop(self.stop)]
+
+    def paced(self) -> Paced:
+        """The optimizer and its schedule."""
+        optimizers = [] if self.optimizer is None else [self.optimizer]
+        return Paced(optimizers, [] if self.scheduler is None else [self.scheduler])
+
+    def kept(self) -> int | None:
+        """Number of checkpoints the trainer keeps; None for all."""
+        if self.control is None:
+            raise RLWatchError("training has not begun")
+        limit: int | None = self.args.save_total_limit
+        return limit
+
+    def save(self) -> str:
+        """Raise the flag that makes the trainer save when its callbacks have returned."""
+        self.control.should_save = True
+        return f"{self._checkpoint} is saved as soon as this step has ended"
+
+    def stop(self, save: bool) -> str:
+        """Raise the flag that makes this step the last."""
+        if save:
+            self.save()
+        self.control.should_training_stop = True
+        return f"training ends with step {self.state.global_step}, " + (
+            f"after saving {self._checkpoint}" if save else "without saving a checkpoint"
+        )
+
+    @property
+    def _checkpoint(self) -> Path:
+        return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"

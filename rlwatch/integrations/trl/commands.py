@@ -1,0 +1,106 @@
+"""Commands of a TRL trainer, carried out where nothing in flight depends on the old state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
+from rlwatch.integrations.commands import Controller, SetKLCoef
+from rlwatch.integrations.ranks import Ranks
+from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.transformers.checkpoints import ResumedFrom
+from rlwatch.integrations.transformers.commands import TrainerLoop
+from rlwatch.integrations.trl.compat import sharding_engine
+from rlwatch.ports import CommandHandler
+from rlwatch.records import JSON, Command
+from rlwatch.seam import Seam
+
+NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
+NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded and there is no KL to weigh"
+
+
+class Control:
+    """Takes the run's commands at generation boundaries and answers every one of them.
+
+    Between boundaries TRL still trains on rollouts whose reference log-probs are buffered: a reset there would
+    mix two references or throw the rollouts away.
+    """
+
+    def __init__(
+        self, trainer: Any, seam: Seam, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
+    ) -> None:
+        self.loop = TrainerLoop()
+        self.kept = KeptReference(lambda: anchored(trainer), seam, self._writes)
+        self._trainer = trainer
+        coefficient = SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), seam)
+        self._settings = KeptSettings(coefficient, seam, self._writes)
+        self._resumed = ResumedFrom(trainer, seam)
+        handlers: list[CommandHandler] = [
+            ResetReference(lambda: anchored(trainer), seam, self._reset_done),
+            coefficient,
+            *self.loop.handlers(seam),
+        ]
+        self._controller = Controller(seam, handlers, ranks, latest)
+
+    def obey(self, step: int) -> None:
+        """Carry out what waits, if ``step`` ended at a boundary."""
+        if self.at_boundary():
+            self._controller.obey(step)
+
+    def begin(self, step: int) -> None:
+        """Training begins at ``step``; if it resumes from a checkpoint, take up what is kept there."""
+        checkpoint = self._resumed.checkpoint
+        if checkpoint is not None:
+            self.kept.restore(checkpoint, self._controller, step)
+            self._settings.restore(checkpoint, self._controller, step)
+
+    def saved(self, step: int) -> None:
+        """The trainer has written the checkpoint of ``step``: keep with it what it leaves out."""
+        checkpoint = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
+        self.kept.save(checkpoint, self._controller, step)
+        self._settings.save(checkpoint)
+
+    def _writes(self) -> bool:
+        return bool(self._trainer.args.should_save)
+
+    def _reset_done(self, command: Command, report: Mapping[str, JSON]) -> None:
+        self.kept.reset_done(command, report, int(self._trainer.state.global_step))
+
+    def at_boundary(self) -> bool:
+        """True if the next micro-batch will generate new rollouts."""
+        trainer = self._trainer
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        return bool(trainer._step % every == 0)  # noqa: SLF001
+
+
+def anchored(trainer: Any) -> Anchored:
+    """The trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if it has no reference."""
+    engine = sharding_engine(trainer)
+    if engine is not None and not _fsdp2(trainer):
+        raise RLWatchError(f"weights are sharded by {engine}, where a reset is not supported (it is with FSDP2)")
+    if trainer.ref_model is None and not getattr(trainer, "beta", 0.0):
+        raise RLWatchError(NO_KL_TERM)
+    return Anchored(trainer.model, trainer.ref_model, [trainer.optimizer])
+
+
+def _fsdp2(trainer: Any) -> bool:
+    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
+    return getattr(plugin, "fsdp_version", None) == 2
+
+
+def kl_coef(trainer: Any) -> float:
+    """The coefficient now. Raises ``RLWatchError`` with the reason if it cannot be changed."""
+    if not trainer.args.beta:
+        raise RLWatchError(NO_REFERENCE)
+    return float(trainer.beta)
+
+
+def set_kl_coef(trainer: Any, value: float) -> None:
+    """TRL reads it for every batch; older versions keep a copy in the fused loss."""
+    trainer.beta = value
+    fused = getattr(trainer, "liger_grpo_loss", None)
+    if fused is not None:
+        fused.beta = value

@@ -1,0 +1,262 @@
+"""Localising gradient spikes in GRPO and RLOO: their loss passes, kept until the optimizer has stepped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from rlwatch.errors import ConfigError
+from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
+from rlwatch.gradloc.recording import Context
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise, Localiser, Spike
+from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
+from rlwatch.seam import Seam
+from rlwatch.tensors.tokens import TokenBatch
+
+IDS = ("prompt_ids", "completion_ids")
+"""By which a sequence is known again: TRL shuffles a generation before it trains on it."""
+MASKS = ("prompt_mask", "completion_mask")
+
+
+def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise | None:
+    """Settle ``wish``; None stands for the default. Raises ``ConfigError`` if it cannot be had."""
+    engine = sharding_engine(trainer)
+    if wish is None:
+        return Localise() if level.includes(Level.FULL) and engine is None else None
+    settings = Localise.of(wish)
+    if settings is not None and engine in HIDDEN:
+        raise ConfigError(f"localise: gradients cannot be seen under {engine}; leave localise= out, or pass False")
+    if settings is not None and not level.includes(Level.TOKENS):
+        raise ConfigError(f'localise: it needs level="tokens" or closer, got {level.value!r}')
+    return settings
+
+
+class Localising:
+    """Offers a trainer's loss passes and gradients to ``localiser``."""
+
+    def __init__(self, trainer: Any, seam: Seam, localiser: Localiser) -> None:
+        self.localiser = localiser
+        self._trainer = trainer
+        self._tap = LossPassTap(trainer, seam, localiser.passes)
+        self._inputs: list[Mapping[str, Any]] = []
+        self._generated: tuple[Mapping[str, Any], Tensor] | None = None
+        localiser.rewards = self._add_rewards
+        localiser.contexts = self._contexts
+        localiser.autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.accelerator.mixed_precision, "")
+
+    def attach(self, live: Callable[[], bool]) -> None:
+        """Watch the forward of the loss while ``live``."""
+        self._tap.attach(live)
+
+    def generated(self, outputs: Mapping[str, Any], rewards: Tensor) -> None:
+        """A generation, and the rewards (N,) of its sequences."""
+        self._generated = {name: outputs[name] for name in IDS if name in outputs}, rewards
+
+    def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
+        """A loss pass is over, its backward comes next."""
+        self._tap.keep(tokens)
+        self._inputs.append({name: inputs[name] for name in (*IDS, *MASKS) if name in inputs})
+
+    def forget(self) -> None:
+        """Training begins anew."""
+        self._tap.forget()
+        self._inputs.clear()
+
+    def check(self, total: Tensor | float | None) -> None:
+        """The gradient is complete; ``total`` is its norm before clipping, if the trainer computed it."""
+        try:
+            model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            step = int(self._trainer.state.global_step) + 1
+            self.localiser.check(Spike(model, step, total, self._loss_scale()))
+        finally:
+            self._inputs.clear()
+
+    def _loss_scale(self) -> float | None:
+        """By the time the norm is known, the gradients no longer carry it."""
+        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        return None if scaler is None else float(scaler.get_scale())
+
+    def _add_rewards(self, passes: list[LossPass]) -> None:
+        """Find each sequence of the step in the generation it came from."""
+        if self._generated is None or len(passes) != len(self._inputs):
+            return
+        known, rewards = self._generated
+        for one, inputs in zip(passes, self._inputs, strict=True):
+            if known.keys() <= inputs.keys():
+                one.rewards = _looked_up(inputs, known, rewards.to(one.tokens.logp.device))
+
+    def _contexts(self) -> list[Context]:
+        """Inputs that the forward of each micro-batch read."""
+        temperature = float(self._trainer.temperature)
+        return [Context(_whole(inputs, IDS), _whole(inputs, MASKS), temperature) for inputs in self._inputs]
+
+
+def _whole(inputs: Mapping[str, Tensor], names: tuple[str, str]) -> Tensor:
+    """Prompt and completion, (B, L)."""
+    return torch.cat([inputs[name] for name in names], 1)
+
+
+def _looked_up(inputs: Mapping[str, Tensor], known: Mapping[str, Tensor], rewards: Tensor) -> Tensor | None:
+    """(B,) the reward of the sequence with the same ids; NaN where there is none, None where the widths differ."""
+    if any(inputs[name].shape[1:] != known[name].shape[1:] for name in known):
+        return None
+    same = torch.stack([(inputs[n][:, None] == known[n][None]).all(-1) for n in known]).all(0)
+    return torch.where(same.any(1), rewards[same.to(torch.uint8).argmax(1)], torch.nan)
+
+
+# The loss passes of a GRPO or RLOO trainer, kept until the optimizer has stepped so that they can be run again.
+
+METHOD = "_get_per_token_logps_and_entropies"
+BY_SEQUENCE = ("input_ids", "attention_mask")
+"""Arguments with one row for each sequence."""
+POSITIONAL = (*BY_SEQUENCE, "logits_to_keep", "batch_size")
+"""Arguments after the policy, in order."""
+PLAIN = (*POSITIONAL, "compute_entropy", "compute_aux_loss")
+"""Arguments with which single sequences can be run; images are cut to pieces in other ways."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of the trainer's forward with the policy, as it was made."""
+
+    method: Callable[..., Any]
+    policy: Any
+    arguments: Mapping[str, Any]
+    random: RandomState
+    drew: bool
+
+    @property
+    def splits(self) -> bool:
+        """True if single sequences of it can be run."""
+        return all(value is None or name in PLAIN for name, value in self.arguments.items())
+
+    def again(self, rows: Sequence[int] | None = None) -> Outputs:
+        """Run it again, without what wraps the policy for several ranks (which must not notice)."""
+        given = dict(self.arguments)
+        if rows is not None:
+            given |= {name: given[name][list(rows)] for name in BY_SEQUENCE}
+        return Outputs(*self.method(self.policy, **given)[:3])
+
+    def differentiable(self, rows: Sequence[int] | None = None) -> Outputs:
+        """The same through a head that has a forward derivative."""
+        with pure_head():
+            return self.again(rows)
+
+
+class LossPassTap:
+    """Watches the forward of the loss on one trainer and keeps it in ``passes``."""
+
+    def __init__(self, trainer: Any, seam: Seam, passes: Passes) -> None:
+        self._trainer = trainer
+        self._seam = seam
+        self._passes = passes
+        self._latest: tuple[Call, Outputs] | None = None
+
+    def attach(self, live: Callable[[], bool]) -> None:
+        """Put the closure in place; it looks while ``live``."""
+        original = getattr(self._trainer, METHOD)
+
+        @wraps(original)
+        def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+            looks = bool(kwargs.get("compute_entropy")) and live()
+            before = self._seam.attempt("loss pass", RandomState.now) if looks else None
+            result = original(model, *args, **kwargs)
+            if before is not None:
+                given = dict(zip(POSITIONAL, args, strict=False)) | kwargs
+                self._seam.attempt("loss pass", self._note, result, before, original, model, given)
+            return result
+
+        setattr(self._trainer, METHOD, tapped)
+
+    def keep(self, tokens: TokenBatch) -> None:
+        """The loss that just ran saw ``tokens``; its forward was the last one seen."""
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            call, outputs = latest  # the outputs carry the graph: nobody may hold them any longer than this
+            drew, other = call.drew or not call.splits, call.differentiable
+            self._passes.add(call.again, outputs, tokens, random=call.random, drew=drew, differentiable=other)
+
+    def forget(self) -> None:
+        """The step is over."""
+        self._latest = None
+        self._passes.clear()
+
+    def _note(self, result: Any, before: RandomState, method: Any, model: Any, given: Mapping[str, Any]) -> None:
+        outputs = Outputs(*result[:3])
+        if outputs.logp.requires_grad:
+            drew = not before.same(RandomState.now())
+            policy = self._trainer.accelerator.unwrap_model(model)
+            self._latest = Call(_unprofiled(method), policy, given, before, drew), outputs
+
+
+def _unprofiled(method: Any) -> Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]:
+    """The bare method: TRL's decorator sends every call's time to the tracker."""
+    inner = getattr(getattr(method, "__func__", None), "__wrapped__", None)
+    return method if inner is None else inner.__get__(method.__self__)  # type: ignore[no-any-return]
+
+
+# TRL's fused language-model head, written in operations that have a forward derivative.
+
+HEAD = "_ChunkedLogProbFunction"
+TOKENS = 1024
+"""Whose logits are held at once: forward derivatives double them."""
+
+
+class PureHead:
+    """Stands in for TRL's ``ChunkedLogProbFunction``: the same call, log-probs and entropies only."""
+
+    @staticmethod
+    def apply(  # noqa: PLR0917  (TRL's signature)
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        _chunk: int,
+        softcap: float | None = None,
+        scale: float = 1.0,
+        outputs: Collection[str] = (),
+    ) -> tuple[Tensor | None, ...]:
+        """Of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,): log-probs (N,) and entropies."""
+
+        def logits(rows: Tensor) -> Tensor:
+            z = linear(rows, weight.to(rows.dtype), None if bias is None else bias.to(rows.dtype)).float() * scale
+            return (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
+
+        pieces = zip(torch.split(hidden, TOKENS), torch.split(targets, TOKENS), strict=True)
+        chunks = [_log_probs(logits(h), t) for h, t in pieces]
+        logp, entropy = (torch.cat(part) for part in zip(*chunks, strict=True))
+        return logp, entropy if "entropy" in outputs else None, None, None, None
+
+
+@contextmanager
+def pure_head() -> Iterator[None]:
+    """TRL's models use :class:`PureHead` inside: for :attr:`rlwatch.gradloc.passes.LossPass.differentiable`.
+
+    Nothing happens where this TRL has no fused head.
+    """
+    utils = sys.modules.get("trl.trainer.utils")  # whose trainer asks for this has it
+    fused: Any = getattr(utils, HEAD, None)
+    if utils is None or fused is None:
+        yield
+        return
+    setattr(utils, HEAD, PureHead)
+    try:
+        yield
+    finally:
+        setattr(utils, HEAD, fused)
+
+
+def _log_probs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) log-probs of the targets and entropies, nats."""
+    every = logits.log_softmax(-1)
+    return every.gather(-1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)

@@ -1,0 +1,442 @@
+"""Hooks on verl's modules, installed by the plugin as each is imported; without ``rlwatch`` in ``trainer.logger`` idle.
+
+- ``Tracking``: rlwatch as a backend, for the scalars every verl trainer logs, old and new.
+- the v1 ``PPOTrainer``: three wrappers on the class, the others on the instance within ``fit``; they open the run and
+  hand the trainer to a :class:`~rlwatch.integrations.verl.driver.Driver`.
+- ``RayPPOTrainer`` (``trainer.use_v1=false``, and verl before 0.9): scalars, and the cause of its end.
+- ``ActorRolloutRefWorker``: the remote calls by which the driver reads and commands a worker.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import rlwatch
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.crash import record_crash
+from rlwatch.integrations.verl.compat import (
+    REFUSED,
+    TRACKING,
+    TRAINER,
+    V1,
+    in_words,
+    missing_parts,
+    scalars_only,
+    verl_version,
+)
+from rlwatch.integrations.verl.heartbeat import IN_PLACE, acting, hook
+from rlwatch.integrations.verl.ranks import answering
+from rlwatch.integrations.verl.settings import NAME, Settings, plain, wanted
+from rlwatch.records import RunState
+from rlwatch.seam import Contained, Seam, guarded
+
+if TYPE_CHECKING:
+    from rlwatch.integrations.verl.driver import Driver
+    from rlwatch.run import Run
+
+
+logger = logging.getLogger("rlwatch")
+
+
+@dataclass(slots=True)
+class Session:
+    """One ``fit`` of a trainer: the run its driver opened, or the one its ``Tracking`` opens."""
+
+    run: Run | None = None
+
+    def finish(self) -> None:
+        """End the run in good order, if there is one that has not ended."""
+        if self.run is not None and self.run.active:
+            Backend(self.run).finish()
+
+
+session: ContextVar[Session | None] = ContextVar("session", default=None)
+"""The ``fit`` that is going on in this thread."""
+
+
+class Backend:
+    """A backend of ``Tracking``. Numbers are recorded under verl's own names; everything else is left out."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.seam = Seam(run)
+        self._made_in = threading.get_ident()
+
+    @guarded
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Record the numbers among ``data``."""
+        self.run.log({name: value for name, value in data.items() if is_number(value)}, step=int(step))
+
+    @guarded
+    def finish(self, exit_code: int = 0) -> None:
+        """End the run, as crashed if ``exit_code`` is not 0."""
+        if exit_code:
+            self.run.finish(RunState.CRASHED, f"verl ended with exit code {exit_code}")
+        else:
+            self.run.finish()
+
+    @guarded
+    def collected(self) -> None:
+        """End the run of a ``Tracking`` that is collected: in any thread, also in one that ending the run waits for."""
+        if threading.get_ident() == self._made_in:
+            self.finish()
+        else:
+            threading.Thread(target=self.finish, name="rlwatch-end").start()
+
+
+def is_number(value: object) -> bool:
+    """True if ``value`` is one number: Python's, numpy's, or a tensor with a single element."""
+    with Contained(lambda _error: None):  # a row may hold anything
+        if isinstance(value, str | bytes | bool) or value is None:
+            return False
+        if getattr(value, "ndim", 0) != 0 and getattr(value, "size", 0) != 1:
+            return False
+        return hasattr(value, "__float__")
+    return False
+
+
+def install_tracking(module: ModuleType) -> str:
+    """Add the backend to ``module.Tracking``; returns how that went."""
+    tracking = module.Tracking
+    known = getattr(tracking, "supported_backend", ())  # where there is no such list, verl refuses no name
+    if NAME in known:
+        return IN_PLACE
+    reason = lacking(tracking, TRACKING)
+    if reason is not None:
+        return f"rlwatch is no logger of this verl: {reason}"
+    _wrap_init(tracking)
+    _wrap_finish(tracking, "finish" if hasattr(tracking, "finish") else "__del__")
+    tracking.supported_backend = [*known, NAME]
+    return IN_PLACE
+
+
+def _wrap_init(tracking: Any) -> None:
+    original = tracking.__init__
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        project, name, loggers, config = (given.arguments[parameter] for parameter in TRACKING["__init__"])
+        if wanted(loggers):
+            self.logger[NAME] = Backend(_opened(project, name, config))
+
+    tracking.__init__ = __init__
+
+
+def _wrap_finish(tracking: Any, name: str) -> None:
+    original = getattr(tracking, name, None)
+
+    def finish(self: Any, *args: Any, **kwargs: Any) -> Any:
+        finished = getattr(self, "_finished", False)
+        try:
+            return None if original is None else original(self, *args, **kwargs)
+        finally:
+            backend = getattr(self, "logger", {}).get(NAME)
+            if backend is not None and not finished:
+                if name == "__del__":
+                    backend.collected()
+                else:
+                    backend.finish(kwargs.get("exit_code", next(iter(args), 0)))
+
+    setattr(tracking, name, finish if original is None else wraps(original)(finish))
+
+
+def _opened(project: str, name: str, config: Any) -> Run:
+    """The driver's run; without a driver that knows this trainer, a run of scalars. May raise: this is set-up."""
+    current = session.get() or Session()
+    if current.run is None or not current.run.active:
+        logger.warning(
+            "of verl %s rlwatch records what the trainer logs and how training ends, but no tokens, gradients or "
+            "commands: %s",
+            verl_version() or "?", scalars_only(hook(V1)),
+        )  # fmt: skip
+        current.run = rlwatch.init(**Settings.of(plain(config), project, name).init)
+    return current.run
+
+
+# A ``fit`` that ends badly.
+
+
+@contextmanager
+def fitting(current: Session, trainer: Any) -> Iterator[None]:
+    """While a trainer works: its ``Tracking`` finds ``current``, and what it raises is recorded and raised on."""
+    token = session.set(current)
+    try:
+        yield
+    except BaseException as error:
+        run = current.run
+        if run is not None and run.active:
+            record_crash(run, Seam(run), error, getattr(trainer, "global_steps", None))
+        raise
+    finally:
+        session.reset(token)
+
+
+# Hooks on verl's v1 ``PPOTrainer``: three wrappers on the class, the others on the instance within ``fit``.
+
+HELD = "rlwatch_driver"
+"""Where a trainer holds its driver."""
+
+ENDED_S, CRASHED_S = 30.0, 5.0
+"""Longest the end of training, good or bad, waits for statistics."""
+
+Method = Callable[..., Any]
+
+
+def install_trainer(module: ModuleType) -> str:
+    """Wrap ``module.PPOTrainer``; returns how that went. A class we cannot wrap is left alone, to log its scalars."""
+    cls = module.PPOTrainer
+    reason = lacking(cls, TRAINER)
+    if reason is not None:
+        return REFUSED + reason
+    for name, around in {"init": _init, "_load_checkpoint": _load_checkpoint, "fit": _fit}.items():
+        if hasattr(cls, name):
+            setattr(cls, name, around(getattr(cls, name)))
+    missing = missing_parts(cls)
+    return in_words(missing) if missing else IN_PLACE
+
+
+def begin_driver(trainer: Any) -> Driver:
+    """The driver of ``trainer``, with its run open. Raises what :func:`rlwatch.init` raises."""
+    from rlwatch.integrations.verl.driver import Driver
+
+    settings = Settings.of(plain(trainer.config))
+    missing = missing_parts(trainer)
+    if missing:
+        logger.warning("%s", in_words(missing))
+    driver = Driver(trainer, rlwatch.init(**settings.init), settings)
+    setattr(trainer, HELD, driver)
+    session.set(Session(driver.run))  # for a trainer that has a fit of its own
+    acting("driver")
+    return driver
+
+
+def _init(original: Method) -> Method:
+    """The run opens before the models are loaded: what is configured wrongly stops training early."""
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not wanted(self.config.trainer.logger):
+            return original(self, *args, **kwargs)
+        driver = begin_driver(self)
+        with fitting(Session(driver.run), self):
+            return original(self, *args, **kwargs)
+
+    return init
+
+
+def _load_checkpoint(original: Method) -> Method:
+    """Called at the end of set-up: the workers are there, and the step to go on from is known."""
+
+    @wraps(original)
+    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        driver = getattr(self, HELD, None)
+        if driver is not None:
+            driver.attach()
+            driver.seam.attempt("checkpoint", driver.loaded)
+        return result
+
+    return load
+
+
+def _fit(original: Method) -> Method:
+    @wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        driver = getattr(self, HELD, None)
+        if driver is None:
+            return original(self, *args, **kwargs)
+        if not driver.attached:  # this verl loads no checkpoint where we could see that its workers are there
+            driver.attach()
+        _tap(self, driver)
+        with fitting(Session(driver.run), self):
+            deadline_s = CRASHED_S
+            try:
+                result = original(self, *args, **kwargs)
+                deadline_s = ENDED_S
+                return result
+            finally:
+                driver.seam.attempt("last steps", driver.settle, deadline_s)
+
+    return fit
+
+
+def _tap(trainer: Any, driver: Driver) -> None:
+    """Subclasses override these methods without calling ``super``, so the instance is changed."""
+    _hook(trainer, "on_step_end", driver, before=driver.obey)
+    _hook(trainer, "_save_checkpoint", driver, after=lambda *_args, **_kwargs: driver.saved())
+    _hook(trainer, "_compute_metrics", driver, after=lambda batch, *_args, **_kwargs: driver.measure(batch))
+
+
+def _hook(
+    trainer: Any, name: str, driver: Driver, *, before: Callable[[], None] | None = None, after: Method | None = None
+) -> None:
+    """Call ``before`` without arguments and ``after`` with the method's own; what they raise ends at the seam."""
+    original = getattr(trainer, name, None)
+    if original is None:
+        return
+
+    @wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            driver.seam.attempt(name, before)
+        result = original(*args, **kwargs)
+        if after is not None:
+            driver.seam.attempt(name, after, *args, **kwargs)
+        return result
+
+    setattr(trainer, name, hooked)
+
+
+# The trainer of ``trainer.use_v1=false`` and of verl before 0.9: scalars, and the cause of its end.
+
+
+def install_legacy(module: ModuleType) -> str:
+    """Let every ``module.RayPPOTrainer`` record what ends its ``fit``; its ``Tracking`` opens the run, if it is to.
+
+    The instance is changed: subclasses (recipes) have a ``fit`` of their own, and call no other.
+    """
+    original = module.RayPPOTrainer.__init__
+
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        fit = getattr(self, "fit", None)
+        if callable(fit):
+            self.fit = _reporting(self, fit)
+
+    module.RayPPOTrainer.__init__ = __init__
+    return IN_PLACE
+
+
+def _reporting(trainer: Any, original: Any) -> Any:
+    @wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        current = Session()
+        with fitting(current, trainer):
+            result = original(*args, **kwargs)
+        current.finish()  # its Tracking would, whenever and in whatever thread it is collected
+        return result
+
+    return fit
+
+
+# Calls added to verl's ``ActorRolloutRefWorker``, by which the driver reads and commands a worker.
+#
+# Each is an RPC to all ranks (``ONE_TO_ALL``) that returns at once with references to the answers
+# (:mod:`~rlwatch.integrations.verl.ranks`). Until ``rlwatch_attach`` nothing in the worker is touched.
+
+
+def install_worker(module: ModuleType) -> str:
+    """Add the calls to ``module.ActorRolloutRefWorker``; returns how that went."""
+    from verl.single_controller.base.decorator import Dispatch, register
+
+    remote = register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    for method in CALLS:
+        setattr(module.ActorRolloutRefWorker, method.__name__, remote(answering(method)))
+    return IN_PLACE
+
+
+def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the taps in place.
+
+    ``settings``: ``level``; ``bypass`` for verl's bypass mode; ``localise``, fields of ``Localise`` (None: spikes are
+    not localised), with ``text`` if their text is kept. Every rank is given the same, and waits for the others.
+    """
+    from rlwatch.integrations.verl.worker import Inside
+
+    if getattr(self, "rlwatch", None) is None:
+        self.rlwatch = Inside.of(self, settings)
+        acting("worker")
+    localising = self.rlwatch.localising
+    why_not = localising if isinstance(localising, str) else None
+    return {"missing": self.rlwatch.missing, "vocab_size": self.rlwatch.vocab_size, "not_localised": why_not}
+
+
+def rlwatch_collect(self: Any, step: int) -> dict[str, Any]:
+    """Hand over what this rank measured since the last call, packed, as that of ``step``."""
+    return dict(_inside(self).collect(step))
+
+
+def rlwatch_check(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse if this rank cannot carry out a command; changes nothing."""
+    _inside(self).check(kind, args)
+    return {}
+
+
+def rlwatch_do(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Carry out a command that every rank has checked."""
+    return {"report": dict(_inside(self).do(kind, args))}
+
+
+def rlwatch_reset_reference(self: Any, optimizer: str = "clear") -> dict[str, Any]:
+    """Make the policy its own reference; the optimizer's state is cleared (``clear``) or kept (``keep``)."""
+    args = {"optimizer": optimizer}
+    _inside(self).check("reset-reference", args)
+    return {"report": dict(_inside(self).do("reset-reference", args))}
+
+
+def rlwatch_save_reference(self: Any, directory: str) -> dict[str, Any]:
+    """Write this rank's part of the reference into ``directory``."""
+    return {"path": _inside(self).keeper.save(directory)}
+
+
+def rlwatch_forget_reference(self: Any, directory: str) -> dict[str, Any]:
+    """Remove this rank's part of a reference from ``directory``, if it is there."""
+    _inside(self).keeper.forget(directory)
+    return {}
+
+
+def rlwatch_find_reference(self: Any, directory: str) -> dict[str, Any]:
+    """The fingerprint of this rank's part of a reference in ``directory``, or None; refuses one that does not fit."""
+    return {"found": _inside(self).keeper.find(directory)}
+
+
+def rlwatch_restore_reference(self: Any, directory: str) -> dict[str, Any]:
+    """Put back this rank's part of the reference that ``directory`` holds."""
+    return {"report": _inside(self).keeper.restore(directory)}
+
+
+def rlwatch_kl_coef(self: Any, value: float | None = None) -> dict[str, Any]:
+    """The coefficient of the KL term of the loss, set to ``value`` if one is given."""
+    return {"value": _inside(self).kl_coef(value)}
+
+
+def rlwatch_lowered(self: Any) -> dict[str, Any]:
+    """The step until which the learning rate is lowered; 0 for none, or for good."""
+    return {"until": _inside(self).lowered_until}
+
+
+CALLS: tuple[Callable[..., dict[str, Any]], ...] = (
+    rlwatch_attach,
+    rlwatch_collect,
+    rlwatch_check,
+    rlwatch_do,
+    rlwatch_reset_reference,
+    rlwatch_save_reference,
+    rlwatch_forget_reference,
+    rlwatch_find_reference,
+    rlwatch_restore_reference,
+    rlwatch_kl_coef,
+    rlwatch_lowered,
+)
+
+
+def _inside(worker: Any) -> Any:
+    inside = getattr(worker, "rlwatch", None)
+    if inside is None:
+        raise RLWatchError("this worker is not watched")
+    return inside

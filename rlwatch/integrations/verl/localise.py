@@ -1,0 +1,273 @@
+"""Localising gradient spikes in one worker of verl. It has no run: what is localised waits until the driver asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rlwatch.errors import RLWatchError
+from rlwatch.gradloc.distributed import World
+from rlwatch.gradloc.locate import Located
+from rlwatch.gradloc.passes import Outputs, Passes, RandomState
+from rlwatch.gradloc.rows import event_body
+from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.localising import (
+    Localise,
+    Localiser,
+    LocatedStep,
+    Spike,
+    batches_of,
+    encoded_batches,
+    world_of,
+)
+from rlwatch.integrations.step_tally import Decode
+from rlwatch.integrations.verl.batch import Packed, rewards_of, tokens_of
+from rlwatch.integrations.verl.compat import PASSES, STEPS
+from rlwatch.integrations.verl.settings import hindrance
+from rlwatch.integrations.weights import flattened, gradients_of
+from rlwatch.metrics import LAYER_PREFIX
+from rlwatch.seam import Seam
+from rlwatch.tensors.gradnorm import GradNorms, layer_of
+
+
+class Localising:
+    """One rank's end: keeps the loss passes of each optimizer step, and looks at its gradient before it is used."""
+
+    def __init__(self, engine: Any, seam: Seam, settings: Localise, world: World, decode: Decode | None = None) -> None:
+        self.localiser = Localiser(seam, settings, decode=decode, world=world)
+        self._tap = LossPassTap(engine, seam, self.localiser.passes)
+        self._engine = engine
+        self._settings = settings
+        self._decode = decode
+        self._world: World | None = world
+        self._rank = world.rank
+        self._step = 1
+        self._localised: list[Located] = []
+
+    @classmethod
+    def of(cls, worker: Any, seam: Seam, settings: Localise, *, text: bool = False) -> Self:
+        """For the actor of verl's ``worker``; with ``text``, the text of culprits is kept.
+
+        A collective: every rank calls it. Raises ``RLWatchError`` saying why it cannot be done.
+        """
+        engine = worker.actor.engine
+        reason = hindrance("fsdp" if flattened(engine.module) else str(worker.config.actor.strategy))
+        if reason is None and getattr(engine, "ulysses_sequence_parallel_size", 1) > 1:
+            reason = "sequence parallelism cuts the sequences in parts, which lie on several ranks"
+        if reason is None:
+            reason = lacking(engine, {**STEPS, **PASSES})
+        world = world_of(reason is None, otherwise=reason or "another rank cannot, or has not come")
+        if reason is not None:
+            raise RLWatchError(reason)
+        tokenizer = getattr(engine.model_config, "tokenizer", None) if text else None
+        return cls(engine, seam, settings, world, getattr(tokenizer, "decode", None))
+
+    def attach(self) -> None:
+        """Watch the forwards of the engine."""
+        self._tap.attach()
+
+    def keep(self, model_output: Any, data: Any) -> None:
+        """The loss of the forward that is over is called next, with these."""
+        if self._world is not None:
+            self._tap.keep(model_output, data)
+
+    def check(self, norms: GradNorms | None) -> None:
+        """The gradient is complete, and neither clipped nor unscaled; ``norms`` are this rank's part if it was read.
+
+        Waits for the device, as the engine does next to see whether the norm is finite. Once it fails on one of several
+        ranks, they all leave it.
+        """
+        try:
+            if self._world is not None:
+                self._check(norms, self._world)
+        except BaseException:
+            self.leave()
+            raise
+        finally:
+            self.localiser.passes.clear()
+
+    def leave(self) -> None:
+        """Do without this rank, and so without the others."""
+        if self._world is not None and self._world.size > 1:
+            self._world = None
+            self.localiser.leave()
+
+    def take(self, step: int) -> Mapping[str, Any]:
+        """For the driver: what was ``localised`` since the last call, as that of ``step``, and what was refused so far.
+
+        Of each optimizer step the ``batches``, as bytes, and on rank 0 the ``event``.
+        """
+        localised, self._localised, self._step = self._localised, [], step + 1
+        self.localiser.passes.clear()
+        return {
+            "localised": [self._packed(step, located) for located in localised],
+            "localisations_refused": self.localiser.refused,
+        }
+
+    def _packed(self, step: int, located: Located) -> Mapping[str, Any]:
+        what = LocatedStep(step, located, self._settings, self._decode)
+        event = {"event": event_body(located.report)} if self._rank == 0 else {}
+        return {"batches": encoded_batches(batches_of(what, self._rank)), **event}
+
+    def _check(self, norms: GradNorms | None, world: World) -> None:
+        squares = self._squares(norms, world)
+        scale = _loss_scale(self._engine)
+        left = 1.0 if scale is None else scale
+        norm = math.sqrt(sum(squares.values())) / left
+        located = self.localiser.check(Spike(self._engine.module, self._step, norm, scale, left))
+        if located is not None:
+            self._localised.append(located)
+        self.localiser.delivered({LAYER_PREFIX + layer: square**0.5 for layer, square in squares.items()})
+
+    def _squares(self, norms: GradNorms | None, world: World) -> dict[str, float]:
+        """Of each layer, over all ranks. A collective."""
+        model = self._engine.module
+        norms = norms or gradients_of(model, self._rank)
+        layers = dict.fromkeys(layer_of(name) for name, p in model.named_parameters() if p.grad is not None)
+        squares_here = (
+            torch.zeros(len(layers)) if norms is None else norms.squares
+        )  # None: others hold the same gradients
+        return dict(zip(layers, world.sum(squares_here.double().cpu()).tolist(), strict=True))
+
+
+def _loss_scale(engine: Any) -> float | None:
+    """That of float16, which coefficients and gradients both carry when the engine's step begins."""
+    scaler = getattr(engine, "scaler", None)
+    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
+
+
+# The loss passes of verl's FSDP engine, kept until its optimizer has stepped so that they can be run again.
+#
+# The engine's ``forward_step`` computes log-probs (and entropies) of a micro-batch, packed or padded, fused or not,
+# and hands them to the loss as jagged tensors over whole sequences. It is run again as it is, with a function in the
+# place of the loss that only takes them; that changes nothing in the engine.
+
+PARTS = {"logp": "log_probs", "entropy": "entropy"}
+"""Our name -> verl's, of what its loss takes of the policy."""
+
+Loss = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Taker:
+    """Stands where ``loss`` does: takes the outputs, padded to ``width`` positions, and asks for nothing.
+
+    Top-k distillation calls its loss for the logits too; then it does what it does.
+    """
+
+    loss: Loss
+    width: int
+    outputs: Outputs | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the engine calls a loss."""
+        if "model_output" not in kwargs:
+            return self.loss(*args, **kwargs)
+        where = Packed.of(kwargs["data"], self.width)
+        self.outputs = Outputs(**{name: where.take(part) for name, part in parts_of(kwargs["model_output"]).items()})
+        return torch.zeros(()), {}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of ``forward_step`` that a backward follows."""
+
+    forward_step: Callable[..., Any]
+    micro_batch: Any
+    loss: Loss
+    random: RandomState
+
+    def again(self, width: int, rows: Sequence[int] | None = None) -> Outputs:
+        """Run it again with ``width`` positions, of some sequences only where ``rows`` says which."""
+        from verl.utils.tensordict_utils import index_select_tensor_dict
+
+        batch = self.micro_batch if rows is None else index_select_tensor_dict(self.micro_batch, list(rows))
+        taker = Taker(self.loss, width)
+        self.forward_step(batch, loss_function=taker, forward_only=True)
+        if taker.outputs is None:
+            raise RuntimeError("verl's forward did not call the loss")
+        return taker.outputs
+
+
+class LossPassTap:
+    """Watches the forwards of one engine that a backward follows, and keeps them in ``passes``."""
+
+    def __init__(self, engine: Any, seam: Seam, passes: Passes) -> None:
+        self._engine = engine
+        self._seam = seam
+        self._passes = passes
+        self._call: Call | None = None
+
+    def attach(self) -> None:
+        """Put the wrapper in place."""
+        original = self._engine.forward_step
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not kwargs.get("forward_only", True):
+                self._call = self._seam.attempt("loss pass", _begun, original, args, kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._call = None
+
+        self._engine.forward_step = tapped
+
+    def keep(self, model_output: Mapping[str, Any], data: Any) -> None:
+        """The forward is over, and its loss is called next with these: to be called before it.
+
+        The longest response is asked for, which may wait for the device; verl's loss asks for the same, next.
+        """
+        call, self._call = self._call, None
+        if call is None:
+            return
+        where, parts = Packed.of(data), parts_of(model_output)
+        drew = not call.random.same(RandomState.now())
+        with torch.no_grad():
+            detached = Outputs(**{name: where.take(part.detach()) for name, part in parts.items()})
+            tokens, rewards = tokens_of(data, detached, where), rewards_of(data, where)
+        again = _Again(call, where.width)
+        one = self._passes.add(again, detached, tokens, random=call.random, drew=drew, rewards=rewards)
+        for name, part in parts.items():
+            if part.requires_grad:
+                part.register_hook(self._passes.contained(_Reader(one.coefficients, name, where)))  # type: ignore[no-untyped-call]
+
+
+def parts_of(model_output: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Outputs of the engine, jagged over whole sequences, by our names."""
+    return {
+        name: model_output[verl_name] for name, verl_name in PARTS.items() if model_output.get(verl_name) is not None
+    }
+
+
+def _begun(forward_step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    (micro_batch,) = args
+    return Call(forward_step, micro_batch, kwargs["loss_function"], RandomState.now())
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    call: Call
+    width: int
+
+    def __call__(self, rows: Sequence[int] | None = None) -> Outputs:
+        return self.call.again(self.width, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads a coefficient off the gradient of a jagged output. A second backward through it adds to the first."""
+
+    into: dict[str, Tensor]
+    name: str
+    where: Packed
+
+    def __call__(self, gradient: Tensor) -> None:
+        read, before = self.where.take(gradient.detach()), self.into.get(self.name)
+        self.into[self.name] = read if before is None else before + read

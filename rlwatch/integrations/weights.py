@@ -1,0 +1,352 @@
+"""Weights and gradients of a model as it is: wrapped, sharded (FSDP2's DTensor, FSDP1's flat units), or an adapter."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from rlwatch.errors import RLWatchError
+from rlwatch.tensors.gradnorm import GradNorms, grad_norms, layer_of
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+"""What torch.compile, activation checkpointing and FSDP put into the names of parameters."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, DataParallel and torch.compile."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel | DataParallel) else None
+        inner = getattr(model, "_orig_mod", None) if inner is None else inner
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def resharded(model: nn.Module) -> nn.Module:
+    """``model``, with every FSDP2 module showing its shards.
+
+    After a forward without backward FSDP2's root keeps whole copies of its parameters, which the next forward
+    throws away: a reset of those would be lost. Raises ``RLWatchError`` for FSDP1, whose flat parameters hide
+    whether they are shards.
+    """
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            raise RLWatchError("the model is wrapped by FSDP1, whose weights cannot be copied in place; use FSDP2")
+        if callable(getattr(module, "reshard", None)) and hasattr(module, "set_reshard_after_forward"):
+            module.reshard()  # type: ignore[operator]
+    return model
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer inside accelerate's, or whoever's, wrappers."""
+    while getattr(optimizer, "optimizer", None) is not None:
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def inner_scheduler(scheduler: Any) -> Any:
+    """The learning-rate scheduler inside accelerate's wrapper."""
+    while getattr(scheduler, "scheduler", None) is not None:
+        scheduler = scheduler.scheduler
+    return scheduler
+
+
+# Tensors that may be sharded over ranks (DTensor, as FSDP2 makes them), and plain ones, in the same words.
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The shard of this rank; the tensor itself if it is not sharded. Shares its memory."""
+    return tensor.to_local() if _sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, gathered from all ranks, all of which must call this; itself if it is not sharded."""
+    return tensor.full_tensor() if _sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """``target[:] = source`` in the target's dtype, device and sharding; in place, without autograd.
+
+    Equal shardings copy shard by shard. Otherwise the ranks exchange what they need, so all must call this.
+    """
+    if not _sharded(target):
+        target.copy_(whole(source))
+    elif not _sharded(source):
+        local(target).copy_(local(_like(source, target)))
+    else:
+        same = source.device_mesh == target.device_mesh and source.placements == target.placements  # type: ignore[attr-defined]
+        moved = source if same else source.redistribute(target.device_mesh, target.placements)  # type: ignore[attr-defined]
+        local(target).copy_(local(moved))
+
+
+def whole_marks(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum and norm over all ranks, 0-d float64, accumulated in float64 where the device has it."""
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    total, norm = tensor.sum(dtype=wide), tensor.to(torch.float32).norm(dtype=wide)
+    return whole(total).double(), whole(norm).double()
+
+
+def _like(source: Tensor, target: Any) -> Tensor:
+    """A whole tensor, which every rank has, cut as ``target`` is; no rank sends anything."""
+    from torch.distributed.tensor import distribute_tensor
+
+    moved = source.to(target.device)
+    return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def _sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local")
+
+
+# Policy and reference, tensor by tensor, and copying all of them or none.
+
+
+class Pair(NamedTuple):
+    """A tensor of the policy and its counterpart in the reference."""
+
+    name: str
+    policy: Tensor
+    reference: Tensor
+
+
+REF = "ref"
+"""The frozen adapter that is taken as the reference, if it exists."""
+
+
+def model_pairs(policy: nn.Module, reference: nn.Module) -> list[Pair]:
+    """Parameters and saved buffers of two whole models, however each is wrapped.
+
+    Raises ``RLWatchError`` if they do not match one to one, or if the policy is not finite.
+    """
+    of_policy, of_reference = dict(named_tensors(policy)), dict(named_tensors(reference))
+    if of_policy.keys() != of_reference.keys():
+        odd = sorted(of_policy.keys() ^ of_reference.keys())
+        raise RLWatchError(f"policy and reference are different models: {odd[0]!r} is in one only")
+    return _checked([Pair(name, of_policy[name], of_reference[name]) for name in of_policy])
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and saved buffers of ``model`` by their names without wrappers; shards where it is sharded."""
+    inner = resharded(unwrapped(model))
+    for name, parameter in inner.named_parameters():
+        yield plain_name(name), parameter
+    for prefix, module in inner.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001  (has no public name)
+                yield plain_name(f"{prefix}.{name}" if prefix else name), buffer
+
+
+def adapter_of(policy: Any) -> str:
+    """The one trained PEFT adapter. Raises ``RLWatchError`` if there is not exactly one, or it is not finite."""
+    active = policy.active_adapter
+    if isinstance(active, list) and len(active) == 1:
+        active = active[0]
+    if not isinstance(active, str) or active == REF:
+        raise RLWatchError(f"a reset needs exactly one trained adapter, got {active!r}")
+    weights = _weights_of(policy, active)
+    if not weights:
+        raise RLWatchError(f"the adapter {active!r} has no weights")
+    if REF not in policy.peft_config and any(local(tensor) is not tensor for tensor in weights.values()):
+        raise RLWatchError(
+            f"the model is sharded: add a frozen adapter named {REF!r} before it is, so that it can be reset"
+        )
+    _checked([Pair(name, tensor, tensor) for name, tensor in weights.items()])
+    return active
+
+
+def adapter_pairs(policy: Any) -> list[Pair]:
+    """Weights of the trained PEFT adapter and of the frozen one named ``ref``, which is made if it is not there.
+
+    Raises ``RLWatchError`` if there is not exactly one active adapter or it cannot be mirrored.
+    """
+    active = adapter_of(policy)
+    made = REF not in policy.peft_config
+    if made:
+        add_reference_adapter(policy, active)
+    try:
+        return _mirrored(policy, active)
+    except RLWatchError:
+        if made:
+            policy.delete_adapter(REF)
+        raise
+
+
+def copy_all(pairs: Iterable[Pair]) -> None:
+    """Copy every policy tensor into its reference tensor, in the reference's own dtype, device and sharding."""
+    with torch.no_grad():
+        for pair in pairs:
+            copy_into(pair.reference, pair.policy)
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """Twelve hex digits of the sum and norm of each tensor: equal weights give equal ones, on every rank.
+
+    A sharded tensor is reduced over its ranks, all of which must call this.
+    """
+    digest = hashlib.sha256()
+    with torch.no_grad():
+        marks = [mark.cpu() for tensor in tensors for mark in whole_marks(tensor)]
+    if marks:
+        digest.update(torch.stack(marks).numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def add_reference_adapter(policy: Any, active: str) -> None:
+    """A frozen adapter like ``active``: initialised plainly, because some initialisations alter the base weights.
+
+    Its random initial values are drawn from a fork, so that training's random stream does not notice.
+    """
+    config = copy.deepcopy(policy.peft_config[active])
+    config.inference_mode = True
+    if hasattr(config, "init_lora_weights"):
+        config.init_lora_weights = True
+    devices = sorted({p.device.index for p in policy.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        policy.add_adapter(REF, config)
+    for name, parameter in policy.named_parameters():
+        if f".{REF}." in name:
+            parameter.requires_grad_(False)
+
+
+def _checked(pairs: list[Pair]) -> list[Pair]:
+    """Refuse before anything is copied: a half-copied reference is worse than an old one."""
+    for name, policy, reference in pairs:
+        if policy.is_meta or reference.is_meta or hasattr(policy, "ds_id") or hasattr(reference, "ds_id"):
+            raise RLWatchError(
+                f"{name!r} is held elsewhere (offloaded, or partitioned by DeepSpeed): it cannot be read"
+            )
+        if policy.shape != reference.shape:
+            raise RLWatchError(
+                f"{name!r} has shape {tuple(policy.shape)} in the policy and {tuple(reference.shape)} in the reference"
+            )
+        if not bool(local(policy).isfinite().all()):
+            raise RLWatchError(f"the policy's {name!r} is not finite: roll back to a checkpoint instead")
+    return pairs
+
+
+def _weights_of(policy: Any, adapter: str) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named_tensors(policy) if f".{adapter}." in f"{name}."}
+
+
+def _mirrored(policy: Any, active: str) -> list[Pair]:
+    everything, trained = dict(named_tensors(policy)), _weights_of(policy, active)
+    mirror = {name: f"{name}.".replace(f".{active}.", f".{REF}.")[:-1] for name in trained}
+    absent = [name for name, other in mirror.items() if other not in everything]
+    if absent:
+        raise RLWatchError(f"the adapter {active!r} cannot be mirrored: {absent[0]!r} has no counterpart")
+    return _checked([Pair(name, tensor, everything[mirror[name]]) for name, tensor in trained.items()])
+
+
+# FSDP1, verl's default: models whose parameters are flattened unit by unit and cut into one shard for each rank.
+
+
+def flattened(model: nn.Module) -> bool:
+    """True if FSDP1 holds ``model``."""
+    return isinstance(model, FullyShardedDataParallel)
+
+
+def units_of(model: nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]:
+    """The units of ``model`` that have parameters of their own, by name."""
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:  # noqa: SLF001
+            yield name, module
+
+
+def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[Pair]:
+    """The shards of this rank, and the buffers. Raises ``RLWatchError`` if the models are cut differently."""
+    of_policy, of_reference = _shards(policy), _shards(reference)
+    if of_policy.keys() != of_reference.keys():
+        odd = sorted(of_policy.keys() ^ of_reference.keys())
+        raise RLWatchError(f"policy and reference are flattened differently: {odd[0]!r} is in one only")
+    for name, tensor in of_policy.items():
+        if tensor.shape != of_reference[name].shape:
+            raise RLWatchError(f"{name!r} is sharded differently in the policy and in the reference")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise RLWatchError(f"the policy's {name!r} is not finite: roll back to a checkpoint instead")
+    return [Pair(name, tensor, of_reference[name]) for name, tensor in of_policy.items()]
+
+
+def flat_resharded(model: nn.Module) -> nn.Module:
+    """``model``, with shards and nothing beside: a forward without a backward keeps the root's whole for the next."""
+    for _, unit in units_of(model):
+        handle = unit._handle  # noqa: SLF001
+        if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():
+            handle.reshard(True)
+    return model
+
+
+def _shards(model: nn.Module) -> dict[str, Tensor]:
+    flat_resharded(model)
+    named = chain(model.named_parameters(), model.named_buffers())
+    return {name.replace("_fsdp_wrapped_module.", ""): tensor.detach() for name, tensor in named}
+
+
+# The gradients of an engine's model, by layer: FSDP2's and plain ones by parameter, FSDP1's by flattened unit.
+#
+# verl trains with FSDP1 unless configured otherwise. It flattens the parameters of each unit (a decoder layer; and what
+# is left at the root: embeddings, last norm, head) into one, whose shard a rank holds. The norm of a unit needs no
+# names.
+
+ROOT = "outside"
+"""The layer of what lies outside all units."""
+
+
+def gradients_of(model: nn.Module, rank: int) -> GradNorms | None:
+    """Norms of the gradients that ``model`` holds now on ``rank``; None if it holds none that count here."""
+    units = [(layer_of(f"{plain_name(f'{name}.')}weight") if name else ROOT, unit) for name, unit in units_of(model)]
+    return _flat_norms(units, rank) if units else grad_norms(model.named_parameters(), rank=rank)
+
+
+def _flat_norms(units: list[tuple[str, Any]], rank: int) -> GradNorms | None:
+    """Padding within a shard is zero; it counts among the elements on all ranks alike."""
+    squares: dict[str, list[Tensor]] = {}
+    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for layer, module in units:
+        grad = module._handle.flat_param.grad  # noqa: SLF001  (torch has no public name for it)
+        if grad is None:
+            continue
+        here = _counts_here(module, rank)
+        square = torch.linalg.vector_norm(grad.detach(), dtype=torch.float32).square()
+        squares.setdefault(layer, []).append(square if here else torch.zeros_like(square))
+        held[layer] = held.get(layer, 0) + (grad.numel() if here else 0)
+        sizes[layer] = sizes.get(layer, 0) + grad.numel() * _parts(module)
+    if not squares:
+        return None
+    every = [square for pieces in squares.values() for square in pieces]
+    return GradNorms(
+        tuple(squares),
+        torch.stack([torch.stack(pieces).sum() for pieces in squares.values()]),
+        tuple(held.values()),
+        tuple(sizes.values()),
+        (~torch.stack(every).isfinite()).float(),
+    )
+
+
+def _parts(module: Any) -> int:
+    """Ranks a unit is sharded over."""
+    handle = module._handle  # noqa: SLF001
+    return int(handle.world_size) if handle.uses_sharded_strategy else 1
+
+
+def _counts_here(module: Any, rank: int) -> bool:
+    """True if this rank's shard is the first of its copies."""
+    if not module._handle.uses_sharded_strategy:  # noqa: SLF001
+        return rank == 0
+    copies = getattr(module, "_inter_node_pg", None)
+    return copies is None or int(torch.distributed.get_rank(copies)) == 0
