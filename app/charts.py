@@ -36,7 +36,7 @@ class Window:
 def slider_end(last: int) -> int:
     """A round number just above ``last``, so that a slider up to it keeps still while a run goes on.
 
-    >>> [limit(n) for n in (0, 7, 99, 312, 4812, 100_000)]
+    >>> [slider_end(n) for n in (0, 7, 99, 312, 4812, 100_000)]
     [10, 10, 100, 320, 5000, 100000]
     """
     unit = 10

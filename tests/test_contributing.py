@@ -60,3 +60,58 @@ def test_a_detector_is_a_file_an_entry_and_a_test(tmp_path: Path):
     assert "written: docs/findings.md, docs/alerts.md" in said
     assert "`ratio_outliers`" in (copy / "docs" / "findings.md").read_text()
     assert int(re.search(r"(\d+) passed", said)[1]) > 100
+
+
+def inserted(file: Path, text: str, before: str) -> None:
+    """Put ``text`` before the one place of a file that begins with ``before``."""
+    old = file.read_text()
+    assert old.count(before) == 1, (file, before)
+    file.write_text(old.replace(before, text + before))
+
+
+def test_an_importer_is_a_file_an_entry_and_a_sample(tmp_path: Path):
+    """Its suite passes, and so does the test that every registered importer has one."""
+    copy = copied(tmp_path, "tests/importers")
+    recipe = blocks("Add an importer")
+    (module, registered, contract) = [text.split("\n", 1) for language, text in recipe if language == "python"]
+    (commands,) = [text for language, text in recipe if language == "sh"]
+    new = copy / module[0].removeprefix("# ")
+    assert not new.exists()
+    new.write_text(module[1])
+    registry = copy / registered[0].removeprefix("# ")
+    line, entry = registered[1].splitlines(keepends=True)
+    inserted(registry, line, before="from rlwatch.importers.trl_console import")
+    inserted(registry, entry, before="    TrlConsole(),\n")
+    with (copy / contract[0].removeprefix("# ")).open("a") as contracts:
+        contracts.write("\n\n" + contract[1])
+
+    said = shell(commands, copy)
+
+    assert int(re.search(r"(\d+) passed", said)[1]) > 10
+
+
+LOOK_AT_ITS_CHART = """
+import sys
+
+sys.path.insert(0, "tests/app")
+from app_world import charts, run_page, write_run
+
+from rlwatch.metrics import canonicalise
+
+write_run("runs", source="toy", metrics=lambda step: {"reward": step * 0.01, "toy_points": step % 5})
+(title,) = [title for title in charts(run_page())["chart-REWARD"]["title"] if title["text"] == "reward/toy"]
+assert title["subtext"] == "points · toy_points", title
+assert canonicalise({"ToyReward": 3.0})[0] == {"reward/toy": 3.0}
+print("drawn")
+"""
+
+
+def test_a_metric_with_a_panel_is_one_row(tmp_path: Path):
+    """The run's page draws it with its unit and what the trainer calls it; a loop of one's own may name it in words."""
+    copy = copied(tmp_path, "app", "tests/app")
+    [(_, text)] = blocks("Add a metric with a panel")
+    file, row = text.split("\n", 1)
+    inserted(copy / file.removeprefix("# "), row, before='    Metric("reward/std", ')
+    (copy / "look.py").write_text(LOOK_AT_ITS_CHART)
+
+    assert shell("RLWATCH_STORE=runs python look.py", copy).endswith("drawn\n")

@@ -36,7 +36,7 @@ _ONE_WORD = {
 def words_of(name: str) -> frozenset[str]:
     """The words of a name in lower case, in one form, without those that say nothing.
 
-    >>> sorted(words("train/AvgGradientNorm"))
+    >>> sorted(words_of("train/AvgGradientNorm"))
     ['grad', 'norm']
     """
     said = [_ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name))]
