@@ -95,22 +95,33 @@ def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Findi
     return [detector.update(step) for step in stream]
 
 
-def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> list[ClosedStep]:
+@cache
+def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> tuple[ClosedStep, ...]:
     """A healthy run in which everything goes wrong at once: every detector has something to say.
 
     Held-out scores fall first. Entropy explodes and then, 40 steps on, collapses, while KL to the reference falls to
-    nothing, and the reward with it.
+    nothing, and the reward with it. Made once, as the healthy ones are.
     """
-    return [
+    return tuple(
         _gamed(row, at) if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
         for row in whole_run(seed, length)
-    ]
+    )
 
 
 @cache
 def whole_run(seed: int = 0, length: int = 300, every: int = 1) -> tuple[ClosedStep, ...]:
     """A healthy run with everything in it. Made once: every detector is shown the same."""
     return tuple(healthy_run(seed, length=length, every=every, layers=LAYERS, taps=True))
+
+
+@cache
+def _plain_run(length: int = 40) -> tuple[ClosedStep, ...]:
+    return tuple(healthy_run(length=length))
+
+
+@cache
+def _later_run(length: int = 2000) -> tuple[ClosedStep, ...]:
+    return tuple(replace(row, step=row.step + length) for row in whole_run(1, length=length))
 
 
 def _gamed(row: ClosedStep, at: int) -> ClosedStep:
@@ -212,10 +223,7 @@ class DetectorContract:
         detector = make()
         outputs(detector, whole_run(length=2000))
         size = len(pickle.dumps(detector))
-        outputs(
-            detector,
-            [replace(row, step=row.step + 2000) for row in whole_run(1, length=2000)],
-        )
+        outputs(detector, _later_run(length=2000))
 
         assert len(pickle.dumps(detector)) <= 1.05 * size + 200
 
@@ -250,10 +258,10 @@ class DetectorContract:
         """Known or not, before the first row and in the middle."""
         detector = make()
         detector.notice(Event(kind=kind))
-        outputs(detector, healthy_run(length=40))
+        outputs(detector, _plain_run())
         detector.notice(Event(kind=kind, step=40, body={"optimizer": "clear"}))
 
-        assert outputs(detector, healthy_run(length=40))[-1] == []
+        assert outputs(detector, _plain_run())[-1] == []
 
     def test_rows_without_its_metrics_are_silent(self, make: Make) -> None:
         """A log that never measures what it needs yields nothing."""

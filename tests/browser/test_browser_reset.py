@@ -67,6 +67,7 @@ def test_the_reference_of_a_live_loop_is_reset_from_the_browser(train, app, page
 
 
 @pytest.mark.torch
+@pytest.mark.thorough
 def test_the_reference_of_a_live_trl_training_is_reset_from_the_browser(train, app, page, store_url):
     """Real GRPO training: KL to the reference is zero at the next step, in the store."""
     trainer = train("live_trl.py", steps=25)

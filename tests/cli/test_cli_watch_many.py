@@ -233,6 +233,7 @@ def _read_so_far() -> int:
     return int(said["rchar"])
 
 
+@pytest.mark.thorough
 def test_fifty_growing_logs_cost_little(tmp_path: Path) -> None:
     """A look reads what came to each since the last one, however long they have become."""
     logs = [tmp_path / f"run{number:02}.jsonl" for number in range(50)]

@@ -145,7 +145,7 @@ watch_log.follow(Log(Path(sys.argv[1])), sys.argv[2], None, lambda: sys.exit(3))
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.thorough), "after"])
 def test_a_watch_that_was_killed_goes_on_where_it_was(when: str, log: Path, store: Store) -> None:
     """Killed four times, at a lot before or after it was stored; meanwhile the log grows, restarts and is rotated."""
     _write(log, _lines(11, 40))

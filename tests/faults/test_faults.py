@@ -1,4 +1,4 @@
-"""What a run survives: one or two real trials of most faults; ``make faults`` has hundreds, and every fault.
+"""What a run survives: one real trial of each kind of fault; ``make faults`` has hundreds, and every fault.
 
 The trials run side by side before the first of these tests: most of their time is waiting for processes.
 """
