@@ -1,7 +1,12 @@
 """Covariance of log-prob and advantage: what drives entropy down (Cui et al., arXiv 2505.22617).
 
 With c_t = (log p_t - <log p>)(A_t - <A>) over the tokens the loss counts, a policy-gradient step changes entropy by
-about minus the step size times <c>. A few tokens carry most of it; Clip-Cov and KL-Cov hold just those back.
+about minus the step size times <c>. A few tokens carry most of it (of Qwen2.5-7B at step 1 the top 0.2 % have a mean
+c_t of 3.1, all together 0.003); Clip-Cov and KL-Cov hold just those back.
+
+Why: for softmax logits z, dH/dz_a = -p_a (log p_a + H), and a natural policy gradient moves z_a by eta (A_a - <A>).
+Multiplied and summed over actions that is -eta Cov(log p, A) under the policy, of which the mean product of
+deviations over sampled tokens is an estimate. (The plain gradient weighs each action by p_a once more.)
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ BOUNDS = (1.0, 5.0)
 
 def _largest(c: Tensor, mask: Tensor, fraction: float) -> tuple[torch.return_types.topk, Tensor]:
     """More than enough of the largest of ``c``, and which of them are the ``fraction`` of ``mask``."""
+    # floor(fraction n) needs n, which only the device knows. So as many as would be needed if nothing was masked are
+    # taken, and those beyond the true number are switched off. float64: 0.002 n must not round across a whole number.
     top = keep(c, mask, -torch.inf).flatten().topk(min(c.numel(), max(1, int(c.numel() * fraction))))
     n = mask.bool().sum()
     exact = n.to(torch.float32 if n.device.type == "mps" else torch.float64) * fraction
@@ -70,7 +77,9 @@ class Pairs(Stat):
 
     @override
     def compact(self, most: int) -> Self:
-        """Where there are more than ``most`` pairs, those evenly spaced in the order of c_t; all NaN if one was."""
+        """Pairs evenly spaced in the order of c_t, where there are more than ``most``; all NaN if one was."""
+        # In the order of c_t under this rank's means, which are close to the common ones: what is read of the pairs are
+        # tails and counts of c_t, and evenly spaced order statistics keep both to within every / n.
         columns = self.columns()
         c, mask = self.products(columns)
         every = -(-len(c) // most)
@@ -84,11 +93,12 @@ class Pairs(Stat):
 
     def products(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """c_t and mask of all tokens, (N,)."""
+        # About the means over all micro-batches, which is why pairs are kept: c_t of a token changes with the others.
         x, y = columns["logp"] - self.means.mean_x, columns["advantages"] - self.means.mean_y
         return x * y, columns["masks"]
 
     def columns(self) -> dict[str, Tensor]:
-        """What is kept, by its field, (N,): each pair as often as it stands."""
+        """Columns of all pairs by field, (N,): each pair as often as it counts."""
         return {name: self._column(getattr(self, name)) for name in self._kept()}
 
     def _kept(self) -> list[str]:

@@ -25,8 +25,8 @@ _ZERO = -1e4
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """What n rows of logits sum up to: ``top`` (n,) the largest logit, ``log_total`` (n,) log sum exp(t), and
-    ``entropy`` (n,) in nats.
+    """Sums over the vocabulary of n rows of logits: ``top`` (n,) the largest logit, ``log_total`` (n,) log sum exp(t),
+    and ``entropy`` (n,) in nats.
     """
 
     top: Tensor
@@ -41,7 +41,7 @@ class Softmax:
 
 
 def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = None) -> Softmax:
-    """Of ``rows`` (n, V) over ``temperature``; ``tile`` is the number of elements widened at a time.
+    """Sum up ``rows`` (n, V) over ``temperature``; ``tile`` is the number of elements widened at a time.
 
     Raises ``ValueError`` for a temperature or a tile that is not positive.
     """
@@ -56,6 +56,8 @@ def softmax_of(rows: Tensor, *, temperature: float = 1.0, tile: int | None = Non
 
 
 def _of_block(rows: Tensor, columns: int, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    # With t = (z - max z) / temperature and Z = sum exp(t): p = exp(t) / Z, so H = -sum p log p = log Z - sum t exp(t)
+    # / Z. Two sums over the vocabulary, none of them of log p, and exp(t) <= 1 whatever the logits are.
     top = widen(rows.amax(-1, keepdim=True))
     total, moment = torch.zeros_like(top[:, 0]), torch.zeros_like(top[:, 0])
     for part in torch.split(rows, columns, -1):

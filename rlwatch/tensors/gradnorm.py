@@ -36,8 +36,8 @@ def layer_of(name: str) -> str:
     'lm_head'
     """
     bare = plain_name(name)
-    found = _LAYER.match(bare)
-    return found.group(1) if found else bare.rpartition(".")[0] or bare
+    block = _LAYER.match(bare)
+    return block.group(1) if block else bare.rpartition(".")[0] or bare
 
 
 def plain_name(name: str) -> str:
@@ -66,7 +66,7 @@ class GradNorms:
 
     @property
     def whole(self) -> bool:
-        """Whether all elements are here, so that the norms below are those of the layers."""
+        """True where all elements are here, so that the norms below are those of the layers."""
         return self.held == self.sizes
 
     @property
@@ -95,14 +95,14 @@ class GradNorms:
         }
 
     def unscaled_stats(self, total: Tensor) -> Stats:
-        """The same of gradients that still carry a loss scale; ``total`` is their norm without it, 0-d.
+        """Statistics of gradients that still carry a loss scale; ``total`` is their norm without it, 0-d.
 
         An overflow is how a scaler finds its scale (the step is skipped): then nothing was measured, and
         ``optim/step_skipped`` is 1. Layers only where all elements are here.
         """
         finite = total.detach().isfinite()
-        ours = self.total
-        norms = self.norms * torch.where(ours == 0, 1.0, total.detach().to(ours) / ours)
+        scaled = self.total
+        norms = self.norms * torch.where(scaled == 0, 1.0, total.detach().to(scaled) / scaled)
         rows = zip(self.layers, norms, strict=True) if self.whole else ()
         return {
             **{LAYER_PREFIX + layer: Latest.of(norm, finite) for layer, norm in rows},
@@ -112,7 +112,7 @@ class GradNorms:
 
 
 def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) -> GradNorms | None:
-    """Of the gradients that ``parameters`` (name, parameter) hold now; None if there is nothing to count here.
+    """Gradient norms of ``parameters`` (name, parameter) as they are now; None if there is nothing to count here.
 
     Accumulated in float32 whatever the gradients' type. Gradients are read, never changed. Of a DTensor this rank's
     shard counts, on the lowest of the ranks that hold the same one; a whole gradient counts on ``rank`` 0, because
@@ -175,6 +175,8 @@ def _shard(grad: Any) -> Tensor | None:
 def _squares(grads: list[Tensor]) -> list[Tensor]:
     """The sum of squares of each, float32, on the device of the first."""
     wide = torch.float64 if any(grad.dtype is torch.float64 for grad in grads) else torch.float32  # it only widens
+    # Norms in one launch and squared again, because torch has no fused sum of squares; each tensor is accumulated in
+    # float32 at least. Squares, unlike norms, add up over tensors, layers and ranks.
     norms = torch._foreach_norm(grads, 2, dtype=wide)  # noqa: SLF001  (as clip_grad_norm_ does)
     return list(torch.stack([norm.to(grads[0].device, non_blocking=True) for norm in norms]).square().float().unbind())
 
@@ -213,7 +215,7 @@ class Sharded(Stat):
 
     @abstractmethod
     def together(self, kept: Tensor) -> Tensor:
-        """What this rank and another have kept, as one."""
+        """Combine what this rank and another have kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class Norm(Sharded):
 
 @dataclass(frozen=True, slots=True)
 class Marked(Sharded):
-    """How many of P tensors are marked; keeps a mark (0 or 1) for each, which one of its shards is enough to set."""
+    """Number of marked ones among P tensors; keeps a mark (0 or 1) for each, which one shard of it can set."""
 
     @override
     def together(self, kept: Tensor) -> Tensor:

@@ -36,13 +36,13 @@ def consecutive(n: int, size: int, device: torch.device | None = None) -> Tensor
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Which of N responses belong together: ``labels`` (N,) in [0, N), equal within a group."""
+    """Partition of N responses into groups: ``labels`` (N,) in [0, N), equal within a group."""
 
     labels: Tensor
 
     @classmethod
     def of(cls, ids: Tensor) -> Self:
-        """By the ``ids`` (N,) of their groups."""
+        """Label responses by the ``ids`` (N,) of their groups."""
         ordered, order = ids.sort()
         fresh = torch.ones_like(ordered, dtype=torch.bool)
         fresh[1:] = ordered[1:] != ordered[:-1]
@@ -113,7 +113,7 @@ def joined(pieces: tuple[Tensor, ...]) -> Tensor:
 
 @lru_cache(maxsize=2)
 def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
-    """By the ids of all batches, where those below 0 of different batches differ."""
+    """Group the responses of all batches by their ids; ids below 0 of different batches differ."""
     apart, seen = [], 0
     for ids in pieces:
         apart.append(torch.where(ids < 0, ids - seen, ids))
@@ -121,7 +121,7 @@ def grouped_by(pieces: tuple[Tensor, ...]) -> Grouping:
     return Grouping.of(torch.cat(apart))
 
 
-# What the rewards of a group say: whether it teaches anything, how they spread, pass@k.
+# Rewards of groups: those that teach nothing because all are equal, their spread, pass@k.
 #
 # A group is measured if at least two of its responses were scored and all their rewards are finite. All of it is of
 # ``scores`` (B, 2): the reward, and 1 for a right response, 0 for a wrong one, NaN where that is not known.
@@ -146,7 +146,7 @@ def scores(rewards: Tensor, right: Tensor | None = None) -> Tensor:
 
 
 def near(x: Tensor, y: Tensor) -> Tensor:
-    """Whether ``x`` and ``y`` are equal but for rounding; false where one is not finite."""
+    """Flag where ``x`` and ``y`` are equal but for rounding; false where one is not finite."""
     return (x - y).abs() <= EQUAL_RELATIVE * torch.maximum(x.abs(), y.abs()) + EQUAL_ABSOLUTE
 
 
@@ -223,6 +223,7 @@ class GroupStd(Grouped):
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
         verdicts = verdicts_of(values, mask, grouping)
         reward, size = keep(values[:, 0], mask, 0.0), verdicts.size
+        # Two passes, about the group's own mean, like the normalisation of GRPO; ddof 1 as torch.std, which verl uses.
         gap = reward - (grouping.total(reward) / size.clamp(min=1))[grouping.labels]
         std = (grouping.total(keep(gap, mask, 0.0).square()) / (size - 1).clamp(min=1)).sqrt()
         return Mean((size * verdicts.measured).sum(), keep(size * std, verdicts.measured, 0.0).sum())
@@ -266,13 +267,16 @@ class PassAt(Grouped):
 
 def all_among(some: Tensor, n: Tensor, k: int) -> Tensor:
     """Chance that ``k`` drawn of ``n`` without putting back are all among ``some`` of them: C(some, k) / C(n, k)."""
+    # As the product of (some - i) / (n - i), i < k: binomials of 30 and more exceed the 24 bits of float32, while these
+    # factors are within [0, 1].
+    # A factor is 0 from i = some on, so that fewer than k give 0.
     drawn = torch.arange(k, device=n.device, dtype=n.dtype)
     left = (some.unsqueeze(-1) - drawn).clamp(min=0)
     return (left / (n.unsqueeze(-1) - drawn).clamp(min=1)).prod(-1)
 
 
 def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor | None) -> dict[str, Grouped]:
-    """All of this module under their canonical names; all arguments (B,)."""
+    """Statistics of the rewards of groups under their canonical names; all arguments (B,)."""
     kept = GroupStd.of(scores(rewards, right), groups, scored)
     state = (kept.count, kept.values, kept.groups, kept.masks)
     return {
@@ -289,7 +293,7 @@ def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor 
     }
 
 
-# How many different answers a group gives, and how far it agrees on one.
+# Answers of groups: how many are different, and how far a group agrees on one.
 #
 # Answers are int64 codes, equal for equal answers; a negative one means that no answer could be extracted, which
 # leaves the response out. Groups with fewer than two answers are not measured.
@@ -311,7 +315,9 @@ class Answers(Grouped):
         return Mean(measured.sum().float(), torch.where(measured, per_group, 0.0).sum())
 
     def _per_group(self, given: Tensor, times: Tensor, grouping: Grouping, n: Tensor) -> Tensor:
-        """A response whose answer was given ``times`` (N,) by its group is one of as many that say the same."""
+        """The statistic of each group; a response whose answer was given m times is one of m that say the same."""
+        # So the sum over responses of 1 / m counts each distinct answer once, and the mean of -log(m / n) is the
+        # entropy.
         if self.kind == "majority":
             return grouping.largest(torch.where(given, times, 0.0)) / n
         share = times / n[grouping.labels]
@@ -320,7 +326,9 @@ class Answers(Grouped):
 
 
 def occurrences(values: Tensor, labels: Tensor) -> Tensor:
-    """How often the group of each response, ``labels`` (N,), holds its value, ``values`` (N,); floats (N,)."""
+    """Count of each response's value, ``values`` (N,), within its group, ``labels`` (N,); floats (N,)."""
+    # Sorted by value, then stably by label: equal (label, value) pairs lie together, and numbering these runs makes a
+    # grouping of its own. No pair of int64 would fit one sortable key, and nothing here may wait for the device.
     order = values.argsort(stable=True)
     order = order[labels[order].argsort(stable=True)]
     value, label = values[order], labels[order]
@@ -341,7 +349,8 @@ def answer_stats(answers: Tensor, groups: Tensor) -> dict[str, Grouped]:
     }
 
 
-# How alike the responses to one prompt begin: what the first action has in common drives likelihood displacement.
+# Agreement of the responses to one prompt in their first tokens: similar first actions with opposite rewards drive
+# likelihood displacement (arXiv 2512.04220).
 
 FIRST_ACTION = 64
 """Positions compared."""
@@ -352,13 +361,15 @@ _BASE = 2**21
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Grouped):
-    """Of all pairs of responses of a group, at all positions both have a token: the fraction that have the same.
+    """Fraction with the same token, among all pairs of responses of a group at all positions where both have one.
 
     Counted without forming pairs: m equal tokens at one position of a group are m (m - 1) / 2 pairs that agree.
     """
 
     @override
     def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Mean:
+        # One key for (group, token): sorted along each position, equal keys lie together, and each agrees with as many
+        # as stand before it in its run: 0 + 1 + ... + (m - 1) = m (m - 1) / 2.
         key = torch.where(mask, grouping.labels.unsqueeze(-1) * _BASE + values, -1).T.sort(-1).values
         fresh = torch.ones_like(key, dtype=torch.bool)
         fresh[:, 1:] = key[:, 1:] != key[:, :-1]
@@ -370,7 +381,7 @@ class Agreement(Grouped):
 
 
 def agreement(ids: Tensor, mask: Tensor, groups: Tensor) -> Agreement:
-    """Over the first :data:`FIRST_ACTION` positions of ``ids`` (B, T) inside ``mask`` (B, T); ``groups`` (B,)."""
+    """Agreement in the first :data:`FIRST_ACTION` positions of ``ids`` (B, T) inside ``mask``; ``groups`` (B,)."""
     short = max(0, FIRST_ACTION - ids.shape[1])
     return Agreement.of(
         pad(ids[:, :FIRST_ACTION].long(), (0, short)), groups, pad(mask[:, :FIRST_ACTION].bool(), (0, short))

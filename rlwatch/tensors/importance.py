@@ -38,6 +38,7 @@ def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
 
 def chi2(log_weight: Tensor) -> Tensor:
     """w^2 - 1 of the weight w = exp(``log_weight``): its mean is chi^2(pi || pi_old) if <w> = 1. Any shape."""
+    # expm1: of ratios near 1, which a healthy run has, exp(2x) - 1 in float32 keeps two or three digits.
     return torch.expm1(2 * widen(log_weight))
 
 
@@ -83,7 +84,7 @@ def response_ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_ratios(batch: TokenBatch) -> Stats:
-    """Without a measured old policy the ratio is 1 by definition: nothing to report."""
+    """Ratios of tokens and responses; without a measured old policy they are 1 by definition and not reported."""
     if batch.old_logp is None:
         return {}
     return {
@@ -100,7 +101,7 @@ def observe_ratio_quantiles(batch: TokenBatch) -> Stats:
     return {"ratio/p99": Quantile.of((widen(batch.logp) - widen(batch.old_logp)).exp(), batch.mask, 0.99)}
 
 
-# Where a loss clips importance ratios: on which side, and of how many tokens the gradient is gone.
+# Clipping of importance ratios by the loss: on which side, and of how many tokens the gradient is gone.
 
 
 def clip_stats(
@@ -128,7 +129,9 @@ def clip_stats(
 
 
 def clipped_sides(ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Where the PPO clip binds below and above, both bool in the common shape of ``ratio`` and ``advantages``."""
+    """Tokens where the PPO clip binds below and above, bool in the common shape of ``ratio`` and ``advantages``."""
+    # min(r A, clip(r) A) takes the clipped side, and so has no gradient, only where clipping lowers it: r beyond the
+    # upper bound with A > 0, beyond the lower one with A < 0.
     return (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0)
 
 
@@ -138,7 +141,7 @@ def truncated(x: Tensor, *, low: float = math.inf, high: float = math.inf) -> Te
 
 
 def observe_clipping(batch: TokenBatch) -> Stats:
-    """Where the loss has a token-level clip, the old policy was measured, and advantages are known."""
+    """Clip fractions, if the loss has a token-level clip, the old policy was measured and advantages are known."""
     advantages = batch.token_advantages
     if batch.old_logp is None or batch.clip is None or advantages is None:
         return {}
@@ -163,6 +166,8 @@ def sampling_kl(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Tensor:
     both count. Tokens the engine could not score (NaN) add nothing, as in TRL; a NaN of ``logp`` is not hidden. NaN
     for a response without tokens.
     """
+    # A mean per token, as published: length does not matter, and one catastrophic token in a long response is hidden.
+    # Hence offpolicy/kl_neg_max beside the fractions.
     gap = widen(sampling_logp) - widen(logp)
     return keep(gap, mask.bool() & ~sampling_logp.isnan(), 0.0).sum(-1) / mask.bool().sum(-1)
 
@@ -179,7 +184,7 @@ def off_policy_masked(kl: Tensor, advantages: Tensor, delta: float) -> Tensor:
 def off_policy_stats(
     logp: Tensor, sampling_logp: Tensor, advantages: Tensor, mask: Tensor, *, delta: float = OFF_POLICY_DELTA
 ) -> Stats:
-    """Over responses with a scored token: the fraction the mask drops (``offpolicy/masked``); of those with A < 0 the
+    """Fraction that the mask drops of the responses with a scored token (``offpolicy/masked``); of those with A < 0 the
     fraction (``offpolicy/masked_neg``) and the largest :func:`sampling_kl` (``offpolicy/kl_neg_max``, nats per token).
 
     ``logp``, ``sampling_logp``, ``mask`` (B, T); ``advantages`` (B,), (B, 1) or (B, T).

@@ -18,7 +18,7 @@ NOISE = 1e-4
 
 
 def observe_displacement(batch: TokenBatch) -> Stats:
-    """All of this module that the batch has the inputs for: advantages, and for displacement the old log-probs."""
+    """Likelihood displacement, as far as the batch has its inputs: advantages, and the old log-probs."""
     a = batch.token_advantages
     if a is None:
         return {}
@@ -37,6 +37,7 @@ def push_down(logp: Tensor, advantages: Tensor, mask: Tensor) -> Share:
 
     |A| (1 - p) is how hard a token's gradient pushes on its own logit: unlikely tokens are pushed hardest.
     """
+    # d log p / d z_y = 1 - p of the token's own logit y; -expm1(log p) is 1 - p without cancellation as p approaches 1.
     push = advantages.abs() * -torch.expm1(widen(logp))
     return Share.of(push.masked_fill(advantages > 0, 0.0), push, mask)
 
@@ -65,10 +66,12 @@ def actions_lost(loss: Tensor, mask: Tensor) -> Tensor:
     """
     begins = mask.clone()
     begins[:, 1:] &= ~mask[:, :-1]
+    # Tokens are numbered by the action they are in, and the losses of each action summed by that number, row by row.
     action = begins.long().cumsum(-1)  # 0 before the first, so one place more than tokens
     kept = keep(loss, mask, 0.0)
     sums = kept.new_zeros((loss.shape[0], loss.shape[1] + 1)).scatter_add_(1, action, kept)
     whole = sums.gather(1, action)
+    # Not `whole > 0`: the sum of an action with a NaN is NaN, and must pass the gate to be seen.
     return torch.where(mask & ~(whole <= 0), kept.clamp(min=0), 0.0)
 
 

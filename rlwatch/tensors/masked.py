@@ -30,7 +30,10 @@ def keep(x: Tensor, mask: Tensor, otherwise: float) -> Tensor:
 
 
 def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
-    """1.0 where ``holds``, else 0.0, but NaN where one of the values it ``compared`` is: NaN compares false.
+    """1.0 where ``holds``, else 0.0, but NaN where one of the values it ``compared`` is.
+
+    Every comparison with NaN is false, so a plain flag would call a broken value "within bounds": a clip fraction that
+    stays finite while all else is NaN was seen in verl (#721).
 
     >>> ratio = torch.tensor([0.5, 2.0, float("nan")])
     >>> indicator(ratio > 1, ratio)
@@ -97,7 +100,7 @@ def masked_min(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
-    """The ``q``-quantile inside the mask with linear interpolation, 0-d; NaN for an empty mask or a NaN inside.
+    """Compute the ``q``-quantile inside the mask with linear interpolation, 0-d; NaN for an empty mask or a NaN inside.
 
     Exact, by sorting: O(n log n) on the device, any size (``torch.quantile`` refuses more than 2**24).
     """
@@ -105,13 +108,15 @@ def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     if not ordered.numel():
         return ordered.new_full((), torch.nan)
     last = _spread(mask, x).sum() - 1
+    # float64: a place beyond 2**24 is no whole number in float32 any more, and a step holds that many tokens.
     place = q * last.clamp(min=0).to(torch.float32 if x.device.type == "mps" else torch.float64)
     low = place.floor()
     left = ordered.gather(0, low.long().view(1)).squeeze(0)
     right = ordered.gather(0, place.ceil().long().view(1)).squeeze(0)
+    # inf - inf is NaN: between two equal neighbours (both infinite, perhaps) there is nothing to interpolate.
     value = torch.where(left == right, left, left + (right - left) * (place - low).to(ordered.dtype))
-    spoilt = (last < 0) | keep(x, mask, 0.0).isnan().any()
-    return torch.where(spoilt, torch.nan, value)
+    undefined = (last < 0) | keep(x, mask, 0.0).isnan().any()  # NaN sorts last, so it would pass for a large value
+    return torch.where(undefined, torch.nan, value)
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Stat(ABC):
     count: Tensor
 
     def settle(self) -> Stat:
-        """What is read once nothing more will be merged: this, unless only the whole tells whether it exists."""
+        """The statistic to read once nothing more will be merged: this, unless only the whole decides if it exists."""
         return self
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Stat(ABC):
         return self.merge(other)
 
     def compact(self, most: int) -> Self:  # noqa: ARG002  (for those that keep values)
-        """What is sent to another rank: this, or at most about ``most`` of the values it keeps."""
+        """The statistic to send to another rank: this, or at most about ``most`` of the values it keeps."""
         return self
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Mean(Total):
 
 @dataclass(frozen=True, slots=True)
 class Share(Stat):
-    """How much of a sum of numbers >= 0 a part of them holds, in [0, 1]; once settled, absent where the sum is 0."""
+    """Share that a part holds of a sum of numbers >= 0, in [0, 1]; once settled, absent where the sum is 0."""
 
     part: Tensor
     whole: Tensor
@@ -150,9 +150,9 @@ class Latest(Single):
 
     @override
     def across(self, other: Self) -> Self:
-        """Every rank measured the same: the lowest that did."""
-        mine = self.count > 0
-        return type(self)(torch.where(mine, self.count, other.count), torch.where(mine, self.kept, other.kept))
+        """The lower rank's, if it measured: every rank measured the same."""
+        lower = self.count > 0
+        return type(self)(torch.where(lower, self.count, other.count), torch.where(lower, self.kept, other.kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +190,16 @@ def merge(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
     both = dict(first)
     sums: list[tuple[str, Total, Total]] = []
     for name, stat in second.items():
-        ours = both.get(name)
-        if _plain_sum(ours) and _plain_sum(stat) and ours.kept.device == stat.kept.device:
-            sums.append((name, ours, stat))
+        before = both.get(name)
+        if _plain_sum(before) and _plain_sum(stat) and before.kept.device == stat.kept.device:
+            sums.append((name, before, stat))
         else:
-            both[name] = stat if ours is None else ours.merge(stat)
+            both[name] = stat if before is None else before.merge(stat)
     return both | _added(sums)
 
 
 def _plain_sum(stat: Stat | None) -> TypeGuard[Total]:
-    """Whether adding count and sum is all there is to a merge."""
+    """Check that adding count and sum is all there is to a merge."""
     return type(stat) in (Total, Mean)
 
 
@@ -207,9 +207,12 @@ def _added(sums: Sequence[tuple[str, Total, Total]]) -> Stats:
     """Sums and means of two batches together, in a few operations over all of them; a shared count is added once."""
     if not sums:
         return {}
+    # A micro-batch has dozens of sums over one mask. Added one by one they would be as many kernel launches; so equal
+    # counts (the same tensor, see counting_once) are added once, and all sums in one launch. The order of the two
+    # operands is that of merge(), so that the result is the same to the last bit.
     counts = {(id(a.count), id(b.count)): (a.count, b.count) for _, a, b in sums}
-    ours, theirs = zip(*counts.values(), strict=True)
-    count_of = dict(zip(counts, torch._foreach_add(ours, theirs), strict=True))  # noqa: SLF001
+    left, right = zip(*counts.values(), strict=True)
+    count_of = dict(zip(counts, torch._foreach_add(left, right), strict=True))  # noqa: SLF001
     kept = torch._foreach_add([a.kept for _, a, _ in sums], [b.kept for _, _, b in sums])  # noqa: SLF001
     return {
         name: type(a)(count_of[id(a.count), id(b.count)], total) for (name, a, b), total in zip(sums, kept, strict=True)
@@ -227,7 +230,7 @@ def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
     return both
 
 
-# Counting what is not a number, where it matters: inside the mask.
+# Values that are not finite are counted where it matters: inside the mask.
 
 
 def nonfinite(x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-# Where a correction of the mismatch would cut: needed to say how much it would cut.
+# Thresholds of the usual corrections of the mismatch: the shares that they would cut depend on them.
 
 Band = tuple[float, float]
 """Lowest and highest weight that is kept."""
@@ -56,7 +56,7 @@ Band = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Of weights trainer/rollout, all unitless and > 0. Raises ``ConfigError`` if one is not, or a band is reversed.
+    """Bounds of weights trainer/rollout, unitless and > 0; ``ConfigError`` if one is not, or a band is reversed.
 
     Parameters
     ----------
@@ -84,14 +84,14 @@ class Thresholds:
                 raise ConfigError(f"{name} must be (low, high) with 0 < low <= high, got {(low, high)}")
 
     def capped_as(self, truncation: float | None) -> Self:
-        """With the cap of the run's own loss, where it has one."""
+        """The same thresholds with the cap of the run's own loss, where it has one."""
         return self if truncation is None else replace(self, cap=truncation)
 
 
 USUAL = Thresholds()
 
 
-# How far rollout engine and trainer lie apart on the sampled tokens.
+# The gap between rollout engine and trainer on the sampled tokens.
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
 
 
 def _log_prob_stats(gap: Gap) -> Stats:
-    """Of d, nats; ``mult_prob_error`` is NeMo-RL's mean of exp |d|, >= 1."""
+    """Statistics of d, nats; ``mult_prob_error`` is NeMo-RL's mean of exp |d|, >= 1."""
     distance = gap.d.abs()
     return {
         "mismatch/kl": Mean.of(-gap.d, gap.scored),
@@ -143,7 +143,7 @@ def _log_prob_stats(gap: Gap) -> Stats:
 
 
 def _weight_stats(gap: Gap, at: Thresholds) -> Stats:
-    """Of the raw weights, and the shares that truncation and IcePop would cut. chi2 is E[weight^2] - 1."""
+    """Statistics of the raw weights, and the shares that truncation and IcePop would cut; chi2 is E[weight^2] - 1."""
     return {
         "mismatch/weight_mean": Mean.of(gap.weight, gap.scored),
         "mismatch/weight_max": Max.of(gap.weight, gap.scored),
@@ -156,7 +156,7 @@ def _weight_stats(gap: Gap, at: Thresholds) -> Stats:
 
 
 def _probability_stats(gap: Gap) -> Stats:
-    """Of probabilities, not log-probs, as verl's ``training/rollout_probs_diff_*`` (correlation: arXiv 2506.13585)."""
+    """Statistics of probabilities as verl's ``training/rollout_probs_diff_*`` (correlation: arXiv 2506.13585)."""
     trainer, rollout = gap.trainer.exp(), gap.rollout.exp()
     distance = (trainer - rollout).abs()
     return {
@@ -181,6 +181,9 @@ def jensen_shannon(d: Tensor) -> Tensor:
     (k3(trainer || m) + k3(rollout || m)) / 2 with the mixture m of both. That is log cosh(d / 2), and written so it is
     accurate near 0 and never overflows.
     """
+    # NeMo-RL's k3 is exp(x) - x - 1 of x = log p - log m and of x = log q - log m. As p / m + q / m = 2, all but the x
+    # cancels in half their sum, which is log m - (log p + log q) / 2 = log cosh(d / 2). Near 0 cosh y - 1 =
+    # 2 sinh^2(y / 2), so that log1p keeps the digits; far out log cosh y = y - log 2 to the last digit.
     half = d.abs() / 2
     near = torch.log1p(2 * torch.sinh(half.clamp(max=20.0) / 2).square())
     return torch.where(half > 20.0, half - math.log(2), near)
@@ -202,6 +205,8 @@ def reverse_kl(d: Tensor) -> Tensor:
     k3 of the other direction under the weight w = exp(d): w d - w + 1, which tends to 1 where the trainer finds the
     token impossible. The two signs of d are written apart, so that neither overflows nor loses its digits near 0.
     """
+    # w d - w + 1 with w = exp(d): for d < 0 it is w d - expm1(d), for d > 0 w (d - 1 + exp(-d)) = w k3(d), and the
+    # other part is 0. Below -100 w d is 4e-42, nothing beside 1, and at -inf it would be 0 * -inf.
     below, above = d.clamp(-100.0, 0.0), d.clamp(min=0.0)
     return below.exp() * below - torch.expm1(below) + above.exp() * k3(above)
 
@@ -220,7 +225,7 @@ def divergence_stats(gap: Gap) -> Stats:
     }
 
 
-# Where the mismatch sits: in few tokens or all, sure ones or unsure ones, early or late in a response.
+# Tails: the mismatch of few tokens or all, sure ones or unsure ones, early or late in a response.
 
 BUCKETS = ((0.0, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, math.inf))
 """Of the trainer's probability of a token, low included, high excluded."""
@@ -229,7 +234,7 @@ SURE, UNSURE = 0.9, 0.5
 
 
 def tail_stats(gap: Gap, at: Thresholds = USUAL, entropy: Tensor | None = None) -> Stats:
-    """Over the scored tokens; ``entropy`` (B, T) nats.
+    """Statistics of where the mismatch sits, over the scored tokens; ``entropy`` (B, T) nats.
 
     ``factor2_frac``: share of tokens whose probabilities differ by more than a factor of 2; ``overconfident_frac``:
     share that the engine held above .9 and the trainer below .5; ``absdiff_per_1k``: growth of |d| over 1,000 tokens
@@ -269,11 +274,11 @@ def _masked_entropy(gap: Gap, at: Thresholds, entropy: Tensor | None) -> Stats:
     return {"mismatch/icepop_entropy": Mean.of(entropy, masked)}
 
 
-# What the mismatch does to the gradient: it matters where it goes along with the advantage.
+# The gradient: the mismatch matters where it goes along with the advantage.
 
 
 def advantage_stats(gap: Gap, advantages: Tensor) -> Stats:
-    """Over the scored tokens; ``advantages`` (B, T) or (B, 1).
+    """Statistics of mismatch and advantage over the scored tokens; ``advantages`` (B, T) or (B, 1).
 
     ``bias_pos`` and ``bias_neg``: mean of C = -(w - 1) A over the tokens with A > 0 and with A < 0, w = exp(d), in
     units of the advantage (VeXact, arXiv 2605.14220, eq. 5). The two signs are kept apart because they cancel in a
@@ -289,7 +294,7 @@ def advantage_stats(gap: Gap, advantages: Tensor) -> Stats:
     }
 
 
-# How the mismatch of tokens adds up over whole responses.
+# Whole responses: the mismatch of their tokens adds up.
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +323,7 @@ class ResponseGaps:
 
 
 def response_gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
-    """Every response counts once, unlike in verl's sequence-level weights, which count it once a token."""
+    """Statistics of whole responses; each counts once, while verl's sequence-level weights count it once a token."""
     responses = ResponseGaps.of(gap)
     return {
         **_response_weight_stats(responses, at),
@@ -329,7 +334,7 @@ def response_gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
 
 
 def _response_weight_stats(responses: ResponseGaps, at: Thresholds) -> Stats:
-    """Of the product of a response's raw weights (inf where it overflows), and the shares rejection would drop."""
+    """Statistics of a response's product of raw weights (inf on overflow), and the shares rejection would drop."""
     total, measured = responses.d, responses.measured
     mean = responses.per_token(total)
     return {
@@ -391,8 +396,8 @@ def differing_layers(experts: Tensor, rollout_experts: Tensor) -> Tensor:
     """
     different = torch.zeros(experts.shape[:2], dtype=torch.int64, device=experts.device)
     for layer in range(experts.shape[2]):
-        ours, theirs = experts[:, :, layer].sort(-1).values, rollout_experts[:, :, layer].sort(-1).values
-        different += (ours != theirs).any(-1)
+        trained, rolled = experts[:, :, layer].sort(-1).values, rollout_experts[:, :, layer].sort(-1).values
+        different += (trained != rolled).any(-1)
     return different
 
 
@@ -412,8 +417,8 @@ def recorded(experts: Tensor, rollout_experts: Tensor, mask: Tensor) -> Tensor:
 def routing_stats(
     experts: Tensor, rollout_experts: Tensor, mask: Tensor, distance: Tensor | None = None, scored: Tensor | None = None
 ) -> Stats:
-    """Of routings (B, T, layers, k) over ``mask`` (B, T). Nothing where the two do not have the same shape,
-    or do not lie on the device of ``mask``: copying them would be a wait.
+    """Compare routings (B, T, layers, k) over ``mask`` (B, T): nothing where the two differ in shape, or do not lie on
+    the device of ``mask``, because copying them would be a wait.
 
     ``routing_layer_frac``: share of (token, layer) pairs whose sets of experts differ; ``routing_token_frac``: share of
     tokens that differ in at least one layer; ``routing_layers``: mean number of such layers of a token.
@@ -435,7 +440,7 @@ def routing_stats(
     return stats
 
 
-# What a batch holds about the mismatch.
+# Observers of a batch.
 
 
 def observe_mismatch(batch: TokenBatch) -> Stats:

@@ -30,7 +30,7 @@ class Padded:
 
     @classmethod
     def of(cls, x: Any, *, longest: int | None = None) -> Self:
-        """Of a tensor, a nested tensor (strided or jagged in its second dimension), or a list of rows.
+        """Pad a tensor, a nested tensor (strided or jagged in its second dimension), or a list of rows.
 
         Padding is NaN where the type has one, else 0: a row that is too short inside a mask shows. ``longest`` is
         the length of the longest row of a jagged tensor that does not know it itself.

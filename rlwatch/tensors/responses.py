@@ -170,10 +170,10 @@ def _group_ids(groups: Any, known: Sequence[Tensor]) -> Tensor:
     return consecutive(known[0].shape[0], int(groups))
 
 
-# What a trainer has of its responses, as tensors: numbers, answers, prompts.
+# Columns of a trainer as tensors: numbers, answers, ids of prompts.
 
 CODE_BITS = 52
-"""Of a code: it stays exact in a float64, and among 100,000 different things two agree with probability 1e-6."""
+"""Width of a code: it stays exact in a float64, and among 100,000 different things two agree with probability 1e-6."""
 
 
 def as_numbers(x: Any) -> Tensor:
@@ -209,7 +209,7 @@ def _hash(text: str) -> int:
 
 
 def device_of(things: Iterable[Any]) -> torch.device:
-    """Where the first tensor among ``things`` is that is not on the CPU; the CPU if there is none.
+    """Device of the first tensor among ``things`` that is not on the CPU; the CPU if there is none.
 
     What comes from elsewhere to the CPU must be waited for.
     """
@@ -220,7 +220,7 @@ def device_of(things: Iterable[Any]) -> torch.device:
 # Reward, length and entropy per task or data source, for a bounded number of tasks.
 
 OTHER_TASKS = "other"
-"""Where all tasks go that found no place of their own."""
+"""Common place of all tasks beyond the limit."""
 
 UNNAMED_TASK = "unnamed"
 """The task of a response that has none."""
@@ -251,7 +251,7 @@ class TaskNames:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all places."""
+        """Names of all places, that of :data:`OTHER_TASKS` last."""
         return (*self.places, OTHER_TASKS)
 
 
@@ -275,7 +275,7 @@ def by_task(prefix: str, x: Tensor, mask: Tensor, codes: Tensor, names: Iterable
 
 
 def observe_responses(batch: ResponseBatch) -> Stats:
-    """What ``batch`` can tell; what it does not hold is absent. Waits for nothing.
+    """All statistics that ``batch`` holds the inputs of; the others are absent. Waits for nothing.
 
     Statistics of groups keep one value a response, so that a group may be spread over several batches, unless the
     batch says that its groups are whole.

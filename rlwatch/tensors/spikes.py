@@ -39,7 +39,7 @@ class SpikeTable:
         return SpikeTable(self.names, rows[rows[:, 0].topk(min(k, rows.shape[0])).indices])
 
     def join(self, other: SpikeTable, k: int = 64) -> SpikeTable:
-        """As :meth:`merge`, over the columns both have: micro-batches need not measure the same."""
+        """Merge over the columns both have: micro-batches need not measure the same."""
         both = tuple(name for name in self.names if name in other.names)
         return self._only(both).merge(other._only(both), k)
 
@@ -51,7 +51,7 @@ class SpikeTable:
 
 
 def spike_score(batch: TokenBatch) -> Tensor:
-    """How far out each token is, (B, T): 1 at the limits above, inf if non-finite, -inf outside the mask."""
+    """Score of each token, (B, T): 1 at the limits above, inf if non-finite, -inf outside the mask."""
     score = widen(batch.logp) / LOGP_LIMIT
     broken = ~batch.logp.isfinite()
     if batch.old_logp is not None:
@@ -77,7 +77,7 @@ def top_tokens(batch: TokenBatch, *, k: int = 64, first_row: int = 0) -> SpikeTa
 
 
 def _columns(batch: TokenBatch, chosen: Tensor, first_row: int) -> Mapping[str, Tensor]:
-    """What is known of the tokens at the flat positions ``chosen`` (K,), each column (K,)."""
+    """Measured quantities of the tokens at the flat positions ``chosen`` (K,), each column (K,)."""
     shape = batch.logp.shape
     row = torch.div(chosen, max(shape[1], 1), rounding_mode="floor")
     at = (row, chosen - row * shape[1])

@@ -20,6 +20,9 @@ class Std(Stat):
     ``count`` is the degrees of freedom, n - 1: a single value has no spread.
     """
 
+    # Sum and sum of squares would merge by plain addition, but E[x^2] - E[x]^2 cancels: of rewards near 1 that differ
+    # by 1e-4 float32 leaves no digit. Deviations from each batch's own mean, and the gap between the means, do not.
+
     mean: Tensor
     squares: Tensor
 
@@ -32,11 +35,11 @@ class Std(Stat):
 
     @override
     def merge(self, other: Self) -> Self:
-        ours, theirs = self.count + 1, other.count + 1
-        both = ours + theirs
+        n, m = self.count + 1, other.count + 1
+        both = n + m
         gap = other.mean - self.mean
-        mean = self.mean + gap * theirs / both.clamp(min=1)
-        squares = self.squares + other.squares + gap**2 * ours * theirs / both.clamp(min=1)
+        mean = self.mean + gap * m / both.clamp(min=1)
+        squares = self.squares + other.squares + gap**2 * n * m / both.clamp(min=1)
         return type(self)(both - 1, mean, squares)
 
     @override
@@ -48,7 +51,8 @@ class Std(Stat):
 class Ess(Stat):
     """Effective sample size over n of the weights w = exp(x): (sum w)^2 / (n sum w^2), in (0, 1].
 
-    Kept as log-sums, so that no weight is too large or too small to count.
+    Kish's, after Kong (1992); where the mean weight is 1 it is 1 / (1 + chi^2). Kept as log-sums, so that no weight is
+    too large or too small to count: products over a response of 10^4 tokens leave float32 either way.
     """
 
     log_sum: Tensor
@@ -58,6 +62,7 @@ class Ess(Stat):
     def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
         """Of the *raw* weights ``exp(log_weight)`` inside ``mask``."""
         x = keep(log_weight, mask, -torch.inf).flatten()
+        # Divided by the largest weight before they are added: the ratio does not change, and nothing overflows.
         top = masked_max(log_weight, mask)
         largest = torch.where(top == -torch.inf, 0.0, top)
         weight = (x - largest).exp()
@@ -74,6 +79,7 @@ class Ess(Stat):
 
     @override
     def value(self) -> Tensor:
+        # By Cauchy-Schwarz never above 1; equal weights come out a rounding above it.
         return (2 * self.log_sum - self.log_squares - self.count.log()).exp().clamp(max=1.0)
 
 
@@ -114,9 +120,11 @@ class Quantile(Stat):
             return self
         ordered, n = keep(x, mask, torch.inf).sort().values, mask.sum()
         first = torch.arange(0, len(x), every, device=x.device)
+        # The middle of each run of `every` order statistics stands for the run: no rank is off by more than half a run,
+        # so that any quantile of the merged values is exact for some q' within every / n of q.
         middle = (first + (every - 1) // 2).minimum((n - 1).clamp(min=0))
-        spoilt = keep(x, mask, 0.0).isnan().any()
-        values = torch.where(spoilt, torch.nan, ordered[middle])
+        broken = keep(x, mask, 0.0).isnan().any()
+        values = torch.where(broken, torch.nan, ordered[middle])
         return replace(self, values=(values,), masks=(first < n,), every=(every,))
 
     @override
@@ -129,15 +137,17 @@ class Quantile(Stat):
 
 
 def _quantile_of_repeated(x: Tensor, times: Tensor, q: float) -> Tensor:
-    """As :func:`masked_quantile` of every value of ``x`` (N,) as often as ``times`` (N,) says, 0 times included."""
+    """:func:`masked_quantile` of the values ``x`` (N,), each counted ``times`` (N,) times, 0 times included."""
+    # The cumulated counts are the ends of runs of equal values: the value at place k is that of the first run whose end
+    # lies beyond k, found by bisection instead of by repeating the values.
     ordered, order = torch.where(times > 0, x, torch.inf).sort()
     ends = times[order].cumsum(0)
     place = q * (ends[-1] - 1).clamp(min=0)
     low, high = torch.searchsorted(ends, torch.stack([place.floor(), place.ceil()]), right=True).unbind()
     left, right = (ordered.gather(0, at.clamp(max=len(x) - 1).view(1)).squeeze(0) for at in (low, high))
     value = torch.where(left == right, left, left + (right - left) * (place - place.floor()))
-    spoilt = (ends[-1] == 0) | torch.where(times > 0, x, 0.0).isnan().any()
-    return torch.where(spoilt, torch.nan, value)
+    undefined = (ends[-1] == 0) | torch.where(times > 0, x, 0.0).isnan().any()
+    return torch.where(undefined, torch.nan, value)
 
 
 # Mergeable statistics of how two quantities move together: correlation, slope of a line.
@@ -165,6 +175,7 @@ class Paired(Stat):
         x, y = (widen(z).to(dtype).expand(shape) for z in (x, y))
         n = masked_count(mask, x)
         mean_x, mean_y = (masked_sum(z, mask) / n.clamp(min=1) for z in (x, y))
+        # Two passes, means first: sum xy - n <x><y> of log-probs near -1 would lose what is looked for.
         dx, dy = keep(x - mean_x, mask, 0.0), keep(y - mean_y, mask, 0.0)
         return cls(n, mean_x, mean_y, dx.square().sum(), dy.square().sum(), (dx * dy).sum())
 
@@ -172,6 +183,7 @@ class Paired(Stat):
     def merge(self, other: Self) -> Self:
         n = self.count + other.count
         gap_x, gap_y = other.mean_x - self.mean_x, other.mean_y - self.mean_y
+        # Each batch's moments are about its own mean; moved to the common one they gain (gap)^2 n m / (n + m).
         share = other.count / n.clamp(min=1)
         both = self.count * share
         return type(self)(
@@ -195,6 +207,7 @@ class Correlation(Paired):
 
     @override
     def value(self) -> Tensor:
+        # Two roots, not the root of the product: of tiny deviations that would be 0.
         return (self.xy / (self.xx.sqrt() * self.yy.sqrt())).clamp(-1.0, 1.0)
 
 
@@ -212,12 +225,13 @@ class Slope(Paired):
 
 
 def _constant(squares: Tensor, mean: Tensor, n: Tensor) -> Tensor:
-    """Whether what varies is no more than float32 rounds: equal floats need not equal their own rounded mean."""
+    """Flag what varies no more than float32 rounds: equal floats need not equal their own rounded mean."""
+    # Inputs are float32 widened: a constant differs from its mean by a few ulp of it. 16 ulp for each of n values.
     rounding = 16 * torch.finfo(torch.float32).eps * mean
     return squares <= n * rounding.square()
 
 
-# How the variance of log-ratios grows with the length of responses.
+# Growth of the variance of log-ratios with the length of responses.
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +252,7 @@ class Growth(Stat):
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
         """Of the token log-ratios ``x`` (B, T) inside ``mask``."""
+        # Third powers of lengths near 10^4 are 10^12 a response: sums of them need float64, and then merge by addition.
         dtype = torch.float32 if x.device.type == "mps" else torch.float64
         s, t = keep(x, mask, 0.0).sum(-1, dtype=dtype), mask.bool().sum(-1).to(dtype)
         columns = t, t * t, t**3, s, s * s, s * t, s * s * t, s * t * t
@@ -255,6 +270,9 @@ class Growth(Stat):
     @override
     def value(self) -> Tensor:
         n, (t, tt, ttt, s, ss, st, sst, stt) = self.count, self.sums.unbind()
+        # The drift m is known only once all batches are together, so (S - m T)^2 is multiplied out: its sum, and that
+        # of its products with T, follow from sums that do not hold m. Then the slope of y on T is (n sum yT - sum T sum
+        # y) / (n sum T^2 - (sum T)^2).
         m = s / t
         squares = ss - 2 * m * st + m * m * tt
         products = sst - 2 * m * stt + m * m * ttt

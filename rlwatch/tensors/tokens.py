@@ -86,8 +86,8 @@ def observe_environment(batch: TokenBatch) -> Stats:
     """
     if batch.environment is None:
         return {}
-    theirs, counted = batch.environment.bool(), batch.mask.bool()
+    written, counted = batch.environment.bool(), batch.mask.bool()
     return {
-        "tokens/environment_leak": Mean.of(counted, theirs),
-        "tokens/environment_frac": Mean.of(theirs, theirs | counted),
+        "tokens/environment_leak": Mean.of(counted, written),
+        "tokens/environment_frac": Mean.of(written, written | counted),
     }

@@ -37,7 +37,7 @@ class Transfer:
             self._flat = host
 
     def ready(self) -> bool:
-        """Whether :meth:`read` would return at once."""
+        """Check that :meth:`read` would return at once."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> list[np.ndarray]:
@@ -51,7 +51,7 @@ class Transfer:
 
 
 def freed(tensor: Tensor) -> bool:
-    """Whether its memory was given back (``untyped_storage().resize_(0)``): reading it would end the process."""
+    """Check that its memory was given back (``untyped_storage().resize_(0)``): reading it would end the process."""
     try:
         return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
     except (RuntimeError, NotImplementedError):  # subclasses without a storage of their own
@@ -104,7 +104,7 @@ def pack(stats: Mapping[str, Stat]) -> tuple[JSON, list[Tensor]]:
 
 
 def unpack(layout: JSON, arrays: Sequence[np.ndarray]) -> Stats:
-    """What :func:`pack` described, of its tensors as arrays (floats in float64).
+    """Statistics that :func:`pack` described, of its tensors as arrays (floats in float64).
 
     Raises ``ValueError`` for a layout that describes no statistics.
     """
@@ -151,9 +151,9 @@ def _restored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _kind(name: str) -> type[Stat]:
     """The class of a statistic. Raises ``ValueError`` for any other."""
     module, _, qualname = name.partition(":")
-    found: Any = import_module(module)
+    kind: Any = import_module(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, Stat)):
+        kind = getattr(kind, part, None)
+    if not (isinstance(kind, type) and issubclass(kind, Stat)):
         raise ValueError(f"{name!r} is no statistic")
-    return found
+    return kind
