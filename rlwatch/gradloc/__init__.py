@@ -1,4 +1,4 @@
-"""Which tokens, in which sequences and layers, made the gradient what it is.
+"""Localisation of a gradient: the tokens, sequences and layers that made it what it is.
 
 A loss of reinforcement learning depends on the policy only through the log-probs of the sampled tokens, and perhaps
 their entropies and an auxiliary loss. With ``a = dL/dlogp`` (read by a hook during the ordinary backward, whatever

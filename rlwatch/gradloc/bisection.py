@@ -40,7 +40,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class BisectionResult:
-    """What a search found.
+    """Result of a search.
 
     Parameters
     ----------
@@ -99,18 +99,19 @@ def search(
     noise_threshold(1, normaliser, single_token=single_token_threshold)
 
     def above(segments: Sequence[Segment]) -> list[Segment]:
-        """The largest last."""
+        """Segments above their threshold, the largest last."""
         limits = [noise_threshold(s.count, normaliser, single_token=single_token_threshold) for s in segments]
-        found = [s for s, limit in zip(segments, limits, strict=True) if not s.norm <= limit]
-        return sorted(found, key=lambda segment: segment.size)
+        # Not `s.norm > limit`: NaN, which the released code never follows, is above any threshold.
+        exceeding = [s for s, limit in zip(segments, limits, strict=True) if not s.norm <= limit]
+        return sorted(exceeding, key=lambda segment: segment.size)
 
     def depth_first(probes: Probes, hits: list[Segment]) -> None:
         stack = above(probes.norms(probes.microbatches()))
         while stack:
             segment = stack.pop()
-            found = [segment] if segment.single else above(probes.norms(probes.halves(segment)))
-            hits += [each for each in reversed(found) if each.single]
-            stack += [each for each in found if not each.single]
+            within = [segment] if segment.single else above(probes.norms(probes.halves(segment)))
+            hits += [each for each in reversed(within) if each.single]
+            stack += [each for each in within if not each.single]
 
     return _run(model, passes, budget, world, depth_first)
 
@@ -136,6 +137,8 @@ def follow_larger(
     def descend(probes: Probes, hits: list[Segment]) -> None:
         while len(hits) < culprits:
             segment = largest(probes, probes.microbatches())
+            # The halves' gradients add up to the whole's, so the larger has at least half its norm (triangle
+            # inequality): a descent cannot lose all of it, but two culprits in one half may cancel and be passed over.
             while not segment.single and segment.norm != 0:
                 segment = largest(probes, probes.halves(segment))
             if segment.norm == 0:
@@ -174,8 +177,8 @@ def _run(
             why_not, exhausted = f"the search was ended by its budget of {budget} probes", True
         except NotLocalised as why:
             why_not = str(why)
-    found = [Hit(at, hit.norm) for at, hit in zip(probes.tokens(hits), hits, strict=True)]
-    return BisectionResult(found, tuple(probes.trace), exhausted, why_not)
+    located = [Hit(at, hit.norm) for at, hit in zip(probes.tokens(hits), hits, strict=True)]
+    return BisectionResult(located, tuple(probes.trace), exhausted, why_not)
 
 
 def _nothing(probes: Probes) -> str:
@@ -184,7 +187,7 @@ def _nothing(probes: Probes) -> str:
     return "tokens are above their threshold together only, no single one is"
 
 
-# From which norm on a set of tokens stands out of the noise: thresholds of GradLoc, with the loss normaliser
+# Noise thresholds of sets of tokens, from which on they stand out: those of GradLoc, with the loss normaliser
 # explicit.
 #
 # If the gradients of single tokens were independent noise, the gradient of (1/Z) sum over L tokens would have a norm
@@ -209,6 +212,10 @@ def noise_threshold(n_tokens: float, normaliser: float, *, single_token: float) 
     """
     if not normaliser > 0:
         raise ValueError(f"a loss is divided by a positive number, got normaliser={normaliser}")
+    # The variances of n independent gradients add up, hence the root. Of published forms: the figure's probes are means
+    # of what they probe (Z = L: T / sqrt(L), larger with depth), the released code's are what FSDP averages over W
+    # ranks (Z = L W / l for l active ranks). A lone culprit must exceed T sqrt(N / 2) to be followed from the root of a
+    # search.
     return single_token * math.sqrt(n_tokens) / normaliser
 
 
@@ -257,7 +264,7 @@ class Segment:
 
     @property
     def single(self) -> bool:
-        """Whether it is one token of one rank."""
+        """True for one token of one rank."""
         return self.count == 1 and len(self.ranks) == 1
 
     @property
@@ -271,7 +278,7 @@ class Segment:
         return self.tokens[0] if self.tokens else 0
 
     def holds(self, token: Segment) -> bool:
-        """Whether ``token``, a single one, is in it."""
+        """Check that ``token``, a single one, is in it."""
         if self.microbatch != token.microbatch or token.ranks[0] not in self.ranks:
             return False
         return self.tokens is None or token.first in self.tokens
@@ -313,10 +320,10 @@ class Probes:
         self._counts = self._count()
         self._left_out: dict[tuple[int, int], list[int]] = {}
         self.trace: list[Segment] = []
-        """What was probed, in order."""
+        """Segments probed so far, in order."""
 
     def microbatches(self) -> list[Segment]:
-        """Each micro-batch that has response tokens, of all ranks."""
+        """Micro-batches that have response tokens, of all ranks."""
         ranks = range(self._world.size)
         every = [Segment(m, ranks, None, self._size(m, ranks)) for m in range(len(self._counts[0]))]
         return [segment for segment in every if segment.count]
@@ -332,7 +339,7 @@ class Probes:
         return [part for part in parts if part.count]
 
     def norms(self, segments: Sequence[Segment]) -> list[Segment]:
-        """The same, with their norms.
+        """Segments with their norms.
 
         Raises
         ------
@@ -350,23 +357,23 @@ class Probes:
         self._left_out.setdefault((segment.ranks[0], segment.microbatch), []).append(segment.first)
 
     def tokens(self, segments: Sequence[Segment]) -> list[TokenAt]:
-        """Where single tokens are."""
+        """Places of single tokens."""
         where = torch.full((len(segments), 2), -1, dtype=torch.int64)
         for i, segment in enumerate(segments):
             if self._world.rank in segment.ranks:
                 where[i] = self._places[segment.microbatch][segment.first].cpu()
-        found = self._world.max(where).tolist()
-        return [TokenAt(s.ranks[0], s.microbatch, *at) for s, at in zip(segments, found, strict=True)]
+        places = self._world.max(where).tolist()
+        return [TokenAt(s.ranks[0], s.microbatch, *at) for s, at in zip(segments, places, strict=True)]
 
     def _count(self) -> list[list[int]]:
         """Response tokens of each rank in each micro-batch."""
-        ours = [len(places) for places in self._places]
-        most = int(self._world.max(torch.tensor([len(ours)])))
-        counts = self._world.gather(torch.tensor([*ours, *[0] * (most - len(ours))], dtype=torch.int64))
-        found: list[list[int]] = [one.tolist() for one in counts]
-        if not any(any(one) for one in found):
+        here = [len(places) for places in self._places]
+        most = int(self._world.max(torch.tensor([len(here)])))
+        gathered = self._world.gather(torch.tensor([*here, *[0] * (most - len(here))], dtype=torch.int64))
+        counts: list[list[int]] = [one.tolist() for one in gathered]
+        if not any(any(one) for one in counts):
             raise NotLocalised("the step has no response tokens to search")
-        return found
+        return counts
 
     def _size(self, microbatch: int, ranks: range) -> int:
         return sum(self._counts[rank][microbatch] for rank in ranks)
@@ -386,11 +393,11 @@ class Probes:
 
     def _squares(self, segment: Segment) -> Tensor:
         """The part of this rank in the squared norm. With sharded parameters ranks outside of the segment run along."""
-        ours = self._world.rank in segment.ranks and segment.microbatch < len(self._passes)
-        if not ours and not self._gradients.together:
+        active = self._world.rank in segment.ranks and segment.microbatch < len(self._passes)
+        if not active and not self._gradients.together:
             return torch.zeros((), dtype=torch.float64)
-        one = self._passes[segment.microbatch if ours else 0]
-        weights = self._weights(one, segment) if ours else {}
+        one = self._passes[segment.microbatch if active else 0]
+        weights = self._weights(one, segment) if active else {}
         return self._gradients.squares(run_again(one), weights).sum()
 
     def _weights(self, one: LossPass, segment: Segment) -> dict[str, Tensor]:

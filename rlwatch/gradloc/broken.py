@@ -31,7 +31,7 @@ class Broken:
 
 
 def broken_among(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> list[Broken]:
-    """Those of ``named`` that hold NaN or an infinity, in order. Waits for the device once, and once for each found."""
+    """Tensors of ``named`` that hold NaN or an infinity, in order. Waits for the device once, and once for each."""
     pairs = named.items() if isinstance(named, Mapping) else named
     here = [(name, local(tensor)) for name, tensor in pairs]
     here = [(name, tensor) for name, tensor in here if tensor.numel()]
@@ -47,12 +47,12 @@ def broken_among(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> 
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """As ``float32``."""
+    """Name of its type, such as ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of it is on this rank, detached."""
+    """Part of it on this rank, detached."""
     whole = tensor.detach()
     to_local = getattr(whole, "to_local", None)
     return whole if to_local is None else to_local()
@@ -68,7 +68,7 @@ def first_index(flags: Tensor) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-# What of a step is not finite, before anything is run again.
+# Facts of a step before anything is run again: the quantities that are not finite.
 
 CHAIN = (
     "parameters", "buffers", "rollout_logp", "rewards", "advantages", "ref_logp", "old_logp", "logp", "coefficient",
@@ -92,7 +92,7 @@ class StepFacts:
 
     @classmethod
     def of(cls, model: nn.Module, passes: Passes) -> StepFacts:
-        """Of gradients as they are held now, and of all micro-batches.
+        """Look at parameters, buffers and gradients as they are now, and at all micro-batches.
 
         A buffer may hold -inf rightly (attention masks do): there only NaN counts.
         """
@@ -107,8 +107,8 @@ class StepFacts:
         for k, one in enumerate(passes.all):
             for where, into in ((True, facts.inside), (False, facts.padding)):
                 every = quantities(one)
-                for found in broken_among((name, _part(x, one.tokens.mask, where)) for name, x in every):
-                    into.setdefault(found.name, []).append((k, found))
+                for broken in broken_among((name, _part(x, one.tokens.mask, where)) for name, x in every):
+                    into.setdefault(broken.name, []).append((k, broken))
         return facts
 
     def flags(self, passes: Passes, k: int, name: str) -> Tensor:
@@ -125,8 +125,8 @@ class StepFacts:
         """Elements (of the model: tensors) that are not finite, by quantity; nothing of those that are."""
         counts = Counter({"parameters": len(self.parameters), "buffers": len(self.buffers)})
         counts["gradients"] = len(self.gradients)
-        for suffix, found in (("", self.inside), (" (padding)", self.padding)):
-            for name, where in found.items():
+        for suffix, broken in (("", self.inside), (" (padding)", self.padding)):
+            for name, where in broken.items():
                 counts[name + suffix] += sum(item.count for _, item in where)
         return {name: count for name, count in counts.items() if count}
 
@@ -138,7 +138,7 @@ class StepFacts:
 
 
 def quantities(one: LossPass) -> Iterator[tuple[str, Tensor]]:
-    """Every per-token or per-sequence number of a micro-batch, (B, T), (B, 1) or (B,), in order of the chain."""
+    """Per-token and per-sequence numbers of a micro-batch, (B, T), (B, 1) or (B,), in order of the chain."""
     tokens = one.tokens
     known = {
         "rollout_logp": tokens.rollout_logp,
@@ -174,12 +174,12 @@ def _id0_frac(passes: Passes) -> float | None:
     return sum(share >= DEGENERATE for share in known) / len(known) if known else None
 
 
-# What leaves each module of a model in one forward pass, and what comes back to it in one backward pass.
+# Flow between modules: outputs of one forward pass, and their gradients in one backward pass.
 
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """Where an output is not finite: (B, L) for outputs of such and more dimensions."""
+    """Flags of where an output is not finite: (B, L) for outputs of such and more dimensions."""
 
     module: str
     flags: Tensor
@@ -239,12 +239,12 @@ def listening(model: nn.Module, heard: Callable[[str, bool, Tensor], None]) -> I
     """
 
     def hook(name: str, leaf: bool) -> Callable[..., None]:
-        def told(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def listen(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             source = leaf and not any(x.requires_grad for x in _floats((args, kwargs)))
             for values in _floats(output):
                 heard(name, source, values)
 
-        return told
+        return listen
 
     handles = [
         module.register_forward_hook(hook(name, next(module.children(), None) is None), with_kwargs=True)

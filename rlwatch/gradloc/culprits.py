@@ -22,7 +22,8 @@ TOKEN_LOG_RATIO = math.log(3.0)
 SEQUENCE_LOG_RATIO = 0.2
 """nats per token: the whole response moved as far as PPO lets a single token move (1 +- 0.2)."""
 REFERENCE_GAP = 3.0
-"""nats: k3 weighs such a token with exp(ref - logp) - 1, 20 or more: at a KL coefficient of 0.05 an advantage of 1."""
+"""nats: the gradient of k3 weighs such a token with exp(ref - logp) - 1, 19 or more: at a KL coefficient of 0.05 as
+much as an advantage of 1."""
 OUTLIER_Z = 6.0
 """Robust standard deviations: one normal value in 5e8 is as far."""
 FLAT = 0.25
@@ -37,26 +38,26 @@ LAYER_TIMES = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Where most values of a step are: median, and a robust standard deviation."""
+    """Level of most values of a step: median, and a robust standard deviation."""
 
     middle: float
     spread: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Level | None:
-        """Of the finite ones among ``values``; None if there are fewer than 4."""
+        """Level of the finite ones among ``values``; None if there are fewer than 4."""
         finite = [value for value in values if math.isfinite(value)]
         return cls(median(finite), mad(finite)) if len(finite) >= 4 else None
 
     def z(self, value: float, *, least: float = 0.0) -> float:
-        """How many standard deviations (``least`` at least) above the median; 0 where there is no deviation at all."""
+        """Standard deviations (each ``least`` at least) above the median; 0 where there is no deviation at all."""
         spread = max(self.spread, least)
         return (value - self.middle) / spread if spread > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepLevels:
-    """What is usual in the step a culprit is in.
+    """Usual advantages, rewards and layers of the step a culprit is in.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ class StepLevels:
         usual: Mapping[str, float] | None = None,
         top_share: float | None = None,
     ) -> StepLevels:
-        """From one advantage and one reward for each response."""
+        """Levels from one advantage and one reward for each response."""
         sizes = Level.of([abs(value) for value in advantages if value])
         return cls(sizes, Level.of(rewards), layers or {}, usual or {}, top_share)
 
@@ -112,16 +113,16 @@ def cause_of(numbers: Mapping[str, float], response: ResponseLevels, step: StepL
 
 
 def cause_of_step(culprits: Sequence[Culprit], step: StepLevels) -> Cause:
-    """The class of the whole step: a layer's where no token explains it, else that of most of the blame."""
+    """The class of the whole step: a layer's where no token explains it, else that with the largest shares."""
     if any(culprit.cause is Cause.NON_FINITE for culprit in culprits):
         return Cause.NON_FINITE
     if _layer(step):
         return Cause.LAYER
-    blame: dict[Cause, float] = {}
+    weights: dict[Cause, float] = {}
     for place, culprit in enumerate(culprits):
         weight = abs(culprit.share) if culprit.share is not None else 1.0 / (1 + place)
-        blame[culprit.cause] = blame.get(culprit.cause, 0.0) + weight
-    return max(blame, key=blame.__getitem__, default=Cause.UNEXPLAINED)
+        weights[culprit.cause] = weights.get(culprit.cause, 0.0) + weight
+    return max(weights, key=weights.__getitem__, default=Cause.UNEXPLAINED)
 
 
 def _non_finite(numbers: Mapping[str, float]) -> tuple[Cause, str] | None:
@@ -131,7 +132,7 @@ def _non_finite(numbers: Mapping[str, float]) -> tuple[Cause, str] | None:
 
 def _ratio(numbers: Mapping[str, float], response: ResponseLevels) -> tuple[Cause, str] | None:
     """Token or whole response: whichever is further beyond its limit."""
-    found = []
+    excesses = []
     for other, name, mean in (
         ("old_logp", "the old policy", response.log_ratio),
         ("rollout_logp", "the rollout engine", response.rollout_log_ratio),
@@ -139,11 +140,11 @@ def _ratio(numbers: Mapping[str, float], response: ResponseLevels) -> tuple[Caus
         if other in numbers and "logp" in numbers:
             apart = numbers["logp"] - numbers[other]
             text = f"{_times(apart)} under the policy as under {name}"
-            found.append((abs(apart) / TOKEN_LOG_RATIO, Cause.TOKEN_RATIO, f"the token is {text}"))
+            excesses.append((abs(apart) / TOKEN_LOG_RATIO, Cause.TOKEN_RATIO, f"the token is {text}"))
         if mean is not None:
             text = f"its response is, per token, {_times(mean)} under the policy as under {name}"
-            found.append((abs(mean) / SEQUENCE_LOG_RATIO, Cause.SEQUENCE_RATIO, text))
-    beyond = [item for item in found if item[0] > 1]
+            excesses.append((abs(mean) / SEQUENCE_LOG_RATIO, Cause.SEQUENCE_RATIO, text))
+    beyond = [item for item in excesses if item[0] > 1]
     return max(beyond)[1:] if beyond else None
 
 
@@ -196,7 +197,7 @@ NUMBERS = (
     "logp", "old_logp", "rollout_logp", "ref_logp", "entropy", "ratio", "advantage", "reward", "coefficient",
     "entropy_coefficient",
 )  # fmt: skip
-"""What can be known of a token, in this order."""
+"""Quantities that may be known of a token, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +215,11 @@ class HostPass:
     ids: np.ndarray | None = None
 
     def token_id(self, at: TokenAt) -> int | None:
-        """Of the token there."""
+        """Id of the token there."""
         return None if self.ids is None else int(self.ids[at.row, at.position])
 
     def numbers(self, at: TokenAt) -> dict[str, float]:
-        """What is known of the token there; NaN is a value, what was not measured is absent."""
+        """Known quantities of the token there; NaN is a value, what was not measured is absent."""
         return {name: float(column[at.row, at.position]) for name, column in self.columns.items()}
 
     def response(self, at: TokenAt) -> ResponseLevels:
@@ -243,7 +244,7 @@ class HostPass:
 
 
 def on_host(passes: Passes, rank: int = 0) -> list[HostPass]:
-    """Each pass of ``rank``; waits for the device once for each."""
+    """Copy each pass of ``rank``; waits for the device once for each."""
     return [_copied(one, rank, k) for k, one in enumerate(passes.all)]
 
 
@@ -255,9 +256,9 @@ def step_levels(
     usual: Mapping[str, float] | None = None,
     top_share: float | None = None,
 ) -> StepLevels:
-    """What is usual in the step: advantages and rewards of the responses of all ranks of ``world``. A collective."""
-    ours = [[value for host in hosts for value in host.per_response(name)] for name in ("advantage", "reward")]
-    every = [ours] if world is None else gather_plain(world, ours)
+    """Usual advantages and rewards of the step, from the responses of all ranks of ``world``. A collective."""
+    here = [[value for host in hosts for value in host.per_response(name)] for name in ("advantage", "reward")]
+    every = [here] if world is None else gather_plain(world, here)
     advantages, rewards = ([value for rank in every for value in rank[i]] for i in (0, 1))
     return StepLevels.of(advantages, rewards, layers=layers, usual=usual, top_share=top_share)
 
@@ -277,7 +278,7 @@ def _copied(one: LossPass, rank: int, microbatch: int) -> HostPass:
 def _known(one: LossPass) -> dict[str, Tensor]:
     tokens = one.tokens
     logp, old = widen(tokens.logp), tokens.old_logp
-    found = {
+    quantities = {
         "logp": logp,
         "old_logp": old,
         "rollout_logp": tokens.rollout_logp,
@@ -289,15 +290,15 @@ def _known(one: LossPass) -> dict[str, Tensor]:
         "coefficient": one.coefficients.get("logp"),
         "entropy_coefficient": one.coefficients.get("entropy"),
     }
-    return {name: values for name, values in found.items() if values is not None}
+    return {name: values for name, values in quantities.items() if values is not None}
 
 
-# Tokens to blame, described: their numbers, their class, and why.
+# Culprits described: their numbers, their class, and why.
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What is known of one token, and of the response it is in."""
+    """Known quantities of one token, and of the response it is in."""
 
     at: TokenAt
     sequence: int
@@ -323,29 +324,29 @@ def culprit_of(
     """The token with its class; its share is ``contribution / norm`` where both are known."""
     cause, why = cause_of(token.numbers, token.response, levels)
     share = contribution / norm if contribution is not None and norm else None
-    found = Culprit(token.at, token.sequence, token.token_id, cause, why, numbers=token.numbers)
-    return replace(found, contribution=contribution, share=share, own=own)
+    culprit = Culprit(token.at, token.sequence, token.token_id, cause, why, numbers=token.numbers)
+    return replace(culprit, contribution=contribution, share=share, own=own)
 
 
 def culprits_of_trace(hosts: Sequence[HostPass], trace: Trace, most: int = 8) -> list[Culprit]:
     """The tokens of this rank that a trace names, ``most`` at most; what it found is why."""
     places = trace.tokens or ([trace.at] if trace.at is not None else [])
-    ours = [at for at in places if any(host.rank == at.rank for host in hosts)]
-    found = [describe(hosts, at) for at in ours[:most]]
+    here = [at for at in places if any(host.rank == at.rank for host in hosts)]
+    described = [describe(hosts, at) for at in here[:most]]
     return [
         Culprit(token.at, token.sequence, token.token_id, Cause.NON_FINITE, trace.message, numbers=token.numbers)
-        for token in found
+        for token in described
     ]
 
 
 # Culprits of every rank on every rank: what travels is text.
 
 
-def shared_culprits(ours: Sequence[Culprit], world: World) -> list[Culprit]:
-    """Those of all ranks, by rank, in the order they had there. A collective; NaN and Inf come through."""
+def shared_culprits(local: Sequence[Culprit], world: World) -> list[Culprit]:
+    """Culprits of all ranks, by rank, in the order they had there. A collective; NaN and Inf come through."""
     if world.size == 1:
-        return list(ours)
-    return [_culprit_from(body) for theirs in gather_plain(world, [asdict(each) for each in ours]) for body in theirs]
+        return list(local)
+    return [_culprit_from(body) for rank in gather_plain(world, [asdict(each) for each in local]) for body in rank]
 
 
 def _culprit_from(body: Mapping[str, Any]) -> Culprit:

@@ -42,7 +42,7 @@ class Direction:
     def of(
         cls, model: nn.Module, *, world: World | None = None, rank: int | None = None, norm: float | None = None
     ) -> Direction:
-        """Of the gradients that ``model`` holds now. A collective: all ranks of ``world`` call it.
+        """Take the gradients that ``model`` holds now. A collective: all ranks of ``world`` call it.
 
         Squares are added up in float32 within a tensor and in float64 between tensors. A whole gradient counts on
         ``rank`` 0 only (default: the rank in ``world``), because data-parallel ranks all hold the same; of a DTensor
@@ -64,7 +64,7 @@ class Direction:
 
     @property
     def finite(self) -> bool:
-        """Whether there is neither NaN nor Inf in it (and no norm beyond float32). A gradient of zeros is finite."""
+        """True without NaN or Inf (and without a norm beyond float32). A gradient of zeros is finite."""
         return math.isfinite(self.length) and math.isfinite(self.norm)
 
 
@@ -79,7 +79,7 @@ def _squares(parameters: list[tuple[str, Parameter]], world: World, rank: int) -
 
 
 def _counted(name: str, parameter: Parameter, rank: int) -> Tensor | None:
-    """What of its gradient counts on this rank, if anything."""
+    """Part of its gradient that counts on this rank, if any."""
     if parameter.grad is None or parameter.grad.layout != torch.strided:
         return None
     return Piece.of(name, parameter, rank).counted
@@ -87,6 +87,8 @@ def _counted(name: str, parameter: Parameter, rank: int) -> Tensor | None:
 
 def _sums(counted: list[Tensor | None]) -> Tensor:
     """(P,) sums of squares, float64 on the CPU; 0 where there is nothing."""
+    # float32 within a tensor, as clip_grad_norm_ has it, so that the norm agrees with the trainer's; float64 between
+    # tensors, because a squared norm beyond 3e38 (a norm beyond 1.8e19) is still to be localised.
     tensors = [piece for piece in counted if piece is not None]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     norms = iter(torch._foreach_norm(tensors, 2, dtype=wide) if tensors else [])  # noqa: SLF001
@@ -96,7 +98,7 @@ def _sums(counted: list[Tensor | None]) -> Tensor:
 
 
 def _check(parameters: list[tuple[str, Parameter]], elements: list[float], ranks: list[float], size: int) -> None:
-    """All ranks see the same numbers, and so all raise or none."""
+    """Raise where a gradient is not whole. All ranks see the same numbers, and so all raise or none."""
     if not any(ranks):
         raise NotLocalised("no parameter of the model holds a gradient")
     for (name, p), held, n in zip(parameters, elements, ranks, strict=True):

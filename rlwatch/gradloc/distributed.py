@@ -30,12 +30,12 @@ class World(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         ...
 
     @property
     def rank(self) -> int:
-        """Which one this is."""
+        """Number of this rank."""
         ...
 
     def sum(self, values: Tensor) -> Tensor:
@@ -62,15 +62,15 @@ class Alone:
     rank = 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """As passed."""
+        """Return ``values``."""
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """As passed."""
+        """Return ``values``."""
         return values
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """As passed."""
+        """Return ``values``, alone in a list."""
         return [values]
 
     def leave(self) -> None:
@@ -94,19 +94,19 @@ class Processes:
         self._group: Any = c10d.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout_s))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over the ranks, elementwise."""
+        """Add up over the ranks, elementwise."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def max(self, values: Tensor) -> Tensor:
-        """Over the ranks, elementwise."""
+        """Take the largest over the ranks, elementwise."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """By rank."""
+        """Gather ``values`` by rank."""
         here = values.detach().cpu().contiguous()
-        found = [torch.empty_like(here) for _ in range(self.size)]
-        self._joined().allgather([found], [here]).wait()
-        return [one.to(values.device) for one in found]
+        received = [torch.empty_like(here) for _ in range(self.size)]
+        self._joined().allgather([received], [here]).wait()
+        return [one.to(values.device) for one in received]
 
     def leave(self) -> None:
         """Close the connections, which end with the last reference to the group."""
@@ -143,7 +143,7 @@ def gather_plain(world: World, value: Any) -> list[Any]:
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
-    """Those that FSDP2 gathers and shards again by themselves, outermost first; none where it is not in use."""
+    """Modules that FSDP2 gathers and shards again by themselves, outermost first; none where it is not in use."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
@@ -192,9 +192,9 @@ class Gathered:
             undo.push(self.__exit__)
             for unit, keys in zip(units, _owned(units), strict=True):
                 self._keep_input_type(unit)
-                mine = [key for key in keys if key in self._gradients]
-                self._hooks.append(unit.register_forward_pre_hook(partial(self._gather, mine)))
-                self._hooks.append(unit.register_forward_hook(partial(self._drop, mine), always_call=True))
+                own = [key for key in keys if key in self._gradients]
+                self._hooks.append(unit.register_forward_pre_hook(partial(self._gather, own)))
+                self._hooks.append(unit.register_forward_hook(partial(self._drop, own), always_call=True))
             undo.pop_all()
         return self
 
@@ -219,7 +219,7 @@ class Gathered:
 
 
 def _owned(units: list[Any]) -> list[list[int]]:
-    """For each of ``units``, the parameters that it gathers: its own, without those of the units inside it."""
+    """Parameters that each of ``units`` gathers: its own, without those of the units inside it."""
     owner = {id(p): i for i, unit in enumerate(units) for p in unit.parameters()}  # a later unit lies further inside
     return [[key for key, place in owner.items() if place == i] for i in range(len(units))]
 

@@ -54,7 +54,7 @@ def beside_training(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    """The same tensors with the same content afterwards."""
+    """Keep buffers: afterwards they are the same tensors with the same content."""
     buffers = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -77,7 +77,7 @@ def run_again(one: LossPass, row: int | None = None) -> Outputs:
 
 
 class Gradients(Protocol):
-    """How this model's gradients of parts of the loss are taken."""
+    """Gradients of parts of this model's loss."""
 
     @property
     def layers(self) -> Sequence[str]:
@@ -86,7 +86,7 @@ class Gradients(Protocol):
 
     @property
     def together(self) -> bool:
-        """Whether all ranks must take part in each."""
+        """True where all ranks must take part in each."""
         ...
 
     def squares(self, outputs: Outputs, weights: Weights, *, again: bool = False) -> Tensor:

@@ -109,23 +109,23 @@ class _Step:
     cost: Cost = field(default_factory=Cost)
 
     def localised(self) -> Located:
-        """By attribution; by tracing where there is no direction."""
+        """Localise by attribution; by tracing where there is no direction."""
         if self.norm is not None and not math.isfinite(self.norm):
             return self.traced()
         direction = Direction.of(self.model, world=self.world, norm=self.norm)
         self.norm = direction.norm
         if not direction.finite:
             return self.traced()
-        found = self.attributed(direction)
-        contributions = () if found is None else found.contributions
-        culprits, hosts = self.culprits(self.candidates(found), found, direction)
+        attribution = self.attributed(direction)
+        contributions = () if attribution is None else attribution.contributions
+        culprits, hosts = self.culprits(self.candidates(attribution), attribution, direction)
         levels = StepLevels(layers=direction.layers, usual=self.usual, top_share=_top_share(culprits))
         cause = cause_of_step(culprits, levels)
         named = self.standing_out(culprits)
         report = self.report(
-            method=Method.BISECTION if found is None else found.method,
-            gap=None if found is None else found.gap,
-            complete=found is not None and found.complete,
+            method=Method.BISECTION if attribution is None else attribution.method,
+            gap=None if attribution is None else attribution.gap,
+            complete=attribution is not None and attribution.complete,
             culprits=named,
             layers=direction.layers,
             cause=cause,
@@ -133,42 +133,44 @@ class _Step:
         return Located(replace(report, message=summary_of(report)), hosts, contributions)
 
     def traced(self) -> Located:
-        """There is no direction to attribute along."""
-        ours = trace(self.model, self.passes, world=self.world)
+        """Trace the first number that is not finite: there is no direction to attribute along."""
+        local = trace(self.model, self.passes, world=self.world)
         hosts = on_host(self.passes, self.world.rank)
-        culprits = shared_culprits(culprits_of_trace(hosts, ours, self.options.culprits), self.world)
-        found = shared_trace(ours, self.world)
-        self.notes += found.notes
-        self.cost = found.cost
+        culprits = shared_culprits(culprits_of_trace(hosts, local, self.options.culprits), self.world)
+        first = shared_trace(local, self.world)
+        self.notes += first.notes
+        self.cost = first.cost
         report = self.report(
             method=Method.TRACE,
             cause=Cause.NON_FINITE,
             culprits=culprits[: self.options.culprits],
-            message=found.message,
-            trace=found,
+            message=first.message,
+            trace=first,
         )
         return Located(report, hosts)
 
     def attributed(self, direction: Direction) -> Attribution | None:
-        """None if no method gives finite numbers; says why there is nothing to attribute."""
+        """Attribute ``direction``; None if no method gives finite numbers."""
         try:
-            found = attribute(self.model, self.passes, direction, world=self.world)
+            attribution = attribute(self.model, self.passes, direction, world=self.world)
         except NotLocalised as why:
             kept = float(any(one.coefficients for one in self.passes.all))
             if not direction.norm > 0 or not self.world.max(torch.tensor(kept)):
                 raise
             self.notes.append(str(why))
             return None
-        self.notes += found.notes
-        self.spend(forwards=found.forwards)
-        return found
+        self.notes += attribution.notes
+        self.spend(forwards=attribution.forwards)
+        return attribution
 
-    def candidates(self, found: Attribution | None) -> list[TokenAt]:
-        """Whose own gradients are worth a backward. Where contributions do not add up, a search finds more."""
-        contributions = () if found is None else found.contributions
+    def candidates(self, attribution: Attribution | None) -> list[TokenAt]:
+        """Tokens worth an exact backward pass; bisection adds more where attribution is incomplete."""
+        # The union of both rankings: a token whose gradient is nearly orthogonal to the step's contributes little, and
+        # only the screen has it; twice as many of each as are named, so that ties and misses of either are made good.
+        contributions = () if attribution is None else attribution.contributions
         screens = [screen(one) for one in self.passes.all]
         tokens = union_candidates(self.passes, contributions, screens, self.options.culprits, world=self.world)
-        if found is not None and found.complete:
+        if attribution is not None and attribution.complete:
             return tokens
         searched = follow_larger(
             self.model, self.passes, culprits=min(SEARCHED, self.options.culprits), budget=PROBES, world=self.world
@@ -179,16 +181,16 @@ class _Step:
         return list(dict.fromkeys([*(hit.at for hit in searched.hits), *tokens]))
 
     def culprits(
-        self, tokens: Sequence[TokenAt], found: Attribution | None, direction: Direction
+        self, tokens: Sequence[TokenAt], attribution: Attribution | None, direction: Direction
     ) -> tuple[list[Culprit], list[HostPass]]:
-        """All candidates of all ranks, described, the worst first."""
+        """Describe all candidates of all ranks, the worst first."""
         own = verify(self.model, self.passes, tokens, world=self.world, notes=self.notes)
         self.spend(backwards=len(own))
         hosts = on_host(self.passes, self.world.rank)
-        contributions = () if found is None else found.contributions
-        top = None if found is None else self.largest(contributions) / direction.norm
+        contributions = () if attribution is None else attribution.contributions
+        top = None if attribution is None else self.largest(contributions) / direction.norm
         levels = step_levels(hosts, world=self.world, layers=direction.layers, usual=self.usual, top_share=top)
-        ours = [
+        local = [
             culprit_of(
                 describe(hosts, at),
                 levels,
@@ -199,15 +201,15 @@ class _Step:
             for at in tokens
             if at.rank == self.world.rank
         ]
-        return sorted(shared_culprits(ours, self.world), key=lambda culprit: -size_of(culprit)), hosts
+        return sorted(shared_culprits(local, self.world), key=lambda culprit: -size_of(culprit)), hosts
 
     def largest(self, contributions: Sequence[Tensor]) -> float:
-        """By size, of all ranks."""
-        ours = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
-        return float(self.world.max(torch.tensor(ours, dtype=torch.float64)))
+        """Largest contribution of all ranks, by size."""
+        here = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
+        return float(self.world.max(torch.tensor(here, dtype=torch.float64)))
 
     def standing_out(self, culprits: Sequence[Culprit]) -> list[Culprit]:
-        """Those that are not small beside the worst."""
+        """Culprits that are not small beside the worst."""
         least = STANDS_OUT * (size_of(culprits[0]) if culprits else 0.0)
         return [culprit for culprit in culprits if size_of(culprit) >= least][: self.options.culprits]
 
@@ -216,7 +218,7 @@ class _Step:
         self.cost = Cost(self.cost.forwards + forwards, self.cost.backwards + backwards)
 
     def report(self, **more: object) -> Localisation:
-        """With what holds for every outcome."""
+        """Make a report with what holds for every outcome."""
         count = sum(int(one.tokens.mask.sum()) for one in self.passes.all)
         tokens = int(self.world.sum(torch.tensor(float(count), dtype=torch.float64)))
         norm = math.nan if self.norm is None else self.norm
@@ -224,7 +226,9 @@ class _Step:
 
 
 def size_of(culprit: Culprit) -> float:
-    """What culprits are ranked by: the norm of the token's own gradient, which no contribution exceeds, or that."""
+    """Size that culprits are ranked by: the norm of the token's own gradient, or the contribution if larger."""
+    # |<g_t, u>| <= ||g_t|| by Cauchy-Schwarz: a contribution is larger only where the token was not verified, or
+    # rounding.
     own = 0.0 if culprit.own is None else culprit.own.norm
     contribution = 0.0 if culprit.contribution is None else abs(culprit.contribution)
     return max((value for value in (own, contribution) if not math.isnan(value)), default=math.inf)

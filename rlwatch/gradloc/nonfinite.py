@@ -37,43 +37,45 @@ def trace(model: nn.Module, passes: Passes, *, world: World | None = None) -> Tr
     ranks = Alone() if world is None else world
     facts = StepFacts.of(model, passes)
     verdict = StepVerdict(passes, facts, ranks.rank)
-    found, cost = verdict.standing(model), Cost()
-    known = _any(found is not None, passes, ranks)
+    first, cost = verdict.standing(model), Cost()
+    known = _any(first is not None, passes, ranks)
     if not known and _any(_to_explain(facts), passes, ranks):
-        found, cost = _run_again(model, verdict, ranks)
-        known = _any(found is not None, passes, ranks)
+        first, cost = _run_again(model, verdict, ranks)
+        known = _any(first is not None, passes, ranks)
     if not known:
-        found = verdict.of_padding() or verdict.of_gradient()
-        known = _any(found is not None, passes, ranks)
+        first = verdict.of_padding() or verdict.of_gradient()
+        known = _any(first is not None, passes, ranks)
     cost = replace(cost, seconds=time.perf_counter() - began)
-    said = found or nothing(elsewhere=known)
-    return replace(said, broken=facts.counts(), chain=facts.chain(), id0_frac=facts.id0_frac, cost=cost)
+    named = first or nothing(elsewhere=known)
+    return replace(named, broken=facts.counts(), chain=facts.chain(), id0_frac=facts.id0_frac, cost=cost)
 
 
 def _to_explain(facts: StepFacts) -> bool:
-    """Whether something is not finite that what is known so far does not explain."""
+    """Check for something not finite that what is known so far does not explain."""
     return bool(facts.gradients or "logp" in facts.inside)
 
 
 def _run_again(model: nn.Module, verdict: StepVerdict, world: World) -> tuple[Trace | None, Cost]:
     """Micro-batch by micro-batch: first all forward passes, then forward and backward."""
     passes = verdict.passes
-    found, forwards = _first_of(broken_activation, model, passes, world)
+    activation, forwards = _first_of(broken_activation, model, passes, world)
     broken_here = "logp" in verdict.facts.inside
-    if _any(found is not None or broken_here, passes, world):
-        return (verdict.of_forward(*found) if found else verdict.of_forward() if broken_here else None), Cost(forwards)
-    back, more = _first_of(broken_output_gradient, model, passes, world)
-    return (verdict.of_output_gradient(*back) if back else None), Cost(forwards + more, more)
+    if _any(activation is not None or broken_here, passes, world):
+        if activation:
+            return verdict.of_forward(*activation), Cost(forwards)
+        return (verdict.of_forward() if broken_here else None), Cost(forwards)
+    gradient, more = _first_of(broken_output_gradient, model, passes, world)
+    return (verdict.of_output_gradient(*gradient) if gradient else None), Cost(forwards + more, more)
 
 
 def _first_of(find: Find, model: nn.Module, passes: Passes, world: World) -> tuple[tuple[int, Broken] | None, int]:
-    """What ``find`` finds in the first micro-batch where any rank finds something, and how many were tried."""
+    """Result of ``find`` in the first micro-batch where any rank has one, and the number of those tried."""
     most = int(world.max(_number(len(passes.all), passes)))
     for k in range(most):
         with beside_training(model):
-            found = find(model, passes.all[k]) if k < len(passes.all) else None
-        if _any(found is not None, passes, world):
-            return (None if found is None else (k, found)), k + 1
+            broken = find(model, passes.all[k]) if k < len(passes.all) else None
+        if _any(broken is not None, passes, world):
+            return (None if broken is None else (k, broken)), k + 1
     return None, most
 
 
@@ -101,7 +103,7 @@ class StepVerdict:
     rank: int
 
     def standing(self, model: nn.Module) -> Trace | None:
-        """From what is known without running anything again."""
+        """Name what was first from what is known without running anything again."""
         if self.facts.parameters:
             return self._of_parameter(model)
         if self.facts.buffers:
@@ -111,30 +113,34 @@ class StepVerdict:
             return None
         return self._of_input() or self._of_coefficient()
 
-    def of_forward(self, k: int = 0, found: Broken | None = None) -> Trace:
-        """Log-probs of finite weights are not finite: in which module that began, if in one that was seen."""
-        if found is None:
+    def of_forward(self, k: int = 0, broken: Broken | None = None) -> Trace:
+        """Name the module in which log-probs of finite weights ceased to be finite, if it was seen."""
+        if broken is None:
             k, worst = self.facts.inside["logp"][0]
             why = "weights and the outputs of all modules are finite, the head or what follows it overflowed"
             return self._of_tokens(Kind.LOGP, worst, (k, self.facts.flags(self.passes, k, "logp")), Origin.FORWARD, why)
         return self._of_module(
-            Kind.ACTIVATION, Origin.FORWARD, (k, found), "from finite weights, the output of", "is the first not finite"
+            Kind.ACTIVATION,
+            Origin.FORWARD,
+            (k, broken),
+            "from finite weights, the output of",
+            "is the first not finite",
         )
 
-    def of_output_gradient(self, k: int, found: Broken) -> Trace:
-        """All is finite going forward; going back, one gradient is the first that is not."""
+    def of_output_gradient(self, k: int, broken: Broken) -> Trace:
+        """Name the first gradient going back that is not finite, where all is finite going forward."""
         return self._of_module(
             Kind.OUTPUT_GRADIENT,
             Origin.BACKWARD,
-            (k, found),
+            (k, broken),
             "everything is finite going forward; going back, the gradient of the output of",
             "is the first not finite",
         )
 
     def of_padding(self) -> Trace | None:
-        """Only slots that no loss counts are not finite."""
-        for name, found in self.facts.padding.items():
-            k, worst = found[0]
+        """Name a slot of padding, where only such slots are not finite."""
+        for name, places in self.facts.padding.items():
+            k, worst = places[0]
             row, position = (*worst.index, 0)[:2]
             text = (
                 f"only padding is not finite: {name} at slot {position} of {self._sequence(k, row)}; the loss may be "
@@ -144,7 +150,7 @@ class StepVerdict:
         return None
 
     def of_gradient(self) -> Trace | None:
-        """Nothing but gradients of parameters."""
+        """Name a gradient of a parameter, where nothing else is not finite."""
         if not self.facts.gradients:
             return None
         last = self.facts.gradients[-1]
@@ -183,60 +189,60 @@ class StepVerdict:
         for name in names:
             if name == "rewards" and "advantages" not in names:
                 continue
-            for k, found in self.facts.inside[name]:
+            for k, broken in self.facts.inside[name]:
                 flags = self._where(k, name)
                 if name != "rewards":  # one reward breaks the advantages of a whole group
-                    flags &= self._spoilt(k)
+                    flags &= self._not_finite_in_loss(k)
                 if flags.any():
                     origin, why = origin_of_input(name, self.passes.all[k], first_index(flags))
-                    return self._of_tokens(Kind.INPUT, found, (k, flags), origin, why)
+                    return self._of_tokens(Kind.INPUT, broken, (k, flags), origin, why)
         return None
 
     def _of_coefficient(self) -> Trace | None:
         for name in COEFFICIENTS[:2]:
-            for k, found in self.facts.inside.get(name, ()):
+            for k, broken in self.facts.inside.get(name, ()):
                 flags = self._where(k, name)
                 if flags.any():
                     origin, why = origin_of_coefficient(self.passes.all[k], flags)
-                    return self._of_tokens(Kind.COEFFICIENT, found, (k, flags), origin, why)
-        for _, found in self.facts.inside.get(COEFFICIENTS[2], ()):
+                    return self._of_tokens(Kind.COEFFICIENT, broken, (k, flags), origin, why)
+        for _, broken in self.facts.inside.get(COEFFICIENTS[2], ()):
             text = "the gradient of the auxiliary loss is not finite"
-            return _trace(Kind.COEFFICIENT, found, Origin.BACKWARD, text)
+            return _trace(Kind.COEFFICIENT, broken, Origin.BACKWARD, text)
         return None
 
     def _where(self, k: int, name: str) -> Tensor:
         """(B, T): where ``name`` is not finite although the policy's log-prob is."""
         return self.facts.flags(self.passes, k, name) & self.passes.all[k].tokens.logp.isfinite()
 
-    def _spoilt(self, k: int) -> Tensor:
+    def _not_finite_in_loss(self, k: int) -> Tensor:
         return torch.stack([self.facts.flags(self.passes, k, name) for name in COEFFICIENTS]).any(0)
 
-    def _of_tokens(self, kind: Kind, found: Broken, where: tuple[int, Tensor], origin: Origin, why: str) -> Trace:
+    def _of_tokens(self, kind: Kind, broken: Broken, where: tuple[int, Tensor], origin: Origin, why: str) -> Trace:
         k, flags = where
         one, at = self.passes.all[k], first_index(flags)
         places = tuple(TokenAt(self.rank, k, *place) for place in flags.nonzero()[:MOST_TOKENS].tolist())
         whole = len(places) > 1 and bool((flags[at[0]] == one.tokens.mask[at[0]].bool()).all())
         token = self._id(places[0])
         which = "every token" if whole else f"token {at[1]}" + ("" if token is None else f" (id {token})")
-        text = f"{found.name} is not finite at {which} of {self._sequence(k, at[0])}: {why}"
-        return _trace(kind, found, origin, text, at=places[0], token_id=token, tokens=places)
+        text = f"{broken.name} is not finite at {which} of {self._sequence(k, at[0])}: {why}"
+        return _trace(kind, broken, origin, text, at=places[0], token_id=token, tokens=places)
 
     def _of_module(self, kind: Kind, origin: Origin, where: tuple[int, Broken], before: str, after: str) -> Trace:
-        k, found = where
+        k, broken = where
         place = ""
-        if len(found.index) > 1:
-            place = f", at position {found.index[1]} of the context of {self._sequence(k, found.index[0])}"
-        at = self._response_token(k, found)
-        text = f"{before} {found.name or 'the model'} {after}{place}"
-        return _of_tensor(kind, found, origin, text, at=at, token_id=self._id(at))
+        if len(broken.index) > 1:
+            place = f", at position {broken.index[1]} of the context of {self._sequence(k, broken.index[0])}"
+        at = self._response_token(k, broken)
+        text = f"{before} {broken.name or 'the model'} {after}{place}"
+        return _of_tensor(kind, broken, origin, text, at=at, token_id=self._id(at))
 
-    def _response_token(self, k: int, found: Broken) -> TokenAt | None:
+    def _response_token(self, k: int, broken: Broken) -> TokenAt | None:
         """The response token read at a place of the context, where contexts end with responses, as is usual."""
         rows, positions = self.passes.all[k].shape
-        if len(found.index) < 2 or found.shape[0] != rows or found.shape[1] < positions:
+        if len(broken.index) < 2 or broken.shape[0] != rows or broken.shape[1] < positions:
             return None
-        position = found.index[1] - (found.shape[1] - positions)
-        return TokenAt(self.rank, k, found.index[0], position) if position >= 0 else None
+        position = broken.index[1] - (broken.shape[1] - positions)
+        return TokenAt(self.rank, k, broken.index[0], position) if position >= 0 else None
 
     def _sequence(self, k: int, row: int) -> str:
         return f"sequence {self.passes.all[k].first_row + row} (micro-batch {k})"
@@ -249,16 +255,16 @@ class StepVerdict:
 
 
 def _of_tensor(
-    kind: Kind, found: Broken, origin: Origin, text: str, *, at: TokenAt | None = None, token_id: int | None = None
+    kind: Kind, broken: Broken, origin: Origin, text: str, *, at: TokenAt | None = None, token_id: int | None = None
 ) -> Trace:
-    """Of a tensor of the model, or one that a module made."""
-    owner = f"{found.name}.output" if kind in {Kind.ACTIVATION, Kind.OUTPUT_GRADIENT} else found.name
-    return _trace(kind, found, origin, text, at=at, token_id=token_id, layer=layer_of(owner))
+    """Trace of a tensor of the model, or of one that a module made."""
+    owner = f"{broken.name}.output" if kind in {Kind.ACTIVATION, Kind.OUTPUT_GRADIENT} else broken.name
+    return _trace(kind, broken, origin, text, at=at, token_id=token_id, layer=layer_of(owner))
 
 
 def _trace(
     kind: Kind,
-    found: Broken,
+    broken: Broken,
     origin: Origin,
     text: str,
     *,
@@ -267,8 +273,8 @@ def _trace(
     tokens: tuple[TokenAt, ...] = (),
     layer: str = "",
 ) -> Trace:
-    index, dtype, count = found.index, found.dtype, found.count
-    return Trace(kind, found.name, text, origin, layer, at, token_id, index, dtype, count, tokens)
+    index, dtype, count = broken.index, broken.dtype, broken.count
+    return Trace(kind, broken.name, text, origin, layer, at, token_id, index, dtype, count, tokens)
 
 
 def nothing(*, elsewhere: bool) -> Trace:
@@ -277,14 +283,16 @@ def nothing(*, elsewhere: bool) -> Trace:
     return Trace(Kind.NOTHING, "", f"everything is finite on this rank: {where}", elsewhere=elsewhere)
 
 
-# Where a number that is not finite comes from, by what beside it is and is not: METHODS, section 10.
+# Origins of a number that is not finite, by what beside it is finite and what is not. The chain is: a gradient breaks
+# the weights, these the next rollout (a sampler fed with NaN writes token id 0), that the old log-probs; the reference
+# stays finite. So a finite reference beside broken old log-probs means the policy, a broken rollout alone its engine.
 
 APART = 20.0
 """No policy update moves a log-prob by this many nats: tokens are misaligned or cut (METHODS, section 10, C)."""
 
 
 def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Origin, str]:
-    """Of ``name`` at token ``at`` of a micro-batch: the origin, and the reason in words."""
+    """Origin of ``name`` at token ``at`` of a micro-batch, and the reason in words."""
     tokens = one.tokens
 
     def fine(values: Tensor | None) -> bool:
@@ -302,20 +310,20 @@ def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Orig
 
 
 def origin_of_coefficient(one: LossPass, flags: Tensor) -> tuple[Origin, str]:
-    """Of coefficients at ``flags`` (B, T), made of finite inputs: how far apart the policies are there, nats."""
+    """Origin of coefficients at ``flags`` (B, T) made of finite inputs, and how far apart the policies are there."""
     tokens = one.tokens
     pairs = {
         "the old policy": (tokens.logp, tokens.old_logp),
         "the reference": (tokens.logp, tokens.ref_logp),
         "the rollout engine": (tokens.trainer_logp, tokens.rollout_logp),
     }
-    apart = {name: _largest(ours - other, flags) for name, (ours, other) in pairs.items() if other is not None}
+    apart = {name: _largest(policy - other, flags) for name, (policy, other) in pairs.items() if other is not None}
     if not apart:
         return Origin.BACKWARD, "its inputs are finite, the loss itself overflowed"
     farthest = max(apart, key=apart.__getitem__)
     data = apart.get("the rollout engine", 0.0) > APART
-    said = f"its inputs are finite, its log-prob is {apart[farthest]:.3g} nats from that of {farthest}"
-    return (Origin.DATA if data else Origin.BACKWARD), said
+    reason = f"its inputs are finite, its log-prob is {apart[farthest]:.3g} nats from that of {farthest}"
+    return (Origin.DATA if data else Origin.BACKWARD), reason
 
 
 def _largest(gaps: Tensor, flags: Tensor) -> float:
@@ -325,16 +333,16 @@ def _largest(gaps: Tensor, flags: Tensor) -> float:
 # The trace of the rank that found something, on every rank: what travels is text.
 
 
-def shared_trace(ours: Trace, world: World) -> Trace:
-    """That of the first rank that found something; ``ours`` where none did. A collective: all get the same.
+def shared_trace(local: Trace, world: World) -> Trace:
+    """Trace of the first rank that found something; ``local`` where none did. A collective: all get the same.
 
     What is counted in it (``broken``, ``chain``, ``id0_frac``, ``cost``) is of that rank.
     """
     if world.size == 1:
-        return ours
-    every = gather_plain(world, asdict(ours) if ours.found else None)
-    said = next((body for body in every if body is not None), None)
-    return ours if said is None else _trace_from(said)
+        return local
+    every = gather_plain(world, asdict(local) if local.found else None)
+    first = next((body for body in every if body is not None), None)
+    return local if first is None else _trace_from(first)
 
 
 def _trace_from(body: Mapping[str, Any]) -> Trace:

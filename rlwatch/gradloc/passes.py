@@ -13,14 +13,14 @@ from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
 
 COEFFICIENTS = "coefficients of the loss"
-"""What the tap is called that reads them during the backward."""
+"""Name of the tap that reads them during the backward."""
 Read = Callable[[Tensor], object]
 """A hook of the backward: it is given the gradient of an output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a loss takes of the policy in one forward pass: all its gradient flows through these.
+    """Outputs of one forward pass that a loss takes: all its gradient flows through these.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Outputs:
     aux: Tensor | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """Those there are, by name."""
+        """Parts that exist, by name."""
         parts = {"logp": self.logp, "entropy": self.entropy, "aux": self.aux}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -59,7 +59,7 @@ class RandomState:
 
     @classmethod
     def now(cls) -> RandomState:
-        """As they are. Draws nothing, and waits for no device."""
+        """Read the generators as they are. Draws nothing, and waits for no device."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         return cls(torch.get_rng_state(), tuple(cuda))
 
@@ -70,7 +70,7 @@ class RandomState:
             torch.cuda.set_rng_state_all(list(self.cuda))
 
     def same(self, other: RandomState) -> bool:
-        """Whether nothing was drawn between the two. States lie on the CPU: no device is waited for."""
+        """Check that nothing was drawn between the two. States lie on the CPU: no device is waited for."""
         return self._bytes() == other._bytes()
 
     def _bytes(self) -> list[bytes]:
@@ -119,9 +119,9 @@ class LossPass:
 
     def coefficient(self, name: str = "logp") -> Tensor:
         """dL/d``name``; zeros where the loss did not use it (or did not run its backward)."""
-        found = self.coefficients.get(name)
-        if found is not None:
-            return found
+        coefficient = self.coefficients.get(name)
+        if coefficient is not None:
+            return coefficient
         return torch.zeros((), device=self.tokens.logp.device) if name == "aux" else torch.zeros_like(self.tokens.logp)
 
     def hook(self, outputs: Outputs, contained: Callable[[Read], Read]) -> None:
@@ -150,7 +150,7 @@ class Passes:
     """The loss passes of the step under way, in order. Holds inputs and coefficients until :meth:`clear`.
 
     Hooks run within the backward of training, where the device may have no memory left for a copy: what they raise ends
-    at ``seam``, and the step is ``broken``. To localise it without a coefficient would blame the wrong tokens.
+    at ``seam``, and the step is ``broken``. To localise it without a coefficient would accuse the wrong tokens.
     """
 
     seam: Seam = field(default_factory=Seam)
@@ -164,7 +164,7 @@ class Passes:
 
     @property
     def broken(self) -> bool:
-        """Whether a coefficient of this step could not be read."""
+        """True where a coefficient of this step could not be read."""
         return self._unread > 0
 
     def contained(self, read: Read) -> Read:

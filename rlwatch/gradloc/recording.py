@@ -41,7 +41,7 @@ class RecordingError(RLWatchError):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the forward of a micro-batch read: ``ids`` and ``attention`` (B, L), the last T positions of which are the
+    """Input of a micro-batch's forward: ``ids`` and ``attention`` (B, L), the last T positions of which are the
     response; ``positions`` (B, L) where they were given. Logits were divided by ``temperature``.
     """
 
@@ -139,8 +139,8 @@ def load_recording(path: Path) -> Recording:
         It is none, is damaged, or was written by a newer version.
     """
     try:
-        with np.load(path, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
         head = json.loads(str(arrays.pop("head")))
         if head["format"] != FORMAT:
             raise RecordingError(f"{path} has format {head['format']}; this rlwatch reads {FORMAT}")
@@ -155,7 +155,7 @@ def load_recording(path: Path) -> Recording:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Of shapes and of some elements of all parameters, in order, as float64; "" where they are in shards."""
+    """Digest of shapes and some elements of all parameters, in order, as float64; "" where they are in shards."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if hasattr(parameter, "to_local"):
@@ -262,7 +262,7 @@ class Figure:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the two are as near as rounding explains; NaN agrees with NaN. None where one is not had."""
+        """True where the two are as near as rounding explains; NaN agrees with NaN. None where one is not had."""
         if self.recorded is None or self.recomputed is None:
             return None
         if not (math.isfinite(self.recorded) and math.isfinite(self.recomputed)):
@@ -284,7 +284,7 @@ class Replayed:
 
     @property
     def agrees(self) -> bool:
-        """Whether every figure that both have does."""
+        """True where every figure that both have agrees."""
         return not any(figure.agrees is False for figure in self.figures)
 
 
@@ -307,11 +307,11 @@ def replay(recordings: Sequence[Recording], model: nn.Module) -> Replayed:
     notes = [note for one in recordings for note in one.notes]
     direction = Direction.of(model)
     contributions, gap = _contributions(model, passes, direction, notes)
-    found = list(figures.step(direction, apart))
-    found += figures.culprits(model, passes, contributions, notes)
+    compared = list(figures.step(direction, apart))
+    compared += figures.culprits(model, passes, contributions, notes)
     known = {one.fingerprint for one in recordings} - {""}
     same = None if not known else known == {fingerprint(model)}
-    return Replayed(found, gap, same, tuple(dict.fromkeys(notes)))
+    return Replayed(compared, gap, same, tuple(dict.fromkeys(notes)))
 
 
 def load_model(folder: Path, dtype: str, device: str = "cpu") -> nn.Module:
@@ -345,7 +345,7 @@ def _check(recordings: Sequence[Recording]) -> None:
 
 
 def _loss_pass(recording: Recording, k: int, model: nn.Module) -> LossPass:
-    """With the coefficients divided by the number of ranks, so that all ranks' passes together make the gradient."""
+    """Loss pass ``k``, its coefficients divided by the number of ranks: all passes together make the gradient."""
     arrays = {name: torch.as_tensor(values) for name, values in recording.passes[k].items()}
     device = next(model.parameters()).device
     drew = "random" in arrays
@@ -412,11 +412,11 @@ def _contributions(
     model: nn.Module, passes: Passes, direction: Direction, notes: list[str]
 ) -> tuple[Sequence[Tensor], float | None]:
     try:
-        found = attribute(model, passes, direction)
+        attribution = attribute(model, passes, direction)
     except NotLocalised as why:
         notes.append(f"no contributions: {why}")
         return (), None
-    return found.contributions, found.gap
+    return attribution.contributions, attribution.gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +432,7 @@ class _Figures:
         return REPLAY_TOLERANCE.get(low, REPLAY_TOLERANCE_LOW)
 
     def step(self, direction: Direction, apart: float) -> Iterator[Figure]:
-        """Of the whole step."""
+        """Figures of the whole step."""
         figures = self.recording.figures
         norm, layers = float(figures["norm"]), figures["layers"]
         yield Figure("gradient norm", norm, direction.norm, norm, self.tolerance)
@@ -446,7 +446,7 @@ class _Figures:
         return place if culprit["token_id"] is None else f"token {culprit['token_id']} ({place})"
 
     def _all_contributions(self, contributions: Sequence[Tensor], norm: float) -> Figure:
-        """Over all tokens of the first rank's passes, which are the first here too."""
+        """Largest difference over all tokens of the first rank's passes, which are the first here too."""
         stored = [arrays.get("contribution") for arrays in self.recording.passes]
         gaps = [
             float((torch.as_tensor(before) - now).abs().max())
@@ -459,7 +459,7 @@ class _Figures:
     def culprits(
         self, model: nn.Module, passes: Passes, contributions: Sequence[Tensor], notes: list[str]
     ) -> Iterator[Figure]:
-        """Of each culprit."""
+        """Figures of each culprit."""
         culprits = self.recording.figures["culprits"]
         places = [TokenAt(0, self.where.index((c["rank"], c["microbatch"])), c["row"], c["position"]) for c in culprits]
         verified = [at for at, c in zip(places, culprits, strict=True) if c["own"] is not None]

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why a culprit is one, in the order in which they are tried: the three published classes, and two more."""
+    """Classes of culprits, in the order in which they are tried: the three published ones, and two more."""
 
     NON_FINITE = "non-finite"
     TOKEN_RATIO = "token ratio"  # noqa: S105  (no password)
@@ -19,7 +19,7 @@ class Cause(StrEnum):
 
 
 class Method(StrEnum):
-    """How the contributions were found."""
+    """Ways of computing contributions."""
 
     FD = "fd"
     RICHARDSON = "richardson"
@@ -30,7 +30,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class TokenAt:
-    """Where a token is: the micro-batch of the step on its rank, its sequence in it, its position in the response."""
+    """Place of a token: the micro-batch of the step on its rank, its sequence in it, its position in the response."""
 
     rank: int
     microbatch: int
@@ -52,7 +52,7 @@ class OwnGradient:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """One token to blame.
+    """A token that stands out in the step's gradient.
 
     ``contribution`` is signed, in the unit of the gradient norm; ``share`` = contribution / norm. Both are None where
     there is no direction (non-finite gradients) or the search does not give them (bisection). ``own`` is None where
@@ -73,7 +73,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it took: passes of the whole step, backwards of single sequences, and seconds of wall time."""
+    """Cost of a localisation: passes of the whole step, backwards of single sequences, and seconds of wall time."""
 
     forwards: int = 0
     backwards: int = 0
@@ -127,11 +127,11 @@ class Localisation:
     cost: Cost = field(default_factory=Cost)
 
 
-# What is said of a step whose gradient is not finite: plain numbers and names.
+# A step whose gradient is not finite.
 
 
 class Kind(StrEnum):
-    """What the first non-finite tensor is, in the order of looking."""
+    """Kinds of tensors that may be the first non-finite one, in the order of looking."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -146,7 +146,7 @@ class Kind(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where the chain gradient -> parameters -> rollout -> log-probs was entered."""
+    """Links at which the chain gradient -> parameters -> rollout -> log-probs may be entered."""
 
     BACKWARD = "backward"
     """Finite going forward; the loss's own arithmetic, or the backward pass, overflowed."""
@@ -218,7 +218,7 @@ class Trace:
 
     @property
     def found(self) -> bool:
-        """Whether something not finite was found on this rank."""
+        """True where something not finite was found on this rank."""
         return self.kind is not Kind.NOTHING
 
 
@@ -226,7 +226,7 @@ MOST_TOKENS = 64
 """Tokens named at most: one bad parameter breaks all of them, and then their names say nothing."""
 
 
-# What stops a localisation. Nothing here reaches a training loop: it becomes ``Localisation.why_not``.
+# The end of a localisation that cannot be made: it reaches no training loop, but becomes ``Localisation.why_not``.
 
 
 class NotLocalised(Exception):  # noqa: N818  (an answer, not a fault)
@@ -240,7 +240,7 @@ class NotLocalised(Exception):  # noqa: N818  (an answer, not a fault)
 
 
 def summary_of(report: Localisation) -> str:
-    """Of a step whose tokens were attributed or searched."""
+    """Summary of a step whose tokens were attributed or searched."""
     if not report.culprits:
         return "no token has a gradient"
     if report.cause is Cause.LAYER and report.layers:

@@ -91,7 +91,7 @@ NARROW = (torch.Tensor.bfloat16, torch.Tensor.half)
 
 @dataclass(slots=True)
 class Precision:
-    """What forward passes compute in.
+    """Precision that forward passes compute in.
 
     ``wide``: in float32 where training takes less; else as training does. ``low``: whether training takes less, for
     weights, by autocast or by FSDP's policy, as far as was seen.
@@ -110,7 +110,7 @@ class Precision:
 
 @contextmanager
 def without_autocast(precision: Precision) -> Iterator[None]:
-    """No autocast on this thread if ``precision`` is wide, not even where a forward pass switches it on itself.
+    """Disable autocast on this thread if ``precision`` is wide, even where a forward pass switches it on itself.
 
     Trainers do: accelerate wraps ``model.forward``, TRL calls ``accelerator.autocast()``, loops write
     ``torch.autocast``. All of them end in ``torch.autocast.__enter__``. Other threads go on as they were.
@@ -185,7 +185,7 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def routed(model: nn.Module) -> bool:
-    """Whether tokens are routed to experts, as the model's configuration tells."""
+    """Check the model's configuration for experts that tokens are routed to."""
     counts = [getattr(config, name, None) for config in _configs(model) for name in EXPERT_COUNTS]
     return any(isinstance(count, int) and count > 1 for count in counts)
 
@@ -232,9 +232,9 @@ def _set(config: Any, name: str, value: str) -> Iterator[None]:
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Each configuration once that a module of ``model`` reads."""
-    found = {id(c): c for m in model.modules() if (c := m.__dict__.get("config")) is not None}
-    return list(found.values())
+    """Configurations that modules of ``model`` read, each once."""
+    configs = {id(c): c for m in model.modules() if (c := m.__dict__.get("config")) is not None}
+    return list(configs.values())
 
 
 # Mixtures of experts, which send a token elsewhere when a weight moves a little: there no difference is small.
@@ -286,11 +286,11 @@ class FirstChoice(TorchFunctionMode):
 T = TypeVar("T")
 
 SHOWN = 200
-"""Characters of an error that are told."""
+"""Characters of an error that are shown."""
 
 
 def tried(work: Callable[[], T]) -> tuple[T | None, str]:
-    """What ``work()`` gives and "", or None and why: an operation without derivative, a kernel, memory.
+    """Result of ``work()`` and "", or None and why: an operation without derivative, a kernel, memory.
 
     Raises no ``Exception``: with several ranks the others wait for this one's word and must hear of it. Of an error
     its type and the first line are told.

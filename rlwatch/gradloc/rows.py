@@ -55,7 +55,7 @@ def response_batch(
     most: int = MOST_RESPONSES,
     decode: Decode | None = None,
 ) -> SpikeBatch | None:
-    """Every token of this rank's responses with culprits, ``context`` tokens around each; None where there are none.
+    """Tokens of this rank's responses with culprits, ``context`` tokens around each; None where there are none.
 
     Of at most ``most`` responses, the worst culprit's first. ``contributions`` (B, T) are those of each pass.
     """
@@ -63,8 +63,8 @@ def response_batch(
     for (microbatch, row), positions in _stretches(report.culprits, rank, context, most):
         host = hosts[microbatch]
         kept = np.array([t for t in range(host.mask.shape[1]) if host.mask[row, t] and t in positions], dtype=np.int64)
-        blame = _blame(contributions[microbatch][row][kept], report.norm) if contributions else {}
-        pieces.append(_response(host, row, kept, decode) | blame)
+        shares = _contributions(contributions[microbatch][row][kept], report.norm) if contributions else {}
+        pieces.append(_response(host, row, kept, decode) | shares)
     if not pieces:
         return None
     names = [name for name in pieces[0] if all(name in piece for piece in pieces)]
@@ -73,7 +73,7 @@ def response_batch(
 
 
 def event_body(report: Localisation) -> dict[str, JSON]:
-    """What was found, in short, for an event of kind ``LOCALISED``: JSON, NaN and infinities kept as floats."""
+    """Short form of a report for an event of kind ``LOCALISED``: JSON, NaN and infinities kept as floats."""
     traced = {} if report.trace is None else {"trace": {name: _plain(report.trace, name) for name in _TRACED}}
     return {
         "norm": report.norm,
@@ -120,7 +120,7 @@ def _largest(layers: Mapping[str, float]) -> dict[str, float]:
 
 
 def _culprits(culprits: Sequence[Culprit], hosts: Sequence[HostPass], decode: Decode | None) -> Columns:
-    """In columns; of numbers those that are known of all of them."""
+    """Culprits in columns; of numbers those that are known of all of them."""
     columns: Columns = {
         "microbatch": np.array([c.at.microbatch for c in culprits], dtype=np.int64),
         "sequence": np.array([c.sequence for c in culprits], dtype=np.int64),
@@ -159,13 +159,13 @@ def _stretches(
     culprits: Sequence[Culprit], rank: int, context: int, most: int
 ) -> Iterator[tuple[tuple[int, int], set[int]]]:
     """The first ``most`` (micro-batch, row) with culprits, and the positions to keep of each."""
-    found: dict[tuple[int, int], set[int]] = {}
+    kept: dict[tuple[int, int], set[int]] = {}
     for culprit in culprits:
         at = culprit.at
         where = (at.microbatch, at.row)
-        if at.rank == rank and (where in found or len(found) < most):
-            found.setdefault(where, set()).update(range(at.position - context, at.position + context + 1))
-    yield from found.items()
+        if at.rank == rank and (where in kept or len(kept) < most):
+            kept.setdefault(where, set()).update(range(at.position - context, at.position + context + 1))
+    yield from kept.items()
 
 
 def _response(host: HostPass, row: int, kept: np.ndarray, decode: Decode | None) -> Columns:
@@ -182,7 +182,7 @@ def _response(host: HostPass, row: int, kept: np.ndarray, decode: Decode | None)
     return columns
 
 
-def _blame(contributions: Any, norm: float) -> Columns:
+def _contributions(contributions: Any, norm: float) -> Columns:
     values = np.asarray(contributions, dtype=np.float64)
     columns: Columns = {"contribution": values}
     if norm:

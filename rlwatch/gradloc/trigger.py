@@ -1,4 +1,4 @@
-"""When to localise a step: its gradient norm is a spike, and there is time left to look."""
+"""The decision to localise a step: its gradient norm is a spike, and there is time left to look."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LASTING = 20
 
 @dataclass(frozen=True, slots=True)
 class TriggerDecision:
-    """Whether to localise. ``threshold`` is in the unit of the step's norm; None where there was none to compare."""
+    """Decision to localise or not; ``threshold`` is in the unit of the step's norm, None where none was compared."""
 
     fires: bool
     threshold: float | None
@@ -92,7 +92,7 @@ class Trigger(Stateful):
             return TriggerDecision(True, self._in_norms(self._limit(), tokens), "non-finite")
         if norm <= 0.0 or tokens <= 0:
             return TriggerDecision(False, self._in_norms(self._limit(), tokens))
-        value = math.log(norm) + 0.5 * math.log(tokens)
+        value = math.log(norm) + 0.5 * math.log(tokens)  # of norm * sqrt(n), the norm of a single token's gradient
         limit = self._limit()
         decision = self._judge(value, limit, tokens)
         self._learn(step, value, limit is not None and value > limit)
@@ -112,13 +112,15 @@ class Trigger(Stateful):
         """The run's own threshold as a logarithm, per token; None while it warms up."""
         if self.factor is None or len(self._level) < self.warm_up:
             return None
-        told = self._telling()
-        return median(told) + max(math.log(self.factor), self.deviations * mad(told))
+        level = self._informative()
+        # Norms are multiplicative, hence logarithms; median and MAD, so that up to half of the rows may be spikes.
+        return median(level) + max(math.log(self.factor), self.deviations * mad(level))
 
     def _middle(self) -> float:
-        return median(self._telling())
+        return median(self._informative())
 
-    def _telling(self) -> Sequence[float]:
+    def _informative(self) -> Sequence[float]:
+        """Rows of the level that had a signal; others would draw it down to noise."""
         values = [value for _, value in self._level]
         least = quantile(values, 0.9) - math.log(SILENT)
         return [value for value in values if value >= least]
@@ -143,7 +145,7 @@ class Trigger(Stateful):
         return None if limit is None or tokens <= 0 else math.exp(limit - 0.5 * math.log(tokens))
 
 
-# How much of the training time localisation may take.
+# The time budget: a share of the training time.
 
 
 class Budget(Stateful):
@@ -189,7 +191,7 @@ class Budget(Stateful):
         return self.share * max(0.0, self.elapsed_s - self.spent_s) + self.allowance_s - self.spent_s
 
     def may(self, estimate_s: float, *, non_finite: bool = False) -> bool:
-        """Whether a localisation that takes about ``estimate_s`` seconds may be done now; refusals are counted."""
+        """Grant or refuse a localisation that takes about ``estimate_s`` seconds; refusals are counted."""
         due = self.granted == 0 or (non_finite and not self.traced)
         lacking = estimate_s - self.left_s
         if lacking > 0.0 and not due:
