@@ -43,19 +43,19 @@ class DerivedLayers:
         if not norms:
             return
         self._health = self._health or LayerHealth()
-        told = self._health.update(step, norms)
-        for name, value in (told.metrics() if told is not None else {}).items():
+        health = self._health.update(step, norms)
+        for name, value in (health.metrics() if health is not None else {}).items():
             metrics.setdefault(name, value)
 
     def added(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """The same of records, in order: those of a log that somebody else wrote."""
+        """Add to records, in order: those of a log that somebody else wrote."""
         for record in records:
             metrics = dict(record.metrics)
             self.add(record.step, metrics)
             yield record if len(metrics) == len(record.metrics) else replace(record, metrics=metrics)
 
 
-# What one step says of the layers, as plain numbers.
+# Results of one step, as plain numbers.
 
 WINDOW_ROWS = 50
 """Rows that levels and correlations are computed over."""
@@ -80,7 +80,7 @@ class SpikingLayer:
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """What one step says of the layers; None where the run is too young (or has too few layers) to tell.
+    """Results of one step; None where the run is too young, or has too few layers, to judge.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class LayerStep:
     total_times: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """By their canonical names; what is not known is left out."""
+        """Metrics under their canonical names; what is not known is left out."""
         known = {
             "layers/heterogeneity": self.heterogeneity,
             "layers/participation": self.participation,
@@ -136,21 +136,21 @@ SILENT_FACTOR = 20.0
 MOST_LAYERS = 4096
 """Layers that are followed; any beyond are not."""
 LARGEST_LOG = 700.0
-"""Logarithm of the largest factor told: beyond it there are no floats."""
+"""Logarithm of the largest factor reported: beyond it there are no floats."""
 
 
 @dataclass(slots=True)
 class _Row:
     """One step: norms (L,), NaN where there is none, and their logs relative to the median layer of the step.
 
-    ``telling``: it had a signal, so levels learn of it; ``ordinary``: nothing spiked either, so correlations do.
+    ``informative``: it had a signal, so levels learn of it; ``ordinary``: nothing spiked either, so correlations do.
     """
 
     step: int
     norms: Floats
     relative: Floats
     log_total: float
-    telling: bool
+    informative: bool
     ordinary: bool
 
 
@@ -206,17 +206,17 @@ class LayerHealth:
             return None
         logs = np.log(norms)
         total = math.log(there.max()) + 0.5 * math.log(np.square(there / there.max()).sum())
-        telling = usual is None or total >= usual - math.log(SILENT_FACTOR)
-        return _Row(step, norms, logs - _median(logs), total, telling, telling)
+        informative = usual is None or total >= usual - math.log(SILENT_FACTOR)
+        return _Row(step, norms, logs - _median(logs), total, informative, informative)
 
     def _judged(self, row: _Row, given: dict[str, float], usual: float | None) -> LayerStep:
         measured = {layer: norm for layer, norm in given.items() if 0.0 <= norm < math.inf}
         norms = np.array(list(measured.values()))
         parts = shares(norms)
-        spiking, rise = self._against_levels(row) if row.telling else (None, None)
+        spiking, rise = self._against_levels(row) if row.informative else (None, None)
         times = None if usual is None else math.exp(min(row.log_total - usual, LARGEST_LOG))
         # A single spike would outweigh all other rows of the window in a correlation.
-        row.ordinary = row.telling and not spiking and (times is None or times < SPIKE_TIMES)
+        row.ordinary = row.informative and not spiking and (times is None or times < SPIKE_TIMES)
         return LayerStep(
             layers=len(measured),
             max_share=float(parts.max()),
@@ -230,22 +230,23 @@ class LayerHealth:
 
     def _against_levels(self, row: _Row) -> tuple[tuple[SpikingLayer, ...] | None, float | None]:
         """The layers that spike, and by how much the furthest is above the median one."""
-        before = self._stacked([past.relative for past in self._rows if past.telling])
+        before = self._stacked([past.relative for past in self._rows if past.informative])
         if len(before) < self.warm_up:
             return None, None
         level = _medians(before, self.warm_up)
         off = row.relative - level
         if np.isfinite(off).sum() < FEWEST_LAYERS:
             return None, None
+        # Relative to the median layer once more: what most layers share is the step's doing, not a layer's.
         off -= _median(off)
         scatter = np.maximum(GAUSSIAN * _medians(np.abs(before - level), self.warm_up), SCATTER)
         with np.errstate(invalid="ignore"):
-            found = np.flatnonzero((off > math.log(SPIKE_TIMES)) & (off > DEVIATIONS * scatter))
+            above = np.flatnonzero((off > math.log(SPIKE_TIMES)) & (off > DEVIATIONS * scatter))
         times = np.exp(np.minimum(off, LARGEST_LOG))
-        names = list(self._columns) if len(found) else []
+        names = list(self._columns) if len(above) else []
         spiking = [
             SpikingLayer(names[i], float(row.norms[i]), float(times[i]), float(off[i] / scatter[i]))
-            for i in found[np.argsort(-off[found], kind="stable")]
+            for i in above[np.argsort(-off[above], kind="stable")]
         ]
         return tuple(spiking), float(np.nanmax(times))
 
@@ -271,9 +272,9 @@ class LayerHealth:
 
 
 def _median(values: Floats) -> float:
-    """Of the finite ones; there is at least one."""
-    told = np.sort(values[np.isfinite(values)])
-    return float(0.5 * (told[(len(told) - 1) // 2] + told[len(told) // 2]))
+    """Median of the finite values; there is at least one."""
+    finite = np.sort(values[np.isfinite(values)])
+    return float(0.5 * (finite[(len(finite) - 1) // 2] + finite[len(finite) // 2]))
 
 
 def _medians(rows: Floats, least: int) -> Floats:
@@ -285,13 +286,13 @@ def _medians(rows: Floats, least: int) -> Floats:
     return np.where(count >= least, 0.5 * (ordered[below, at] + ordered[above, at]), np.nan)
 
 
-# How one step's squared gradient norm is spread over the layers.
+# Concentration: the spread of one step's squared gradient norm over the layers.
 
 Floats = NDArray[np.float64]
 
 
 def shares(norms: Floats) -> Floats:
-    """``n_l^2 / sum n^2`` (L,), sums up to 1; of ``norms`` (L,), finite and >= 0. All zero where they all are.
+    """Shares ``n_l^2 / sum n^2`` of ``norms`` (L,), finite and >= 0; they sum up to 1, or are all zero as the norms.
 
     >>> shares(np.array([3.0, 4.0])).round(2).tolist()
     [0.36, 0.64]
@@ -299,7 +300,7 @@ def shares(norms: Floats) -> Floats:
     largest = norms.max(initial=0.0)
     if largest == 0.0:
         return np.zeros_like(norms)
-    squares = np.square(norms / largest)
+    squares = np.square(norms / largest)  # divided first: norms beyond 1e154 have no square
     parts: Floats = squares / squares.sum()
     return parts
 
@@ -316,7 +317,7 @@ def participation(norms: Floats) -> float | None:
     return None if not parts.any() else float(1.0 / (len(parts) * np.square(parts).sum()))
 
 
-# Whether the layers' gradients still rise and fall together.
+# Correlation: the layers' gradients rise and fall together, or no longer.
 
 STILL = 1e-9
 """Relative standard deviation below which a norm counts as constant: it correlates with nothing."""
@@ -334,14 +335,16 @@ def heterogeneity(norms: NDArray[np.float64]) -> float | None:
         (W, L), NaN where a layer was not measured. Layers with a NaN, and such as do not move, are left out; None if
         fewer than two are left, or fewer than three rows.
     """
-    told = norms[:, np.isfinite(norms).all(axis=0)]
-    told = told / told.max(axis=0, initial=np.finfo(float).tiny)
-    deviations = told - told.mean(axis=0, keepdims=True) if told.size else told
-    spread = deviations.std(axis=0) if told.size else np.zeros(0)
+    measured = norms[:, np.isfinite(norms).all(axis=0)]
+    measured = measured / measured.max(axis=0, initial=np.finfo(float).tiny)
+    deviations = measured - measured.mean(axis=0, keepdims=True) if measured.size else measured
+    spread = deviations.std(axis=0) if measured.size else np.zeros(0)
     moving = spread > STILL
     layers = int(moving.sum())
     if layers < 2 or len(norms) < 3:
         return None
+    # With standardised columns z_l the correlation of two is <z_l z_m>. Their sum has the mean square sum_lm <z_l z_m>:
+    # L ones for l = m, and each pair twice. So the mean over pairs follows without forming them.
     together = (deviations[:, moving] / spread[moving]).sum(axis=1)
     mean = (together @ together / len(norms) - layers) / (layers * (layers - 1))
     return float(np.clip(1.0 - mean, 0.0, 2.0))

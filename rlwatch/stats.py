@@ -96,6 +96,8 @@ def slope_interval(steps: Sequence[int], values: Sequence[float]) -> tuple[float
     if not slopes:
         return None
     n = len(steps)
+    # Kendall's S, the slopes above less those below a trial slope, has the variance n (n - 1)(2 n + 5) / 18 under no
+    # trend. So many slopes to each side of the median, as a share of all of them, bound the interval.
     half = NORMAL_95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0) / 2.0 / len(slopes)
     return quantile(slopes, max(0.5 - half, 0.0)), quantile(slopes, min(0.5 + half, 1.0))
 
@@ -149,6 +151,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
         if line is None:
             return None
         rest = [b - line.at(a) for a, b in zip(x, y, strict=True)]
+        # Huber's weight min(1, k s / |r|) makes the square of small residuals and the size of large ones count.
         scale = mad(rest, 0.0)
         if scale <= 0.0:
             break
@@ -176,6 +179,8 @@ def _weighted(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) 
 
 def _error(x: Sequence[float], rest: Sequence[float], weights: Sequence[float]) -> float:
     """Standard error of the slope: the variance of what counts of each point, over the points that count in full."""
+    # Huber (1973): var = (n / m)^2 sum (w r)^2 / (n - 2) / sxx, where w r is the clipped residual and m counts those
+    # that are not clipped, the derivative of the estimating function.
     n, whole = len(x), sum(w >= 1.0 for w in weights)
     middle = math.fsum(x) / n
     spread = math.fsum((a - middle) ** 2 for a in x)
@@ -184,7 +189,7 @@ def _error(x: Sequence[float], rest: Sequence[float], weights: Sequence[float]) 
     return math.sqrt(math.fsum((w * r) ** 2 for r, w in zip(rest, weights, strict=True)) / (n - 2) / spread) * n / whole
 
 
-# What every remembering statistic shares: saving and restoring its memory.
+# Memory: saving and restoring it is the same for every statistic that remembers.
 
 
 class Stateful:
@@ -345,6 +350,8 @@ class Baseline(Stateful):
     def _far(self, value: float) -> bool:
         if len(self._values) < TRUSTED_ROWS:
             return False
+        # Between the deciles of a normal variable lie 2.56 sigma: two such widths beyond them begin 6.4 sigma from the
+        # median. Deciles, not the median absolute deviation: a series of two levels has a MAD of 0.
         low, high = self._quantile(0.1), self._quantile(0.9)
         reach = QUARANTINE * max(high - low, self.floor)
         # No spread at all says nothing about what is far.
@@ -362,12 +369,12 @@ class Baseline(Stateful):
 
     @property
     def ready(self) -> bool:
-        """Whether there are enough rows to speak of a level."""
+        """True with enough rows to speak of a level."""
         return len(self._values) >= FIRST_ROWS
 
     @property
     def done(self) -> bool:
-        """Whether it is frozen."""
+        """True once it is frozen."""
         return self._done
 
     def get(self) -> float | None:
@@ -418,7 +425,8 @@ class Cusum(Stateful):
         if not math.isfinite(z):
             self.skipped += 1
             return
-        # The ceiling lets an ended shift be forgotten in bounded time.
+        # Page's sum: under no shift z - drift is below 0 on average and the sum stays near 0; a shift of 2 drift makes
+        # it grow by drift a row. The ceiling lets an ended shift be forgotten in bounded time.
         self.sum = min(max(0.0, self.sum + min(z, self.cap) - self.drift), 20.0 * self.cap)
         if self.sum == 0.0:
             self.since = None
@@ -467,7 +475,7 @@ class Hold(Stateful):
         return 0 if self.since is None or self._last is None else self._last - self.since
 
     def lasted(self, rows: int, steps: int = 0) -> bool:
-        """Whether it has held for at least so many rows, spanning at least so many steps."""
+        """True where it has held for at least so many rows, spanning at least so many steps."""
         return self.rows >= rows and self.get() >= steps
 
     def clear(self) -> None:

@@ -65,24 +65,24 @@ def _compression(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _characters(texts: Sequence[str]) -> dict[str, float]:
-    found = [garbled for text in texts if (garbled := Garbled.of(text)) is not None]
+    measured = [garbled for text in texts if (garbled := Garbled.of(text)) is not None]
     return {
-        **_mean("text/garbled", (one.garbled for one in found)),
-        **_mean("text/replacement", (one.replacement for one in found)),
-        **_mean("text/script_switches", (one.script_switches for one in found)),
+        **_mean("text/garbled", (one.garbled for one in measured)),
+        **_mean("text/replacement", (one.replacement for one in measured)),
+        **_mean("text/script_switches", (one.script_switches for one in measured)),
     }
 
 
 def _drift(samples: Sequence[Sample]) -> dict[str, float]:
     pairs = ((sample.ids, sample.again) for sample in samples)
     known = (RetokenizationDrift.of(ids, again) for ids, again in pairs if ids is not None and again is not None)
-    found = [drift for drift in known if drift is not None]
+    drifts = [drift for drift in known if drift is not None]
     return {
-        **_mean("text/retok_exact", (drift.exact for drift in found)),
-        **_mean("text/retok_naive", (drift.naive for drift in found)),
-        **_mean("text/retok_edit", (drift.edits for drift in found)),
-        **_mean("text/retok_first", (drift.first for drift in found if drift.first is not None)),
-        **_mean("text/retok_growth", (drift.growth for drift in found)),
+        **_mean("text/retok_exact", (drift.exact for drift in drifts)),
+        **_mean("text/retok_naive", (drift.naive for drift in drifts)),
+        **_mean("text/retok_edit", (drift.edits for drift in drifts)),
+        **_mean("text/retok_first", (drift.first for drift in drifts if drift.first is not None)),
+        **_mean("text/retok_growth", (drift.growth for drift in drifts)),
     }
 
 
@@ -98,7 +98,7 @@ def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
     return {name: fmean(measured)} if measured else {}
 
 
-# How well text compresses: loops far better than prose.
+# Compression: loops compress far better than prose.
 
 SHORTEST_BYTES = 200
 """Bytes below which the header of the format decides the ratio."""
@@ -123,7 +123,7 @@ def zlib_ratio(text: str) -> float | None:
 
 
 def repeats(text: str) -> bool:
-    """Whether ``text`` has more than 10,000 characters, the last 10,000 of which compress more than tenfold.
+    """Flag a text of more than 10,000 characters, the last 10,000 of which compress more than tenfold.
 
     slime's rule (``slime/utils/metric_utils.py``, ``has_repetition``).
     """
@@ -134,7 +134,7 @@ def repeats(text: str) -> bool:
 # Characters no writer writes: of broken decoding, of a model that has lost its language.
 
 REPLACEMENT = "�"
-"""What a decoder puts in place of bytes that are no UTF-8."""
+"""Character that a decoder puts in place of bytes that are no UTF-8."""
 
 _NEVER_WRITTEN = {"Cc", "Co", "Cn", "Cs"}  # control, private use, unassigned, surrogate
 _LAYOUT = set("\t\n\r")
@@ -155,7 +155,7 @@ _NO_SCRIPT = {
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """Of one text: share of its characters that no writer writes; that are U+FFFD; script changes per 100."""
+    """Share of a text's characters that no writer writes; share that are U+FFFD; changes of script per 100."""
 
     garbled: float
     replacement: float
@@ -172,7 +172,7 @@ class Garbled:
 
 
 def script_switches(text: str) -> int:
-    """How often a letter is of another writing system than the letter before it.
+    """Count letters of another writing system than the letter before them.
 
     Han, kana and bopomofo are one system; letters of mathematics and full-width forms are of none.
 
@@ -213,7 +213,7 @@ MOST_IDS = 8192
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer: the two methods, as Hugging Face tokenizers have them."""
+    """The two methods needed of a tokenizer, as Hugging Face tokenizers have them."""
 
     def decode(self, token_ids: Sequence[int], **kwargs: bool) -> str:
         """Text of ids."""
@@ -277,9 +277,9 @@ class RetokenizationDrift:
 
 
 def prefix_kept(turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[int, int]:
-    """Of turns (prompt ids, response ids) of one conversation: how many prompts begin with all of the turn before.
+    """Count prompts that begin with all of the turn before, of turns (prompt ids, response ids) of a conversation.
 
-    Also how many there are that could. A chat template that renders the history anew may not keep it.
+    Also those that could. A chat template that renders the history anew may not keep it.
     """
     kept = 0
     for (prompt, response), (following, _) in pairwise(turns):
@@ -377,7 +377,7 @@ class TextProbe:
         self._thread: ThreadPoolExecutor | None = None
 
     def due(self) -> bool:
-        """Whether an offer would be taken: nothing is under way or waits to be taken, and enough time has passed."""
+        """True where an offer would be taken: nothing is under way or waits, and enough time has passed."""
         rested = self._last is None or self._clock.monotonic() - self._last >= self._seconds
         return self._work is None and rested
 
@@ -412,7 +412,7 @@ class TextProbe:
         return text_report([self._complete(sample) for sample in samples])
 
     def _complete(self, sample: Sample) -> Sample:
-        """With its text and its ids encoded again, where a tokenizer can tell."""
+        """Complete a sample with its text and its ids encoded again, where there is a tokenizer."""
         if self._tokenizer is None or sample.ids is None:
             return sample
         text = self._tokenizer.decode(list(sample.ids)) if sample.text is None else sample.text

@@ -18,7 +18,7 @@ from rlwatch.tensors.mergeable import Latest, Stats
 
 KEEP, ZERO = "keep", "zero"
 TAP = "layers to clip"
-"""What it is called where it fails."""
+"""Name of the tap in a failure's line."""
 
 
 class LayerClip:
@@ -79,7 +79,7 @@ class LayerClip:
         self.by = _by(by or str(getattr(self.rule, "by", By.LAYER)))
         self.max_norm = max_norm
         self.last: Clipped | None = None
-        """What the last call did; None before the first."""
+        """Result of the last call; None before the first."""
         self.seam = Seam()
         self._zero = _choice(nonfinite) == ZERO
         positive("LayerClip", max_norm=max_norm)
@@ -144,7 +144,7 @@ class LayerClip:
         return {name: int(count) for name, count in self._counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """All it remembers, on the CPU: training resumed with it goes on as if it had never stopped."""
+        """State of the rule and counts, on the CPU: training resumed with it goes on as if it had never stopped."""
         return {
             "rule": type(self.rule).__name__,
             "by": str(self.by),
@@ -161,8 +161,8 @@ class LayerClip:
         ConfigError
             If it is of another rule, other layers or another window; then nothing is changed.
         """
-        for name, ours in (("rule", type(self.rule).__name__), ("by", str(self.by)), ("groups", list(self.groups))):
-            if state.get(name) != ours:
+        for name, expected in (("rule", type(self.rule).__name__), ("by", str(self.by)), ("groups", list(self.groups))):
+            if state.get(name) != expected:
                 raise ConfigError(f"this state of LayerClip has another {name} than the one it is loaded into")
         loaded = state["state"]
         if {name: x.shape for name, x in loaded.items()} != {name: x.shape for name, x in self._state.items()}:
@@ -182,9 +182,12 @@ class LayerClip:
         return torch.where(finite, scales, 0.0) if self._zero else scales
 
     def _coefficient(self, total: Tensor, before: Tensor, scales: Tensor) -> Tensor:
-        """Of the global clip, as ``clip_grad_norm_`` has it; 1 where the total is not finite."""
+        """Coefficient of the global clip, as ``clip_grad_norm_`` has it; 1 where the total is not finite."""
         if self.max_norm is None:
             return torch.ones_like(total)
+        # The norm that the layers' clips leave, from their norms: gradients are not read a second time. Where no layer
+        # was scaled it is the total itself, so that the step is bit for bit the one of clip_grad_norm_; 1e-6 is torch's
+        # too.
         left = torch.where(scales == 0, 0.0, before * scales).square().sum().sqrt()
         left = torch.where((scales == 1).all(), total, left)
         return torch.where(left.isfinite(), (self.max_norm / (left + 1e-6)).clamp(max=1.0), 1.0)
@@ -232,7 +235,7 @@ def _choice(nonfinite: str) -> str:
     return nonfinite
 
 
-# What one clip did.
+# Result of one clip.
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +284,7 @@ class Clipped:
         return (~self.before.isfinite()).sum()
 
     def metrics(self) -> dict[str, Tensor]:
-        """For ``watcher.step(step, **clipped.metrics())``: canonical names, 0-d tensors."""
+        """Metrics for ``watcher.step(step, **clipped.metrics())``: canonical names, 0-d tensors."""
         if not self.groups:
             return {"optim/grad_norm": self.total}
         return {
@@ -291,12 +294,12 @@ class Clipped:
         }
 
     def stats(self) -> Stats:
-        """The same without the norm, as statistics of a step; every rank has the same."""
+        """Metrics without the norm, as statistics of a step; every rank has the same."""
         one = torch.ones_like(self.total)
         return {name: Latest.of(x, one) for name, x in self.metrics().items() if name != "optim/grad_norm"}
 
 
-# Which parameters of a model are clipped together.
+# Layout: the parameters of a model that are clipped together.
 
 
 @dataclass(slots=True)
@@ -314,7 +317,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, by: By) -> Layout:
-        """Of the parameters the model has now, frozen ones included. Raises ``ConfigError`` if they cannot be told."""
+        """Lay out the model's parameters, frozen ones included. Raises ``ConfigError`` if they cannot be told apart."""
         named = list(model.named_parameters())
         if not named:
             raise ConfigError("the model has no parameters to clip the gradients of")
@@ -328,7 +331,7 @@ class Layout:
         return cls(by, groups, group_of, torch.tensor(filled))
 
     def parameters(self, model: nn.Module) -> list[Parameter]:
-        """Those of the model, in order. Raises ``ConfigError`` if they are others than at the beginning."""
+        """Parameters of the model, in order. Raises ``ConfigError`` if they are others than at the beginning."""
         named = list(model.named_parameters())
         if [GROUP_OF[self.by](name) for name, _ in named] != self.group_of:
             raise ConfigError("the model has other parameters than when LayerClip was made; add adapters before that")
@@ -342,14 +345,14 @@ class Layout:
         return squares[self.members].sum(1).sqrt()
 
     def gradients(self, parameters: list[Parameter]) -> dict[tuple[int, torch.device], list[Tensor]]:
-        """What this rank holds of the gradients, by group and device."""
+        """Parts of the gradients on this rank, by group and device."""
         row_of = {group: row for row, group in enumerate(self.groups)}
-        found: dict[tuple[int, torch.device], list[Tensor]] = {}
+        parts: dict[tuple[int, torch.device], list[Tensor]] = {}
         for group, parameter in zip(self.group_of, parameters, strict=True):
             grad = local_gradient(parameter)
             if grad is not None:
-                found.setdefault((row_of[group], grad.device), []).append(grad)
-        return found
+                parts.setdefault((row_of[group], grad.device), []).append(grad)
+        return parts
 
 
 # Norms of whole gradients, also where this rank holds a shard of each.
@@ -379,8 +382,8 @@ def gradient_norms(parameters: Sequence[Parameter]) -> list[Tensor | None]:
     if not held and not any(map(_dimensions, parameters)):
         return [None] * len(parameters)
     device = held[0].device if held else parameters[0].device
-    found = iter(torch._foreach_norm(held, 2, dtype=torch.float32) if held else ())  # noqa: SLF001  (as clip_grad_norm_)
-    norms = [None if piece is None else next(found).to(device, non_blocking=True) for piece in pieces]
+    each = iter(torch._foreach_norm(held, 2, dtype=torch.float32) if held else ())  # noqa: SLF001  (as clip_grad_norm_)
+    norms = [None if piece is None else next(each).to(device, non_blocking=True) for piece in pieces]
     _sum_shards(parameters, norms, device)
     return norms
 

@@ -17,7 +17,7 @@ from rlwatch.stats import GAUSSIAN
 from rlwatch.tensors.gradnorm import layer_of, plain_name
 
 State = Mapping[str, Tensor]
-"""What a rule remembers: tensors on the device, by name. A rule never changes one in place."""
+"""Memory of a rule: tensors on the device, by name. A rule never changes one in place."""
 
 
 class ClipRule(Protocol):
@@ -30,7 +30,7 @@ class ClipRule(Protocol):
 
     @property
     def by(self) -> By:
-        """How the rule wants parameters grouped, unless the user says otherwise."""
+        """Unit that the rule clips, unless the user says otherwise."""
         ...
 
     def start(self, like: Tensor) -> State:
@@ -67,7 +67,7 @@ def within_one(rule: str, **settings: float) -> None:
             raise ConfigError(f"{rule}: {name} must be in [0, 1), got {value!r}")
 
 
-# Which gradients are clipped together.
+# Groups of parameters.
 
 _INNER = re.compile(
     r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|base_layer|original_module|modules_to_save)(?=\.|$).*$"
@@ -75,7 +75,7 @@ _INNER = re.compile(
 
 
 class By(StrEnum):
-    """What is clipped as one."""
+    """Units that are clipped as one."""
 
     LAYER = "layer"
     """A transformer block; each module outside of the blocks by itself. Adapters go with their layer."""
@@ -163,6 +163,7 @@ class LayerMedian:
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
         """See :class:`~rlwatch.clipping.rules.ClipRule`."""
         logs, at = state["logs"], state["at"]
+        # Judged by the window as it was before this step: a spike must not raise its own limit.
         now = norms.log()
         center = median(logs)
         spread = GAUSSIAN * median((logs - center).abs())
@@ -177,7 +178,7 @@ class LayerMedian:
 
 
 def median(rows: Tensor) -> Tensor:
-    """Of each column of (W, L), without its NaN; NaN where a column has nothing else.
+    """Median of each column of (W, L), without its NaN; NaN where a column has nothing else.
 
     By sorting: ``torch.nanmedian`` has no deterministic form on every device.
     """
@@ -232,9 +233,11 @@ class AdaGC:
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
         """See :class:`~rlwatch.clipping.rules.ClipRule`."""
         gamma, steps = state["gamma"], state["steps"]
+        # Norms of groups make the global norm of the paper's warm-up; no gradient is read again.
         total = torch.where(seen, norms, 0.0).square().sum().sqrt()
         warming = steps < self.warmup
         scales = torch.where(warming, self.absolute / total, self.relative * gamma / norms).clamp(max=1.0)
+        # gamma is fed with the clipped norm, as published: that is what bounds its growth to 0.1 % a step.
         clipped = scales * norms
         average = torch.where(gamma.isinf(), clipped, self.beta * gamma + (1 - self.beta) * clipped)
         updated = torch.where(warming, torch.minimum(gamma, clipped), average)
@@ -301,6 +304,8 @@ class AGGC:
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
         """See :class:`~rlwatch.clipping.rules.ClipRule`."""
         average, steps = state["average"], state["steps"]
+        # An unknown average is infinite: the first norm of a group becomes it, and is not clipped (the released code
+        # begins at 0 and clips the second step to 2 % of the first).
         known = average.isfinite()
         base = torch.where(known, average, norms)
         late = self._lateness(steps)
@@ -375,6 +380,8 @@ class ZClip:
         sigma = variance.sqrt()
         z = (norms - mean) / (sigma + EPSILON)
         spiked = (count >= self.warmup) & (z > self.threshold)
+        # mu + threshold sigma / (z / threshold): at z = threshold it is the threshold itself, and it falls towards mu
+        # with z, so that the worst spike is trusted least. (mu = 1, sigma = 0.1, n = 2: z = 10, limit 1.0625.)
         limit = mean + self.threshold**2 * sigma / torch.where(spiked, z, 1.0)
         clipped = torch.where(spiked, limit, norms)
         new_mean, new_variance = self._averages(clipped, state)
@@ -388,6 +395,7 @@ class ZClip:
     def _averages(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """Plain mean and (population) variance while the warm-up lasts, moving ones after it."""
         mean, variance, count = state["mean"], state["variance"], state["count"]
+        # Welford's update while warming: keep = n / (n + 1) makes the moving form the plain mean and variance.
         keep = torch.where(count < self.warmup, count.to(x) / (count.to(x) + 1), self.alpha)
         new_mean = keep * mean + (1 - keep) * x
         plain = keep * variance + (1 - keep) * (x - mean) * (x - new_mean)
@@ -400,7 +408,7 @@ class ZClip:
 
 @dataclass(frozen=True, slots=True)
 class LayerMaxNorm:
-    """Each layer's norm is at most a constant: min(1, c / ||g_l||).
+    """Clip each layer's norm to a constant: min(1, c / ||g_l||).
 
     Parameters
     ----------

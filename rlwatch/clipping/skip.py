@@ -1,4 +1,4 @@
-"""Leaving out the optimizer's step on a batch that is to blame."""
+"""Leaving out the optimizer's step on a batch whose gradient one token makes, or is not finite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _parameters(of: nn.Module | Optimizer | Iterable[Parameter]) -> Iterable[Par
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to skip, and why."""
+    """Decision to skip or not, and the reason."""
 
     skip: bool
     reason: str
@@ -81,11 +81,11 @@ class SkipOnSpike:
         if not 1 <= self.most <= self.within:
             raise ConfigError(f"SkipOnSpike: need 1 <= most <= within, got {self.most} and {self.within}")
 
-    def decide(self, found: Localisation, step: int) -> Decision:
-        """Whether to skip ``step``; call it once for each localised step, in order."""
-        if not math.isfinite(found.norm):
-            return self._skip("non-finite", f"the gradient norm is {found.norm}")
-        shares = [abs(culprit.share) for culprit in found.culprits if culprit.share is not None]
+    def decide(self, localisation: Localisation, step: int) -> Decision:
+        """Decide for or against skipping ``step``; call it once for each localised step, in order."""
+        if not math.isfinite(localisation.norm):
+            return self._skip("non-finite", f"the gradient norm is {localisation.norm}")
+        shares = [abs(culprit.share) for culprit in localisation.culprits if culprit.share is not None]
         worst = max((share for share in shares if math.isfinite(share)), default=0.0)
         if not worst > self.share:
             return Decision(skip=False, reason=f"no token holds more than {self.share:.0%} of the gradient norm")
@@ -101,7 +101,7 @@ class SkipOnSpike:
         return Decision(skip=True, reason=reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has decided so far, as JSON."""
+        """Decisions so far, as JSON."""
         return {"recent": list(self._recent), "skipped": dict(self.skipped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
