@@ -163,7 +163,7 @@ class Garbled:
 
     @classmethod
     def of(cls, text: str) -> Garbled | None:
-        """None for an empty text."""
+        """Measure ``text``; None for an empty one."""
         if not text:
             return None
         replaced = text.count(REPLACEMENT)
@@ -260,7 +260,7 @@ class RetokenizationDrift:
 
     @classmethod
     def of(cls, sampled: Sequence[int], again: Sequence[int]) -> RetokenizationDrift | None:
-        """None where nothing was sampled. Beyond :data:`MOST_IDS` ids only the first so many are compared.
+        """Compare the two; None where nothing was sampled. Beyond :data:`MOST_IDS` ids only the first so many are compared.
 
         >>> RetokenizationDrift.of([1, 2, 3, 4], [1, 9, 4])
         RetokenizationDrift(exact=False, naive=0.75, edits=0.5, first=1, growth=-1)
@@ -421,6 +421,6 @@ class TextProbe:
 
 
 def _spread(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """At most ``most`` of them, evenly, without chance."""
+    """Choose at most ``most`` of them, evenly, without chance."""
     n = min(most, len(samples))
     return [samples[i * len(samples) // n] for i in range(n)]

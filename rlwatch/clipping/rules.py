@@ -161,7 +161,7 @@ class LayerMedian:
         return {"logs": rows, "at": torch.zeros_like(like, dtype=torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """See :class:`~rlwatch.clipping.rules.ClipRule`."""
+        """Factors and the next state, see :class:`ClipRule`."""
         logs, at = state["logs"], state["at"]
         # Judged by the window as it was before this step: a spike must not raise its own limit.
         now = norms.log()
@@ -227,11 +227,11 @@ class AdaGC:
         within_one("AdaGC", beta=self.beta)
 
     def start(self, like: Tensor) -> State:
-        """No average yet (infinite), no steps."""
+        """State without an average yet (infinite) and without steps."""
         return {"gamma": torch.full_like(like, float("inf")), "steps": like.new_zeros((), dtype=torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """See :class:`~rlwatch.clipping.rules.ClipRule`."""
+        """Factors and the next state, see :class:`ClipRule`."""
         gamma, steps = state["gamma"], state["steps"]
         # Norms of groups make the global norm of the paper's warm-up; no gradient is read again.
         total = torch.where(seen, norms, 0.0).square().sum().sqrt()
@@ -298,11 +298,11 @@ class AGGC:
             raise ConfigError("AGGC: high_late and low_late need total_steps, the length of training")
 
     def start(self, like: Tensor) -> State:
-        """No average yet (infinite), no steps."""
+        """State without an average yet (infinite) and without steps."""
         return {"average": torch.full_like(like, float("inf")), "steps": like.new_zeros((), dtype=torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """See :class:`~rlwatch.clipping.rules.ClipRule`."""
+        """Factors and the next state, see :class:`ClipRule`."""
         average, steps = state["average"], state["steps"]
         # An unknown average is infinite: the first norm of a group becomes it, and is not clipped (the released code
         # begins at 0 and clips the second step to 2 % of the first).
@@ -370,12 +370,12 @@ class ZClip:
         within_one("ZClip", alpha=self.alpha)
 
     def start(self, like: Tensor) -> State:
-        """Nothing counted."""
+        """State with nothing counted."""
         zeros = torch.zeros_like(like)
         return {"mean": zeros, "variance": zeros.clone(), "count": zeros.to(torch.int64)}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """See :class:`~rlwatch.clipping.rules.ClipRule`."""
+        """Factors and the next state, see :class:`ClipRule`."""
         mean, variance, count = state["mean"], state["variance"], state["count"]
         sigma = variance.sqrt()
         z = (norms - mean) / (sigma + EPSILON)
@@ -436,11 +436,11 @@ class LayerMaxNorm:
             raise ConfigError("LayerMaxNorm: pass each or total, not both")
 
     def start(self, like: Tensor) -> State:  # noqa: ARG002  (the protocol's signature)
-        """Nothing to remember."""
+        """Empty state: there is nothing to remember."""
         return {}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:
-        """See :class:`~rlwatch.clipping.rules.ClipRule`."""
+        """Factors and the next state, see :class:`ClipRule`."""
         if self.each is not None:
             return (self.each / norms).clamp(max=1.0), state
         layers = seen.sum().clamp(min=1).to(norms)

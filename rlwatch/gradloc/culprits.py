@@ -173,7 +173,7 @@ def _reward(numbers: Mapping[str, float], step: StepLevels) -> tuple[Cause, str]
 
 
 def _layer(step: StepLevels) -> tuple[Cause, str] | None:
-    """No token stands out, and one layer does."""
+    """A layer's class, where it stands out and no token does."""
     if step.top_share is None or not step.top_share < SMALL_TOKEN_SHARE or not step.layers:
         return None
     name = max(step.layers, key=step.layers.__getitem__)

@@ -127,7 +127,7 @@ class _Layers:
 
 
 class Whole(_Layers):
-    """Every rank has all parameters (one process, or DDP): each takes its own gradients, nothing waits for others.
+    """Gradients of whole parameters, on every rank (one process, or DDP): each takes its own, nothing waits for others.
 
     ``torch.autograd.grad`` accumulates nowhere, so neither ``.grad`` nor DDP's or an optimizer's hooks notice. It takes
     memory for one more set of gradients.
@@ -140,7 +140,7 @@ class Whole(_Layers):
         self._ranks = world.size
 
     def squares(self, outputs: Outputs, weights: Weights, *, again: bool = False) -> Tensor:
-        """See :class:`Gradients`. Weights that are all zero are not differentiated."""
+        """Squared norms, see :class:`Gradients`. Weights that are all zero are not differentiated."""
         parts = {n: p for n, p in outputs.parts().items() if p.requires_grad and n in weights and weights[n].any()}
         if not parts:
             return self._squares([None] * len(self.named))
@@ -155,7 +155,7 @@ class Whole(_Layers):
 
 
 class Sharded(_Layers):
-    """Parameters are in shards over the ranks (FSDP2): all ranks run each pass, those without weights with zeros.
+    """Gradients of parameters in shards over the ranks (FSDP2): all run each pass, those without weights with zeros.
 
     Only an ordinary backward makes FSDP reduce gradients (to their mean), so ``.grad`` is emptied for it: to be used
     within :func:`beside_training` only, which puts back what was there.
@@ -168,7 +168,7 @@ class Sharded(_Layers):
         self._model = model
 
     def squares(self, outputs: Outputs, weights: Weights, *, again: bool = False) -> Tensor:
-        """See :class:`Gradients`. A collective."""
+        """Squared norms, see :class:`Gradients`. A collective."""
         for _, parameter in self.named:
             parameter.grad = None
         parts = {name: part for name, part in outputs.parts().items() if part.requires_grad}

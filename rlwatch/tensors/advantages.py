@@ -26,7 +26,7 @@ class Sides:
 
     @classmethod
     def of(cls, advantages: Tensor, mask: Tensor) -> Sides:
-        """Of ``advantages`` (B, T) or (B, 1) inside ``mask`` (B, T)."""
+        """Split ``advantages`` (B, T) or (B, 1) inside ``mask`` (B, T)."""
         broken, on = advantages.isnan(), mask.bool()
         return cls(on & ((advantages > 0) | broken), on & ((advantages < 0) | broken), broken)
 

@@ -66,7 +66,7 @@ class Pairs(Stat):
 
     @classmethod
     def of(cls, logp: Tensor, advantages: Tensor, mask: Tensor) -> Self:
-        """Of ``logp`` and ``mask`` (B, T) and ``advantages`` (B, T) or (B, 1)."""
+        """Keep ``logp`` and ``mask`` (B, T) and ``advantages`` (B, T) or (B, 1)."""
         means = Covariance.of(logp, advantages, mask)
         return cls(means.count, means, (widen(logp),), (widen(advantages),), (mask.bool(),))
 

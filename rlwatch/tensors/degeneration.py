@@ -52,8 +52,8 @@ def unended(ids: Tensor, mask: Tensor, eos: tuple[int, ...]) -> Tensor:
     return ~(ended & on.any(-1))
 
 
-def text_stats(ids: Tensor, mask: Tensor) -> Stats:
-    """All measures of degeneration of ``ids``, ``mask`` (B, T), under their canonical names, means over responses.
+def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
+    """Measures of degeneration of ``ids``, ``mask`` (B, T), under their canonical names, means over responses.
 
     ``text/distinct_1``, ``distinct_2``, ``repetition`` (1 - distinct-3), ``loop_cover``, ``tail_loop``,
     ``looping_frac`` (half covered by a loop), ``id0_frac`` (at least 90 % id 0), ``id0_run`` (the longest).
@@ -75,7 +75,7 @@ def text_stats(ids: Tensor, mask: Tensor) -> Stats:
 
 def observe_degeneration(batch: TokenBatch) -> Stats:
     """Repetition, loops and id-0 runs, where the token ids are known."""
-    return {} if batch.ids is None else text_stats(batch.ids, batch.mask)
+    return {} if batch.ids is None else degeneration_stats(batch.ids, batch.mask)
 
 
 # Distinct n-grams of token ids.
@@ -133,7 +133,7 @@ class Loops:
 
     @classmethod
     def of(cls, ids: Tensor, mask: Tensor) -> Self:
-        """Of ``ids`` (B, T) inside ``mask`` (B, T).
+        """Find loops in ``ids`` (B, T) inside ``mask`` (B, T).
 
         A loop is a block that stands at least twice in a row; its cover is all its repetitions, the last of which may
         be cut. Every window of :data:`LOOP_WINDOW` tokens is compared with its last occurrence: within a loop of period

@@ -147,7 +147,7 @@ class Piece:
 
     @classmethod
     def of(cls, name: str, parameter: Parameter, rank: int) -> Piece:
-        """Of the gradient of ``parameter``."""
+        """Take what counts here of the gradient of ``parameter``."""
         grad = cast("Tensor", parameter.grad)
         if hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_is_flat_param"):
             return cls(name, None, max(1, grad.numel()))
@@ -197,7 +197,7 @@ class Sharded(Stat):
 
     @classmethod
     def of(cls, kept: Tensor, held: int, size: int) -> Self:
-        """Of what this rank holds."""
+        """Keep what this rank holds."""
         return cls(kept.new_full((), float(held >= size)), kept, held, size)
 
     @override

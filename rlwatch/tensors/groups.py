@@ -70,7 +70,7 @@ class Grouped(Stat):
 
     @classmethod
     def of(cls, values: Tensor, groups: Tensor, mask: Tensor) -> Self:
-        """Of what lies inside ``mask``: (B,), or the shape of ``values``. Copied, since a trainer may reuse its own."""
+        """Keep what lies inside ``mask``, (B,) or of the shape of ``values``: as copies, since a trainer may reuse its own."""
         kept = (values.detach().clone(), groups.detach().clone(), mask.detach().bool().clone())
         return cls(masked_count(mask, mask.float()), *((tensor,) for tensor in kept))
 
@@ -172,13 +172,13 @@ class Verdicts:
 
     @property
     def effective(self) -> Tensor:
-        """Of unequal rewards."""
+        """Groups of unequal rewards, which teach something."""
         return self.measured & ~self.flat
 
 
 @lru_cache(maxsize=2)
 def verdicts_of(values: Tensor, mask: Tensor, grouping: Grouping) -> Verdicts:
-    """Of the scores ``values`` (N, 2) inside ``mask`` (N,); once for all statistics of them."""
+    """Judge each group by the scores ``values`` (N, 2) inside ``mask`` (N,); once for all statistics of them."""
     reward, right = values.unbind(-1)
     size, broken, rights, wrongs = grouping.total(
         torch.stack([mask, mask & ~reward.isfinite(), mask & (right == 1), mask & (right == 0)], -1).float()

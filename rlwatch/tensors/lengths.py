@@ -29,7 +29,7 @@ class Kept(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of ``x`` (B,) inside ``mask`` (B,)."""
+        """Keep ``x`` (B,) inside ``mask`` (B,)."""
         return cls(masked_count(mask, widen(x)), (widen(x),), (mask.bool(),))
 
     @override

@@ -65,7 +65,7 @@ class Total(Single):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of ``x`` inside ``mask``."""
+        """Measure ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), masked_sum(x, mask))
 
     @override
@@ -91,7 +91,7 @@ class Share(Stat):
 
     @classmethod
     def of(cls, part: Tensor, whole: Tensor, mask: Tensor) -> Self:
-        """Of the sum of ``part`` in that of ``whole`` (>= ``part`` >= 0), both inside ``mask``."""
+        """Measure the sum of ``part`` in that of ``whole`` (>= ``part`` >= 0), both inside ``mask``."""
         return cls(masked_count(mask, whole), masked_sum(part, mask), masked_sum(whole, mask))
 
     @override
@@ -113,7 +113,7 @@ class Max(Single):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of ``x`` inside ``mask``."""
+        """Measure ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), masked_max(x, mask))
 
     @override
@@ -127,7 +127,7 @@ class Min(Single):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of ``x`` inside ``mask``."""
+        """Measure ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), masked_min(x, mask))
 
     @override
@@ -141,7 +141,7 @@ class Latest(Single):
 
     @classmethod
     def of(cls, x: Tensor, measured: Tensor) -> Self:
-        """Of the 0-d ``x``, if the 0-d ``measured`` is set."""
+        """Measure the 0-d ``x``, if the 0-d ``measured`` is set."""
         return cls(masked_count(measured, x), widen(x))
 
     @override
@@ -163,7 +163,7 @@ class RankMean(Total):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of ``x`` inside ``mask``, on this rank."""
+        """Measure ``x`` inside ``mask``, on this rank."""
         count = masked_count(mask, x)
         return cls(count, masked_sum(x, mask), torch.ones_like(count))
 

@@ -84,7 +84,7 @@ class Thresholds:
                 raise ConfigError(f"{name} must be (low, high) with 0 < low <= high, got {(low, high)}")
 
     def capped_as(self, truncation: float | None) -> Self:
-        """The same thresholds with the cap of the run's own loss, where it has one."""
+        """These thresholds with the cap of the run's own loss, where it has one."""
         return self if truncation is None else replace(self, cap=truncation)
 
 
@@ -110,7 +110,7 @@ class Gap:
 
     @classmethod
     def of(cls, trainer_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Self:
-        """Of log-probs (B, T) over ``mask`` (B, T)."""
+        """Compare log-probs (B, T) over ``mask`` (B, T)."""
         trainer, rollout = widen(trainer_logp), widen(rollout_logp)
         d = trainer - rollout
         return cls(trainer, rollout, mask.bool() & ~rollout.isnan(), d, d.exp())
@@ -312,7 +312,7 @@ class ResponseGaps:
 
     @classmethod
     def of(cls, gap: Gap) -> Self:
-        """Of a batch."""
+        """Add up the gap of a batch."""
         tokens = gap.scored.sum(-1).to(gap.d.dtype)
         sums = [keep(x, gap.scored, 0.0).sum(-1) for x in (gap.trainer, gap.rollout, gap.d)]
         return cls(tokens, tokens > 0, *sums)

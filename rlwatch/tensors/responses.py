@@ -115,7 +115,7 @@ class ResponseBatch:
         budget: float | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """From tensors, arrays or lists; what it takes is described on the class, but for this.
+        """Make a batch of tensors, arrays or lists; its arguments are described on the class, but for these.
 
         ``rewards``: in a list, None where a response has none (of a tensor, ``scored`` says so).
         ``groups``: how many responses a group has, if groups lie one after the other, whole, in this batch; else one

@@ -28,7 +28,7 @@ class Std(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of ``x`` inside ``mask``."""
+        """Measure ``x`` inside ``mask``."""
         count = masked_count(mask, x)
         mean = masked_sum(x, mask) / count.clamp(min=1)
         return cls(count - 1, mean, masked_sum((widen(x) - mean) ** 2, mask))
@@ -60,7 +60,7 @@ class Ess(Stat):
 
     @classmethod
     def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
-        """Of the *raw* weights ``exp(log_weight)`` inside ``mask``."""
+        """Measure the *raw* weights ``exp(log_weight)`` inside ``mask``."""
         x = keep(log_weight, mask, -torch.inf).flatten()
         # Divided by the largest weight before they are added: the ratio does not change, and nothing overflows.
         top = masked_max(log_weight, mask)
@@ -98,7 +98,7 @@ class Quantile(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
-        """Of ``x`` inside ``mask``."""
+        """Measure ``x`` inside ``mask``."""
         return cls(masked_count(mask, x), q, (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),))
 
     @override
@@ -169,7 +169,7 @@ class Paired(Stat):
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:
-        """Of the pairs inside ``mask``; ``x`` and ``y`` broadcast against each other and the mask."""
+        """Measure the pairs inside ``mask``; ``x`` and ``y`` broadcast against each other and the mask."""
         shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
         dtype = torch.float32 if x.device.type == "mps" else torch.float64
         x, y = (widen(z).to(dtype).expand(shape) for z in (x, y))
@@ -251,7 +251,7 @@ class Growth(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor) -> Self:
-        """Of the token log-ratios ``x`` (B, T) inside ``mask``."""
+        """Measure the token log-ratios ``x`` (B, T) inside ``mask``."""
         # Third powers of lengths near 10^4 are 10^12 a response: sums of them need float64, and then merge by addition.
         dtype = torch.float32 if x.device.type == "mps" else torch.float64
         s, t = keep(x, mask, 0.0).sum(-1, dtype=dtype), mask.bool().sum(-1).to(dtype)

@@ -59,7 +59,7 @@ def freed(tensor: Tensor) -> bool:
 
 
 def _flattened(tensors: Sequence[Tensor]) -> Tensor:
-    """All of them in one, in order: joined by type first, because a conversion each would cost more than the copy."""
+    """Join all of them in order, by type first, because a conversion each would cost more than the copy."""
     if not tensors:
         return torch.empty(0, device="cpu")
     device = _meeting_place(tensors)

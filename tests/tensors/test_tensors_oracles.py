@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlwatch.tensors.degeneration import text_stats
+from rlwatch.tensors.degeneration import degeneration_stats
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
 from rlwatch.tensors.mismatch import Gap, gap_stats
@@ -220,7 +220,7 @@ def test_nine_tenths_of_id_0_are_a_broken_sampler(zeros, share):
     """Eight are text."""
     ids = torch.tensor([[0] * zeros + [5] * (10 - zeros)])
 
-    assert values(text_stats(ids, torch.ones_like(ids)))["text/id0_frac"] == share
+    assert values(degeneration_stats(ids, torch.ones_like(ids)))["text/id0_frac"] == share
 
 
 def test_gradient_norms_as_metrics_of_the_step():

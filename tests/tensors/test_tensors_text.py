@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from rlwatch.tensors.degeneration import (
     LOOP_WINDOW,
     Loops,
+    degeneration_stats,
     distinct,
     id0_run,
     id0_share,
     observe_degeneration,
-    text_stats,
     unended,
 )
 from rlwatch.tensors.mergeable import merge
@@ -52,7 +52,7 @@ def test_distinct_ids_of_the_worked_example():
     got = [distinct(ids, mask, n)[0].item() for n in (1, 2, 3)]
 
     assert got == pytest.approx([0.5714286, 0.6666667, 0.8], abs=1e-7)
-    assert read(text_stats(ids, mask))["text/repetition"] == pytest.approx(0.2)
+    assert read(degeneration_stats(ids, mask))["text/repetition"] == pytest.approx(0.2)
 
 
 @settings(deadline=None)
@@ -159,12 +159,12 @@ def test_responses_too_short_to_loop_are_not_measured(width):
     ids = torch.ones(2, width, dtype=torch.int64)
 
     assert Loops.of(ids, torch.ones_like(ids)).measured.tolist() == [False, False]
-    assert "text/loop_cover" not in read(text_stats(ids, torch.ones_like(ids)))
+    assert "text/loop_cover" not in read(degeneration_stats(ids, torch.ones_like(ids)))
 
 
 def test_looping_responses_are_counted_when_half_of_them_loops():
     """One of three."""
-    got = read(text_stats(*padded([[7] * 50 + varied(50), [7] * 49 + varied(51), varied(100)])))
+    got = read(degeneration_stats(*padded([[7] * 50 + varied(50), [7] * 49 + varied(51), varied(100)])))
 
     assert got["text/looping_frac"] == pytest.approx(1 / 3)
     assert got["text/loop_cover"] == pytest.approx((0.5 + 0.49) / 3)
@@ -175,7 +175,7 @@ def test_a_nan_sampler_is_recognised_by_its_zeros():
     """Responses that are at least 90 % id 0 count; padding with 0 does not."""
     ids, mask = padded([[0] * 10, [0] * 9 + [5], [0] * 8 + [5, 6], [5]])
 
-    got = read(text_stats(ids, mask))
+    got = read(degeneration_stats(ids, mask))
 
     assert id0_share(ids, mask).tolist() == pytest.approx([1.0, 0.9, 0.8, 0.0])
     assert got["text/id0_frac"] == 0.5
@@ -194,7 +194,7 @@ def test_the_longest_run_of_zeros_is_that_of_python(rows):
 def test_a_response_without_tokens_has_no_share_of_id_0():
     """Not 0: nothing was sampled."""
     assert id0_share(torch.zeros(1, 3), torch.zeros(1, 3)).isnan().all()
-    assert read(text_stats(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3))) == {}
+    assert read(degeneration_stats(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3))) == {}
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_a_response_has_ended_if_its_last_token_ends_a_sequence(rows, eos, expec
 def test_responses_of_two_batches_are_those_of_one(rows, place):
     """Also where the batches are padded to different widths."""
     place = min(place, len(rows) - 1)
-    parts = [text_stats(*padded(part)) for part in (rows[:place], rows[place:])]
+    parts = [degeneration_stats(*padded(part)) for part in (rows[:place], rows[place:])]
 
-    assert read(merge(*parts)) == pytest.approx(read(text_stats(*padded(rows))), abs=1e-6)
+    assert read(merge(*parts)) == pytest.approx(read(degeneration_stats(*padded(rows))), abs=1e-6)
 
 
 def test_without_ids_there_is_no_text():
@@ -229,7 +229,7 @@ def test_without_ids_there_is_no_text():
 def test_ids_of_any_layout_and_type_read_the_same():
     """int32, and a transposed view."""
     ids, mask = padded([[1, 2, 3, 1, 2, 3, 4], [0] * 7])
-    expected = read(text_stats(ids, mask))
+    expected = read(degeneration_stats(ids, mask))
 
-    assert read(text_stats(ids.int(), mask.bool())) == expected
-    assert read(text_stats(ids.T.contiguous().T, mask.float())) == expected
+    assert read(degeneration_stats(ids.int(), mask.bool())) == expected
+    assert read(degeneration_stats(ids.T.contiguous().T, mask.float())) == expected
