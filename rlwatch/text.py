@@ -260,7 +260,7 @@ class RetokenizationDrift:
 
     @classmethod
     def of(cls, sampled: Sequence[int], again: Sequence[int]) -> RetokenizationDrift | None:
-        """Compare the two; None where nothing was sampled. Beyond :data:`MOST_IDS` ids only the first so many are compared.
+        """Compare the two, :data:`MOST_IDS` ids at most; None where nothing was sampled.
 
         >>> RetokenizationDrift.of([1, 2, 3, 4], [1, 9, 4])
         RetokenizationDrift(exact=False, naive=0.75, edits=0.5, first=1, growth=-1)

@@ -64,7 +64,7 @@ def locate(
     threshold: float | None = None,
     usual: Mapping[str, float] | None = None,
 ) -> Located:
-    """Find the tokens that made the gradient that ``model`` holds. A collective: all ranks call it, and report the same.
+    """Find the tokens that made the gradient ``model`` holds. A collective: all ranks call it, and report the same.
 
     To be called after the backward and before the optimizer's step; the model, its gradients and the random state are
     afterwards as they were, bit for bit. What cannot be done is said in the report.
