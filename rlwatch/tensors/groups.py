@@ -70,7 +70,7 @@ class Grouped(Stat):
 
     @classmethod
     def of(cls, values: Tensor, groups: Tensor, mask: Tensor) -> Self:
-        """Keep what lies inside ``mask``, (B,) or shaped as ``values``: in copies, since a trainer may reuse its own."""
+        """Keep what lies inside ``mask``, (B,) or shaped as ``values``: copies, as a trainer may reuse its own."""
         kept = (values.detach().clone(), groups.detach().clone(), mask.detach().bool().clone())
         return cls(masked_count(mask, mask.float()), *((tensor,) for tensor in kept))
 
