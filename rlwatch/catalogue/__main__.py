@@ -39,8 +39,8 @@ def _table(heading: str, rows: Iterable[Kind]) -> str:
 
 def _row(kind: Kind) -> str:
     worst = f"critical if {kind.critical_when}" if kind.critical_when else kind.severity.value
-    said = f"**{kind.title}.** {kind.meaning}" + (f" Source: {kind.source}." if kind.source else "")
-    return f"| `{kind.name}` | {said} | {worst}{', vetoes a reset' if kind.collapse else ''} | `{kind.rule}` |\n"
+    words = f"**{kind.title}.** {kind.meaning}" + (f" Source: {kind.source}." if kind.source else "")
+    return f"| `{kind.name}` | {words} | {worst}{', vetoes a reset' if kind.collapse else ''} | `{kind.rule}` |\n"
 
 
 def collapses() -> str:

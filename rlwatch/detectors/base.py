@@ -1,4 +1,4 @@
-"""What all detectors share: one reading a row, findings that carry on over rows without a reading."""
+"""Common ground of all detectors: one reading a row, findings that carry on over rows without a reading."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BaseDetector(ABC):
         """Take notice of corroborating metrics, on every row."""
 
     def measured(self, step: ClosedStep) -> bool:
-        """Whether the row holds a reading."""
+        """True if the row holds a reading."""
         return finite(step, *self.reads) is not None
 
     @abstractmethod

@@ -73,7 +73,7 @@ class RewardWatch:
 
     @property
     def still(self) -> bool:
-        """Whether the last rows are all the same."""
+        """True if the last rows are all the same."""
         return self.now is not None and self._window.spread <= 1e-6 * max(1.0, abs(self.now))
 
     @property
@@ -92,21 +92,21 @@ class RewardWatch:
         return level if self._first <= level else max(level, self._first - LUCK * self.noise)
 
     def _counts(self, change: float, share: float, of: float, errors: float) -> bool:
-        """Whether a change counts: more than a share, visible on the reward's own range, and beyond noise."""
+        """True of a change that counts: more than a share, visible on the reward's own range, and beyond noise."""
         if change <= max(share * abs(of), VISIBLE * self._range):
             return False
         error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
         return change > errors * error
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
-        """Whether it lost ``share`` of its best level, by more than ``errors`` standard errors."""
+        """True once it has lost ``share`` of its best level, by more than ``errors`` standard errors."""
         now, best, start = self.now, self.best, self.start
         if now is None or best is None or start is None:
             return False
         return self._counts(best - now, share, max(abs(best), best - start), errors)
 
     def low(self, value: float, share: float = 0.25) -> bool:
-        """Whether one row lies below the best level by ``share`` of it and by two deviations: dates a fall."""
+        """True of a row below the best level by ``share`` of it and by two deviations: dates a fall."""
         best = self.best
         if best is None or best - value <= max(share * abs(best), VISIBLE * self._range):
             return False
@@ -117,7 +117,7 @@ class RewardWatch:
         return self._high - self._low
 
     def taking_off(self) -> bool:
-        """Whether it gained a third of all the range it has covered within the last 25 rows, by more than noise.
+        """True if it gained a third of all the range it has covered within the last 25 rows, by more than noise.
 
         What else the run showed before, its gradients above all, is then no measure of what comes: groups that all
         failed taught nothing.
@@ -129,11 +129,11 @@ class RewardWatch:
         return gained > TAKE_OFF * self._range and self._counts(gained, 0.0, 0.0, LIKELY)
 
     def risen(self) -> bool:
-        """Whether it is clearly above where it started."""
+        """True if it is clearly above where it started."""
         now, start = self.now, self.start
         return now is not None and start is not None and self._counts(now - start, 0.1, start, LIKELY)
 
-    def say(self) -> str:
+    def in_words(self) -> str:
         """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""
         now, best, start = self.now, self.best, self.start
         if now is None or best is None or start is None:
@@ -192,13 +192,13 @@ class Change:
 
     @property
     def fallen(self) -> float:
-        """How far it lies below its best; 0 if unknown."""
+        """Distance below its best; 0 if unknown."""
         now, best = self.now, self.best
         return 0.0 if now is None or best is None else max(best - now, 0.0)
 
     @property
     def gain(self) -> float:
-        """How far it lies above its start (negative: below); 0 if unknown."""
+        """Distance above its start (negative: below); 0 if unknown."""
         now, start = self.now, self.start
         return 0.0 if now is None or start is None else now - start
 
@@ -210,7 +210,7 @@ class Change:
 
     @property
     def moved(self) -> bool:
-        """Whether the distance from its start is more than noise explains."""
+        """True if the distance from its start is more than noise explains."""
         return abs(self.gain) > self._error
 
     @property
@@ -308,20 +308,20 @@ class RunContext:
 
     @property
     def truncated(self) -> bool:
-        """Whether nearly all responses are cut at the length limit."""
+        """True if nearly all responses are cut at the length limit."""
         clipped = self._clipped.get()
         return clipped is not None and clipped >= 0.95
 
     @property
     def stiff(self) -> bool:
-        """Whether batches, which used to differ, all earn about the same: between the deciles, as values repeat."""
+        """True if batches, which used to differ, all earn about the same: between the deciles, as values repeat."""
         now, low, high = self._means, self._means_base.upper(0.1), self._means_base.upper(0.9)
         if len(now) < now.least or low is None or high is None or not self._means_base.done:
             return False
         return quantile(now.values, 0.9) - quantile(now.values, 0.1) < STIFF * (high - low)
 
     def mute(self) -> bool:
-        """Whether hardly any sample brings a gradient: by count, or by count and one witness.
+        """True if hardly any sample brings a gradient: by count, or by count and one witness.
 
         The gradient norm is the witness; where none is logged, that every batch ends the same.
         """

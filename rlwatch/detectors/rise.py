@@ -1,4 +1,4 @@
-"""How far a metric is beyond a limit: risen above how the run began, or beyond a bound whatever it began with."""
+"""A metric beyond a limit: risen above how the run began, or beyond a bound whatever it began with."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Rise:
 
     @property
     def factor(self) -> float | None:
-        """How many times its beginning it is now, on the scale; None where it began at nothing."""
+        """Times its beginning it is now, on the scale; None where it began at nothing."""
         now, level = self._now.get(), self._base.get()
         return None if now is None or not level else now / level
 
@@ -114,7 +114,7 @@ class Rise:
 
     @property
     def lasted(self) -> bool:
-        """Whether it has been beyond the limit for three rows."""
+        """True if it has been beyond the limit for three rows."""
         return self._out.lasted(3)
 
     @property
@@ -158,7 +158,7 @@ class RiseDetector(BaseDetector):
         self._reward = RewardWatch()
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the reward, where it is told of."""
+        """Follow the reward, where the message has it."""
         if self.follows_reward:
             self._reward.update(step)
 
@@ -203,7 +203,7 @@ class RiseDetector(BaseDetector):
             "start_share": Shown(start / (1.0 + start)),
         }
         factor = "" if rise.factor is None else self.factor.format(number(rise.factor))
-        reward = self._reward.say() if self.follows_reward else ""
+        reward = self._reward.in_words() if self.follows_reward else ""
         return {**numbers, "says": rise.limit.says.format(**numbers), "factor": factor, "reward": reward}
 
 
@@ -250,7 +250,7 @@ class Standing:
 
     @property
     def lasted(self) -> bool:
-        """Whether it has been beyond the bound for long enough."""
+        """True if it has been beyond the bound for long enough."""
         return self._hold.lasted(self.rows)
 
     @property
@@ -260,12 +260,12 @@ class Standing:
 
     @property
     def always(self) -> bool:
-        """Whether it was so, or nearly so, when the run began: a matter of set-up, not of training."""
+        """True if it was so, or nearly so, when the run began: a matter of set-up, not of training."""
         return self._began >= self.bound / 2.0
 
     @property
     def began_beyond(self) -> bool:
-        """Whether it was beyond the bound when the run began."""
+        """True if it was beyond the bound when the run began."""
         return self._began >= self.bound
 
     @property

@@ -18,7 +18,7 @@ LEAST = 1.0
 NOTABLE = 1.25
 """Times the usual from which a step, or the time it takes per token, has become longer at all."""
 FOR_LENGTH = "seconds per step and token"
-"""What is followed beside the two metrics: ``time/step`` over ``len/mean``."""
+"""Followed beside the two metrics: ``time/step`` over ``len/mean``."""
 
 
 class ThroughputDrop(RiseDetector):
@@ -53,14 +53,14 @@ class ThroughputDrop(RiseDetector):
         return [] if slow is None else [self.report(step, slow)]
 
     def _explained(self, slow: Rise) -> bool:
-        """Whether fewer or longer responses are all there is to it."""
+        """True if fewer or longer responses are all there is to it."""
         rate, time, per_token = self._rises
         if slow is rate:
             return time.factor is not None and time.factor < NOTABLE
         return per_token.factor is not None and per_token.factor < NOTABLE
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """How slow, and whether lengths explain it."""
+        """The slowdown, a remark where lengths explain it."""
         rate, time, per_token = self._rises
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise is rate:
@@ -142,7 +142,7 @@ class StalledSteps(BaseDetector):
         return True
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Records that come and come while no step closes: nothing else would be told of them."""
+        """Records that come and come while no step closes: nothing else would show them."""
         records = finite(step, RECORDS)
         if records is None:
             return []
@@ -231,15 +231,15 @@ STAY = 0.5
 """Share of the regular metrics that must go on: a row of an evaluation holds none of the others."""
 NAMES = 1000
 """Metrics followed at most."""
-TOLD = 8
-"""Names told at most."""
+NAMED = 8
+"""Names given at most."""
 OWN = "rlwatch/"
 """Counters of rlwatch's own come when there is something to count."""
 
 
 @dataclass(slots=True)
 class Presence:
-    """When a metric was there, in rows of the run: how often, last, and the longest gap between."""
+    """The rows a metric was in: how many, the last, and the longest gap between."""
 
     rows: int
     last: int
@@ -308,7 +308,7 @@ class MetricVanished(BaseDetector):
             self._presence[name] = Presence(1, self._row, step)
 
     def _missed(self, seen: Presence) -> bool:
-        """Whether it came regularly, and has been away for longer than it ever was."""
+        """True if it came regularly, and has been away for longer than it ever was."""
         return seen.rows >= REGULAR and self._row - seen.last > seen.patience()
 
     def _forget(self, missing: dict[str, Presence]) -> None:
@@ -319,7 +319,7 @@ class MetricVanished(BaseDetector):
     def _finding(self, step: ClosedStep, missing: dict[str, Presence], regular: int) -> Finding:
         names = sorted(missing)
         first = min(names, key=lambda name: (missing[name].step, name))
-        what = ", ".join(names[:TOLD]) + (f" and {len(names) - TOLD} more" if len(names) > TOLD else "")
+        what = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
         return self.finding(
             step,
             "metric_vanished",
@@ -327,5 +327,5 @@ class MetricVanished(BaseDetector):
             f"{what}: not logged since step {missing[first].step}, while {regular - len(names)} other metrics go on",
             onset=missing[first].step,
             metric=first,
-            evidence={"metrics": names[:TOLD], "missing": len(names), "regular": regular},
+            evidence={"metrics": names[:NAMED], "missing": len(names), "regular": regular},
         )

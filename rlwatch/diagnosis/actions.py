@@ -1,4 +1,4 @@
-"""What a kind of finding means and what people do about it, with the option names of the trainer."""
+"""Advice: the meaning of a kind of finding and what people do about it, with the option names of the trainer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rlwatch import catalogue
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 
-OURS = "rlwatch"
+OWN = "rlwatch"
 """Key of what rlwatch itself offers: shown for every trainer."""
 RESET = "reset-reference"
 """The action that no collapse may be answered with."""
 
 
 class Strength(StrEnum):
-    """How strong the evidence for an action is.
+    """Strength of the evidence for an action.
 
-    ``measured``: on paired runs of ours, toy-sized; ``published``: in a paper; ``reported``: in issues and
+    ``measured``: on paired toy-sized runs of rlwatch's; ``published``: in a paper; ``reported``: in issues and
     logs; ``folklore``: people do it.
     """
 
@@ -60,7 +60,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a kind of finding means, and what to do about it: first things first."""
+    """The meaning of a kind of finding, and what to do about it: first things first."""
 
     kind: str
     title: str
@@ -78,7 +78,7 @@ class Advice:
 
 
 def advice(kind: str, source: str = "") -> Advice | None:
-    """What is known about a kind of finding; None for a kind the catalogue does not have.
+    """Advice on a kind of finding; None for a kind the catalogue does not have.
 
     Parameters
     ----------
@@ -126,6 +126,6 @@ def _options(options: Mapping[str, str], source: str) -> dict[str, str]:
     trainer = source.partition("/")[0]
     if trainer not in ("trl", "verl", "openrlhf"):
         return {name: text for name, text in options.items() if "/" not in name}
-    chosen = {OURS: options[OURS]} if OURS in options else {}
+    chosen = {OWN: options[OWN]} if OWN in options else {}
     text = options.get(source, options.get(trainer))
     return chosen | ({trainer: text} if text is not None else {})

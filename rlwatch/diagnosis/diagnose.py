@@ -16,7 +16,7 @@ PASSED = 3
 
 
 class Sureness(StrEnum):
-    """How sure a cause is: ``strong`` > ``plausible`` > ``weak``."""
+    """Certainty of a cause: ``strong`` > ``plausible`` > ``weak``."""
 
     STRONG = "strong"
     PLAUSIBLE = "plausible"
@@ -55,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What may have set it off.
+    """Something that may have set it off.
 
     ``kind`` is that of the first sign; ``summary`` the chain in one sentence; ``why`` the reasons for
     ``sure``; ``symptoms`` the kinds that followed; ``withheld`` says which advice was left out, and why.
@@ -90,7 +90,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What speaks for one cause: its chains (one for each time it began), and what else there is to weigh.
+    """The case for one cause: its chains (one for each time it began), and what else there is to weigh.
 
     ``passed``: signs of the same cause that nothing followed. ``rivals``: titles of causes that explain
     the worst sign too and began at about the same time.
@@ -118,7 +118,7 @@ class Case:
         return [e for e in self.chain.effects if e.bad and e.onset_step < self.chain.root.onset_step - self.slack]
 
     def judged(self) -> tuple[Sureness, str]:
-        """How sure, and the reasons in one sentence."""
+        """Certainty, and the reasons for it in one sentence."""
         root, clear = self.chain.root, self.clear
         if root.entry.symptom:
             return (
@@ -178,7 +178,7 @@ BEFORE = 60
 AFTER = 20
 """Steps after the last sign within which an event is still part of the story."""
 MOST_EVENTS = 12
-"""Events told with a cause: the first ones."""
+"""Events given with a cause: the first ones."""
 TEXTS = {
     "reference_reset": "the reference was reset",
     "reference_restored": "the reference was restored from a checkpoint",
@@ -192,15 +192,15 @@ def happenings(events: Sequence[Event], shown: Sequence[Sign]) -> list[Evidence]
     low = min(sign.onset_step for sign in shown) - BEFORE
     high = max(sign.seen_step for sign in shown) + AFTER
     near = [event for event in events if event.step is not None and low <= event.step <= high]
-    told = [evidence for event in sorted(near, key=_order) if (evidence := _told(event)) is not None]
-    return told[:MOST_EVENTS]
+    known = [evidence for event in sorted(near, key=_order) if (evidence := _happening(event)) is not None]
+    return known[:MOST_EVENTS]
 
 
 def _order(event: Event) -> tuple[int, int, int, str]:
     return (event.step or 0, event.attempt, event.seq, event.kind)
 
 
-def _told(event: Event) -> Evidence | None:
+def _happening(event: Event) -> Evidence | None:
     text = _text(event)
     return None if text is None else Evidence(event.step or 0, f"{text} at step {event.step}", event.kind)
 
@@ -225,7 +225,7 @@ WANTED = {
     "importance ratios": "ratio/",
     "response length": "len/",
 }
-"""What tells the usual causes apart, and the metrics it shows in."""
+"""Quantities that tell the usual causes apart, and the metrics they show in."""
 
 
 def lacking(causes: Sequence[Cause], measured: Collection[str] | None) -> str:
@@ -243,7 +243,7 @@ def _any(measured: Collection[str], prefix: str) -> bool:
 # Which advice a cause gets: undo first in a collapse, and never a reference reset then.
 
 UNDO = ("roll-back", "lower-lr")
-"""What every collapse is answered with first: measured, undoing alone and repairing alone both fail."""
+"""First answer to every collapse: measured, undoing alone and repairing alone both fail."""
 CRASH = "reward_drop"
 """The kind whose words for undoing are the general ones."""
 
@@ -276,17 +276,17 @@ def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
     return (*(own[id_] for id_ in UNDO), *(action for action in actions if action.id not in UNDO))
 
 
-# From the findings of a run to a ranked list of causes. Pure, causal, deterministic.
+# The ranking.
 
 SLACK = 5
 """Steps by which an onset may be off in a log with a row for each step; two rows in a coarser one."""
 MOST_CAUSES = 5
-"""Causes told."""
+"""Causes given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What set a run's failure off, as far as its findings tell.
+    """The causes of a run's failure, as far as its findings tell.
 
     ``causes``: the most likely first. ``enough``: whether one of them is at least plausible; if not,
     ``why_not`` says what is missing. ``at_step``: the step up to which data were used.
@@ -355,9 +355,9 @@ def diagnose(
     'most likely: Train-inference mismatch (strong): the trainer-engine mismatch grew from step 412;
      entropy fell from 455; reward fell from 498'
     """
-    told = [f for f in findings if at is None or f.step <= at]
+    reported = [f for f in findings if at is None or f.step <= at]
     past = [e for e in events if e.step is None or at is None or e.step <= at]
-    held = _without_forecasts(on_branch(told, starts_of(told, past) if starts is None else starts))
+    held = _without_forecasts(on_branch(reported, starts_of(reported, past) if starts is None else starts))
     if not held:
         return Diagnosis(why_not="nothing was found", at_step=at)
     found = signs(held)
@@ -459,8 +459,8 @@ def _summary(shown: Sequence[Sign]) -> str:
     first: dict[str, Sign] = {}
     for sign in shown:
         first.setdefault(sign.entry.cause, sign)
-    told = [(sign.entry.happened, sign.onset_step) for sign in first.values()]
-    return "; ".join(f"{what} from {'' if place else 'step '}{onset}" for place, (what, onset) in enumerate(told))
+    links = [(sign.entry.happened, sign.onset_step) for sign in first.values()]
+    return "; ".join(f"{what} from {'' if place else 'step '}{onset}" for place, (what, onset) in enumerate(links))
 
 
 def _evidence(sign: Sign) -> Evidence:

@@ -17,8 +17,8 @@ SYMPTOM_LEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One failure beginning once: ``onset_step`` is when, looking back; ``seen_step`` when a detector first said so,
-    ``told_step`` when one last did (it was still so then).
+    """One failure beginning once: ``onset_step`` is when, looking back; ``seen_step`` when a detector first reported
+    it, ``last_seen_step`` when one last did (it was still so then).
     """
 
     kind: str
@@ -27,7 +27,7 @@ class Sign:
     severity: Severity
     message: str = ""
     metric: str = ""
-    told_step: int = 0
+    last_seen_step: int = 0
 
     @property
     def entry(self) -> catalogue.Kind:
@@ -40,7 +40,7 @@ class Sign:
         return self.severity is not Severity.INFO
 
     def leads_to(self, other: Sign, slack: int) -> bool:
-        """Whether ``other`` is known to follow and came in time: at most ``slack`` steps before, ``reach`` after.
+        """True if ``other`` is known to follow and came in time: at most ``slack`` steps before, ``reach`` after.
 
         A mere symptom may be noticed well before its cause crosses a threshold: in paired toy runs that an
         entropy bonus drove into noise, the fall of the reward was seen first in 5 of 6.
@@ -53,7 +53,7 @@ class Sign:
     def last_effect(self) -> int:
         """The last step at which an effect may begin. What took long to be seen is slow, and so are its effects."""
         reach = max(self.entry.reach, self.seen_step - self.onset_step)
-        return max(self.onset_step, self.seen_step, self.told_step) + reach
+        return max(self.onset_step, self.seen_step, self.last_seen_step) + reach
 
 
 def signs(findings: Iterable[Finding]) -> list[Sign]:
@@ -85,8 +85,8 @@ def on_branch(findings: Iterable[Finding], starts: Mapping[int, int]) -> list[Fi
 def starts_of(findings: Sequence[Finding], events: Sequence[Event]) -> dict[int, int]:
     """The first step known of each attempt, by what was found and what happened in it."""
     starts: dict[int, int] = {}
-    told = [(f.attempt, f.step) for f in findings] + [(e.attempt, e.step) for e in events if e.step is not None]
-    for attempt, step in told:
+    steps = [(f.attempt, f.step) for f in findings] + [(e.attempt, e.step) for e in events if e.step is not None]
+    for attempt, step in steps:
         starts[attempt] = min(step, starts.get(attempt, step))
     return starts
 
@@ -111,10 +111,10 @@ def _sign(finding: Finding) -> Sign:
 
 
 def _joined(sign: Sign, finding: Finding) -> Sign:
-    told = replace(sign, onset_step=min(sign.onset_step, finding.onset_step), told_step=finding.step)
+    joined = replace(sign, onset_step=min(sign.onset_step, finding.onset_step), last_seen_step=finding.step)
     if finding.severity.rank <= sign.severity.rank:
-        return told
-    return replace(told, severity=Severity(finding.severity), message=finding.message, metric=finding.metric)
+        return joined
+    return replace(joined, severity=Severity(finding.severity), message=finding.message, metric=finding.metric)
 
 
 # Who explains whom: chains from the signs that nothing explains down to what they are known to cause.

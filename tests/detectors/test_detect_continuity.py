@@ -6,7 +6,7 @@ import pytest
 from exact_runs import exact
 from shaped_runs import coarse, findings, run
 
-from rlwatch.detectors.trust_region.reference_continuity import TELL, ReferenceContinuity
+from rlwatch.detectors.trust_region.reference_continuity import REPORT_ROWS, ReferenceContinuity
 from rlwatch.monitor.engine import Monitor
 from rlwatch.records import ClosedStep, Event, Severity, StepRecord
 from rlwatch.testing.healthy_runs import healthy_run
@@ -60,7 +60,7 @@ def test_a_fall_to_nothing_is_a_silent_reset():
 def test_it_is_said_for_some_rows_and_no_longer():
     """An event, not a state."""
     rows = exact({KL: reset_at(100)}, length=200)
-    assert [finding.step for finding in findings(ReferenceContinuity(), rows)] == list(range(103, 103 + TELL))
+    assert [finding.step for finding in findings(ReferenceContinuity(), rows)] == list(range(103, 103 + REPORT_ROWS))
 
 
 def test_an_announced_reset_is_none():

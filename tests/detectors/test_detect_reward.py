@@ -165,11 +165,11 @@ def test_the_reward_watch_tells_what_it_sees():
         risen.update(ClosedStep(step=step, metrics={"reward/mean": 0.2 + 0.01 * step}))
         still.update(ClosedStep(step=step, metrics={"reward/mean": 0.5}))
 
-    assert fallen.say() == " while reward fell from 0.6 to 0.02"
-    assert risen.say().startswith(" while reward rose from 0.2")
-    assert still.say() == " while reward went nowhere: 0.5"
+    assert fallen.in_words() == " while reward fell from 0.6 to 0.02"
+    assert risen.in_words().startswith(" while reward rose from 0.2")
+    assert still.in_words() == " while reward went nowhere: 0.5"
     assert (fallen.fallen(), risen.risen(), still.still) == (True, True, True)
-    assert RewardWatch().say() == ""
+    assert RewardWatch().in_words() == ""
 
 
 @pytest.mark.parametrize("every", [1, 5])

@@ -39,7 +39,7 @@ def test_every_finding_is_part_of_a_sign_of_its_kind(findings):
         assert any(
             sign.kind == finding.kind
             and sign.onset_step <= finding.onset_step
-            and finding.step <= sign.told_step
+            and finding.step <= sign.last_seen_step
             and sign.severity.rank >= finding.severity.rank
             for sign in told
         )
@@ -56,7 +56,7 @@ def test_findings_of_one_beginning_are_one_sign_in_its_severest_words():
         ]
     )
 
-    assert sign == Sign("kl_drift", 9, 12, Severity.CRITICAL, "out of bounds", "policy/kl", told_step=18)
+    assert sign == Sign("kl_drift", 9, 12, Severity.CRITICAL, "out of bounds", "policy/kl", last_seen_step=18)
     assert sign.bad
 
 

@@ -97,7 +97,7 @@ class DiversityDecay(BaseDetector):
         metric = next((name for name in ANSWERS if name in step.metrics), ANSWERS[0])
         now, start = self._answers.now or 0.0, self._answers.start or 0.0
         what = f"{metric} is {number(now)}, {number(start)} at the start: groups agree more and more"
-        return self._finding(step, what + self._reward.say(), metric, self._fewer, self._answers)
+        return self._finding(step, what + self._reward.in_words(), metric, self._fewer, self._answers)
 
     def _finding(self, step: ClosedStep, what: str, metric: str, held: Hold, change: Change) -> Finding:
         return self.finding(

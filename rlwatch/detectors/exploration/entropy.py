@@ -12,7 +12,7 @@ from rlwatch.stats import Baseline, Hold, Window
 
 
 class EntropyDetector(BaseDetector):
-    """Median token entropy of the last rows against the run's beginning, in the company of its reward.
+    """Median token entropy of the last rows against the run's beginning, with its reward as witness.
 
     A subclass says which level counts as the beginning, weighs each row (feeding the three holds) and words
     the finding. ``_moved`` dates it, ``_warned`` and ``_confirmed`` make it a warning and critical.
@@ -23,7 +23,7 @@ class EntropyDetector(BaseDetector):
 
     def __init__(self, base: Baseline, now: Window) -> None:
         super().__init__()
-        self._company = RunContext()
+        self._context = RunContext()
         self._base = base
         self._now = now
         self._moved = Hold(forgive=3)
@@ -32,7 +32,7 @@ class EntropyDetector(BaseDetector):
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the corroborating metrics."""
-        self._company.update(step)
+        self._context.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the level of the last rows."""
@@ -53,7 +53,7 @@ class EntropyDetector(BaseDetector):
 
     @abstractmethod
     def beginning(self, level: float, first: float) -> float:
-        """What to compare with, from the level of the warm-up and that of the very first rows, nats."""
+        """Level to compare with, from that of the warm-up and that of the very first rows, nats."""
 
     @abstractmethod
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
@@ -98,35 +98,35 @@ class EntropyCollapse(EntropyDetector):
         return max(level, first)
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """A fall counts by its depth, less if the reward paid for it, more in bad company."""
+        """A fall counts by its depth; less if the reward paid for it, more where that fell or nothing is learnt."""
         ratio = now / start
         self._moved.update(step.step, entropy < LOW * start and not self._pays(step))
-        bad = self._in_bad_company()
-        paid = self._company.reward.risen() and not bad
+        bad = self._corroborated()
+        paid = self._context.reward.risen() and not bad
         self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
         self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
 
-    def _in_bad_company(self) -> bool:
-        company = self._company
-        return company.reward.fallen() or (company.mute() and not company.reward.risen())
+    def _corroborated(self) -> bool:
+        context = self._context
+        return context.reward.fallen() or (context.mute() and not context.reward.risen())
 
     def _pays(self, step: ClosedStep) -> bool:
-        """Whether this very row still earns more than the start: entropy spent so far was not lost."""
-        reward, value = self._company.reward, finite(step, "reward/mean")
+        """True if this very row still earns more than the start: entropy spent so far was not lost."""
+        reward, value = self._context.reward, finite(step, "reward/mean")
         return reward.risen() and not (value is not None and reward.low(value))
 
     def _critical(self, now: float, ratio: float, bad: bool) -> bool:
         if ratio < (CRITICAL_BAD if bad else CRITICAL):
             return True
-        return bad and self._company.log_vocab is not None and now < DETERMINISTIC * self._company.log_vocab
+        return bad and self._context.log_vocab is not None and now < DETERMINISTIC * self._context.log_vocab
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """How far it fell, over how many steps, and what the reward did."""
+        """The depth of the fall, the steps it took, and the reward meanwhile."""
         onset = self.onset
         span = 0 if onset is None else step.step - onset
-        reward = self._company.reward
-        message = f"entropy fell from {number(start)} to {number(now)} nats/token over {span} steps{reward.say()}"
-        if self._company.mute():
+        reward = self._context.reward
+        message = f"entropy fell from {number(start)} to {number(now)} nats/token over {span} steps{reward.in_words()}"
+        if self._context.mute():
             message += "; nearly all groups agree on one reward, so no gradient leads back"
         evidence = rounded(
             {
@@ -135,8 +135,8 @@ class EntropyCollapse(EntropyDetector):
                 "ratio": now / start,
                 "reward": reward.now,
                 "reward_best": reward.best,
-                "silent_share": self._company.silent,
-                "grad_ratio": self._company.grad_ratio,
+                "silent_share": self._context.silent,
+                "grad_ratio": self._context.grad_ratio,
             }
         )
         return self.finding(
@@ -180,7 +180,7 @@ class EntropyExplosion(EntropyDetector):
         """A rise counts beside a fallen reward, by itself if it is large, or close to noise."""
         ratio = now / start
         self._moved.update(step.step, entropy > RISE * start)
-        reward, log_vocab = self._company.reward, self._company.log_vocab
+        reward, log_vocab = self._context.reward, self._context.log_vocab
         fallen = reward.fallen()
         noise = log_vocab is not None and now > NOISE * log_vocab and ratio > RISE
         alone = ratio > ALONE and not reward.risen()
@@ -188,12 +188,12 @@ class EntropyExplosion(EntropyDetector):
         self._confirmed.update(step.step, fallen and (ratio > RISEN_CRITICAL or noise))
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """How far it rose, how far it is from noise, and what the reward did."""
-        reward = self._company.reward
+        """The height of the rise, its distance from noise, and the reward meanwhile."""
+        reward = self._context.reward
         ceiling = (
-            "" if self._company.log_vocab is None else f" (uniform noise would be {number(self._company.log_vocab)})"
+            "" if self._context.log_vocab is None else f" (uniform noise would be {number(self._context.log_vocab)})"
         )
-        message = f"entropy rose from {number(start)} to {number(now)} nats/token{ceiling}{reward.say()}"
+        message = f"entropy rose from {number(start)} to {number(now)} nats/token{ceiling}{reward.in_words()}"
         return self.finding(
             step,
             "entropy_explosion",
@@ -208,7 +208,7 @@ class EntropyExplosion(EntropyDetector):
                     "entropy": now,
                     "entropy_baseline": start,
                     "ratio": now / start,
-                    "log_vocab": self._company.log_vocab,
+                    "log_vocab": self._context.log_vocab,
                     "reward": reward.now,
                     "reward_best": reward.best,
                 }

@@ -50,7 +50,7 @@ class Law:
 
     @property
     def binds(self) -> bool:
-        """Whether reward really is bought with entropy."""
+        """True if reward really is bought with entropy."""
         return self.a > SURE * self.error and self.explained >= GOOD
 
 
@@ -106,7 +106,7 @@ class LawFit:
         return Law(-line.slope, line.intercept, line.error, line.explained)
 
     def arrival(self, entropy: float, level: float) -> Arrival | None:
-        """When ``entropy`` will be down at ``level`` (nats, both > 0); None if it does not fall for sure."""
+        """The arrival of ``entropy`` at ``level`` (nats, both > 0); None if it does not fall for sure."""
         if self._rates is None:
             self._rates = self._falling()
         rate, fastest, slowest = self._rates
@@ -129,8 +129,8 @@ def _usual(rows: Window, step: int, value: float) -> float:
     return value if level is None or abs(value - level) <= ODD * rows.spread else level
 
 
-TELL, WARN = 0.8, 0.9
-"""Shares of the starting entropy spent: told with the forecast; a warning where the law binds. Published runs spend
+REMARK, WARN = 0.8, 0.9
+"""Shares of the starting entropy spent: a remark with the forecast; a warning where the law binds. Published runs spend
 73 % in the first twelfth of training and 94 % in the first third (arXiv 2505.22617)."""
 SOLVED = 0.95
 """Share of the best possible reward from which nothing is left to buy."""
@@ -149,17 +149,17 @@ class EntropyBudget(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._company = RunContext()
+        self._context = RunContext()
         self._law = LawFit()
         self._base = Baseline()
         self._now = Window(rows=10, steps=10)
         self._best = Window(rows=10, steps=10)
-        self._told = Hold(forgive=2)
+        self._remarked = Hold(forgive=2)
         self._warned = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the reward and the largest of each batch."""
-        self._company.update(step)
+        self._context.update(step)
         best = finite(step, "reward/max")
         if best is not None:
             self._best.update(step.step, best)
@@ -169,24 +169,24 @@ class EntropyBudget(BaseDetector):
         entropy = min(abs(finite(step, *self.reads) or 0.0), 1e9)
         self._base.update(step.step, entropy)
         self._now.update(step.step, entropy)
-        fallen = self._company.reward.fallen()
+        fallen = self._context.reward.fallen()
         self._law.update(step.step, entropy, finite(step, "reward/mean"), learn=not fallen)
         now, level, first = self._now.get(), self._base.get(), self._base.first
         if now is None or level is None or first is None or max(level, first) <= 0.0:
             return []
         start = max(level, first)
         spent = 1.0 - now / start
-        law = self._law.get() if spent >= TELL else None
+        law = self._law.get() if spent >= REMARK else None
         binds = law is not None and law.binds
-        self._told.update(step.step, binds)
+        self._remarked.update(step.step, binds)
         self._warned.update(step.step, binds and spent >= WARN and not fallen and not self._solved())
-        if law is None or not self._told.lasted(3):
+        if law is None or not self._remarked.lasted(3):
             return []
         return [self._finding(step, law, now, start)]
 
     def _solved(self) -> bool:
-        """Whether the reward is at its top: that of the batches, or 1 on the common scale."""
-        now, best = self._company.reward.now, self._best.get()
+        """True if the reward is at its top: that of the batches, or 1 on the common scale."""
+        now, best = self._context.reward.now, self._best.get()
         if now is None:
             return False
         if best is not None and best > 0.0 and now >= SOLVED * best:
@@ -195,7 +195,7 @@ class EntropyBudget(BaseDetector):
 
     def _finding(self, step: ClosedStep, law: Law, now: float, start: float) -> Finding:
         arrival = self._law.arrival(now, (1.0 - WARN) * start)
-        reward = self._company.reward.now
+        reward = self._context.reward.now
         stands = "" if reward is None else f" (now {number(reward)})"
         return self.finding(
             step,
@@ -204,9 +204,9 @@ class EntropyBudget(BaseDetector):
             f"{1.0 - now / start:.0%} of the entropy is spent ({number(start)} to {number(now)} nats/token), and "
             f"reward was bought with it: R = -{number(law.a)} exp(H) + {number(law.b)} explains {law.explained:.0%} "
             f"of it; so it will stall at {number(law.ceiling)}{stands}{_when(arrival)}",
-            onset=self._told.since,
+            onset=self._remarked.since,
             metric="policy/entropy",
-            score=(1.0 - now / start) / TELL,
+            score=(1.0 - now / start) / REMARK,
             baseline=start,
             evidence=rounded(
                 {

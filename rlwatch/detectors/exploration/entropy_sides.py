@@ -11,7 +11,7 @@ from rlwatch.stats import Baseline, Hold, Window, theil_sen
 
 POSITIVE, NEGATIVE = "policy/entropy_pos", "policy/entropy_neg"
 GROWN, MUCH = 1.5, 2.0
-"""Entropy of negative samples over its start: told, and a warning while the reward does not pay for it."""
+"""Entropy of negative samples over its start: a remark, and a warning while the reward does not pay for it."""
 SHARE = 0.75
 """Share of the growth of both sides that negative samples hold."""
 RISING = 0.05
@@ -47,7 +47,7 @@ class _Side:
 
     @property
     def rising(self) -> bool:
-        """Whether the last rows still go up."""
+        """True if the last rows still go up."""
         at, now = self._trend.at, self.now
         if now is None or len(at) < 8:
             return False
@@ -58,7 +58,7 @@ class EntropySides(BaseDetector):
     """Growth of entropy almost wholly from negative samples, and collapse of the positive ones alone.
 
     Samples that are pushed away hand their probability to anything at all: entropy explosions begin there. In runs
-    with clip-higher it grows so at first and then stays, which is told as ``info`` while the reward rises.
+    with clip-higher it grows so at first and then stays, which is ``info`` while the reward rises.
     """
 
     name: ClassVar[str] = "entropy_sides"
@@ -112,7 +112,7 @@ class EntropySides(BaseDetector):
             "entropy_negative",
             Severity.WARNING if self._unpaid.lasted(3) else Severity.INFO,
             f"entropy of tokens of negative advantage grew from {number(began)} to {number(now)} nats/token, "
-            f"{share:.0%} of the growth of both sides{self._reward.say()}: explosions begin so",
+            f"{share:.0%} of the growth of both sides{self._reward.in_words()}: explosions begin so",
             onset=self._grown.since,
             metric=NEGATIVE,
             score=now / (GROWN * began),
@@ -126,8 +126,8 @@ class EntropySides(BaseDetector):
             "entropy_positive",
             Severity.INFO if self._reward.risen() else Severity.WARNING,
             f"entropy of tokens of positive advantage fell from {number(began)} to {number(now)} nats/token while that "
-            f"of negative ones is at {negative:.0%} of its start{self._reward.say()}: only what is already certain is "
-            "rewarded",
+            f"of negative ones is at {negative:.0%} of its start{self._reward.in_words()}: only what is already "
+            "certain is rewarded",
             onset=self._fallen.since,
             metric=POSITIVE,
             score=LOW * began / max(now, 1e-12),

@@ -7,13 +7,10 @@ from itertools import pairwise
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
-from rlwatch.detectors.context import RunContext
+from rlwatch.detectors.context import MEDIAN_ERROR, RunContext
 from rlwatch.detectors.rise import Limit, Rise, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, mad
-
-MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for normal noise."""
 
 
 class Likelihood:
@@ -74,7 +71,7 @@ class Likelihood:
         return None if now is None or then is None else self.lost - max(now - then, 0.0)
 
     def displaced(self, share: float, errors: float = 5.0) -> bool | None:
-        """Whether it has fallen, mostly in ways that entropy does not explain; None where entropy is not measured."""
+        """True if it has fallen, mostly in ways that entropy does not explain; None where entropy is not measured."""
         left = self.unexplained
         if left is None:
             return None
@@ -82,7 +79,7 @@ class Likelihood:
         return self.fallen(share, errors) and left > least
 
     def fallen(self, share: float, errors: float = 5.0) -> bool:
-        """Whether it lost ``share`` of its best level, more than ``errors`` standard errors."""
+        """True once it has lost ``share`` of its best level, more than ``errors`` standard errors."""
         best = self.best
         return best is not None and self.lost > max(share * abs(best), errors * self.error, 1e-9)
 
@@ -102,7 +99,7 @@ STAGNANT = 30
 
 
 class LikelihoodDisplacement(BaseDetector):
-    """The three phases of arXiv 2512.04220, told by ``evidence["phase"]``.
+    """The three phases of arXiv 2512.04220, given in ``evidence["phase"]``.
 
     1: the reward has risen, the likelihood of correct responses has not (information). 2: the likelihood falls
     while the reward does not and gradients are calm: the early warning, 60 to 180 steps before the published
@@ -115,7 +112,7 @@ class LikelihoodDisplacement(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._company = RunContext()
+        self._context = RunContext()
         self._likelihood = Likelihood()
         self._displaced = Rise(MOST)
         self._share = Window(rows=20, steps=20)
@@ -129,7 +126,7 @@ class LikelihoodDisplacement(BaseDetector):
 
     def listen(self, step: ClosedStep) -> None:
         """Follow reward, gradient norm and entropy."""
-        self._company.update(step)
+        self._context.update(step)
         norm, entropy = finite(step, "optim/grad_norm"), finite(step, "policy/entropy")
         if norm is not None:
             self._norm.update(step.step, abs(norm))
@@ -157,7 +154,7 @@ class LikelihoodDisplacement(BaseDetector):
         return [self._finding(step, 1, Severity.INFO)] if self._stagnates.lasted(STAGNANT, STAGNANT) else []
 
     def _falling(self) -> bool:
-        """Whether likelihood has fallen in a way that is no exploration."""
+        """True if likelihood has fallen in a way that is no exploration."""
         share = self._share.get()
         if share is not None:
             return share > 0.5 and self._likelihood.fallen(LOST)
@@ -168,7 +165,7 @@ class LikelihoodDisplacement(BaseDetector):
         now, start = self._likelihood.now, self._likelihood.start
         if now is None or start is None:
             return False
-        return self._company.reward.risen() and now - start < 2.0 * self._likelihood.error
+        return self._context.reward.risen() and now - start < 2.0 * self._likelihood.error
 
     @property
     def _grad_factor(self) -> float:
@@ -205,7 +202,7 @@ class LikelihoodDisplacement(BaseDetector):
 
     def _message(self, phase: int) -> str:
         seen, share = self._likelihood, self._share.get()
-        reward = self._company.reward.say()
+        reward = self._context.reward.in_words()
         moved = "" if share is None else f"; {share:.0%} of them became less likely by the updates that reward them"
         if phase == 1:
             return f"correct responses have not become more likely{reward} (phase 1 of likelihood displacement){moved}"

@@ -22,7 +22,7 @@ TAILS = (
     Limit("mismatch/factor2_frac", 0.002, 3.0),
     Limit("mismatch/overconfident_frac", 1e-4, 3.0),
 )
-"""What shows single tokens. The largest difference of probability is 0.15 to 0.45 in healthy runs."""
+"""Metrics that show single tokens. The largest difference of probability is 0.15 to 0.45 in healthy runs."""
 EXTREME = 0.9
 """Median of the largest differences of probability that goes with a falling reward even if it was always so."""
 
@@ -70,7 +70,7 @@ class MismatchBlind(BaseDetector):
         return [self._finding(step, loud)] if self._hold.lasted(3) else []
 
     def _flat(self) -> bool:
-        """Whether an estimate is measured, and each that is has stayed where it was, below what would be severe."""
+        """True if an estimate is measured, and each that is has stayed where it was, below what would be severe."""
         levels = [(name, now.get(), base.get()) for name, (now, base) in self._means.items()]
         known = [(name, now, then) for name, now, then in levels if now is not None and then is not None]
         return bool(known) and all(
@@ -90,7 +90,7 @@ class MismatchBlind(BaseDetector):
             "mismatch_blind",
             Severity.WARNING,
             f"{flat} look unchanged, yet single tokens differ ever more between trainer and engine ({grown})"
-            f"{self._reward.say()}: the KL does not see this mismatch",
+            f"{self._reward.in_words()}: the KL does not see this mismatch",
             onset=min((tail.since for tail in loud if tail.since is not None), default=self._hold.since),
             metric=next(iter(tails)),
             score=max((tail.score for tail in loud), default=1.0),

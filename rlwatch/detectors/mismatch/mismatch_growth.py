@@ -223,7 +223,7 @@ class MismatchGrowth(BaseDetector):
 class MismatchLevel(BaseDetector):
     """Published bands. A warning where the run began like this: then growth, which is relative, cannot see it.
 
-    Where it has only grown to be so, that is told as information beside ``mismatch_growth``.
+    Where it has only grown to be so, that is information beside ``mismatch_growth``.
     """
 
     name: ClassVar[str] = "mismatch_level"

@@ -46,22 +46,22 @@ class LayerSpike(BaseDetector):
         self._apart = Hold(forgive=1)
 
     def measured(self, step: ClosedStep) -> bool:
-        """Whether a layer has a norm that says something; batches without a gradient do not."""
+        """True if a layer has a norm to judge; batches without a gradient have none."""
         return any(0.0 < norm < math.inf for norm in layer_norms(step.metrics).values())
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the layers of the row, and their correlation over the last rows."""
         self._reward.update(step)
         self._health = self._health or LayerHealth()
-        told = self._health.update(step.step, layer_norms(step.metrics))
-        if told is None:
+        now = self._health.update(step.step, layer_norms(step.metrics))
+        if now is None:
             return []
-        found = (self._spike(step, told), self._heterogeneity(step, told))
+        found = (self._spike(step, now), self._heterogeneity(step, now))
         return [finding for finding in found if finding is not None]
 
-    def _spike(self, step: ClosedStep, told: LayerStep) -> Finding | None:
-        spiking = told.spiking or ()
-        if not spiking or len(spiking) > max(1, FEW * told.layers):
+    def _spike(self, step: ClosedStep, now: LayerStep) -> Finding | None:
+        spiking = now.spiking or ()
+        if not spiking or len(spiking) > max(1, FEW * now.layers):
             return None
         worst = spiking[0]
         return self.finding(
@@ -69,22 +69,22 @@ class LayerSpike(BaseDetector):
             "layer_spike",
             Severity.WARNING,
             f"{_subject(spiking)} {number(worst.times)} times the usual relative to the other layers "
-            f"({number(worst.norm)} instead of {number(worst.usual)}), {_global(told)}: clipping layer by layer "
+            f"({number(worst.norm)} instead of {number(worst.usual)}), {_global(now)}: clipping layer by layer "
             "(LayerClip) would contain it, clipping the global norm scales every layer down",
             metric="layers/rise",
             score=worst.times / SPIKE_TIMES,
             evidence={
                 "layers": {one.layer: float(f"{one.times:.4g}") for one in spiking[:20]},
                 "spiking": len(spiking),
-                "of": told.layers,
+                "of": now.layers,
                 **rounded({"norm": worst.norm, "usual": worst.usual, "deviations": worst.deviations}),
-                **rounded({"global_times": told.total_times}),
+                **rounded({"global_times": now.total_times}),
             },
         )
 
-    def _heterogeneity(self, step: ClosedStep, told: LayerStep) -> Finding | None:
+    def _heterogeneity(self, step: ClosedStep, now: LayerStep) -> Finding | None:
         """Learnt only once the window is full: correlations of few rows scatter."""
-        apart = told.heterogeneity
+        apart = now.heterogeneity
         if self._reward.taking_off():
             self._start, self._rows = Baseline(floor=0.02), 0
         self._rows += 1
@@ -106,7 +106,7 @@ class LayerSpike(BaseDetector):
             metric="layers/heterogeneity",
             score=(apart - began) / BROKEN,
             baseline=began,
-            evidence=rounded({"heterogeneity": apart, "start": began, "layers": told.layers, "rows": self._apart.rows}),
+            evidence=rounded({"heterogeneity": apart, "start": began, "layers": now.layers, "rows": self._apart.rows}),
         )
 
 
@@ -118,8 +118,8 @@ def _subject(spiking: tuple[SpikingLayer, ...]) -> str:
     return f"the gradient norms of layers {names}{more} are up to"
 
 
-def _global(told: LayerStep) -> str:
-    times = told.total_times
+def _global(now: LayerStep) -> str:
+    times = now.total_times
     if times is None or times < USUAL:
         return "while the global norm looks usual" + ("" if times is None else f" ({number(times)} times its level)")
     return f"and the global norm with it ({number(times)} times its level)"

@@ -54,11 +54,7 @@ def _origin(step: ClosedStep, bad: set[str], counts: Mapping[str, float]) -> str
     return "unknown"
 
 
-# The chain of non-finite values: which link broke first, which followed, and where the chain was entered.
-#
-# Gradient -> weights -> rollout -> log-probs -> ratios and KL -> loss -> gradient: once a NaN is in, it goes round.
-# It is entered in one of four ways. A: the backward pass. B: the forward pass or the rollout engine. C: data,
-# misaligned or cut tokens whose log-ratios are extreme for some steps before. D: a reward or an advantage.
+# The chain: which link broke first, and which followed.
 
 LINKS: Mapping[str, tuple[str, ...]] = {
     "reward": ("nonfinite/reward", "reward/mean"),
@@ -118,7 +114,7 @@ class Chain:
         """Step of the first link."""
         return min(self.onsets.values(), default=None)
 
-    def said(self) -> str:
+    def in_words(self) -> str:
         """``"gradient (step 12), policy, loss (step 13)"``: links of one step together."""
         steps: dict[int, list[str]] = {}
         for link, step in self.onsets.items():
@@ -191,8 +187,8 @@ class ChainWatch:
         traced = ORIGINS.get(str(self.traced(chain).get("origin", "")), "")
         if traced:
             return traced
-        told = ORIGINS.get(chain.origin, "")
-        return "C" if chain.extreme >= 2 and told in ("", "A") else told
+        suspected = ORIGINS.get(chain.origin, "")
+        return "C" if chain.extreme >= 2 and suspected in ("", "A") else suspected
 
 
 # NaN and infinity: where, how many at once, and which part of the machine they point to.
@@ -240,7 +236,7 @@ class NonFinite(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._seen_finite: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._holds = {name: Hold() for name in CORE}
         self._onset = Hold(forgive=1)
         self._counted_rows_ago: int | None = None
@@ -255,14 +251,14 @@ class NonFinite(BaseDetector):
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """What holds at this row."""
+        """Judge the row; once more, name what has never been finite."""
         bad, counts = self._bad(step), self._counts(step)
         certain = self._certain(bad)
         found = self._assess(step, certain, counts)
         never = [name for name in bad if self._never(name)]
         if not found:
-            found = [self._once(step, name) for name in never if name not in self._told]
-        self._told.update(never)
+            found = [self._once(step, name) for name in never if name not in self._reported]
+        self._reported.update(never)
         self._follow(step, certain, counts)
         self._remember(step, set(bad), counted=bool(counts))
         return found
@@ -281,7 +277,7 @@ class NonFinite(BaseDetector):
         return {k: v for k, v in step.metrics.items() if k.startswith(COUNTS) and not v <= 0.0}
 
     def _never(self, name: str) -> bool:
-        """Whether it looks switched off: optional, and never measured finite."""
+        """True if it looks switched off: optional, and never measured finite."""
         return name in OPTIONAL and name not in self._seen_finite
 
     def _certain(self, bad: list[str]) -> list[str]:
@@ -366,6 +362,6 @@ class NonFinite(BaseDetector):
 
 
 def _entered(chain: Chain, kind: str) -> str:
-    """Where the chain was entered and how it went on, if more than this row says so."""
+    """The chain's entry and its course, if more than this row shows one."""
     where = f"; class {kind} ({CLASSES[kind]})" if kind else ""
-    return where + (f"; in order: {chain.said()}" if len(set(chain.onsets.values())) > 1 else "")
+    return where + (f"; in order: {chain.in_words()}" if len(set(chain.onsets.values())) > 1 else "")

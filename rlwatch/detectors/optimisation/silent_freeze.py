@@ -12,7 +12,7 @@ from rlwatch.stats import Hold
 ALL = 0.999
 """Share of optimizer steps skipped that is all."""
 POLICY = ("policy/entropy", "policy/logp_mean")
-"""What is finite only while the weights are."""
+"""Metrics that are finite only while the weights are."""
 SOON, LONG = 4, 20
 """Steps in a row without an update: for a warning, for critical. A float16 scaler skips some ten at first."""
 
@@ -37,7 +37,7 @@ class SilentFreeze(BaseDetector):
         self._skips = Hold()
 
     def measured(self, step: ClosedStep) -> bool:
-        """Whether the row says that an update was made, or that none was."""
+        """True if the row tells that an update was made, or that none was."""
         return any(name in step.metrics for name in self.reads)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
@@ -66,7 +66,7 @@ class SilentFreeze(BaseDetector):
         ]
 
     def _skipped(self, step: ClosedStep) -> bool | None:
-        """Whether all updates of the row were skipped; None if it cannot be said."""
+        """True if all updates of the row were skipped; None if that is not known."""
         share = step.metrics.get("optim/step_skipped")
         if share is not None and math.isfinite(share):
             return share >= ALL

@@ -20,11 +20,11 @@ SOLVED = 0.999
 SETTLED = 0.01
 """Entropy, nats/token, of a policy as good as deterministic: 0.001 of that of uniform noise over 32 000 tokens."""
 POLICY = ("policy/entropy", "optim/grad_norm")
-"""What tells a dead policy from a metric that is stuck."""
+"""Metrics that tell a dead policy from a metric that is stuck."""
 
 
 class RewardConstant(BaseDetector):
-    """How long the mean reward has been one value, against the longest such stretch before.
+    """Rows for which the mean reward has been one value, against the longest such stretch before.
 
     A verifier that always answers the same, a policy that always does, a logger that is stuck. Whether anything is
     still learned is for ``no_signal`` to say, so this is never critical, and a full score is ``info``. A mean that

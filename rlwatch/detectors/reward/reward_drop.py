@@ -35,7 +35,7 @@ class TaskRewards:
 
     @property
     def mix(self) -> bool:
-        """Whether there are several tasks and none has fallen by itself: only their shares of the batch changed.
+        """True if there are several tasks and none has fallen by itself: only their shares of the batch changed.
 
         A noisy task cannot be told to have fallen, so at least half must stand near their best as well.
         """

@@ -42,7 +42,7 @@ class Proxy:
     says: str
 
     def holds(self, change: Change) -> bool:
-        """Whether it does now."""
+        """True if it does now."""
         now, start = change.now, change.start
         if now is None or start is None:
             return False
@@ -85,7 +85,7 @@ class Signs:
                 self._scores.setdefault(name, HeldOut()).update(step.step, value, reward)
 
     def now(self) -> list[Sign]:
-        """What speaks against the reward now, the weightiest first."""
+        """Signs against the reward now, the weightiest first."""
         found = [
             *self._scored(),
             *(Sign(p.says, p.weight, p.metric) for p in PROXIES if p.holds(self._changes[p.metric])),
@@ -131,7 +131,7 @@ class HeldOut:
 
     @property
     def _paid(self) -> bool:
-        """Whether the training reward has not fallen since the best score."""
+        """True if the training reward has not fallen since the best score."""
         return self._reward is not None and self._reward_then is not None and self._reward >= self._reward_then
 
     @property

@@ -74,7 +74,7 @@ class ZeroVariance(BaseDetector):
 
     @property
     def _few(self) -> bool:
-        """Whether, where only effective groups are logged, few are left."""
+        """True if only effective groups are logged, and few are left."""
         now, began = self._groups.get(), self._groups_base.get()
         return len(self._share) == 0 and now is not None and began is not None and now < FEW * began
 
@@ -128,7 +128,7 @@ DEGENERATE = 0.1
 class NoSignal(BaseDetector):
     """Share of samples without gradient near one, with the gradient norm as witness.
 
-    Groups also agree when the task is solved. That is told as ``info`` while the reward is above its
+    Groups also agree when the task is solved. That is ``info`` while the reward is above its
     start or at its maximum and the policy has not degenerated.
     """
 
@@ -143,7 +143,7 @@ class NoSignal(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._company = RunContext()
+        self._context = RunContext()
         self._entropy = Window(rows=10, steps=10)
         self._entropy_base = Baseline()
         self._row = Hold(forgive=2)
@@ -153,7 +153,7 @@ class NoSignal(BaseDetector):
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the corroborating metrics."""
-        self._company.update(step)
+        self._context.update(step)
         entropy = finite(step, "policy/entropy")
         if entropy is not None:
             self._entropy.update(step.step, abs(entropy))
@@ -163,7 +163,7 @@ class NoSignal(BaseDetector):
         """Judge whether anything still pushes the policy."""
         share = silent_share(step)
         self._row.update(step.step, share is not None and share >= 0.75)
-        mute = self._company.mute() or self._still()
+        mute = self._context.mute() or self._still()
         self._mute.update(step.step, mute)
         self._unsolved.update(step.step, mute and not self._good())
         self._counted = self._counted or "reward/zero_std_frac" in step.metrics or "adv/max" in step.metrics
@@ -175,17 +175,17 @@ class NoSignal(BaseDetector):
 
     def _witnessed(self) -> bool:
         """One group a row is thin evidence: ask reward, gradient and entropy as well."""
-        still = self._company.grad is not None and self._company.grad <= 1e-7
-        return self._company.reward.fallen() or self._degenerate() or still
+        still = self._context.grad is not None and self._context.grad <= 1e-7
+        return self._context.reward.fallen() or self._degenerate() or still
 
     def _still(self) -> bool:
         """A gradient of exactly nothing under a reward that does not move."""
-        norm = self._company.grad
-        return norm is not None and norm <= 1e-7 and self._company.reward.still
+        norm = self._context.grad
+        return norm is not None and norm <= 1e-7 and self._context.reward.still
 
     def _good(self) -> bool:
-        reward, now = self._company.reward, self._company.reward.now
-        if self._degenerate() or self._company.truncated or reward.fallen() or now is None:
+        reward, now = self._context.reward, self._context.reward.now
+        if self._degenerate() or self._context.truncated or reward.fallen() or now is None:
             return False
         return reward.risen() or SOLVED <= now <= 1.0
 
@@ -193,13 +193,13 @@ class NoSignal(BaseDetector):
         now, first, level = self._entropy.get(), self._entropy_base.first, self._entropy_base.get()
         if now is None or first is None or level is None:
             return False
-        if self._company.log_vocab is not None and now < DETERMINISTIC * self._company.log_vocab:
+        if self._context.log_vocab is not None and now < DETERMINISTIC * self._context.log_vocab:
             return True
         return now < DEGENERATE * max(first, level)
 
     def _finding(self, step: ClosedStep, severity: Severity) -> Finding:
-        company = self._company
-        share, norm, reward = company.silent, company.grad, company.reward.now
+        context = self._context
+        share, norm, reward = context.silent, context.grad, context.reward.now
         what = "the gradient is zero" if share is None else f"{share:.0%} of the samples are in groups that agree"
         message = f"no learning signal: {what}"
         if reward is not None:
@@ -221,9 +221,9 @@ class NoSignal(BaseDetector):
                 {
                     "silent_share": share,
                     "grad_norm": norm,
-                    "grad_ratio": company.grad_ratio,
+                    "grad_ratio": context.grad_ratio,
                     "reward": reward,
-                    "reward_start": company.reward.start,
+                    "reward_start": context.reward.start,
                     "entropy": self._entropy.get(),
                 }
             ),

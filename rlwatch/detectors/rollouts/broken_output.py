@@ -81,8 +81,8 @@ class DegenerateBatch(BaseDetector):
     name: ClassVar[str] = "degenerate_batch"
     reads: ClassVar[tuple[str, ...]] = ("len/min",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple(
-        ("len/min", "len/mean", "len/max", "len/clipped", *said)
-        for said in (("reward/std",), ("reward/zero_std_frac",), ("adv/min", "adv/max"))
+        ("len/min", "len/mean", "len/max", "len/clipped", *agreement)
+        for agreement in (("reward/std",), ("reward/zero_std_frac",), ("adv/min", "adv/max"))
     )
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class DegenerateBatch(BaseDetector):
             "degenerate_batch",
             severity,
             f"all responses are exactly {number(length)} tokens long, all cut at the limit, and all rewarded alike"
-            f"{self._reward.say()}: there is nothing to learn from, and sampling from NaN looks like this",
+            f"{self._reward.in_words()}: there is nothing to learn from, and sampling from NaN looks like this",
             onset=self._holds.since,
             metric="len/min",
             score=float(self._holds.rows),
@@ -169,7 +169,7 @@ class GarbledOutput(RiseDetector):
     )
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """What is wrong with the text."""
+        """The fault of the text, critical where hardly any is left."""
         metric, level = rise.limit.metric, rise.level or 0.0
         lost = metric in ("text/garbled", "text/replacement") and level >= MUCH and self._reward.fallen()
         shown = f"{level:.1%}" if metric in ("text/garbled", "text/replacement") else number(level)
@@ -177,7 +177,7 @@ class GarbledOutput(RiseDetector):
             step,
             "garbled_output",
             Severity.CRITICAL if lost else Severity.WARNING,
-            f"{SAYS[metric].format(level=shown)}{self._reward.say()}",
+            f"{SAYS[metric].format(level=shown)}{self._reward.in_words()}",
             onset=rise.since,
             metric=metric,
             score=rise.score,

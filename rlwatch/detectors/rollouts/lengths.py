@@ -42,7 +42,7 @@ class LengthSurge(RiseDetector):
         return found if self._long.lasted(ROWS, STEPS) and found else []
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """How long, and against what."""
+        """The length now, and at the start."""
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise.limit.metric == "len/mean":
             what = f"mean response length is {number(level)} tokens, {number(began)} at the start"
@@ -53,7 +53,7 @@ class LengthSurge(RiseDetector):
             step,
             "length_surge",
             Severity.WARNING,
-            what + self._reward.say(),
+            what + self._reward.in_words(),
             onset=rise.since,
             metric=rise.limit.metric,
             score=rise.score,
@@ -119,7 +119,8 @@ class LengthExplosion(BaseDetector):
             step,
             "length_explosion",
             severity,
-            f"{now:.0%} of responses are cut at the length limit{mean}, {start:.0%} at the start{self._reward.say()}",
+            f"{now:.0%} of responses are cut at the length limit{mean}, {start:.0%} at the start"
+            f"{self._reward.in_words()}",
             onset=self._rise.since if self._rise.since is not None else self._full.since,
             metric="len/clipped",
             score=now / NEARLY_ALL,
@@ -209,7 +210,7 @@ class LengthCollapse(BaseDetector):
             step,
             "length_collapse",
             severity,
-            what + self._reward.say(),
+            what + self._reward.in_words(),
             onset=self._row.since if self._row.since is not None else self._short.since,
             metric=metric,
             score=min(SHORT / share, 1e6) if share else None,

@@ -49,7 +49,7 @@ class LongTail(RiseDetector):
         return None if longest is None or mean is None or mean < 1.0 else longest / mean
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """What is long, idle or carried over."""
+        """The metric that is long, idle or carried over."""
         metric, level = rise.limit.metric, rise.level or 0.0
         costs = metric.startswith(("partial/", "time/")) or metric == "len/budget_used"
         return self.finding(

@@ -58,13 +58,13 @@ class Retokenisation(BaseDetector):
             part.update(step.step, finite(step, part.limit.metric))
         risen = [rise for rise in self._rises[kind] if rise.lasted]
         if risen:
-            return self._told(step, kind, max(risen, key=lambda rise: rise.score), Severity.WARNING)
+            return self._report(step, kind, max(risen, key=lambda rise: rise.score), Severity.WARNING)
         beyond = [state for state in self._standing[kind] if state.lasted]
         if beyond:
-            return self._told(step, kind, max(beyond, key=lambda state: state.score), Severity.INFO)
+            return self._report(step, kind, max(beyond, key=lambda state: state.score), Severity.INFO)
         return None
 
-    def _told(self, step: ClosedStep, kind: str, what: Rise | Standing, severity: Severity) -> Finding:
+    def _report(self, step: ClosedStep, kind: str, what: Rise | Standing, severity: Severity) -> Finding:
         level, metric = what.level or 0.0, what.limit.metric
         since = "" if severity is Severity.WARNING else "; it was so when the run began"
         extra = {name: finite(step, name) for name in ("text/retok_first", "text/retok_growth")}

@@ -24,7 +24,7 @@ WHOLE = ("ratio/seq_mean", "ratio/seq_ess", "ratio/seq_max")
 class ClipSaturation(RiseDetector):
     """Fractions clipped, against how the run began and what its loss usually clips.
 
-    A loss that clips whole responses is told by the sequence ratios its taps record; without taps its own baseline
+    A loss that clips whole responses is known by the sequence ratios its taps record; without taps its own baseline
     must do.
     """
 
@@ -49,7 +49,7 @@ class ClipSaturation(RiseDetector):
         return SEQUENCES if self._whole and limit.floor == TOKENS else None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """How much is clipped now, and was at first."""
+        """The share clipped now, and at first."""
         level, began = rise.level or 0.0, rise.began or 0.0
         share = began / (1.0 + began)
         return self.finding(

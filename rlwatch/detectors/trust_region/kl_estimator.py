@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.context import MEDIAN_ERROR
 from rlwatch.detectors.rise import Limit, Rise, odds
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
@@ -41,7 +42,7 @@ class Disagreement:
 
     @property
     def real(self) -> bool:
-        """Whether it is large, beyond noise and half of the estimate."""
+        """True if it is large, beyond noise and half of the estimate."""
         return self.high - self.low >= NOTABLE and self.apart >= APART and self.errors >= SURE
 
 
@@ -60,24 +61,24 @@ class Pair:
             return
         for rows, value in zip(self._rows, values, strict=True):
             rows.update(step.step, min(max(value or 0.0, -1e9), 1e9))
-        said = self.get()
-        self.out.update(step.step, said is not None and said.real)
+        gap = self.get()
+        self.out.update(step.step, gap is not None and gap.real)
 
     def get(self) -> Disagreement | None:
-        """What the last rows say; None before there are enough."""
+        """The disagreement of the last rows; None before there are enough."""
         levels = [rows.get() for rows in self._rows]
         if levels[0] is None or levels[1] is None:
             return None
         gaps = [b - a for a, b in zip(self._rows[0].values, self._rows[1].values, strict=True)]
         # half of the central 68 %: rows that jump between two levels have a median deviation of nothing
-        error = 1.2533 * (quantile(gaps, 0.84) - quantile(gaps, 0.16)) / 2.0 / math.sqrt(len(gaps))
+        error = MEDIAN_ERROR * (quantile(gaps, 0.84) - quantile(gaps, 0.16)) / 2.0 / math.sqrt(len(gaps))
         middle = abs(median(gaps))
         errors = middle / error if error > 0.0 else math.inf if middle > 0.0 else 0.0
         return Disagreement(min(levels[0], levels[1]), max(levels[0], levels[1]), errors)
 
 
 class KLEstimator(BaseDetector):
-    """What makes the logged KL, or the penalty, another quantity than KL(policy || reference).
+    """Faults that make the logged KL, or the penalty, another quantity than KL(policy || reference).
 
     k1 and k3 have the same mean over samples of the policy, and that mean is not negative: where they contradict each
     other beyond noise, or k1 is below 0, the samples are not the policy's (top-p or top-k sampling, another
@@ -156,21 +157,21 @@ class KLEstimator(BaseDetector):
         )
 
     def _bias(self, step: ClosedStep, pair: Pair) -> Finding | None:
-        said = pair.get()
-        if said is None:
+        gap = pair.get()
+        if gap is None:
             return None
-        loud = said.apart >= FAR_APART
+        loud = gap.apart >= FAR_APART
         first, second = (finite(step, name) for name in pair.names)
         return self.finding(
             step,
             "k3_bias",
             Severity.WARNING if loud else Severity.INFO,
-            f"estimators of one KL disagree: {' and '.join(pair.names)} stand at {number(said.low)} and "
-            f"{number(said.high)} nats/token in either order, {number(min(said.errors, 999.0))} standard errors apart; "
+            f"estimators of one KL disagree: {' and '.join(pair.names)} stand at {number(gap.low)} and "
+            f"{number(gap.high)} nats/token in either order, {number(min(gap.errors, 999.0))} standard errors apart; "
             "the samples are not the policy's own (top-p or top-k sampling, another temperature, stale data, another "
             "engine), so the penalty is not KL(policy || reference)",
             onset=pair.out.since,
             metric=pair.names[0],
-            score=said.apart / APART,
-            evidence=rounded({pair.names[0]: first, pair.names[1]: second, "errors": said.errors}),
+            score=gap.apart / APART,
+            evidence=rounded({pair.names[0]: first, pair.names[1]: second, "errors": gap.errors}),
         )

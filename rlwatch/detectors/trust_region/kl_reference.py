@@ -65,16 +65,16 @@ class Validation:
 
     @property
     def best_step(self) -> int:
-        """When that was."""
+        """The step of that score."""
         return self._best_step
 
     @property
     def known(self) -> bool:
-        """Whether there are enough evaluations to speak of a trend."""
+        """True if there are enough evaluations to speak of a trend."""
         return len(self._scores) >= LEAST
 
     def stalls(self) -> bool:
-        """Whether it fell behind its best and does not rise: a gap of ``SINCE`` evaluations, and a flat slope."""
+        """True if it fell behind its best and does not rise: a gap of ``SINCE`` evaluations, and a flat slope."""
         now, best = self.now, self._best
         if not self.known or now is None or best is None or self._since < SINCE:
             return False
@@ -83,7 +83,7 @@ class Validation:
         return self._rise() <= FLAT * max(best - self._low, mad(self._scores.values))
 
     def rises(self) -> bool:
-        """Whether it is still getting better."""
+        """True if it is still getting better."""
         return self.known and self._since < SINCE and self._rise() > 0.0
 
     @property
@@ -143,12 +143,12 @@ class Vetoes:
                 if level is not None and level > limit:
                     self._ago["garbled output"] = 0
 
-    def why(self, company: RunContext) -> tuple[str, ...]:
+    def why(self, context: RunContext) -> tuple[str, ...]:
         """The signs of collapse of the last rows; empty where a reset would do no harm."""
         signs = list(self._ago)
-        if company.reward.fallen():
+        if context.reward.fallen():
             signs.append("reward_drop")
-        if company.truncated:
+        if context.truncated:
             signs.append("truncated responses")
         return tuple(signs)
 
@@ -183,7 +183,7 @@ class KLPlateau(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._company = RunContext()
+        self._context = RunContext()
         self._validation = Validation()
         self._vetoes = Vetoes()
         self._restart()
@@ -203,7 +203,7 @@ class KLPlateau(BaseDetector):
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the corroborating metrics."""
-        self._company.update(step)
+        self._context.update(step)
         self._validation.update(step)
         self._vetoes.update(step)
 
@@ -220,7 +220,7 @@ class KLPlateau(BaseDetector):
         flat = change is not None and abs(change) < FLAT_KL * now
         self._flat.update(step.step, flat and now >= FLAT_NOTABLE)
         self._stalled.update(step.step, flat and stalls)
-        if not (self._flat.lasted(10) or self._stalled.lasted(10)) or self._vetoes.why(self._company):
+        if not (self._flat.lasted(10) or self._stalled.lasted(10)) or self._vetoes.why(self._context):
             return []
         if self._stalled.lasted(10):
             return [self._due(step, now, change)]
@@ -278,7 +278,7 @@ class KLPlateau(BaseDetector):
         return min(term / (term + abs(loss)), 1.0) if term > 0.0 else 0.0
 
 
-# KL to the reference: flat at a height (a reset is due), or running away.
+# The other half: KL that runs away.
 
 DRIFT, HEAVY = 0.3, 1.0
 """Nats per token from which a rise is a drift, and from which it may be critical."""
@@ -322,7 +322,7 @@ class KLReference(KLPlateau):
         now, before = self._now.get(), self._before(self._now)
         if now is None or before is None:
             return flat
-        reward = self._company.reward
+        reward = self._context.reward
         gained = reward.risen() and not reward.fallen()
         grown = self._grown(self._now, FACTOR, now, before)
         self._risen.update(step.step, kl > max(1.5 * before, DRIFT / 2.0))
@@ -341,7 +341,7 @@ class KLReference(KLPlateau):
         return median(older) if len(older) >= rows else None
 
     def _grown(self, last: Window, factor: float, now: float, before: float) -> bool:
-        """Whether the level of ``last`` is a multiple of the earlier one, beyond what noise of single rows explains."""
+        """True if the level of ``last`` is a multiple of the earlier one, beyond what noise of single rows explains."""
         if now <= factor * before:
             return False
         noise = noise_of([math.log(max(kl, NOTHING)) for kl in self._past.values])
@@ -365,10 +365,11 @@ class KLReference(KLPlateau):
             step,
             "kl_drift",
             severity,
-            f"KL to the reference grew from {number(before)} to {number(now)} nats/token{self._company.reward.say()}",
+            f"KL to the reference grew from {number(before)} to {number(now)} nats/token"
+            f"{self._context.reward.in_words()}",
             onset=next((h.since for h in (self._risen, self._warned, self._crept) if h.since is not None), None),
             metric="policy/kl_ref",
             score=now / max(FACTOR * before, DRIFT),
             baseline=before,
-            evidence=rounded({"kl": now, "kl_before": before, "reward": self._company.reward.now}),
+            evidence=rounded({"kl": now, "kl_before": before, "reward": self._context.reward.now}),
         )

@@ -53,7 +53,7 @@ class RatioGrowth(RiseDetector):
         return NOTABLE / self.length
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """What it means for a response of mean length."""
+        """The spread of a response of mean length."""
         growth = rise.level or 0.0
         spread = growth * self.length
         return self.finding(

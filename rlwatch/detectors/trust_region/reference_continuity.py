@@ -29,9 +29,9 @@ JUMPED = 3.0
 EARLY = 5
 """Rows before a fall, or before a resume, that speak of the level right then."""
 TINY = 1e-12
-"""What a KL of zero is taken for in log space."""
-TELL = 10
-"""Rows for which what was found is said."""
+"""Stands for a KL of zero in log space."""
+REPORT_ROWS = 10
+"""Rows for which a finding is repeated."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Resumed:
     walked: int
     old_level: float | None
     built: int
-    told: str
+    reason: str
     since: int
     rows: list[float] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class _Resumed:
 
     @property
     def jumped(self) -> bool:
-        """Whether every row lies where KL to the old reference lay, far above where it lay last."""
+        """True if every row lies where KL to the old reference lay, far above where it lay last."""
         if self.old_level is None and self.level == 0.0:
             return False
         return min(self.rows) > self.least
@@ -89,7 +89,7 @@ class ReferenceContinuity(BaseDetector):
         self._not_restored = ""
         self._was_reset = False
         self._resumed: _Resumed | None = None
-        self._said: dict[str, tuple[Finding, int]] = {}
+        self._reported: dict[str, tuple[Finding, int]] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -118,9 +118,9 @@ class ReferenceContinuity(BaseDetector):
             self._past.update(step.step, kl)
             self._rows += 1
         self._step, self._attempt = step.step, step.attempt
-        self._said = {kind: (finding, left - 1) for kind, (finding, left) in self._said.items() if left > 1}
-        self._said |= {found.kind: (found, TELL) for found in (lost, silent) if found is not None}
-        self._held = [finding for finding, _ in self._said.values()]
+        self._reported = {kind: (finding, left - 1) for kind, (finding, left) in self._reported.items() if left > 1}
+        self._reported |= {found.kind: (found, REPORT_ROWS) for found in (lost, silent) if found is not None}
+        self._held = [finding for finding, _ in self._reported.values()]
         return self._carried(step)
 
     def _read(self, step: ClosedStep) -> float | None:
@@ -185,17 +185,17 @@ class ReferenceContinuity(BaseDetector):
         return min(rows[-EARLY:]) > STEADY * level and fall > UNUSUAL * max(mad(logs), 0.3)
 
     def _lost(self, step: ClosedStep, kl: float) -> Finding | None:
-        """A jump is reported at the second row after the resume, at once where the trainer said what went wrong."""
+        """A jump is reported at the second row after the resume, at once where the trainer gave a reason."""
         resumed = self._resumed
         if resumed is None:
             return None
         resumed.rows.append(kl)
-        if resumed.told or not resumed.jumped or len(resumed.rows) >= CONFIRM:
+        if resumed.reason or not resumed.jumped or len(resumed.rows) >= CONFIRM:
             self._resumed = None
-        if not (resumed.told or (resumed.jumped and len(resumed.rows) >= CONFIRM)):
+        if not (resumed.reason or (resumed.jumped and len(resumed.rows) >= CONFIRM)):
             return None
         level, now = resumed.level, min(resumed.rows)
-        words = resumed.told or f"KL jumped from {number(level)} to {number(now)} nats/token"
+        words = resumed.reason or f"KL jumped from {number(level)} to {number(now)} nats/token"
         return self.finding(
             step,
             "lost_reference_reset",
