@@ -27,11 +27,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from rlwatch.link.frames import Frame, Kind
-from rlwatch.link.hub import Hub
-from rlwatch.link.pace import Moment
-from rlwatch.link.rounds import Chair
+from rlwatch.link.hub import Chair, Hub
 from rlwatch.link.spoke import Spoke, introduced
+from rlwatch.link.wire import Frame, Kind, Moment
 
 SHARES = {"16 kB": 16_000, "0.8 MB": 800_000, "9 MB": 9_000_000}
 STRANGERS, FILES = 300, 256

@@ -20,10 +20,7 @@ from contextlib import suppress
 from errno import EAGAIN, EMFILE, ENFILE, ENOMEM
 from functools import partial, wraps
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
-
-if TYPE_CHECKING:
-    from rlwatch.run import Run
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 logger = logging.getLogger("rlwatch")
 
@@ -153,9 +150,14 @@ class Seam:
     """Runs our work inside a training loop: what it raises is counted on the run, warned of once and dropped.
 
     After :data:`LIMIT` failures a tap is switched off; what it would have done is counted as ``skipped``.
+
+    Parameters
+    ----------
+    run
+        The :class:`rlwatch.run.Run` that counts, which stands floors above this module; None: nobody counts.
     """
 
-    def __init__(self, run: Run | None = None) -> None:
+    def __init__(self, run: Any = None) -> None:
         self.run = run
         self._failures: dict[str, int] = {}
 

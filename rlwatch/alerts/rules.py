@@ -24,7 +24,7 @@ from rlwatch.records import CRASH_FORECAST, JSON, Alert, Finding, Severity
 
 SILENT, CRASHED = "run_silent", "run_crashed"
 HEARTBEAT_KINDS = (SILENT, CRASHED)
-"""Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.heartbeat`)."""
+"""Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.watchman`)."""
 
 
 def builtin_kinds() -> tuple[str, ...]:

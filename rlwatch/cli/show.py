@@ -173,7 +173,7 @@ def _print_metrics(rows: list[dict[str, JSON]]) -> None:
 # What was done to a run without asking anybody, would have been done, or was not, and why: the audit of a policy.
 
 ACTION_EVENT = "action"
-"""Kind of event, as :mod:`rlwatch.run.acting` records them."""
+"""Kind of event, as :mod:`rlwatch.run.alerting` records them."""
 
 
 def action_rows(events: Sequence[Event], commands: Sequence[Command]) -> list[dict[str, JSON]]:

@@ -26,8 +26,7 @@ from rlwatch.errors import ImportFormatError, RunNotFoundError
 from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
 from rlwatch.layers import DerivedLayers
 from rlwatch.monitor.engine import Monitor, Outcome
-from rlwatch.monitor.judge import Judging, past_of
-from rlwatch.monitor.sink import MonitorSink
+from rlwatch.monitor.judge import Judging, MonitorSink, past_of
 from rlwatch.ports import Checkpoint, Progress, RunWriter, Store
 from rlwatch.records import AlertState, RunInfo, RunState, Severity, StepRecord
 from rlwatch.run.alerting import Alerting

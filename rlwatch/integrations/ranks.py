@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 
 from rlwatch.errors import RLWatchError
-from rlwatch.link.sockets import Place
+from rlwatch.link.wire import Place
 from rlwatch.records import Command
-from rlwatch.run.joining import ADDRESS, join
+from rlwatch.run.ranks import ADDRESS, join
 from rlwatch.seam import Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
-    from rlwatch.run.link import Link
+    from rlwatch.run.run import Link
 
 
 APART = "the ranks of this run are not linked, and a command must act on all of them at the same step"
@@ -266,7 +266,7 @@ def _awaited(store: Any, key: str, end: float) -> str | None:
 def begin_together(begin: Callable[[], Run], *, link: str | None = None) -> Run:
     """``begin()``, which makes this rank's run, and the link to the other ranks. Every rank calls it at set-up.
 
-    ``link`` says where rank 0 listens; see :func:`rlwatch.run.joining.join`. Raises what ``begin`` raises; the other
+    ``link`` says where rank 0 listens; see :func:`rlwatch.run.ranks.join`. Raises what ``begin`` raises; the other
     ranks then go on unwatched.
     """
     Place.of(link)  # a wrong address shows before a run is begun

@@ -17,8 +17,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import RunState
 from rlwatch.run import Run
 from rlwatch.run.alerting import alerting_for
-from rlwatch.run.identity import RUN_ID_VARIABLE
-from rlwatch.run.wiring import init, opened
+from rlwatch.run.setup import RUN_ID_VARIABLE, init, opened
 from rlwatch.seam import Contained, Seam, by_a_signal
 
 # A mirrored tracker as its user holds it: the runs recorded, and a way to stop.

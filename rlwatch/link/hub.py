@@ -1,4 +1,4 @@
-"""Rank 0's end: a thread that takes what the other ranks send."""
+"""Rank 0's end: a thread that takes what the other ranks send, and the training thread's part in rounds of commands."""
 
 from __future__ import annotations
 
@@ -10,27 +10,114 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from rlwatch.link.frames import LARGEST, SMALL, Frame, FrameError, Inflow, Kind
-from rlwatch.link.greeting import STRANGERS_BYTES, Caller, challenge, identified
-from rlwatch.link.inbox import Inbox
-from rlwatch.link.pace import Moment
-from rlwatch.link.sockets import (
+from rlwatch.link.wire import (
+    LARGEST,
     LOOPBACK,
+    NEW,
+    PATIENCE_S,
+    SMALL,
+    START,
+    STRANGERS_BYTES,
     Address,
+    Caller,
+    Frame,
+    FrameError,
+    Inflow,
+    Kind,
     LinkError,
+    Moment,
+    Pace,
     Place,
+    after,
+    ballot_body,
+    challenge,
+    identified,
     listen,
     names_of,
     own_secret,
+    read_ballot,
     send_all,
     this_machine,
     tuned,
 )
 from rlwatch.seam import described, say, tireless
+
+MOST_STEPS = 64
+MOST_BYTES = 512 * 2**20
+
+
+class Inbox:
+    """Payloads by moment and rank. Filled by one thread, emptied by another.
+
+    A rank is *expected* from the start, until it leaves or keeps rank 0 waiting in vain. What nobody asks for is
+    dropped: the oldest moments first, beyond 64 of them or 512 MiB.
+    """
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        self._lock = threading.Lock()
+        self._payloads: dict[Moment, dict[int, bytes]] = {}
+        self._size = 0
+        self._newest: dict[int, Moment] = {}
+        self._taken: Moment | None = None
+        self._present = set(ranks)
+        self._absent: set[int] = set()
+        self.dropped = 0
+
+    def join(self, rank: int) -> None:
+        """From now on ``rank`` is expected."""
+        with self._lock:
+            self._present.add(rank)
+            self._absent.discard(rank)
+
+    def leave(self, rank: int) -> None:
+        """``rank`` will send nothing more; what it sent stays."""
+        with self._lock:
+            self._present.discard(rank)
+
+    def put(self, rank: int, moment: Moment, payload: bytes) -> None:
+        """Keep what ``rank`` measured: it keeps up, and is expected. Too late for its moment, it is dropped."""
+        with self._lock:
+            self._newest[rank] = moment
+            if self._taken is not None and moment <= self._taken:
+                self.dropped += 1
+                return
+            self._absent.discard(rank)
+            self._payloads.setdefault(moment, {})[rank] = payload
+            self._size += len(payload)
+            while self._payloads and (len(self._payloads) > MOST_STEPS or self._size > MOST_BYTES):
+                self._drop(min(self._payloads))
+
+    def awaited(self, moment: Moment) -> frozenset[int]:
+        """Ranks whose share of ``moment`` is still to come."""
+        with self._lock:
+            have = self._payloads.get(moment, {})
+            gone_on = {rank for rank, newest in self._newest.items() if newest >= moment}
+            return frozenset(self._present - self._absent - gone_on - have.keys())
+
+    def take(self, moment: Moment) -> Mapping[int, bytes]:
+        """What came of ``moment``, by rank; what is older is dropped."""
+        with self._lock:
+            for older in [other for other in self._payloads if other < moment]:
+                self._drop(older)
+            found = self._payloads.pop(moment, {})
+            self._size -= sum(map(len, found.values()))
+            self._taken = moment
+            return found
+
+    def excuse(self, ranks: Iterable[int]) -> None:
+        """Do not wait for ``ranks`` any more, until they send something."""
+        with self._lock:
+            self._absent.update(ranks)
+
+    def _drop(self, moment: Moment) -> None:
+        payloads = self._payloads.pop(moment)
+        self._size -= sum(map(len, payloads.values()))
+        self.dropped += len(payloads)
+
 
 logger = logging.getLogger("rlwatch")
 CHUNK = 2**18
@@ -369,3 +456,194 @@ class Hub:
         for connection in (self._listener, self._bell, self._rope, *(guest.connection for guest in self._strangers)):
             connection.close()
         self._selector.close()
+
+
+ACTING_S = 1800.0
+"""Longest rank 0 waits for the others to say that they acted (a checkpoint may take its time), in seconds."""
+PLACE_S = 5.0
+"""Longest rank 0 waits to hear where the others are, in seconds: their threads answer whatever training does."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """What rank 0 asks of all ranks at one place; ``meet`` is the earliest moment at which they meet."""
+
+    turn: int
+    meet: Moment
+    asked: dict[int, Peer] = field(default_factory=dict)
+    places: dict[int, Moment] = field(default_factory=dict)
+    refusal: str | None = None
+    ballot: int = 0
+
+    def tell(self, frame: Frame) -> None:
+        """To all who were asked."""
+        for peer in self.asked.values():
+            peer.tell(frame)
+
+    def next_word(self, peer: Peer, end: float, *kinds: Kind) -> Frame | None:
+        """Of ``peer`` in this round; None when it is gone or says nothing until ``end``."""
+        while (frame := peer.next_word(end - time.monotonic())) is not None:
+            if frame.turn == self.turn and frame.kind in kinds:
+                return frame
+        return None
+
+
+class Chair:
+    """The training thread of rank 0 over a :class:`~rlwatch.link.hub.Hub`."""
+
+    def __init__(self, hub: Hub, patience_s: float = PATIENCE_S, acting_s: float = ACTING_S) -> None:
+        self._hub = hub
+        self._patience_s = patience_s
+        self._acting_s = acting_s
+        self._pace = Pace()
+        self._here: Moment | None = None
+        self._earliest = START
+        self._turns = 0
+        self._round: _Round | None = None
+        self._order: _Round | None = None
+        self._calling = threading.Lock()
+        self._in_vain = False
+
+    def call(self) -> None:
+        """On another thread, as soon as there are commands: find the first boundary that nobody has passed, so that all
+        meet at their next one. Where a rank cannot come, the training thread learns so when it is at its boundary.
+        """
+        with self._calling:
+            if self._round is None and self._order is None and not self._in_vain:
+                found = self._called(self._here or self._earliest)
+                self._in_vain = found.refusal is not None
+                if self._in_vain:
+                    found.tell(Frame(Kind.OVER, turn=found.turn))
+                else:
+                    self._round = found
+
+    def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
+        """Whether all ranks meet at this boundary, at ``step``; ``wanted``: there are commands. If not, it is passed,
+        unless this rank stays at it (it is paused).
+
+        With commands rank 0 asks where the others are: where one has passed already, all meet at a later boundary.
+        """
+        with self._calling:
+            return self._meets(step, wanted=wanted, staying=staying)
+
+    def _meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
+        self._in_vain = False
+        if self._here is None or self._here.step != step:
+            self.leave()
+            self._here = self._pace.next(step)
+            self._hub.lap = self._pace.lap
+        if self._round is not None and self._round.meet < self._earliest:
+            self.over()  # training left that boundary in the middle of a round
+        if self._round is None and self._order is None and wanted:
+            self._round = self._called(self._here)
+        if self._round is not None and self._round.meet <= self._here:
+            return True
+        if not staying:
+            self.leave()
+        return False
+
+    def leave(self) -> None:
+        """The boundary is passed."""
+        if self._here is not None:
+            self._earliest, self._here = after(self._here), None
+
+    def offer(self, body: bytes) -> None:
+        """Tell the ranks that meet here what is wanted."""
+        if self._round is not None and self._round.refusal is None:
+            self._round.tell(Frame(Kind.OFFER, self._round.meet, body, self._round.turn))
+
+    def order(self, body: bytes) -> None:
+        """At a place of order: say what is wanted, usually nothing. Something is for all, who are waited for."""
+        with self._calling:
+            found = self._order = self._begun(START)
+        if body:
+            self._await_all()
+            found.refusal, found.asked = self._all_linked()
+        linked, number = self._hub.ordered()
+        for peer in linked.values():
+            peer.tell(Frame(Kind.ORDER, Moment(0, number, 0), body if peer.rank in found.asked else b"", found.turn))
+
+    def decide(self, refusal: str | None) -> str | None:
+        """None if this rank and all others agree, else why not; all ranks are told."""
+        under_way = self._order or self._round
+        if under_way is None:
+            return refusal
+        under_way.ballot += 1
+        verdict = refusal or under_way.refusal or self._objection(under_way)
+        under_way.tell(Frame(Kind.VERDICT, START, ballot_body(under_way.ballot, verdict), under_way.turn))
+        return verdict
+
+    def over(self) -> None:
+        """Nothing more is asked in this round: whoever waits need not."""
+        under_way = self._order or self._round
+        if under_way is not None:
+            under_way.tell(Frame(Kind.OVER, turn=under_way.turn))
+        if self._order is not None:
+            self._order = None  # a round that was put off to a later boundary goes on
+        else:
+            self._round = None
+
+    def _begun(self, meet: Moment) -> _Round:
+        self._turns += 1
+        return _Round(self._turns, meet)
+
+    def _called(self, here: Moment) -> _Round:
+        """A round at the first boundary that nobody has passed."""
+        found = self._begun(here)
+        found.refusal, found.asked = self._all_linked()
+        if found.refusal is None:
+            found.tell(Frame(Kind.ASK, here, turn=found.turn))
+            end = time.monotonic() + PLACE_S
+            for peer in found.asked.values():
+                found.refusal = self._not_coming(found, peer, end)
+                if found.refusal is not None:
+                    return found
+            found.meet = max(here, *found.places.values())
+            found.tell(Frame(Kind.MEET, found.meet, turn=found.turn))
+        return found
+
+    def _not_coming(self, found: _Round, peer: Peer, end: float) -> str | None:
+        """Why there is no hope that ``peer`` comes to a boundary soon; else its place is kept."""
+        frame = None if peer.silent else found.next_word(peer, end, Kind.PLACE)
+        if frame is None:
+            peer.silent = not peer.gone
+            return f"rank {peer.rank} does not answer"
+        if peer.owing is not None and frame.moment <= peer.owing:
+            return f"rank {peer.rank} has not come to a boundary since it was last waited for"
+        if frame.body == NEW and self._earliest > START:
+            return f"rank {peer.rank} has not come to its first boundary yet (every rank must call obey)"
+        peer.owing, found.places[peer.rank] = None, frame.moment
+        return None
+
+    def _all_linked(self) -> tuple[str | None, dict[int, Peer]]:
+        linked = dict(self._hub.linked())
+        for rank in range(1, self._hub.world_size):
+            if rank not in linked:
+                return f"rank {rank} is not connected, and all ranks must act together", {}
+        return None, linked
+
+    def _await_all(self) -> None:
+        """An order can be the first thing ranks do: give those time to link who are about to."""
+        end = time.monotonic() + self._patience_s
+        while len(self._hub.linked()) < self._hub.world_size - 1 and time.monotonic() < end:
+            if any(peer.gone for peer in list(self._hub.peers.values())):
+                return
+            time.sleep(0.01)
+
+    def _objection(self, under_way: _Round) -> str | None:
+        end = time.monotonic() + (self._patience_s if under_way.ballot == 1 else self._acting_s)
+        votes = [self._vote(under_way, peer, end) for peer in under_way.asked.values()]
+        return next((vote for vote in votes if vote is not None), None)
+
+    @staticmethod
+    def _vote(under_way: _Round, peer: Peer, end: float) -> str | None:
+        """What ``peer`` says of this ballot: None for yes."""
+        while (frame := under_way.next_word(peer, end, Kind.VOTE, Kind.PASSED)) is not None:
+            if frame.kind is Kind.PASSED:
+                return f"rank {peer.rank} had gone on already"
+            ballot, refusal = read_ballot(frame.body)
+            if ballot == under_way.ballot:
+                return None if refusal is None else f"rank {peer.rank}: {refusal}"
+        if under_way.ballot == 1:
+            peer.owing = under_way.places.get(peer.rank)
+        return f"rank {peer.rank} does not answer"

@@ -8,6 +8,7 @@ resumed run, whose history is replayed first, what an uninterrupted one would ha
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,11 @@ from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
 from rlwatch.forecast import Forecast
-from rlwatch.monitor.blame import Blame
-from rlwatch.monitor.episodes import Episodes
+from rlwatch.forecast.forecast import FORECAST
+from rlwatch.metrics import Family, canonicalise
 from rlwatch.monitor.forecasting import NAME, Forecasting, Forecasts, default_forecasts
-from rlwatch.monitor.standstill import Standstill
-from rlwatch.monitor.steps import OpenStep, arrived, has_nonfinite, is_forecast
 from rlwatch.ports import Detector, History
-from rlwatch.records import Alert, AlertState, ClosedStep, Event, Finding, ForecastRecord, StepRecord
+from rlwatch.records import LOCALISED, Alert, AlertState, ClosedStep, Event, Finding, ForecastRecord, StepRecord
 
 logger = logging.getLogger("rlwatch")
 
@@ -65,8 +64,8 @@ class NotRun:
 
 NOTHING = Outcome()
 _MEMORY = (
-    "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_blame", "_open",
-    "_standstill", "_seen", "_holding", "_told", "_events", "_steps",
+    "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_localised",
+    "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps",
 )  # fmt: skip
 REMEMBERED = 400
 """Published findings, and events, that a diagnosis looks back on."""
@@ -119,12 +118,12 @@ class Monitor:
         self._forecasting = Forecasting(self._make_forecaster, self._forecast_failed)
         self._alerts = AlertEngine(self.run_id, self.rules)
         self._episodes = Episodes()
-        self._blame = Blame()
+        self._localised = LocalisedSteps()
         self._open: OpenStep | None = None
         self._standstill = Standstill()
         self._seen: set[str] = set()
         self._holding: tuple[Finding, ...] = ()
-        self._told: deque[Finding] = deque(maxlen=REMEMBERED)
+        self._published_findings: deque[Finding] = deque(maxlen=REMEMBERED)
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
         self._steps: deque[int] = deque(maxlen=REMEMBERED)
 
@@ -191,7 +190,7 @@ class Monitor:
     def diagnosis(self) -> Diagnosis:
         """What most likely caused what was found so far on this branch of the run."""
         return diagnose(
-            self._told,
+            self._published_findings,
             events=self._events,
             source=self.source,
             row_steps=row_steps(self._steps),
@@ -210,10 +209,10 @@ class Monitor:
         if event.attempt != (self._attempt or 1):
             self._early.append(event)
             return
-        self._tell(event)
+        self._notify_detectors(event)
 
-    def _tell(self, event: Event) -> None:
-        self._blame.note(event)
+    def _notify_detectors(self, event: Event) -> None:
+        self._localised.note(event)
         self._events.append(event)
         self._forecasting.notice(event)
         for detector in self._detectors:
@@ -236,7 +235,7 @@ class Monitor:
     def _relive(self, past: StepRecord | Event) -> Outcome:
         if isinstance(past, StepRecord):
             return self._record(past)
-        self._tell(past)
+        self._notify_detectors(past)
         return NOTHING
 
     def _record(self, record: StepRecord) -> Outcome:
@@ -258,8 +257,8 @@ class Monitor:
 
     def _arrival(self, record: StepRecord, now: int) -> Outcome:
         """Non-finite values and a standing counter do not wait for a step to close, nor are they missed when late."""
-        view = self._standstill.told(arrived(record, self.source))
-        holding = self._blame.told([f for detector in self._detectors for f in detector.arrival(view)])
+        view = self._standstill.counted(arrived(record, self.source))
+        holding = self._localised.with_culprits([f for detector in self._detectors for f in detector.arrival(view)])
         if not holding:
             return NOTHING
         newest = {(f.detector, f.kind): f for f in (*self._holding, *holding)}
@@ -276,7 +275,9 @@ class Monitor:
         self._open = None
         self._seen.update(step.metrics)
         self._steps.append(step.step)
-        holding = self._blame.told([finding for detector in self._detectors for finding in detector.update(step)])
+        holding = self._localised.with_culprits(
+            [finding for detector in self._detectors for finding in detector.update(step)]
+        )
         kept = self._forecasting.step(step)
         forecast = self._forecasting.newest
         holding += self._forecasting.holding(step, holding)
@@ -295,7 +296,7 @@ class Monitor:
 
     def _published(self, findings: Sequence[Finding], step: ClosedStep) -> tuple[Finding, ...]:
         stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)
-        self._told.extend(stamped)
+        self._published_findings.extend(stamped)
         return stamped
 
     def _lacks(self, detector: Detector) -> str | None:
@@ -307,3 +308,167 @@ class Monitor:
     def _was_seen(self, needed: str) -> bool:
         """A name that ends in a slash stands for any metric of that open family."""
         return needed in self._seen or (needed.endswith("/") and any(name.startswith(needed) for name in self._seen))
+
+
+# Merging the records of a step into the closed step detectors see.
+
+
+class OpenStep:
+    """The step that still gathers records; a later value of the same name wins."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self.step = record.step
+        self.first_seq = record.seq
+        self._metrics = dict(record.metrics)
+        self._last = record
+
+    def merge(self, record: StepRecord) -> None:
+        """Add another record of this step."""
+        self._metrics.update(record.metrics)
+        self._last = record
+
+    def closed(self, source: str) -> ClosedStep:
+        """The step as detectors see it."""
+        return _view(self._last, self._metrics, source)
+
+
+def arrived(record: StepRecord, source: str) -> ClosedStep:
+    """One record by itself, canonically named."""
+    return _view(record, record.metrics, source)
+
+
+def has_nonfinite(record: StepRecord) -> bool:
+    """Whether any value of the record is NaN or infinite."""
+    return not all(map(math.isfinite, record.metrics.values()))
+
+
+def is_forecast(record: StepRecord) -> bool:
+    """Whether it holds nothing but a forecast, as a log may that another tracker kept of a watched run."""
+    return bool(record.metrics) and all(name.startswith(FORECAST) for name in record.metrics)
+
+
+def _view(record: StepRecord, metrics: object, source: str) -> ClosedStep:
+    values, origin = canonicalise(metrics, source)  # type: ignore[arg-type]
+    for name in [name for name in values if name.startswith(FORECAST)]:
+        del values[name], origin[name]
+    return ClosedStep(record.step, values, origin, record.ts, record.attempt, record.seq)
+
+
+# Records that come and come while no new step does: nothing closes, so no detector would hear of it.
+
+STANDSTILL_RECORDS = 50
+"""Records without a new step after which detectors are asked, and asked again."""
+RECORDS, USUAL = "rlwatch/records", "rlwatch/records_usual"
+
+
+class Standstill:
+    """Counts the records since the last new step, and the most an earlier step had.
+
+    >>> counter = Standstill()
+    >>> [counter.update(advances=i == 0) for i in range(50)].index(True)
+    49
+    """
+
+    def __init__(self) -> None:
+        self._records = 0
+        self._usual = 0
+
+    def update(self, *, advances: bool) -> bool:
+        """Take the next record, the first of a new step or not; whether to ask now."""
+        if advances:
+            self._usual = max(self._usual, self._records)
+            self._records = 0
+        self._records += 1
+        return self._records % STANDSTILL_RECORDS == 0
+
+    def counted(self, view: ClosedStep) -> ClosedStep:
+        """``view`` with both counts; the usual one only once a step has closed."""
+        counts = {RECORDS: float(self._records)}
+        if self._usual:
+            counts[USUAL] = float(self._usual)
+        return replace(view, metrics={**view.metrics, **counts})
+
+
+# From "this holds at every step" to "this began": what is worth telling once.
+
+QUIET_STEPS = 5
+
+
+@dataclass(slots=True)
+class _Episode:
+    rank: int
+    quiet: int = 0
+
+
+class Episodes:
+    """Publishes a finding when its condition begins to hold, and again when its severity rises.
+
+    An episode ends after the condition was absent for ``quiet_steps`` closed steps in a row, so a
+    condition that flickers is one episode.
+    """
+
+    def __init__(self, quiet_steps: int = QUIET_STEPS) -> None:
+        self._quiet_steps = quiet_steps
+        self._open: dict[tuple[str, str], _Episode] = {}
+
+    def arrival(self, holding: Sequence[Finding]) -> list[Finding]:
+        """Findings of a record that just arrived; begins or raises episodes, ends none."""
+        return [finding for finding in holding if self._raises(finding)]
+
+    def closed(self, holding: Sequence[Finding]) -> list[Finding]:
+        """Findings that hold at a closed step; the ones to publish."""
+        published = self.arrival(holding)
+        present = {(finding.detector, finding.kind) for finding in holding}
+        for key in [key for key in self._open if key not in present]:
+            episode = self._open[key]
+            episode.quiet += 1
+            if episode.quiet >= self._quiet_steps:
+                del self._open[key]
+        return published
+
+    def _raises(self, finding: Finding) -> bool:
+        key = (finding.detector, finding.kind)
+        episode = self._open.get(key)
+        if episode is None:
+            self._open[key] = _Episode(finding.severity.rank)
+            return True
+        episode.quiet = 0
+        if finding.severity.rank > episode.rank:
+            episode.rank = finding.severity.rank
+            return True
+        return False
+
+
+# The culprits of a localised step, put beside what detectors find in it.
+
+LOCALISED_STEPS = 16
+"""Localised steps that are kept: a step is judged when the next begins."""
+REPEATED = ("message", "why_not", "cause", "method", "gap", "complete", "culprits")
+"""Parts of the event that a finding repeats."""
+
+
+class LocalisedSteps:
+    """Adds the culprits of a step to the findings on its gradient."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=LOCALISED_STEPS)
+
+    def note(self, event: Event) -> None:
+        """Take notice, if it is a localisation."""
+        if event.kind == LOCALISED:
+            self._events.append(event)
+
+    def with_culprits(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings, those on the gradient of a localised step with its culprits."""
+        return [self._with_culprits(finding) for finding in findings]
+
+    def _with_culprits(self, finding: Finding) -> Finding:
+        event = next(
+            (e for e in reversed(self._events) if (e.step, e.attempt) == (finding.step, finding.attempt)), None
+        )
+        if event is None or finding.family != Family.OPTIMISATION.value:
+            return finding
+        message_of_event = event.body.get("message") or ""
+        localised = {name: event.body[name] for name in REPEATED if name in event.body}
+        message = f"{finding.message}; {message_of_event}" if message_of_event else finding.message
+        return replace(finding, message=message, evidence={**finding.evidence, "localised": localised})

@@ -1,28 +1,265 @@
-"""Judging a run's rows: live (:mod:`rlwatch.recorder.judge`), and where a dead process left some unjudged.
+"""Judging a run's rows: live, a log on its way into a store, and where a dead process left some unjudged.
 
-Both read the same way: what is not judged yet comes from the store, in order of ``seq``; a live judge that keeps up is
-handed the rows instead. How far it came, and now and then all it knows (:mod:`rlwatch.monitor.checkpoint`), is stored
-with the run, so that whoever looks next, the next attempt or ``rlwatch watch``, goes on there.
+All read the same way: what is not judged yet comes from the store, in order of ``seq``; a live judge that keeps up
+(:mod:`rlwatch.recorder.judge_thread`) is handed the rows instead. What the Monitor says of them is stored and put down
+as alerts by a :class:`MonitorSink`. How far it came, and now and then all it knows (:mod:`rlwatch.monitor.checkpoint`),
+is stored with the run, so that whoever looks next, the next attempt or ``rlwatch watch``, goes on there.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
+from itertools import groupby
 
 from rlwatch.alerts.dispatch import Dispatcher
-from rlwatch.alerts.rules import Policy
+from rlwatch.alerts.engine import Reason, Transition
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, Policy
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.control.policy import Health
+from rlwatch.errors import StoreBusyError, StoreError
 from rlwatch.monitor import checkpoint
-from rlwatch.monitor.engine import Monitor, Outcome
-from rlwatch.monitor.sink import MonitorSink
-from rlwatch.ports import Checkpoint, History, Progress, Storable, Store
-from rlwatch.records import Event, StepRecord
+from rlwatch.monitor.engine import Monitor, Outcome, joined
+from rlwatch.ports import Checkpoint, History, Item, Progress, Storable, Store
+from rlwatch.recorder.judge_thread import Interrupted
+from rlwatch.records import Alert, AlertState, CompletionBatch, Event, Finding, RunInfo, SpikeBatch, StepRecord
 from rlwatch.seam import described
 
+_STATES = (AlertState.PENDING, AlertState.FIRING, AlertState.RESOLVED)
+
+
+class StoredFindings:
+    """Findings and alerts of a run as they stood in the store when a process began to watch it."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._findings = {_identity(finding) for finding in store.findings(run_id)}
+        self._forecast = max((record.seq for record in store.forecasts(run_id, last=1)), default=0)
+        self._alerts = {alert.alert_id: _progress(alert) for alert in store.alerts(run_id)}
+
+    def without_stored(self, outcome: Outcome) -> Outcome:
+        """The outcome without what is stored: findings, forecasts, and alerts that are stored as far along."""
+        findings = tuple(finding for finding in outcome.findings if _identity(finding) not in self._findings)
+        transitions = tuple(
+            transition
+            for transition in outcome.transitions
+            if _progress(transition.alert) > self._alerts.get(transition.alert.alert_id, (-1, -1))
+        )
+        kept = tuple(record for record in outcome.kept if record.seq > self._forecast)
+        self._findings.update(map(_identity, findings))  # rows left unjudged may be relived once more
+        self._alerts.update({each.alert.alert_id: _progress(each.alert) for each in transitions})
+        self._forecast = max([self._forecast, *(record.seq for record in kept)])
+        return Outcome(findings, transitions, outcome.forecasts, kept)
+
+
+def _identity(finding: Finding) -> tuple[object, ...]:
+    return (finding.seq, finding.detector, finding.kind, finding.severity)
+
+
+def _progress(alert: Alert) -> tuple[int, int]:
+    return (_STATES.index(alert.state), alert.severity.rank)
+
+
 logger = logging.getLogger("rlwatch")
-AT_ONCE = 64
+LOOK_S = 10.0
+"""Seconds between looks at what has become due by time alone: repeats, escalations, the end of quiet hours."""
+OUTCOMES_AT_ONCE = 256
+"""Outcomes that are put down together: a relived history has one for each of its rows."""
+
+
+class MonitorSink:
+    """Feeds the Monitor, stores findings and forecasts, hands alerts to the dispatcher, and publishes the run's health.
+
+    Delivery is not its work: the dispatcher only inserts outbox rows. Alerts that the store cannot take are kept in
+    order and put down at a later tick. A resumed run relives its history; what the store holds of that already is not
+    published again.
+
+    Parameters
+    ----------
+    run
+        As its attempt began.
+    dispatcher
+        Takes alerts and writes what is due of them to the outbox.
+    keep
+        Stores findings and forecasts.
+    publish
+        Called with the run's new health after every batch; must be quick and not raise.
+    announce
+        Called with what was found, for this process's own log.
+    wake
+        Called when messages were queued.
+    amends
+        Whether rows of an attempt that is over are judged: what is stored of that is not said again.
+    enough
+        Asked between rows; judging stops with :class:`Interrupted` once it says yes.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        run: RunInfo,
+        store: Store,
+        *,
+        dispatcher: Dispatcher,
+        keep: Callable[[Sequence[Storable]], object],
+        publish: Callable[[Health], None] | None = None,
+        announce: Callable[[Outcome], None] | None = None,
+        wake: Callable[[], None] | None = None,
+        clock: Clock | None = None,
+        amends: bool = False,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._monitor = monitor
+        self.seq = 0
+        """Of the last item that was taken, whatever came of it."""
+        self.holding = False
+        """Whether alerts are kept back until :meth:`release`."""
+        self._run = run
+        self._store = store
+        self._dispatcher = dispatcher
+        self._keep_found = keep
+        self._publish = publish
+        self._announce = announce
+        self._wake = wake
+        self._clock = clock or SystemClock()
+        self._enough = enough
+        self._steps: deque[list[Alert]] = deque()
+        self._relives = amends or self._run.attempt > 1
+        self._alerted = self._relives
+        self._look_at = 0.0
+        self._stored: StoredFindings | None = None
+        self._abandoned_retired = amends or self._run.attempt == 1
+        self._refused = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was found is written."""
+        return not self._steps
+
+    def write(self, batch: Sequence[Item]) -> None:
+        """Judge the batch, item by item. Raises ``Interrupted``."""
+        outcomes: list[Outcome] = []
+        try:
+            for item in batch:
+                if not isinstance(item, SpikeBatch | CompletionBatch):
+                    self.seq = item.seq
+                    self._observe(item, outcomes)
+        finally:
+            self._keep(joined(outcomes))
+        if not self._abandoned_retired and any(item.attempt == self._run.attempt for item in batch):
+            self._abandoned_retired = True
+            self._keep(Outcome(transitions=tuple(self._abandoned(batch))))
+        if self._publish is not None:
+            self._publish(Health(self._monitor.active, self._monitor.firing, self._monitor.forecast))
+        self.tick()
+
+    def _observe(self, item: StepRecord | Event, outcomes: list[Outcome]) -> None:
+        with closing(self._monitor.observing(item)) as observing:
+            for outcome in observing:
+                outcomes.append(outcome)
+                if len(outcomes) >= OUTCOMES_AT_ONCE:
+                    some = joined(outcomes)
+                    outcomes.clear()
+                    self._keep(some)
+                if self._enough():
+                    raise Interrupted
+
+    def release(self) -> None:
+        """Put down what was found while ``holding``."""
+        self.holding = False
+        self._put_down()
+
+    def tick(self) -> None:
+        """Put down alerts that are still waiting; now and then, look what time alone has made due."""
+        self._put_down()
+        waiting = self._alerted and not self.holding and (self._monitor.firing or self._dispatcher.decision.held_back)
+        if waiting and self._clock.monotonic() >= self._look_at:
+            self._look_at = self._clock.monotonic() + LOOK_S
+            self._look()
+
+    def end_attempt(self) -> None:
+        """Judge the last step of an attempt that is over."""
+        self._keep(self._monitor.close())
+        self._put_down()
+
+    def close(self) -> None:
+        """Judge the last step and put down what it brought; nothing waits for others any more."""
+        self.end_attempt()
+        if self._alerted and not self.holding:
+            self._look(final=True)
+
+    def _put_down(self) -> None:
+        """Step by step, so that what fired and was over within a batch is told as it happened."""
+        written = 0
+        try:
+            while self._steps and not self.holding:
+                self._alerted = True
+                written += len(self._dispatcher.publish(self._run.run_id, self._steps[0]))
+                self._steps.popleft()
+            self._refused = False
+        except StoreError as error:
+            self._later(error)
+        if written and self._wake is not None:
+            self._wake()
+
+    def _look(self, *, final: bool = False) -> None:
+        """What a store refuses here is written at the next look, or by whoever watches the store."""
+        try:
+            if self._dispatcher.publish(self._run.run_id, final=final) and self._wake is not None:
+                self._wake()
+        except StoreError as error:
+            self._later(error)
+
+    def _later(self, error: StoreError) -> None:
+        """A busy store is nothing to speak of; a full or broken one is, once."""
+        if not isinstance(error, StoreBusyError) and not self._refused:
+            self._refused = True
+            logger.warning("alerts cannot be written now and are kept, in order, until they can: %s", error)
+
+    def _keep(self, outcome: Outcome) -> None:
+        if self._relives:
+            if self._stored is None:
+                self._stored = StoredFindings(self._store, self._run.run_id)
+            outcome = self._stored.without_stored(outcome)
+        for _, transitions in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
+            self._steps.append([transition.alert for transition in transitions])
+        if outcome.findings or outcome.kept:
+            self._keep_found([*outcome.findings, *outcome.kept])
+        if self._announce is not None and (outcome.findings or outcome.transitions):
+            self._announce(outcome)
+
+    def _abandoned(self, batch: Sequence[Item]) -> list[Transition]:
+        """Alerts of a branch this attempt left behind, by resuming before their onset, are over; that the run was
+        gone is over at its first new step.
+        """
+        ts, step = batch[-1].ts, max((item.step for item in batch if isinstance(item, StepRecord)), default=None)
+        known = self._monitor.open_alerts() | {alert.alert_id for alerts in self._steps for alert in alerts}
+        rules = {rule.name: rule for rule in self._monitor.rules}
+        return [
+            Transition(
+                replace(
+                    alert,
+                    state=AlertState.RESOLVED,
+                    reason=self._why_over(alert),
+                    resolved_step=step if alert.kind in HEARTBEAT_KINDS else None,
+                ),
+                Reason.RESOLVED,
+                rules[alert.rule],
+                ts,
+            )
+            for alert in self._store.alerts(self._run.run_id)
+            if alert.state is not AlertState.RESOLVED and alert.alert_id not in known and alert.rule in rules
+        ]
+
+    def _why_over(self, alert: Alert) -> str:
+        attempt = f"attempt {self._run.attempt}"
+        return f"{attempt} reports" if alert.kind in HEARTBEAT_KINDS else f"{attempt} resumed from before it"
+
+
+ROWS_AT_ONCE = 64
 """Rows between two looks at whether to stop."""
 CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 """A checkpoint is made after so many seconds or rows, and takes at most this share of the judge's time."""
@@ -137,7 +374,7 @@ class Judging:
 
     def stored(self) -> bool:
         """Judge the next rows of the store; whether there were any."""
-        rows = self._store.stream(self._run_id, after_seq=self.seq, limit=AT_ONCE)
+        rows = self._store.stream(self._run_id, after_seq=self.seq, limit=ROWS_AT_ONCE)
         if rows:
             self.take(rows)
         return bool(rows)

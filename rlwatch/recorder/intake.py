@@ -1,23 +1,35 @@
-"""Taking metrics from the training thread: copy now, convert later.
+"""The way in from the training thread: copy now, keep in the journal, queue; convert later.
 
-The training thread pays for one dict copy. 0-d tensors set out for the host together, and nobody waits
-for them; the writer thread reads the numbers. So logging never synchronises a device, and a tensor may be
-overwritten right after the call. A value may be anything and raise anything: it costs itself, never another.
+The training thread pays for one dict copy. 0-d tensors set out for the host together, and nobody waits for them; the
+writer thread reads the numbers. So logging never synchronises a device, and a tensor may be overwritten right after
+the call. A value may be anything and raise anything: it costs itself, never another.
+
+Whatever is logged goes into the run's journal first (see :mod:`rlwatch.ports`), so that it outlives the process; then
+into a bounded queue, without a lock. When the queue is full, an entry that the journal has whole is taken from there
+later instead of being dropped.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 import sys
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rlwatch.ports import Journal, Parcel
 from rlwatch.recorder.counters import Counters
+from rlwatch.records import CompletionBatch, Event, SpikeBatch
 from rlwatch.seam import by_a_signal, described, shown
 
 if TYPE_CHECKING:
+    from rlwatch.link.hub import Inbox
+    from rlwatch.link.wire import Moment
     from rlwatch.tensors.transfer import Transfer
+
 
 T = TypeVar("T")
 _PLAIN, _TEXT = frozenset({float, int, bool}), frozenset({str})
@@ -221,3 +233,153 @@ def _set_out(entry: Entry, names: list[str]) -> None:
     entry.deferred.append((names, transfer))
     for name in names:
         del entry.metrics[name]
+
+
+# A step whose other parts are still on their way from the other ranks.
+
+logger = logging.getLogger("rlwatch")
+PATIENCE_S = 30.0
+"""Longest a step waits for the shares of other ranks, in seconds; training does not wait at all."""
+RANKS = "rlwatch/ranks"
+
+
+@dataclass(slots=True)
+class Awaited:
+    """Rank 0's own share of a step in the writer's queue; what is queued behind it waits with it.
+
+    ``seen`` is told the metrics of the whole step.
+    """
+
+    parcel: Parcel
+    inbox: Inbox
+    moment: Moment
+    ts: float
+    seen: Callable[[Mapping[str, float]], object] = dict
+    until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
+
+    def due(self, *, hurry: bool = False) -> bool:
+        """Whether every share is here, or none is waited for any more. ``hurry``: take what there is."""
+        missing = self.inbox.awaited(self.moment)
+        if not missing and self.parcel.ready():
+            return True
+        if not hurry and time.monotonic() < self.until:
+            return False
+        if missing:
+            self.inbox.excuse(missing)
+            named = ", ".join(map(str, sorted(missing)))
+            logger.warning(
+                "step %d is recorded without the share of rank %s, which did not come; it is not waited for until it "
+                "keeps up again",
+                self.moment.step,
+                named,
+            )
+        return True
+
+    def opened(self) -> tuple[Entry, Sequence[SpikeBatch]]:
+        """The whole step: its metrics, and the extreme tokens of each rank that has any."""
+        others = self.inbox.take(self.moment)
+        metrics, spikes = self.parcel.merged(others)
+        self.seen(metrics)
+        return Entry(self.parcel.step, {**metrics, RANKS: 1 + len(others)}, self.ts), spikes
+
+
+FULL = "rlwatch's queue is full; records are dropped, training is not slowed"
+UNKEPT = "what is logged is not kept beside the database: the last tenth of a second would be lost with the process"
+
+
+class BoundedQueue(Generic[T]):
+    """At most ``maxsize`` items; when full, the newest is refused rather than the caller kept waiting.
+
+    ``deque.append`` and ``popleft`` are atomic, so neither side waits for the other. With several
+    producers the bound may be passed by their number at most.
+    """
+
+    def __init__(self, maxsize: int) -> None:
+        if maxsize < 1:
+            raise ValueError(f"queue size must be >= 1, got {maxsize}")
+        self.maxsize = maxsize
+        self._items: deque[T] = deque()
+
+    def offer(self, item: T) -> bool:
+        """Append ``item``; False if the queue was full and it was not taken."""
+        if len(self._items) >= self.maxsize:
+            return False
+        self._items.append(item)
+        return True
+
+    def drain(self, limit: int) -> list[T]:
+        """Remove and return up to ``limit`` items, oldest first."""
+        out: list[T] = []
+        try:
+            while len(out) < limit:
+                out.append(self._items.popleft())
+        except IndexError:
+            pass
+        return out
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@dataclass(slots=True)
+class Numbered:
+    """What is in the journal under ``number``."""
+
+    item: SpikeBatch | CompletionBatch | Event
+    number: int
+
+
+Queued = Entry | SpikeBatch | CompletionBatch | Event | Awaited | Numbered
+
+
+class Intake:
+    """The way in for everything that is logged: :meth:`put` may be called from any thread, and never raises or waits.
+
+    Parameters
+    ----------
+    queue
+        What the writer thread drains.
+    journal
+        Where it is kept until it is stored; None: nowhere.
+    """
+
+    def __init__(self, queue: BoundedQueue[Queued], journal: Journal | None, counters: Counters) -> None:
+        self.queue = queue
+        self.journal = journal
+        self.spilling = False
+        """Whether what is logged goes into the journal alone; the writer thread ends it when it has caught up."""
+        self._counters = counters
+
+    def put(self, item: Queued) -> None:
+        """Take ``item``, or count that it was dropped."""
+        number, whole = self._kept(item)
+        if number and whole and self.spilling:
+            return
+        if number and not isinstance(item, Entry | Awaited | Numbered):
+            item = Numbered(item, number)
+        if self.queue.offer(item):
+            return
+        if number and whole:
+            self.spilling = True
+        else:
+            self._counters.warn("dropped", FULL)
+
+    def _kept(self, item: Queued) -> tuple[int, bool]:
+        """Its number in the journal (0: not there), and whether all of it is."""
+        if self.journal is None or isinstance(item, Awaited | Numbered):
+            return 0, False
+        try:
+            if isinstance(item, Entry):
+                numbers, whole = plain_numbers(item)
+                if not numbers:  # all of it is still on a device, or no number at all
+                    return 0, False
+                number = item.number = self.journal.append_record(item.step, item.ts, numbers, whole=whole)
+            else:
+                number, whole = self.journal.append(item), True
+        except Exception as error:
+            if by_a_signal(error):
+                raise
+            return 0, False  # an item of anybody's: the writer thread says what is wrong with it
+        if not number:
+            self._counters.warn("unkept", UNKEPT)
+        return number, whole

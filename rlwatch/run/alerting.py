@@ -1,24 +1,32 @@
-"""How a run alerts: its rules, its channels, and the thread that delivers."""
+"""Alerting of a live run: its rules and channels, its own log, and the actions it may take by itself."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from rlwatch.alerts.config import Config, build_notifiers, load_config
-from rlwatch.alerts.rules import Policy, Rule
+from rlwatch.alerts.engine import AlertEvent, Transition
+from rlwatch.alerts.rules import Policy, Rule, inhibitors
 from rlwatch.clock import Clock
-from rlwatch.control.policy import Action
-from rlwatch.errors import ConfigError
-from rlwatch.ports import Notifier, Store
-from rlwatch.records import RunInfo
+from rlwatch.control.commands import request
+from rlwatch.control.policy import Action, ActionHistory, action_key, action_refusal
+from rlwatch.errors import ConfigError, RLWatchError, StoreBusyError, StoreError
+from rlwatch.ports import CommandStore, Notifier, Store
+from rlwatch.records import Alert, AlertState, RunInfo, Silence
 
 if TYPE_CHECKING:
     from rlwatch.alerts.dispatch import Dispatcher
     from rlwatch.alerts.outbox import DeliveryThread
+    from rlwatch.monitor.engine import Outcome
+
 
 logger = logging.getLogger("rlwatch")
 _said: set[str] = set()
@@ -96,3 +104,181 @@ def actions_of(config: Config) -> tuple[Action, ...]:
     if twice:
         raise ConfigError(f"{config.path}: actions: more than one is named {twice[0]!r}")
     return actions
+
+
+# The log of the run's own process: alerts that would be notified, and how many are held back.
+
+
+class OwnLog:
+    """Logs alerts at once, as a listener of a run: a log wakes nobody, so that quiet hours and channels do not matter.
+
+    Inhibited and silenced ones are held back: one line says how many and why. They are logged when nothing holds them
+    back any more, if they fire then; not, as a message would, only after a while without their cause. What was never
+    logged is not logged to be over.
+
+    Parameters
+    ----------
+    silences
+        Those that apply; asked only when there is something to log.
+    """
+
+    def __init__(self, policy: Policy, run: RunInfo, silences: Callable[[], Sequence[Silence]]) -> None:
+        self._policy = policy
+        self._run = run
+        self._silences = silences
+        self._firing: dict[str, Alert] = {}
+        self._logged: set[str] = set()
+        self._held: dict[str, Transition] = {}
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Take what changed, step by step: what fires at a step may hold back others of it."""
+        news = Counter[str]()
+        for _, changed in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
+            news += self._step(list(changed))
+        if news:
+            count = news.total()
+            why = "; ".join(f"{many} {reason}" if len(news) > 1 else reason for reason, many in news.items())
+            logger.info("%d alert%s held back: %s (rlwatch alerts lists all)", count, "s" * (count > 1), why)
+
+    def _step(self, changed: list[Transition]) -> Counter[str]:
+        for transition in changed:
+            self._follow(transition)
+        told = {t.alert.alert_id: t for t in changed if t.notify}
+        due = told | {key: t for key, t in self._held.items() if key not in told}
+        reasons = self._reasons(list(due.values())) if due else {}
+        known = {
+            *self._held,
+            *self._logged,
+            *(t.alert.alert_id for t in due.values() if t.event is AlertEvent.RESOLVED),
+        }
+        new = Counter(why for key, why in reasons.items() if key not in known)
+        for key, transition in due.items():
+            over = transition.alert.state is AlertState.RESOLVED
+            if key in reasons:
+                if not over:
+                    self._held[key] = transition
+            elif not over or key in self._logged:
+                self._held.pop(key, None)
+                self._logged.add(key)
+                logger.log(logging.INFO if over else logging.WARNING, "%s", _line_of(transition.alert))
+        return new
+
+    def _follow(self, transition: Transition) -> None:
+        alert = transition.alert
+        if alert.state is AlertState.FIRING:
+            self._firing[alert.alert_id] = alert
+        else:
+            self._firing.pop(alert.alert_id, None)
+            self._held.pop(alert.alert_id, None)
+
+    def _reasons(self, due: Sequence[Transition]) -> dict[str, str]:
+        """Reasons to hold alerts back, by alert id."""
+        from rlwatch.alerts.dispatch import silenced  # with all of diagnosis, as above
+        from rlwatch.alerts.messages import Case, Notice
+
+        alerts, heard = [t.alert for t in due], [a for a in self._firing.values() if self._tells(a)]
+        causes = inhibitors(alerts, heard, self._policy.inhibitions)
+        silences: Sequence[Silence] = ()
+        with suppress(StoreError):
+            silences = self._silences()
+        reasons = {}
+        for transition in due:
+            alert = transition.alert
+            cause = causes.get(alert.alert_id)
+            case = Case(alert, transition.rule, self._run, live=True)
+            why = silenced(Notice(case, AlertEvent.FIRING, "", alert.severity, ""), silences, time.time())
+            if cause is not None and alert.state is AlertState.FIRING:
+                why = f"inhibited by {cause.kind} since step {cause.onset_step}"
+            if why:
+                reasons[alert.alert_id] = why
+        return reasons
+
+    def _tells(self, alert: Alert) -> bool:
+        rule = self._policy.rule(alert.rule)
+        return rule is not None and bool(rule.channels or rule.escalate_to)
+
+
+def _line_of(alert: Alert) -> str:
+    return f"{alert.state.value} {alert.severity.value} {alert.kind} at step {alert.step}: {alert.message}"
+
+
+# Actions: alerts in, commands out, all of it on record.
+
+ACTION_EVENT = "action"
+"""Kind of the events that say what a policy did, would have done, or did not do and why."""
+ACTED_UPON = (AlertEvent.FIRING, AlertEvent.ESCALATED)
+
+Record = Callable[..., None]
+"""``Run.event``."""
+
+
+@dataclass(slots=True)
+class Acting:
+    """Listens to a run (:meth:`rlwatch.run.Run.listen`) on the writer thread, and asks what ``actions`` permit.
+
+    A store that is busy is asked again with the next outcome; until then the wish waits here. Why an action was refused
+    is recorded once for each alert: one that gets worse is refused again for the same reason.
+    """
+
+    actions: Sequence[Action]
+    store: CommandStore
+    run_id: str
+    record: Record
+    _tried: dict[str, ActionHistory] = field(default_factory=dict)
+    _waiting: list[tuple[Action, Alert]] = field(default_factory=list)
+    _refused: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Take notice of what was found and which alerts changed."""
+        fired = [t.alert for t in outcome.transitions if t.reason.event in ACTED_UPON]
+        wishes = [(action, alert) for alert in fired for action in self.actions if action.concerns(alert)]
+        wishes, self._waiting = [*self._waiting, *wishes], []
+        for action, alert in wishes:
+            self._decide(action, alert)
+
+    def _decide(self, action: Action, alert: Alert) -> None:
+        try:
+            past = self._past(action)
+            why_not = action_refusal(action, alert, past)
+            if why_not is None and action.dry_run:
+                self._tried[action.name] = past.more(alert.step)
+            elif why_not is None:
+                self._ask(action, alert)
+        except StoreBusyError:
+            self._waiting.append((action, alert))
+            return
+        except RLWatchError as error:
+            why_not = str(error)
+        if why_not is None or self._is_news(action, alert, why_not):
+            self._tell(action, alert, why_not)
+
+    def _is_news(self, action: Action, alert: Alert, why_not: str) -> bool:
+        refused = (action.name, alert.alert_id, why_not)
+        known = refused in self._refused
+        self._refused.add(refused)
+        return not known
+
+    def _past(self, action: Action) -> ActionHistory:
+        if action.dry_run:
+            return self._tried.get(action.name, ActionHistory())
+        return ActionHistory.of(action, self.store.commands(self.run_id))
+
+    def _ask(self, action: Action, alert: Alert) -> None:
+        why = f"{alert.kind} since step {alert.onset_step}: {alert.message}"
+        request(
+            self.store,
+            self.run_id,
+            action.do,
+            args=action.args,
+            why=why,
+            by=action.by,
+            idempotency_key=action_key(action, alert),
+        )
+
+    def _tell(self, action: Action, alert: Alert, why_not: str | None) -> None:
+        outcome = "refused" if why_not else "dry run" if action.dry_run else "requested"
+        body: dict[str, Any] = {"action": action.name, "do": action.do, "args": dict(action.args), "outcome": outcome}
+        if why_not:
+            body["why_not"] = why_not
+        self.record(ACTION_EVENT, alert.step, **body, alert=alert.alert_id, kind_of_alert=alert.kind)
+        logger.info("action %s (%s) upon %s at step %d: %s", action.name, action.do, alert.kind, alert.step, outcome)

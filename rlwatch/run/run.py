@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -11,16 +19,15 @@ from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
 from rlwatch.ports import Parcel
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import a_batch, admit, step_index
-from rlwatch.recorder.queue import Intake, Queued
+from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
 from rlwatch.recorder.writer import Writer
-from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch
+from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import plain
 from rlwatch.seam import described, harmless, seconds, shown, words
 
-if TYPE_CHECKING:  # imported by the judge's thread, and where ranks are linked: a run begins without them
+if TYPE_CHECKING:
     from rlwatch.monitor.engine import Outcome
-    from rlwatch.run.link import Link
+
 
 DEADLINE_S = 10.0
 UNJUDGED = "the run ended before all its rows were judged: its next attempt, or `rlwatch watch STORE`, judges the rest"
@@ -31,6 +38,60 @@ class Stoppable(Protocol):
 
     def stop(self, deadline_s: float) -> object:
         """End, within ``deadline_s`` seconds."""
+        ...
+
+
+class Link(Protocol):
+    """One rank's end. All but :meth:`close` is called on the training thread, at the same steps on every rank.
+
+    ``latest`` holds each metric as of the last whole step that measured it; it stays empty on ranks other than 0.
+    """
+
+    latest: dict[str, float]
+
+    @property
+    def live(self) -> bool:
+        """Whether what this rank measures is wanted, or may be soon."""
+        ...
+
+    def settled(self, deadline_s: float) -> bool:
+        """Wait until it is known whether this rank is linked; whether it is."""
+        ...
+
+    def send(self, parcel: Parcel) -> None:
+        """What this rank measured of a step."""
+        ...
+
+    def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
+        """Whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
+        ...
+
+    def share(self, commands: Sequence[Command]) -> list[Command]:
+        """The commands of rank 0 where all meet, on every rank that hears it."""
+        ...
+
+    def order(self, commands: Sequence[Command]) -> list[Command]:
+        """The same at a place where only rank 0 knows whether there are any."""
+        ...
+
+    def agree(self, refusal: str | None) -> str | None:
+        """None if no rank refuses, else why one does."""
+        ...
+
+    def over(self) -> None:
+        """Nothing more is asked about the commands last shared."""
+        ...
+
+    def leave(self) -> None:
+        """The boundary is passed."""
+        ...
+
+    def close(self, deadline_s: float) -> bool:
+        """Leave; False when ``deadline_s`` seconds were not enough to send what waits."""
+        ...
+
+    def forked(self) -> None:
+        """In a forked child: let go of the parent's connections."""
         ...
 
 
@@ -83,7 +144,7 @@ class Run:
         return self._engine is not None and not self._ended
 
     def link(self, link: Link) -> None:
-        """Hold on to the other ranks; see :func:`rlwatch.run.joining.join`."""
+        """Hold on to the other ranks; see :func:`rlwatch.run.ranks.join`."""
         self._link = link
 
     @property
@@ -260,3 +321,102 @@ class Run:
         reason = described(error)
         self.event("exception", error=reason)
         self.finish(RunState.CRASHED, reason)
+
+
+# The ends of a process: exit, SIGTERM, fork. A run survives them all without being asked to.
+
+END_S = 5.0
+"""Longest one run takes to end with its process, in seconds."""
+ALL_S = 9.0
+"""Longest all runs of a process take."""
+SIGNAL_S = 12.0
+"""So many seconds after a SIGTERM it is passed on whatever the main thread does: it may be inside a call that hangs."""
+
+
+_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+_installed = False
+
+
+def watch_over(run: Run, *, sigterm: bool = True) -> None:
+    """Finish ``run`` at exit and on SIGTERM, and make its copy in a forked child inert.
+
+    A SIGTERM handler is installed only in the main thread and only where nobody else has one. It never raises into what
+    it interrupts, and the signal is passed on when the runs have ended, after :data:`SIGNAL_S` seconds at the latest.
+    """
+    _runs.add(run)
+    _install()
+    untouched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if sigterm and untouched and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _on_sigterm)
+        _insist()
+
+
+def _install() -> None:
+    global _installed
+    if not _installed:
+        _installed = True
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _at_exit() -> None:
+    """A script that died of an exception leaves it in ``sys.last_value``."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        _end_all("finished", "the process exited")
+    else:
+        _end_all("crashed", described(error))
+
+
+def _end_all(state: str, reason: str) -> None:
+    until = time.monotonic() + ALL_S
+    for run in list(_runs):
+        with suppress(Exception):
+            run.end(state, reason, min(END_S, max(0.5, until - time.monotonic())))
+
+
+def _on_sigterm(*_: object) -> None:
+    try:
+        _end_all("crashed", "killed by SIGTERM")
+    finally:  # die as the sender expects, with the right exit status, whatever was raised (a Ctrl-C, say)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _insist() -> None:
+    """Pass SIGTERM on in time even if the main thread never comes to run the handler.
+
+    Python runs handlers between two instructions of the main thread; one that waits inside a collective or a kernel has
+    none, and the default action, which would have ended it at once, is gone. The interpreter writes each signal's
+    number to the wake-up descriptor at the moment it arrives. Nothing is done where somebody else uses that, nor where
+    the program took SIGTERM over meanwhile, to save and go on perhaps: it is theirs then.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(read, True)
+    taken = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    if taken != -1:
+        signal.set_wakeup_fd(taken)
+        os.close(read)
+        os.close(write)
+        return
+    threading.Thread(target=_wait_for_sigterm, args=(read, os.getpid()), name="rlwatch-sigterm", daemon=True).start()
+
+
+def _wait_for_sigterm(read: int, pid: int) -> None:
+    while True:
+        if signal.SIGTERM in os.read(read, 64) and _is_ours():
+            time.sleep(SIGNAL_S)
+            if _is_ours():
+                break
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL; Python allows its own call in the main thread only
+    os.kill(pid, signal.SIGTERM)
+
+
+def _is_ours() -> bool:
+    return signal.getsignal(signal.SIGTERM) is _on_sigterm
+
+
+def _after_fork() -> None:
+    for run in list(_runs):
+        run.forked()
+    _runs.clear()

@@ -757,11 +757,11 @@ INJECTED = {
     "a spike recorded": (f"{LOCAL}.record_located", missing),
     "a step left out": ("rlwatch.clipping.skip.SkipOnSpike.decide", bare),
     # threads of ours
-    "storing": ("rlwatch.recorder.store_sink.StoreSink.write", missing),
+    "storing": ("rlwatch.recorder.writer.StoreSink.write", missing),
     "judging": ("rlwatch.monitor.engine.Monitor.observing", bare),
     "layers": ("rlwatch.layers.DerivedLayers.add", runtime),
     "the mailbox": ("rlwatch.control.mailbox.Mailbox.tick", bare),
-    "announcing": ("rlwatch.run.own_log.OwnLog.__call__", missing),
+    "announcing": ("rlwatch.run.alerting.OwnLog.__call__", missing),
     "text measured": ("rlwatch.text.text_report", lambda *_: explode(SystemExit(3))),
 }
 FINE = {"the hook of the backward", "a spike recorded"}
@@ -1277,15 +1277,15 @@ def _made(node: ast.Assign) -> Iterator[str]:
 
 THREADS = {
     "rlwatch/recorder/writer.py": "its loop and every call of a sink hold whatever is raised",
-    "rlwatch/recorder/judge.py": "every turn holds whatever is raised",
+    "rlwatch/recorder/judge_thread.py": "every turn holds whatever is raised",
     "rlwatch/monitor/watchman.py": "tireless",
     "rlwatch/alerts/outbox.py": "tireless",
     "rlwatch/link/hub.py": "tireless",
-    "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go",
-    "rlwatch/link/rounds.py": "whatever is raised is as if the connection had broken",
-    "rlwatch/run/link.py": "every look holds whatever is raised",
+    "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go; what its "
+    "ear raises is as if the connection had broken",
+    "rlwatch/run/ranks.py": "every look holds whatever is raised",
     "rlwatch/integrations/verl/attach.py": "Run.finish, which holds whatever is raised",
-    "rlwatch/run/lifecycle.py": "waits for a signal's number, nothing else",
+    "rlwatch/run/run.py": "waits for a signal's number, nothing else",
     "rlwatch/notify/mail.py": "of one message: what it raises is what became of it",
     "rlwatch/notify/http.py": "a timer that closes one request, contained",
     "rlwatch/text.py": "of one report: what it raises is taken with it",

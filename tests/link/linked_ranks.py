@@ -5,11 +5,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from rlwatch.link.hub import Hub
-from rlwatch.link.pace import Moment
-from rlwatch.link.rounds import Chair
+from rlwatch.link.hub import Chair, Hub
 from rlwatch.link.spoke import Spoke
-from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.link.wire import Moment
+from rlwatch.recorder.intake import BoundedQueue
 
 DEADLINE_S = 20.0
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linked_ranks import at, ranks, together, until
 
-from rlwatch.link.frames import Frame, Kind
-from rlwatch.link.rounds import UNDECIDED, read_ballot
+from rlwatch.link.spoke import UNDECIDED
+from rlwatch.link.wire import Frame, Kind, read_ballot
 
 HUNDREDS = itertools.count(1)
 NO_WAIT_S = 5.0
@@ -385,11 +385,11 @@ def test_a_rank_that_never_connected_stands_in_the_way_of_commands_only():
 
 def test_a_rank_whose_thread_is_dead_is_not_waited_for_twice(monkeypatch):
     """It answers nothing: once it is waited for, shortly; then no more until it says something."""
-    monkeypatch.setattr("rlwatch.link.rounds.PLACE_S", 0.05)
+    monkeypatch.setattr("rlwatch.link.hub.PLACE_S", 0.05)
     with ranks(2) as world:
         world.others[0].member._take = lambda frame: None
         assert world.boundary(1, None) == (b"x", "rank 1 does not answer")
-        monkeypatch.setattr("rlwatch.link.rounds.PLACE_S", 1000.0)
+        monkeypatch.setattr("rlwatch.link.hub.PLACE_S", 1000.0)
         assert world.boundary(2, None) == (b"x", "rank 1 does not answer")
 
         del world.others[0].member._take

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linked_ranks import at
 
-from rlwatch.link import inbox as inbox_module
-from rlwatch.link.inbox import Inbox
+from rlwatch.link import hub as inbox_module
+from rlwatch.link.hub import Inbox
 
 
 def inbox(*ranks):

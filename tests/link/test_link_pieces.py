@@ -9,11 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
-from rlwatch.link.frames import LARGEST, Frame, FrameError, Inflow, Kind
-from rlwatch.link.greeting import Caller, asking, challenge, identified
 from rlwatch.link.hub import Hub
-from rlwatch.link.pace import Moment, Pace
-from rlwatch.link.sockets import LOOPBACK, Address, LinkError, Place, listen, names_of, this_machine
+from rlwatch.link.wire import (
+    LARGEST,
+    LOOPBACK,
+    Address,
+    Caller,
+    Frame,
+    FrameError,
+    Inflow,
+    Kind,
+    LinkError,
+    Moment,
+    Pace,
+    Place,
+    asking,
+    challenge,
+    identified,
+    listen,
+    names_of,
+    this_machine,
+)
 
 steps = st.lists(st.integers(0, 5), max_size=30)
 frames = st.lists(
@@ -79,7 +95,7 @@ def test_what_is_no_frame_is_refused_before_it_is_stored():
 
 def test_a_body_that_is_too_long_is_not_sent(monkeypatch):
     """The limit is the sender's too, so that a receiver never gives up on an honest rank."""
-    monkeypatch.setattr("rlwatch.link.frames.LARGEST", 10)
+    monkeypatch.setattr("rlwatch.link.wire.LARGEST", 10)
 
     with pytest.raises(FrameError, match="11 bytes"):
         Frame(Kind.STEP, body=bytes(11)).packed()

@@ -14,11 +14,9 @@ import pytest
 from linked_ranks import Other, at, ranks, together, until
 
 from rlwatch.link import hub as hub_module
-from rlwatch.link.frames import Frame, Inflow, Kind
-from rlwatch.link.greeting import Caller, challenge
 from rlwatch.link.hub import STRANGERS, Hub
-from rlwatch.link.sockets import LOOPBACK, LinkError, Place, connect, send_all
 from rlwatch.link.spoke import NobodyError, introduced
+from rlwatch.link.wire import LOOPBACK, Caller, Frame, Inflow, Kind, LinkError, Place, challenge, connect, send_all
 
 
 def taken(world, step):

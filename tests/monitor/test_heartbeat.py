@@ -12,8 +12,7 @@ from rlwatch.alerts.rules import Policy, Rule, default_rules
 from rlwatch.clock import ManualClock
 from rlwatch.control.liveness import FLOOR_S, UNKNOWN_S, Pace, pace_of, reports, sign_of, silent_for
 from rlwatch.errors import StoreBusyError
-from rlwatch.monitor.heartbeat import duration
-from rlwatch.monitor.watchman import OVER_S, Watchman, WatchmanThread
+from rlwatch.monitor.watchman import OVER_S, Watchman, WatchmanThread, duration
 from rlwatch.records import Command, CommandStatus, RunInfo, RunState, StepRecord
 from rlwatch.store.memory import forget
 from rlwatch.store.url import open_store

@@ -15,10 +15,9 @@ import rlwatch
 from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.rules import Policy, Rule
 from rlwatch.monitor import Monitor, checkpoint
-from rlwatch.monitor.judge import Judging, judge_rest, past_of
-from rlwatch.monitor.sink import MonitorSink
+from rlwatch.monitor.judge import Judging, MonitorSink, judge_rest, past_of
 from rlwatch.ports import Progress
-from rlwatch.recorder.judge import AT_ONCE, INBOX, Interrupted, JudgeThread
+from rlwatch.recorder.judge_thread import AT_ONCE, INBOX, Interrupted, JudgeThread
 from rlwatch.records import AlertState, Event, RunInfo, StepRecord
 from rlwatch.store.url import open_store
 

@@ -10,7 +10,7 @@ from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.rules import Policy, Rule
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.monitor import Monitor, Outcome
-from rlwatch.monitor.sink import MonitorSink
+from rlwatch.monitor.judge import MonitorSink
 from rlwatch.records import Event, RunInfo, StepRecord
 from rlwatch.store.memory import forget
 from rlwatch.store.url import open_store

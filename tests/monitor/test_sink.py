@@ -10,7 +10,7 @@ from rlwatch.alerts.rules import Grouping, Policy, QuietHours, Rule
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor import Monitor
-from rlwatch.monitor.sink import MonitorSink
+from rlwatch.monitor.judge import MonitorSink
 from rlwatch.records import Alert, AlertState, OutboxStatus, RunInfo, Severity
 from rlwatch.store.url import open_store
 

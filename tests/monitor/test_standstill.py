@@ -5,7 +5,7 @@ from scripted import sent, told
 
 from rlwatch.detectors.system import StalledSteps
 from rlwatch.monitor import Monitor, Outcome
-from rlwatch.monitor.standstill import EVERY, RECORDS, USUAL, Standstill
+from rlwatch.monitor.engine import RECORDS, STANDSTILL_RECORDS, USUAL, Standstill
 from rlwatch.records import ClosedStep, StepRecord
 
 
@@ -56,11 +56,11 @@ def test_before_any_step_has_closed_it_takes_a_thousand():
 def test_counts_are_of_the_open_step_and_of_the_fullest_before():
     """The usual one is absent until a step has closed."""
     counter, view = Standstill(), ClosedStep(3, {"reward/mean": 0.5})
-    due = [counter.update(advances=i == 0) for i in range(EVERY)]
-    first = counter.told(view).metrics
+    due = [counter.update(advances=i == 0) for i in range(STANDSTILL_RECORDS)]
+    first = counter.counted(view).metrics
     counter.update(advances=True)
 
-    assert due == [False] * (EVERY - 1) + [True]
-    assert first == {"reward/mean": 0.5, RECORDS: EVERY}
-    assert counter.told(view).metrics == {"reward/mean": 0.5, RECORDS: 1.0, USUAL: EVERY}
+    assert due == [False] * (STANDSTILL_RECORDS - 1) + [True]
+    assert first == {"reward/mean": 0.5, RECORDS: STANDSTILL_RECORDS}
+    assert counter.counted(view).metrics == {"reward/mean": 0.5, RECORDS: 1.0, USUAL: STANDSTILL_RECORDS}
     assert view.metrics == {"reward/mean": 0.5}

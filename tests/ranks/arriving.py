@@ -17,7 +17,7 @@ from rlwatch.control.commands import request
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations import ranks as distributed
 from rlwatch.integrations.torch import Watcher  # here, before the ranks are forked: it takes its time
-from rlwatch.link.sockets import Address
+from rlwatch.link.wire import Address
 
 STEPS = 5
 SAVE_AT = 3

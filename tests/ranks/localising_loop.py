@@ -15,7 +15,7 @@ from rlwatch.gradloc import locate
 from rlwatch.integrations import localising as of_ranks
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.torch import Watcher
-from rlwatch.run import joining
+from rlwatch.run import ranks as joining
 
 EVERY_STEP = Localise(threshold=1e-12, share=0.99, culprits=4)
 STEPS, TOKENS, VOCABULARY, ROWS = 5, 6, 7, 8

@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlwatch.link.inbox import Inbox
-from rlwatch.link.pace import Moment
-from rlwatch.recorder import awaited as awaited_module
-from rlwatch.recorder.awaited import RANKS, Awaited
+from rlwatch.link.hub import Inbox
+from rlwatch.link.wire import Moment
+from rlwatch.recorder import intake as awaited_module
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import admit
-from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.intake import RANKS, Awaited, BoundedQueue, admit
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Event, SpikeBatch, StepRecord
 

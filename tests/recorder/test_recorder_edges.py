@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import admit, numbers
-from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.intake import BoundedQueue, admit, numbers
 from rlwatch.recorder.writer import BATCH_LIMIT, Writer
 from rlwatch.records import Event, SpikeBatch
 

@@ -5,7 +5,7 @@ import pytest
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreError, StoreFullError, UnstorableError
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.store_sink import HEARTBEAT_S, RETRY_S, StoreSink
+from rlwatch.recorder.writer import HEARTBEAT_S, RETRY_S, StoreSink
 from rlwatch.records import RunInfo, StepRecord
 
 

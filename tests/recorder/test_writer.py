@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import admit
-from rlwatch.recorder.queue import BoundedQueue
-from rlwatch.recorder.store_sink import StoreSink
-from rlwatch.recorder.writer import Writer
+from rlwatch.recorder.intake import BoundedQueue, admit
+from rlwatch.recorder.writer import StoreSink, Writer
 from rlwatch.records import Event, RunInfo, StepRecord
 
 

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import admit
-from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.intake import BoundedQueue, admit
 from rlwatch.recorder.writer import Writer
 
 

@@ -11,8 +11,7 @@ from rlwatch.alerts.engine import Reason
 from rlwatch.control.policy import Action
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
 from rlwatch.records import Alert, AlertState, CommandStatus, RunInfo, Severity
-from rlwatch.run.acting import EVENT, Acting
-from rlwatch.run.alerting import actions_of
+from rlwatch.run.alerting import ACTION_EVENT, Acting, actions_of
 from rlwatch.store.url import open_store
 
 
@@ -52,7 +51,7 @@ def test_an_alert_that_fires_becomes_a_command_with_who_and_why():
     )
     assert command.requested_by == "policy:due"
     assert command.why == "kl_saturation since step 95: KL is flat"
-    assert [(kind, step, body["outcome"]) for kind, step, body in events] == [(EVENT, 100, "requested")]
+    assert [(kind, step, body["outcome"]) for kind, step, body in events] == [(ACTION_EVENT, 100, "requested")]
     assert not command.force
 
 
@@ -177,7 +176,7 @@ def test_a_live_run_asks_itself_what_its_configuration_permits(tmp_path):
         run.flush()
     store = open_store(tmp_path / "runs")
     (command,) = store.commands("r")
-    (event,) = [event for event in store.events("r") if event.kind == EVENT]
+    (event,) = [event for event in store.events("r") if event.kind == ACTION_EVENT]
 
     assert (command.kind, command.args["scale"], command.requested_by) == ("lower-lr", 0.3, "policy:slow down")
     assert event.body["outcome"] == "requested"

@@ -15,9 +15,9 @@ import pytest
 import rlwatch
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.ranks import APART, OneRank, RunRanks, StoreMeeting, begin_together, meeting
-from rlwatch.link.sockets import Address, LinkError
+from rlwatch.link.wire import Address, LinkError
 from rlwatch.records import Command, CommandStatus, SpikeBatch
-from rlwatch.run.joining import join
+from rlwatch.run.ranks import join
 from rlwatch.seam import Seam
 from rlwatch.store.url import open_store
 
@@ -427,7 +427,7 @@ def test_no_port_is_open_to_the_network_until_a_rank_of_another_machine_is_there
     assert Address.from_text(place.said).hosts == ("127.0.0.1",)
 
     with pytest.MonkeyPatch.context() as far:
-        far.setattr("rlwatch.link.sockets.this_machine", lambda: "another machine")
+        far.setattr("rlwatch.link.wire.this_machine", lambda: "another machine")
         late = begin(tmp_path, 2, world_size=3)
         join(late, place)
         assert linked(late)

@@ -10,7 +10,7 @@ from rlwatch.alerts.rules import Policy, default_rules
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor.engine import Outcome
 from rlwatch.records import Alert, AlertState, RunInfo, Severity, Silence
-from rlwatch.run.own_log import OwnLog
+from rlwatch.run.alerting import OwnLog
 
 RULES = {kind: rule for rule in default_rules() for kind in rule.kinds}
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING

@@ -146,8 +146,8 @@ def test_os_fork_is_available():
 TOOK_OVER = """
 import os, signal, sys, time
 import rlwatch
-from rlwatch.run import lifecycle
-lifecycle.SIGNAL_S = 0.2
+from rlwatch.run import run as process_ends
+process_ends.SIGNAL_S = 0.2
 run = rlwatch.init(store=sys.argv[1], run_id="r")
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: heard.append("saved"))
@@ -158,8 +158,8 @@ print(heard)
 HANGS = """
 import ctypes, sys, threading
 import rlwatch
-from rlwatch.run import lifecycle
-lifecycle.SIGNAL_S = 0.2
+from rlwatch.run import run as process_ends
+process_ends.SIGNAL_S = 0.2
 run = rlwatch.init(store=sys.argv[1], run_id="r")
 stuck = threading.Thread(target=threading.Event().wait, daemon=True)
 stuck.start()

@@ -347,7 +347,7 @@ class Watcher(Steering):
         A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
     link
         With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
-        :func:`rlwatch.run.joining.join` says.
+        :func:`rlwatch.run.ranks.join` says.
     init_arguments
         Arguments of :func:`rlwatch.init` for the run made here: ``project``, ``name``, ``config``, ``store``...
 

@@ -127,7 +127,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         finished when training ends.
     link
         With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
-        :func:`rlwatch.run.joining.join` says.
+        :func:`rlwatch.run.ranks.join` says.
     init_kwargs
         Arguments of :func:`rlwatch.init` for the run made here; source, configuration, output directory and rank come
         from the trainer unless given.

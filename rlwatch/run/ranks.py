@@ -1,29 +1,110 @@
-"""How a run holds on to its other ranks: rank 0 gathers and passes on, the others send and listen."""
+"""The ranks of a run: they are brought together once, at set-up; then rank 0 gathers, the others send and listen."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Protocol
 
-from rlwatch.link.hub import Hub
-from rlwatch.link.pace import Moment, Pace
-from rlwatch.link.rounds import Chair
-from rlwatch.link.sockets import Address
-from rlwatch.link.spoke import Spoke
-from rlwatch.ports import Parcel
-from rlwatch.recorder.awaited import Awaited
+from rlwatch.link.hub import Chair, Hub
+from rlwatch.link.spoke import NobodyError, Spoke
+from rlwatch.link.wire import LOOPBACK, Address, LinkError, Moment, Pace, Place
+from rlwatch.ports import Meeting, Parcel
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.queue import BoundedQueue
+from rlwatch.recorder.intake import FULL, Awaited, BoundedQueue
 from rlwatch.records import Command, CommandStatus
+from rlwatch.run.run import Run, watch_over
 from rlwatch.seam import described, say
 
 logger = logging.getLogger("rlwatch")
-FULL = "rlwatch's queue is full; records are dropped, training is not slowed"
+ADDRESS, FAR = "address", "far"
+"""What rank 0 leaves at the meeting, and what a rank of another machine does."""
+
+
+def join(run: Run, meeting: Meeting, *, link: str | None = None) -> None:
+    """Link the ranks of ``run``. Every rank calls it at set-up, with its own run and the same meeting.
+
+    It returns at once; the ranks find each other on threads of their own, however much later one comes. From then on a
+    step that every rank :meth:`sends <rlwatch.run.run.Run.send>` is recorded whole, and commands reach every rank. A
+    rank that cannot be linked says so in the log and stays inert.
+
+    Parameters
+    ----------
+    run
+        Of :func:`rlwatch.init`, which knows its rank.
+    meeting
+        Where rank 0 says on which address it listens.
+    link
+        Where rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as ``RLWATCH_LINK_HOST`` and
+        ``RLWATCH_LINK_PORT`` say. Without a host it listens on the loopback, until a rank of another machine looks for
+        it, then on every interface; without a port on a free one.
+
+    Raises
+    ------
+    ConfigError
+        If where to listen is not said in words that can be understood, or the secret is too short.
+    LinkError
+        If rank 0 was told where to listen, and cannot.
+    """
+    if run.world_size < 2 or run.linked:
+        return
+    place = Place.of(link)
+    if run.rank == 0:
+        _host(run, meeting, place)
+    else:
+        run.link(OtherRank(run.rank, _finder(meeting), run.counters))
+        watch_over(run, sigterm=False)
+
+
+def _host(run: Run, meeting: Meeting, place: Place) -> None:
+    if not run.active:
+        return meeting.put(ADDRESS, "")
+    try:
+        hub = Hub(run.world_size, place)
+    except LinkError as error:
+        meeting.put(ADDRESS, "")
+        if place != Place():
+            raise
+        return logger.warning("the ranks are not linked: only rank 0's share of the batch is measured (%s)", error)
+    hub.start()
+    meeting.put(ADDRESS, hub.address.to_text())
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world_size)
+    return run.link(FirstRank(hub, run.offer, run.has_commands, None if alone or place.host else _lookout(meeting)))
+
+
+def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:
+    """Whether to look again for ranks of other machines; where there is one, rank 0 lets it in."""
+
+    def look(hub: Hub) -> bool:
+        if meeting.get(FAR) is None:
+            return True
+        hub.open_up()
+        meeting.put(ADDRESS, hub.address.to_text())
+        return hub.address.hosts == (LOOPBACK,)
+
+    return look
+
+
+def _finder(meeting: Meeting) -> Callable[[], Address | None]:
+    def find() -> Address | None:
+        said = meeting.get(ADDRESS)
+        if said is None:
+            return None
+        if not said:
+            raise NobodyError("rank 0 does not record")
+        address = Address.from_text(said)
+        if address.within_reach:
+            return address
+        meeting.put(FAR, "1")
+        return None
+
+    return find
+
+
 QUEUE_SIZE = 64
 """Steps of another rank that may wait to be sent."""
 BATCH = 8
@@ -31,60 +112,6 @@ LOOKOUT_S = 0.05
 """Seconds between two looks of rank 0 at whether commands have come."""
 SEEK_S = (0.05, 1.0)
 """Seconds between two looks of rank 0 at whether a rank of another machine looks for it: at first, and at most."""
-
-
-class Link(Protocol):
-    """One rank's end. All but :meth:`close` is called on the training thread, at the same steps on every rank.
-
-    ``latest`` holds each metric as of the last whole step that measured it; it stays empty on ranks other than 0.
-    """
-
-    latest: dict[str, float]
-
-    @property
-    def live(self) -> bool:
-        """Whether what this rank measures is wanted, or may be soon."""
-        ...
-
-    def settled(self, deadline_s: float) -> bool:
-        """Wait until it is known whether this rank is linked; whether it is."""
-        ...
-
-    def send(self, parcel: Parcel) -> None:
-        """What this rank measured of a step."""
-        ...
-
-    def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
-        ...
-
-    def share(self, commands: Sequence[Command]) -> list[Command]:
-        """The commands of rank 0 where all meet, on every rank that hears it."""
-        ...
-
-    def order(self, commands: Sequence[Command]) -> list[Command]:
-        """The same at a place where only rank 0 knows whether there are any."""
-        ...
-
-    def agree(self, refusal: str | None) -> str | None:
-        """None if no rank refuses, else why one does."""
-        ...
-
-    def over(self) -> None:
-        """Nothing more is asked about the commands last shared."""
-        ...
-
-    def leave(self) -> None:
-        """The boundary is passed."""
-        ...
-
-    def close(self, deadline_s: float) -> bool:
-        """Leave; False when ``deadline_s`` seconds were not enough to send what waits."""
-        ...
-
-    def forked(self) -> None:
-        """In a forked child: let go of the parent's connections."""
-        ...
 
 
 class FirstRank:

@@ -1,0 +1,438 @@
+"""Messages between ranks: frames, the moments they speak of, the greeting, and the connections they travel over."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from rlwatch.errors import ConfigError, RLWatchError
+
+
+class Moment(NamedTuple):
+    """Ordered as they happen. ``lap`` counts how often steps went back (training began anew), ``again`` how often the
+    same step came.
+    """
+
+    lap: int
+    step: int
+    again: int
+
+
+START = Moment(0, 0, 0)
+
+
+class Pace:
+    """Turns the steps of one rank, in the order they come, into moments.
+
+    >>> pace = Pace()
+    >>> [tuple(pace.next(step)) for step in (1, 2, 2, 1)]
+    [(0, 1, 0), (0, 2, 0), (0, 2, 1), (1, 1, 0)]
+    """
+
+    def __init__(self) -> None:
+        self._last: Moment | None = None
+        self._lap = 0
+
+    def next(self, step: int) -> Moment:
+        """The moment of ``step`` (>= 0), which comes now."""
+        last = self._last
+        if last is None or last.lap < self._lap or step > last.step:
+            moment = Moment(self._lap, step, 0)
+        elif step == last.step:
+            moment = last._replace(again=last.again + 1)
+        else:
+            self._lap += 1
+            moment = Moment(self._lap, step, 0)
+        self._last = moment
+        return moment
+
+    @property
+    def lap(self) -> int:
+        """How often steps went back so far."""
+        return self._lap
+
+    def join(self, lap: int) -> None:
+        """The others are in ``lap``: a rank that comes late counts on from there."""
+        self._lap = max(self._lap, lap)
+
+
+# A frame: a kind, the number of a round, a moment and some bytes.
+
+LARGEST = 256 * 2**20
+"""No body is longer, in bytes."""
+SMALL = 2**20
+"""No body about commands is longer, in bytes."""
+_HEAD = struct.Struct("!BIIQII")
+
+
+class Kind(IntEnum):
+    """What a frame says."""
+
+    CHALLENGE = 1  # rank 0 to whoever connects: prove that you know the secret
+    ANSWER = 2  # the caller: who it is, its proof, and its own challenge
+    WELCOME = 3  # rank 0: its proof, and where it is
+    STEP = 4  # what a rank measured at a moment
+    ASK = 5  # rank 0 has commands: at which boundary, at the earliest, can you still stop?
+    PLACE = 6  # at the first one that is not before this moment; I wait at it until I hear where we meet
+    MEET = 7  # all ranks meet at the first boundary that is not before this moment
+    OFFER = 8  # the commands, at the boundary where all meet
+    ORDER = 9  # what rank 0 decided at a place that every rank passes; empty if nothing
+    VOTE = 10  # a rank's word on a command
+    PASSED = 11  # a rank had gone on already
+    VERDICT = 12  # rank 0's last word on a command
+    OVER = 13  # rank 0 asks nothing more in this round
+    END = 14  # the sender leaves in good order
+
+
+_KINDS = frozenset(map(int, Kind))
+
+
+class FrameError(RLWatchError):
+    """What came over a connection is no frame of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message; ``turn`` is the number of the round it belongs to, 0 for none."""
+
+    kind: Kind
+    moment: Moment = START
+    body: bytes = b""
+    turn: int = 0
+
+    def packed(self) -> bytes:
+        """As it travels. Raises ``FrameError`` for a body beyond :data:`LARGEST`."""
+        if len(self.body) > LARGEST:
+            raise FrameError(f"a message of {len(self.body)} bytes is too long; at most {LARGEST} can be sent")
+        return _HEAD.pack(self.kind, self.turn, *self.moment, len(self.body)) + self.body
+
+
+class Inflow:
+    """Puts the bytes of one connection together to frames."""
+
+    def __init__(self, largest: int = LARGEST) -> None:
+        self.largest = largest
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that ``data`` completes. Raises ``FrameError`` for what is none."""
+        self._bytes += data
+        while len(self._bytes) >= _HEAD.size:
+            kind, turn, lap, step, again, length = _HEAD.unpack_from(self._bytes)
+            if length > self.largest or kind not in _KINDS:
+                raise FrameError(f"not a message of rlwatch: kind {kind}, {length} bytes")
+            end = _HEAD.size + length
+            if len(self._bytes) < end:
+                return
+            body = bytes(self._bytes[_HEAD.size : end])
+            del self._bytes[:end]
+            yield Frame(Kind(kind), Moment(lap, step, again), body, turn)
+
+
+# Ballots: the words of a round of commands that both ends speak.
+
+PATIENCE_S = 60.0
+"""Longest a rank waits for others to come to where all meet, in seconds."""
+NEW = b"new"
+"""Of a rank that has not come to any boundary yet."""
+
+
+def after(moment: Moment) -> Moment:
+    """The moment that follows at the same step."""
+    return moment._replace(again=moment.again + 1)
+
+
+def ballot_body(ballot: int, refusal: str | None) -> bytes:
+    """A vote or a verdict on the ``ballot``-th question of a round."""
+    return json.dumps([ballot, refusal]).encode()
+
+
+def read_ballot(body: bytes) -> tuple[int, str | None]:
+    """What was written as a vote or a verdict; (0, None), which is no ballot, for anything else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return 0, None
+    match found:
+        case [int(ballot), str() | None as refusal] if not isinstance(ballot, bool):
+            return ballot, refusal
+    return 0, None
+
+
+# The greeting: two ranks prove to each other that they belong to one run, without sending its secret.
+#
+# A challenge and an answer each way, three messages in all (ISO/IEC 9798-4, three passes), of HMAC-SHA256 by the
+# standard library over what both said. ``multiprocessing.connection`` does the same over connections that block, and
+# with MD5 before Python 3.12, which machines in FIPS mode do not have.
+
+STRANGERS_BYTES = 1024
+"""Longest message from somebody who has proven nothing yet."""
+ROLES = ("steps", "control")
+
+
+def challenge() -> str:
+    """What nobody said before."""
+    return secrets.token_hex(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who says that it calls, over what connection, and its own challenge."""
+
+    rank: int
+    role: str
+    nonce: str
+
+    def answer(self, asked: str, secret: str) -> Frame:
+        """To the challenge ``asked`` of rank 0."""
+        said = {
+            "rank": self.rank,
+            "role": self.role,
+            "nonce": self.nonce,
+            "proof": self.proof("caller", asked, secret),
+        }
+        return Frame(Kind.ANSWER, body=json.dumps(said).encode())
+
+    def welcome(self, asked: str, secret: str, *, lap: int, orders: int) -> Frame:
+        """Rank 0's answer in turn, and where it is."""
+        said = {"proof": self.proof("rank 0", asked, secret), "lap": lap, "orders": orders}
+        return Frame(Kind.WELCOME, body=json.dumps(said).encode())
+
+    def welcomed(self, frame: Frame, asked: str, secret: str) -> tuple[int, int]:
+        """(lap, orders) of rank 0. Raises ``FrameError`` if it has not proven that it knows the secret."""
+        try:
+            said = json.loads(frame.body)
+            proof, lap, orders = str(said["proof"]), int(said["lap"]), int(said["orders"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise FrameError("no welcome of a rank 0 of rlwatch") from None
+        if frame.kind is not Kind.WELCOME or not _same(proof, self.proof("rank 0", asked, secret)):
+            raise FrameError("whoever listens there does not know the secret of this run")
+        return lap, orders
+
+    def proof(self, speaker: str, asked: str, secret: str) -> str:
+        """That ``speaker`` knows the secret and has heard all of this."""
+        said = json.dumps([speaker, self.rank, self.role, asked, self.nonce]).encode()
+        return hmac.digest(secret.encode(), said, "sha256").hex()
+
+
+def asking(frame: Frame) -> str:
+    """The challenge of rank 0. Raises ``FrameError`` for anything else."""
+    if frame.kind is not Kind.CHALLENGE or len(frame.body) != len(challenge()):
+        raise FrameError("whoever listens there is no rank 0 of rlwatch")
+    return frame.body.decode("ascii", "replace")
+
+
+def identified(frame: Frame, asked: str, secret: str, world_size: int) -> Caller:
+    """Who answered the challenge ``asked``. Raises ``FrameError`` for whoever is not of this run."""
+    try:
+        said = json.loads(frame.body)
+        caller = Caller(int(said["rank"]), str(said["role"]), str(said["nonce"]))
+        proof = str(said["proof"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise FrameError("no greeting") from None
+    if frame.kind is not Kind.ANSWER or not _same(proof, caller.proof("caller", asked, secret)):
+        raise FrameError("a stranger")
+    if not 0 < caller.rank < world_size or caller.role not in ROLES:
+        raise FrameError(f"there is no rank {caller.rank} for {caller.role}")
+    return caller
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
+
+
+# Sockets: where rank 0 listens, and connections that notice when the other side is gone.
+
+LOOPBACK = "127.0.0.1"
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 35_000))
+"""A machine that vanishes without a word is noticed after 35 seconds (where the system can do that)."""
+CONNECT_S = 5.0
+BACKLOG = 1024
+HOST_VARIABLE, PORT_VARIABLE, SECRET_VARIABLE = "RLWATCH_LINK_HOST", "RLWATCH_LINK_PORT", "RLWATCH_LINK_SECRET"
+LEAST_SECRET = 16
+
+
+class LinkError(RLWatchError):
+    """Two ranks cannot reach each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rank 0 should listen: on which interface (empty: on the loopback, until a rank of another machine asks for
+    more), and on which port (0: any that is free).
+    """
+
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def of(cls, link: str | None) -> Place:
+        """As a caller says it (``HOST:PORT``, ``HOST`` or ``:PORT``), else as the environment does
+        (``RLWATCH_LINK_HOST``, ``RLWATCH_LINK_PORT``). Raises ``ConfigError``.
+        """
+        if link is None:
+            host, port, name = os.environ.get(HOST_VARIABLE, ""), os.environ.get(PORT_VARIABLE, ""), PORT_VARIABLE
+        else:
+            host, _, port = link.rpartition(":") if ":" in link else (link, "", "")
+            name = "the port in link="
+        if port and not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+            raise ConfigError(f"{name} must be a port between 1 and 65535, got {port!r}")
+        return cls(host.strip("[] "), int(port or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``hosts`` are names of one machine; ``machine`` tells its own processes; ``token`` is the run's secret, empty
+    where every rank has it from its environment.
+    """
+
+    machine: str
+    hosts: tuple[str, ...]
+    port: int
+    token: str
+
+    @property
+    def near(self) -> bool:
+        """Whether the loopback leads there."""
+        return self.machine == this_machine()
+
+    @property
+    def within_reach(self) -> bool:
+        """Whether rank 0 listens where this process could connect."""
+        return self.near or self.hosts != (LOOPBACK,)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Hosts to try in turn: on the same machine the loopback first."""
+        return tuple(dict.fromkeys(((LOOPBACK,) if self.near else ()) + self.hosts))
+
+    @property
+    def secret(self) -> str:
+        """Raises ``LinkError`` where only the environment could have told it, and did not."""
+        found = self.token or own_secret()
+        if not found:
+            raise LinkError(
+                f"rank 0 has its secret from {SECRET_VARIABLE}, which is not set here: set it on every rank"
+            )
+        return found
+
+    def to_text(self) -> str:
+        """As JSON."""
+        return json.dumps({"machine": self.machine, "hosts": self.hosts, "port": self.port, "token": self.token})
+
+    @classmethod
+    def from_text(cls, text: str) -> Address:
+        """Raises ``ConfigError`` if ``text`` is not what :meth:`to_text` writes."""
+        try:
+            found = json.loads(text)
+            hosts = tuple(map(str, found["hosts"]))
+            return cls(str(found["machine"]), hosts, int(found["port"]), str(found["token"]))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"not the address of rank 0: {text[:80]!r} ({error})") from None
+
+
+def own_secret() -> str:
+    """What ``RLWATCH_LINK_SECRET`` says; empty if nothing. Raises ``ConfigError`` for one that could be guessed."""
+    found = os.environ.get(SECRET_VARIABLE, "")
+    if found and len(found) < LEAST_SECRET:
+        raise ConfigError(f"{SECRET_VARIABLE} must have at least {LEAST_SECRET} characters, got {len(found)}")
+    return found
+
+
+def this_machine() -> str:
+    """The same for processes that share a loopback and for no others."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"  # a container has a network of its own
+    except OSError:
+        return socket.gethostname()
+
+
+def listen(place: Place, *, everywhere: bool = False) -> socket.socket:
+    """A listening socket at ``place``, or on every interface. Raises ``LinkError``."""
+    host = place.host or ("" if everywhere else LOOPBACK)
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # known to the system, but switched off
+                return socket.create_server(
+                    ("", place.port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+                )
+        family, _, _, _, where = socket.getaddrinfo(host or "0.0.0.0", place.port, type=socket.SOCK_STREAM)[0]  # noqa: S104
+        return socket.create_server(where[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        raise LinkError(
+            f"rank 0 cannot listen for the other ranks at {host or '*'}:{place.port or '*'}: {error}"
+        ) from None
+
+
+def names_of(place: Place, listener: socket.socket) -> tuple[str, ...]:
+    """The hosts under which others reach ``listener``."""
+    bound = str(listener.getsockname()[0])
+    if bound == LOOPBACK:
+        return (LOOPBACK,)
+    if place.host and bound not in ("0.0.0.0", "::"):  # noqa: S104
+        return tuple(dict.fromkeys((place.host, bound)))
+    return tuple(dict.fromkeys(filter(None, (os.environ.get("MASTER_ADDR"), _outward(), socket.gethostname()))))
+
+
+def connect(address: Address) -> socket.socket:
+    """A connection to the first candidate that answers. Raises ``LinkError`` naming what was tried."""
+    failures = []
+    for host in address.candidates:
+        try:
+            connection = socket.create_connection((host, address.port), timeout=CONNECT_S)
+        except (OSError, UnicodeError) as error:
+            failures.append(f"{host}: {error}")
+        else:
+            return tuned(connection)
+    raise LinkError(f"rank 0 cannot be reached at port {address.port} ({'; '.join(failures)})")
+
+
+def tuned(connection: socket.socket) -> socket.socket:
+    """Without delay for small messages, with a heartbeat of the system's own."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection
+
+
+def send_all(connection: socket.socket, data: bytes, deadline_s: float) -> None:
+    """Send everything within ``deadline_s`` seconds, whether the socket blocks or not. Raises ``OSError``."""
+    end, view = time.monotonic() + deadline_s, memoryview(data)
+    while view:
+        try:
+            view = view[connection.send(view, socket.MSG_DONTWAIT) :]
+        except (BlockingIOError, TimeoutError):
+            if time.monotonic() >= end:
+                raise TimeoutError("the other side does not read") from None
+            _wait_writable(connection, end - time.monotonic())
+
+
+def _wait_writable(connection: socket.socket, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
+    poll.poll(max(0.0, seconds) * 1000)
+
+
+def _outward() -> str:
+    """The address others see; nothing is sent to find it. Empty if there is no way out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): no host has it
+            return str(probe.getsockname()[0])
+        except OSError:
+            return ""

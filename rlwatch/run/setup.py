@@ -1,0 +1,309 @@
+"""``rlwatch.init``: from what the caller says to a run that records.
+
+Which run this is (:func:`choose_run_id`), and what it is made of (:class:`Assembly`: intake, writer thread, judge,
+sinks, delivery).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlwatch.alerts.rules import Rule
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.control.mailbox import Mailbox
+from rlwatch.errors import ConfigError
+from rlwatch.ports import Detector, RunWriter, Store
+from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.intake import BoundedQueue, Intake
+from rlwatch.recorder.judge_thread import JudgeThread
+from rlwatch.recorder.writer import StoreSink, Writer
+from rlwatch.records import RunInfo, RunState
+from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of
+from rlwatch.run.alerting import Alerting, alerting_for
+from rlwatch.run.run import Engine, Run, watch_over
+from rlwatch.store.url import open_store
+
+if TYPE_CHECKING:
+    from rlwatch.alerts.outbox import DeliveryThread
+    from rlwatch.monitor.judge import Judging
+
+
+CONTROL_TIMEOUT_S = 0.0
+"""The trainer never waits for somebody else's lock on the control file."""
+
+
+def init(
+    *,
+    project: str = "default",
+    name: str | None = None,
+    run_id: str | None = None,
+    resume: str = "auto",
+    store: str | os.PathLike[str] | Store | None = None,
+    config: object = None,
+    source: str = "",
+    tags: Sequence[str] | str | None = (),
+    output_dir: str | os.PathLike[str] | None = None,
+    config_file: str | os.PathLike[str] | None = None,
+    webhook_url: str | None = None,
+    rules: Sequence[Rule] | None = None,
+    detectors: Callable[[], Sequence[Detector]] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    queue_size: int = 10_000,
+    sigterm: bool = True,
+) -> Run:
+    """Begin recording a run, or continue one.
+
+    Parameters
+    ----------
+    project, name, tags, config
+        What people will know the run by. ``config``: a dict, a namespace, a dataclass, OmegaConf; secrets in any of
+        them are blacked out (:mod:`rlwatch.redaction`).
+    run_id, resume, output_dir
+        Which run this is: ``run_id``, else ``RLWATCH_RUN_ID``, else the one remembered in
+        ``output_dir/rlwatch.json``, else a new one. ``resume="never"`` always makes a new one, ``"must"``
+        never does. Each process start is a new *attempt* of its run.
+    store
+        A directory, ``sqlite:///directory``, ``memory://name`` or an open store; ``RLWATCH_STORE`` or
+        ``./rlwatch-runs`` if not given.
+    source
+        The trainer, e.g. ``"trl/grpo"``, ``"verl"``: how ambiguous metric names (``kl``) are read.
+    config_file, webhook_url, rules
+        Alerting: ``rlwatch.toml``; a webhook (or ``RLWATCH_WEBHOOK_URL``); rules that replace all others.
+    detectors
+        Makes the detectors; the default set if None.
+    rank, world_size
+        Of this process (default: ``RANK``, ``WORLD_SIZE``). Ranks other than 0 are inert until they are linked to
+        rank 0 (:func:`rlwatch.run.ranks.join`), and then send it what they measure.
+    queue_size
+        Records that may wait; beyond it they are dropped and counted.
+    sigterm
+        Whether to finish the run on SIGTERM, where no other handler is installed.
+
+    Raises
+    ------
+    ConfigError
+        For a setting that is wrong, or an extra that is missing.
+    RunLockedError
+        If another live process writes this run.
+    StoreError
+        If the store cannot be opened or written.
+    """
+    rank = _from_environment("RANK", 0) if rank is None else rank
+    world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
+    asked = RunInfo(run_id=run_id or "", project=project or "default", name=name or "", source=source)
+    if rank != 0:
+        return Run(asked, Counters(), rank=rank, world_size=world_size)
+    place = opened(store)
+    alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place)
+    assembly = Assembly(place, alerting, detectors, queue_size, world_size)
+    chosen = choose_run_id(run_id, output_dir, project, resume)
+    info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=tags)
+    with ExitStack() as undo:  # what cannot be begun is let go: it may be tried again
+        writer = undo.enter_context(closing(place.open_run(info)))
+        if output_dir is not None:
+            remember_run_id(writer.run.run_id, output_dir)
+        run = assembly.run(writer)
+        undo.pop_all()
+    watch_over(run, sigterm=sigterm)
+    return run
+
+
+def _short(text: object) -> str:
+    return redacted(str(text), most=MAX_TEXT // 4)
+
+
+def _of_this_process(info: RunInfo, *, config: object, tags: object) -> RunInfo:
+    return replace(
+        info,
+        project=_short(info.project),
+        name=_short(info.name),
+        created_at=time.time(),
+        config=recordable(config),
+        tags=tags_of(tags),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+
+
+def opened(store: str | os.PathLike[str] | Store | None) -> Store:
+    """The store that :func:`init` would write to. Raises ``StoreError`` if it cannot be opened."""
+    if store is None or isinstance(store, str | os.PathLike):
+        return open_store(store, control_timeout_s=CONTROL_TIMEOUT_S)
+    return store
+
+
+def _from_environment(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else default
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What a recording run is made of, once its settings are read.
+
+    Raises ``ConfigError`` for a ``queue_size`` under 1.
+
+    Parameters
+    ----------
+    store, alerting
+        Where it is recorded, and how it alerts.
+    detectors
+        Makes the detectors; the default set if None.
+    queue_size
+        Records that may wait for the writer thread.
+    world_size
+        Ranks of the training.
+    """
+
+    store: Store
+    alerting: Alerting
+    detectors: Callable[[], Sequence[Detector]] | None
+    queue_size: int
+    world_size: int
+    counters: Counters = field(default_factory=Counters)
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        if self.queue_size < 1:
+            raise ConfigError(f"queue_size must be >= 1, got {self.queue_size!r}")
+
+    def run(self, run_writer: RunWriter) -> Run:
+        """The run that ``run_writer`` writes, begun. Raises what ``detectors`` raises, before anything is started."""
+        info = run_writer.run
+        intake = Intake(BoundedQueue(self.queue_size), run_writer.journal, self.counters)
+        mailbox = Mailbox(self.store, info.run_id, self.clock, world_size=self.world_size)
+        run = Run(info, self.counters, world_size=self.world_size)
+        delivery = self.alerting.start(self.store, lambda _error: self.counters.add("errors"))
+        storing = StoreSink(run_writer, self.counters, self.clock)
+        judge = JudgeThread(run_writer.last_seq, lambda problem: self.counters.warn("errors", problem))
+        writer = Writer(
+            intake,
+            [storing, mailbox],
+            self.counters,
+            judge=judge,
+            attempt=info.attempt,
+            last_seq=run_writer.last_seq,
+        )
+        if self.detectors is not None:
+            self.detectors()  # what is wrong with them is said now; the judge makes its own
+        run.attach(Engine(intake, writer, mailbox, self._ending(run_writer), delivery))
+        writer.start()
+        judge.start(lambda: self._judging(run, writer, judge, delivery))
+        return run
+
+    def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> Judging:
+        """What is found is stored, put down as alerts and told to ``run``. On the judge's thread: it loads a lot."""
+        from rlwatch.monitor.engine import Monitor
+        from rlwatch.monitor.judge import Judging, MonitorSink, past_of
+
+        self._tell_listeners(run)
+        monitor = Monitor(
+            run_id=run.info.run_id,
+            source=run.info.source,
+            detectors=self.detectors,
+            rules=self.alerting.rules,
+            history=past_of(self.store, run.info.run_id, lambda: monitor),
+        )
+        sink = MonitorSink(
+            monitor,
+            run.info,
+            self.store,
+            dispatcher=self.alerting.dispatcher(self.store, clock=self.clock),
+            keep=writer.keep,
+            publish=run.publish_health,
+            announce=run.announce,
+            wake=delivery.wake if delivery is not None else None,
+            enough=judge.enough,
+        )
+        return Judging(monitor, sink, self.store, run.info.run_id, judged=writer.judged)
+
+    def _tell_listeners(self, run: Run) -> None:
+        from rlwatch.run.alerting import OwnLog
+
+        run.listen(OwnLog(self.alerting.policy, run.info, self.store.silences))
+        if self.alerting.actions:
+            from rlwatch.run.alerting import Acting
+
+            run.listen(Acting(self.alerting.actions, self.store, run.info.run_id, run.event))
+
+    def _ending(self, run_writer: RunWriter) -> Callable[[RunState, str], None]:
+        def finish(state: RunState, reason: str) -> None:
+            """On the writer thread. The run's lock goes whatever cannot be written any more."""
+            try:
+                run_writer.finish(state, redacted(reason), self.clock.now())
+            finally:
+                run_writer.close()
+
+        return finish
+
+
+# The run's id: given, remembered beside the checkpoints, or a new one.
+
+REMEMBERED = "rlwatch.json"
+RUN_ID_VARIABLE = "RLWATCH_RUN_ID"
+
+
+def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None, project: str, resume: str) -> str:
+    """The run's id, by the first of: argument, ``RLWATCH_RUN_ID``, ``output_dir/rlwatch.json``, a new one.
+
+    ``resume="never"`` ignores the remembered id; ``"must"`` fails without a given or remembered one.
+
+    Raises
+    ------
+    ConfigError
+        If ``resume`` is unknown, a remembered id cannot be read, or there is none though it must be.
+    """
+    if resume not in ("auto", "never", "must"):
+        raise ConfigError(f"resume must be 'auto', 'never' or 'must', got {resume!r}")
+    chosen = run_id or os.environ.get(RUN_ID_VARIABLE)
+    if not chosen and output_dir is not None and resume != "never":
+        chosen = _remembered(Path(output_dir) / REMEMBERED)
+    if not chosen and resume == "must":
+        raise ConfigError(
+            "resume='must', but no run_id was given, RLWATCH_RUN_ID is unset and no rlwatch.json was found"
+        )
+    return chosen or new_run_id(project)
+
+
+def remember_run_id(run_id: str, output_dir: str | os.PathLike[str]) -> None:
+    """Write the id beside the checkpoints, whole or not at all. Raises ``ConfigError`` if it cannot be written."""
+    directory = Path(output_dir)
+    temporary = directory / f"{REMEMBERED}.{os.getpid()}.tmp"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as undo:
+            undo.callback(temporary.unlink, missing_ok=True)
+            temporary.write_text(json.dumps({"run_id": run_id}) + "\n")
+            temporary.replace(directory / REMEMBERED)
+            undo.pop_all()
+    except OSError as error:
+        problem = f"the run's id cannot be kept in output_dir {str(directory)!r} ({error.strerror})"
+        raise ConfigError(f"{problem}; choose a directory that can be written") from None
+
+
+def new_run_id(project: str) -> str:
+    """``<project>-<utc time>-<random>``: sorts by time, safe as a directory name."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in project).strip("._-")[:60]
+    return f"{plain or 'run'}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def _remembered(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    try:
+        run_id = json.loads(path.read_text())["run_id"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} does not hold a run id ({error}); delete it or pass run_id=") from None
+    if not isinstance(run_id, str) or not run_id:
+        raise ConfigError(f"{path} does not hold a run id (got {run_id!r}); delete it or pass run_id=")
+    return run_id
