@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "alerts"))
 
-from delivery_faults import scenarios, table
+from delivery_scenarios import scenarios, table
 
 
 def main() -> int:

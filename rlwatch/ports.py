@@ -57,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of one try to deliver: ``ok``, or why not and whether to try again.
+    """Outcome of one try to deliver: ``ok``, or why not and whether to try again.
 
     ``retry_after_s``: how long the receiver asked us to stay away, if it did.
     """
@@ -69,7 +69,7 @@ class Delivery:
 
 
 class Sink(Protocol):
-    """Where the recorder's writer thread puts batches. May raise: the writer counts and goes on."""
+    """Destination of the recorder's batches. May raise: the writer thread counts and goes on."""
 
     def write(self, batch: Sequence[Item]) -> None:
         """Take a batch, in order of arrival; records carry their ``seq``."""
@@ -85,7 +85,7 @@ class Sink(Protocol):
 
 
 class Parcel(Protocol):
-    """What one rank measured of one step; made on the training thread and opened on another."""
+    """Measurements of one step by one rank; made on the training thread and opened on another."""
 
     @property
     def step(self) -> int:
@@ -93,7 +93,7 @@ class Parcel(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether it can be read without waiting for a device."""
+        """True if it can be read without waiting for a device."""
         ...
 
     def encode(self) -> bytes:
@@ -106,7 +106,7 @@ class Parcel(Protocol):
 
 
 class Meeting(Protocol):
-    """Where the ranks of one run find each other: a few words under names, of which nobody waits for any.
+    """A meeting point of the ranks of one run: a few words under names, of which nobody waits for any.
 
     May raise ``RLWatchError`` where it can no longer be asked. Used from several threads.
     """
@@ -116,13 +116,13 @@ class Meeting(Protocol):
         ...
 
     def get(self, name: str) -> str | None:
-        """What was left; None if nothing was yet."""
+        """The text that was left; None if none was yet."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the judge of a run knew once it had taken the item ``seq`` of ``attempt``.
+    """Knowledge of the judge of a run once it had taken the item ``seq`` of ``attempt``.
 
     ``step`` is the highest it had seen of this attempt: an attempt that begins above it continues from here.
     ``made_by`` names the program, whose like alone can read ``body``.
@@ -137,7 +137,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What becomes true with a write: the numbers of the ``journaled`` items that are stored from now on, up to which
+    """Progress that a write makes: the numbers of the ``journaled`` items that are stored from now on, up to which
     ``seq`` the run is ``judged``, and what its judge knew.
     """
 
@@ -147,7 +147,7 @@ class Progress:
 
 
 class Journal(Protocol):
-    """What was logged and is not yet stored, kept against the death of the process.
+    """Items that were logged and are not yet stored, kept against the death of the process.
 
     A method that appends may be called from any thread and returns the item's number, or 0 if it is not kept.
     """
@@ -281,7 +281,7 @@ class RunReader(Protocol):
         ...
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
-        """What was forecast, in order of ``seq``, or the ``last`` newest; :meth:`series` has its numbers, too."""
+        """Forecasts in order of ``seq``, or the ``last`` newest; :meth:`series` has its numbers, too."""
         ...
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:

@@ -1,4 +1,4 @@
-"""What travels through rlwatch: frozen records, no behaviour beyond reading themselves.
+"""Records that travel through rlwatch: frozen, no behaviour beyond reading themselves.
 
 Numbers are plain floats. ``nan``, ``inf`` and ``-inf`` are values; a metric that was not measured is
 absent from the mapping. Steps are the trainer's global (optimizer) steps, integers >= 0. Times are Unix
@@ -20,7 +20,7 @@ JSON = Any
 
 
 class Severity(StrEnum):
-    """How bad: ``info`` < ``warning`` < ``critical``."""
+    """Badness: ``info`` < ``warning`` < ``critical``."""
 
     INFO = "info"
     WARNING = "warning"
@@ -33,7 +33,7 @@ class Severity(StrEnum):
 
 
 class RunState(StrEnum):
-    """What the writer last said of a run. Whether a running run is stale is for the reader to judge."""
+    """State of a run as its writer left it. That a running run is stale is for the reader to judge."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -58,7 +58,7 @@ class CommandStatus(StrEnum):
 
     @property
     def open(self) -> bool:
-        """Whether an answer is still to come."""
+        """True if an answer is still to come."""
         return self in (CommandStatus.QUEUED, CommandStatus.CLAIMED, CommandStatus.CANCELLING)
 
 
@@ -121,7 +121,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClosedStep:
-    """What detectors see: one step, its records merged, names canonical.
+    """Input of the detectors: one step, its records merged, names canonical.
 
     ``origin`` maps a canonical name to the source name it was read from. ``seq`` is that of the record
     that closed the reading (the last merged one).
@@ -244,7 +244,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRecord:
-    """What was forecast at ``step``, of the record ``seq``: a judgement, kept apart from what was measured.
+    """A forecast made at ``step``, of the record ``seq``: a judgement, kept apart from what was measured.
 
     ``metrics``: ``forecast/...``; ``body`` what is no number. See :class:`rlwatch.forecast.Forecast`.
     """

@@ -1,4 +1,4 @@
-"""What may be kept and shown of other people's values: plain JSON without secrets. The only place that decides it.
+"""Reduce other people's values to what may be shown: plain JSON without secrets. The only place that decides it.
 
 A secret is known by three things. By its **name**, however it is spelt and nested (``hub_token``, ``accessToken``,
 ``--api-key X`` in a command line, ``password='x'`` in an object's text). By its **shape**, wherever it stands: known
@@ -107,7 +107,7 @@ _IN_QUERY = _words("sig signature key code sign")
 
 @lru_cache(maxsize=4096)
 def names_a_secret(name: str) -> bool:
-    """Whether values of this name are secrets. Of a dotted name the last part counts, and what qualifies it.
+    """True if values of this name are secrets. Of a dotted name the last part counts, and what qualifies it.
 
     >>> [names_a_secret(name) for name in ("hub_token", "accessToken", "x-api-key", "eos_token_id", "input_key")]
     [True, True, True, False, False]
@@ -280,7 +280,7 @@ def _without_assigned(text: str) -> str:
 
 
 def _is_no_value(name: str, sign: str, value: str) -> bool:
-    """Whether a text seems to assign and does not: the words after ``each token:``, the mark in ``end_token=</s>``."""
+    """True if a text seems to assign and does not: the words after ``each token:``, the mark in ``end_token=</s>``."""
     value = value.strip("'\"")
     if ":" in sign:
         return _innocent(name, value) or (_is_weak(name) and not any(map(str.isdigit, value)))
@@ -288,7 +288,7 @@ def _is_no_value(name: str, sign: str, value: str) -> bool:
 
 
 def is_random(text: str) -> bool:
-    """Whether the letters of ``text`` look drawn, as those of a key are; hashes and names do not.
+    """True if the letters of ``text`` look drawn, as those of a key are; hashes and names do not.
 
     Of 20 or more letters and digits of three kinds, neighbours change their kind in 0.6 of all places where drawn, in
     0.3 of names; and of neighbouring letters 0.2 are pairs common in English where drawn, 0.6 in names.
@@ -343,7 +343,7 @@ def remember(secret: str) -> None:
 
 
 def own_secrets() -> tuple[str, ...]:
-    """What this process's environment and its channels call secret, the longest first."""
+    """Values that this process's environment and its channels call secret, the longest first."""
     global _environment
     if time.monotonic() >= _environment[0]:
         with suppress(KeyError, RuntimeError):  # another thread changes it at this moment
@@ -453,7 +453,7 @@ def recordable(config: object) -> dict[str, JSON]:
 
 
 def _asked(config: object, method: str) -> object:
-    """What ``config.to_dict()`` gives; transformers', ml_collections' and pydantic's have no other names."""
+    """The result of ``config.to_dict()``; transformers', ml_collections' and pydantic's have no other names."""
     try:
         return getattr(config, method)()
     except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
@@ -463,7 +463,7 @@ def _asked(config: object, method: str) -> object:
 
 
 def plain(body: Mapping[str, object]) -> dict[str, JSON]:
-    """What somebody says of an event, as it may be kept: as :func:`recordable`, but texts are not cut so short."""
+    """Somebody's words on an event, as they may be kept: as :func:`recordable`, but texts are not cut so short."""
     kept = _Plain(most=5 * MAX_TEXT).value("", body)
     return kept if isinstance(kept, dict) else {}
 
@@ -578,7 +578,7 @@ class _Plain:
 
 
 def _is_named(value: object) -> bool:
-    """Whether it has names and values. Asks its type: the object may answer anything, or raise."""
+    """True if it has names and values. Asks its type: the object may answer anything, or raise."""
     kind = type(value)
     return issubclass(kind, (Mapping, *_namespaces())) or (is_dataclass(kind) and not issubclass(kind, type))
 

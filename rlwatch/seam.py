@@ -45,7 +45,7 @@ def described(error: BaseException, most: int = 300) -> str:
 
 
 def passing(error: BaseException | None) -> bool:
-    """Whether it came about because the machine had no descriptor or memory to give at the moment.
+    """True if it came about because the machine had no descriptor or memory to give at the moment.
 
     >>> passing(OSError(EMFILE, "too many open files")), passing(OSError("no such file"))
     (True, False)
@@ -98,7 +98,7 @@ def say(level: int, message: str, *args: object) -> None:
 
 
 def by_a_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised it: then it is the process's own, wherever it happened to arrive."""
+    """True if a signal handler raised it: then it is the process's own, wherever it happened to arrive."""
     if threading.current_thread() is not threading.main_thread():
         return False  # Python runs handlers in the main thread only
     handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
@@ -111,7 +111,7 @@ def by_a_signal(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """What it runs, if that is Python."""
+    """The code it runs, if that is Python."""
     while isinstance(handler, partial):
         handler = handler.func
     if not callable(handler):  # SIG_DFL, SIG_IGN, or None: not installed by Python
@@ -197,7 +197,7 @@ class Seam:
         return hooked
 
     def works(self, tap: str) -> bool:
-        """Whether ``tap`` is still switched on."""
+        """True if ``tap`` is still switched on."""
         return self._failures.get(tap, 0) < LIMIT
 
     @property
@@ -221,7 +221,7 @@ class Seam:
 
 
 class Guarded(Protocol):
-    """What has a seam."""
+    """An object with a seam."""
 
     seam: Seam
 

@@ -61,7 +61,7 @@ class ChannelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What applies.
+    """The configuration that applies.
 
     ``warnings``: sentences about what is allowed but cannot be meant; ``actions``: as in the file; ``refused``: what a
     file that came with the data says and may not, in one sentence, else "".
@@ -244,7 +244,7 @@ def _table_list(value: object) -> list[object]:
 
 
 def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
-    """What the file says besides rules."""
+    """Tables of the file besides rules."""
     said = [f"[notify.{name}]" for name, _, _ in parsed.channels]
     said += ["[[actions]]"] if parsed.actions else []
     said += [f"[{name}]" for name in ("store", "dashboard", "grouping", "quiet_hours", "inhibit") if name in raw]

@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import cache, partial
 
 from rlwatch.alerts.engine import AlertEvent
-from rlwatch.alerts.messages import Case, Notice, compose_message
+from rlwatch.alerts.messages import Case, Notification, compose_message
 from rlwatch.alerts.rules import GroupBy, Inhibition, Policy, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.diagnosis import Cause, Sureness, diagnose
@@ -29,8 +29,8 @@ from rlwatch.records import JSON, Alert, AlertState, Ledger, OutboxMessage, Outb
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One alert in one message. ``thread``: the alert whose message this is, which others of its group share.
-    ``waits``: it is not delivered yet.
+    """One alert in one message. ``group``: the alert that led when this one was first published, which others of its
+    alert group share. ``pending``: it is not delivered yet.
     """
 
     alert_id: str
@@ -38,51 +38,51 @@ class Publication:
     severity: Severity
     channel: str
     at: float
-    thread: str
-    waits: bool = False
+    group: str
+    pending: bool = False
 
 
 class Publications:
-    """What a set of messages told, by alert."""
+    """All that a set of messages published, by alert."""
 
     def __init__(self, messages: Iterable[OutboxMessage]) -> None:
         self._by_alert: dict[str, list[Publication]] = {}
         for message in messages:
-            for told in _publications(message):
-                self._by_alert.setdefault(told.alert_id, []).append(told)
+            for publication in _publications(message):
+                self._by_alert.setdefault(publication.alert_id, []).append(publication)
 
     def of(self, alert_id: str, channel: str | None = None) -> list[Publication]:
-        """What was said of the alert, on one channel or on any, in order of writing."""
-        said = self._by_alert.get(alert_id, [])
-        return [told for told in said if channel is None or told.channel == channel]
+        """Publications of the alert, on one channel or on any, in order of writing."""
+        every = self._by_alert.get(alert_id, [])
+        return [publication for publication in every if channel is None or publication.channel == channel]
 
     def channels(self, alert_id: str) -> tuple[str, ...]:
-        """Those that were told of it."""
-        return tuple(dict.fromkeys(told.channel for told in self.of(alert_id)))
+        """Channels that were notified of it."""
+        return tuple(dict.fromkeys(publication.channel for publication in self.of(alert_id)))
 
-    def thread(self, alert_id: str, channel: str) -> str:
-        """The alert under which ``channel`` was told of this one; itself where it was not."""
-        said = self.of(alert_id, channel)
-        return said[0].thread if said else alert_id
+    def group(self, alert_id: str, channel: str) -> str:
+        """The alert group in which ``channel`` was notified of this one; the alert itself where it was not."""
+        earlier = self.of(alert_id, channel)
+        return earlier[0].group if earlier else alert_id
 
-    def sharing(self, thread: str, channel: str) -> list[str]:
-        """Alerts that ``channel`` was told of under this one."""
+    def members(self, group: str, channel: str) -> list[str]:
+        """Alerts that ``channel`` was notified of in this group."""
         return [
             alert_id
             for alert_id in self._by_alert
-            if self.of(alert_id, channel) and self.thread(alert_id, channel) == thread
+            if self.of(alert_id, channel) and self.group(alert_id, channel) == group
         ]
 
 
 def alert_ids(message: OutboxMessage) -> tuple[str, ...]:
-    """The alerts the message is about, the one it is led by first."""
+    """Alerts the message is about, the leading one first."""
     return tuple(dict.fromkeys([message.alert_id, *(str(alert.get("id", "")) for alert in _alerts(message))]))
 
 
 def _publications(message: OutboxMessage) -> Iterator[Publication]:
     event = message.payload.get("event")
     if event not in set(AlertEvent):
-        return  # not ours: a trial message, say
+        return  # a trial message, say
     for alert in _alerts(message):
         severity = alert.get("severity")
         yield Publication(
@@ -91,76 +91,78 @@ def _publications(message: OutboxMessage) -> Iterator[Publication]:
             severity=Severity(severity) if severity in set(Severity) else Severity.WARNING,
             channel=message.channel,
             at=message.created_at,
-            thread=message.alert_id,
-            waits=message.status is OutboxStatus.PENDING,
+            group=message.alert_id,
+            pending=message.status is OutboxStatus.PENDING,
         )
 
 
 def _alerts(message: OutboxMessage) -> list[Mapping[str, JSON]]:
     payload = message.payload
-    found = [payload.get("alert"), *(payload.get("also") or ())]
-    return [alert for alert in found if isinstance(alert, Mapping)] or [{"id": message.alert_id}]
+    every = [payload.get("alert"), *(payload.get("also") or ())]
+    return [alert for alert in every if isinstance(alert, Mapping)] or [{"id": message.alert_id}]
 
 
 # What is due of one alert: from the alert as it is, what was published, and the time. Silences come later.
 
 FRESH_S = 24 * 3600.0
-"""Of a run that is no longer live, alerts nobody was told of are news for so long."""
+"""Of a run that is no longer live, alerts that were not published yet are worth it for so long."""
 
 
-def due(case: Case, telling: Publications, now: float) -> list[Notice]:
-    """What is to be told of the alert at ``now`` (Unix seconds), all channels."""
+def due(case: Case, publications: Publications, now: float) -> list[Notification]:
+    """Notifications of the alert that are due at ``now`` (Unix seconds), all channels."""
     alert = case.alert
     if alert.state is AlertState.RESOLVED:
-        return list(_resolved(case, telling))
-    if alert.state is not AlertState.FIRING or case.acknowledged or not _still_current(case, telling, now):
+        return list(_resolved(case, publications))
+    if alert.state is not AlertState.FIRING or case.acknowledged or not _still_current(case, publications, now):
         return []
-    told = [*_first_publications(case, telling), *_unacknowledged(case, telling, now)]
-    spoken_to = {notice.channel for notice in told}
-    return told + [notice for notice in _repeats(case, telling, now) if notice.channel not in spoken_to]
+    fresh = [*_first_publications(case, publications), *_unacknowledged(case, publications, now)]
+    notified = {notification.channel for notification in fresh}
+    return fresh + [again for again in _repeats(case, publications, now) if again.channel not in notified]
 
 
-def _resolved(case: Case, telling: Publications) -> Iterator[Notice]:
-    """Whoever was told that it fires, and not yet that it is over."""
-    for channel in telling.channels(case.alert.alert_id):
-        said = telling.of(case.alert.alert_id, channel)
-        if AlertEvent.RESOLVED not in {told.event for told in said}:
-            worst = max((told.severity for told in said), key=lambda severity: severity.rank)
-            yield Notice(case, AlertEvent.RESOLVED, channel, _worse(worst, case.alert.severity), case.alert.reason)
+def _resolved(case: Case, publications: Publications) -> Iterator[Notification]:
+    """For every channel that was notified that it fires, and not yet that it is over."""
+    for channel in publications.channels(case.alert.alert_id):
+        earlier = publications.of(case.alert.alert_id, channel)
+        if AlertEvent.RESOLVED not in {publication.event for publication in earlier}:
+            severity = _worse(_worst(earlier), case.alert.severity)
+            yield Notification(case, AlertEvent.RESOLVED, channel, severity, case.alert.reason)
 
 
-def _still_current(case: Case, telling: Publications, now: float) -> bool:
+def _still_current(case: Case, publications: Publications, now: float) -> bool:
     if case.live or not case.rule.only_live:
         return True
     fired = case.alert.fired_at or 0.0
-    return not telling.of(case.alert.alert_id) and now - fired < FRESH_S
+    return not publications.of(case.alert.alert_id) and now - fired < FRESH_S
 
 
-def _first_publications(case: Case, telling: Publications) -> Iterator[Notice]:
+def _first_publications(case: Case, publications: Publications) -> Iterator[Notification]:
     alert = case.alert
     for channel in dict.fromkeys(case.rule.channels):
-        said = telling.of(alert.alert_id, channel)
-        if not said:
-            yield Notice(case, AlertEvent.FIRING, channel, alert.severity, alert.reason)
-        elif all(told.severity.rank < alert.severity.rank for told in said):
-            yield Notice(case, AlertEvent.ESCALATED, channel, alert.severity, alert.reason)
+        earlier = publications.of(alert.alert_id, channel)
+        if not earlier:
+            yield Notification(case, AlertEvent.FIRING, channel, alert.severity, alert.reason)
+        elif _worst(earlier).rank < alert.severity.rank:
+            yield Notification(case, AlertEvent.ESCALATED, channel, alert.severity, alert.reason)
 
 
-def _unacknowledged(case: Case, telling: Publications, now: float) -> Iterator[Notice]:
+def _unacknowledged(case: Case, publications: Publications, now: float) -> Iterator[Notification]:
     rule, alert = case.rule, case.alert
-    said = telling.of(alert.alert_id)
-    why = _overdue(case, min((told.at for told in said), default=alert.fired_at or 0.0), now)
-    if not why or (rule.channels and not said):
+    earlier = publications.of(alert.alert_id)
+    since = min((publication.at for publication in earlier), default=alert.fired_at or 0.0)
+    why = _overdue(case, since, now)
+    if not why or (rule.channels and not earlier):
         return
     severity = _worse(rule.escalate_severity, alert.severity)
     louder = rule.channels if severity.rank > alert.severity.rank else ()
     for channel in dict.fromkeys((*rule.escalate_to, *louder)):
-        if AlertEvent.UNACKNOWLEDGED not in {told.event for told in telling.of(alert.alert_id, channel)}:
-            yield Notice(case, AlertEvent.UNACKNOWLEDGED, channel, severity, why)
+        events = {publication.event for publication in publications.of(alert.alert_id, channel)}
+        if AlertEvent.UNACKNOWLEDGED not in events:
+            yield Notification(case, AlertEvent.UNACKNOWLEDGED, channel, severity, why)
 
 
 def _overdue(case: Case, since: float, now: float) -> str:
-    """Why it is time to escalate; empty if it is not."""
+    """The reason to escalate now, in words; or ""."""
     rule, steps = case.rule, (case.run.last_step or 0) - case.alert.step
     if rule.escalate_after_minutes and now - since >= 60.0 * rule.escalate_after_minutes:
         return f"not acknowledged for {(now - since) / 60:.0f} minutes"
@@ -169,18 +171,23 @@ def _overdue(case: Case, since: float, now: float) -> str:
     return ""
 
 
-def _repeats(case: Case, telling: Publications, now: float) -> Iterator[Notice]:
+def _repeats(case: Case, publications: Publications, now: float) -> Iterator[Notification]:
     rule, alert = case.rule, case.alert
     if not rule.repeat_minutes:
         return
-    for channel in telling.channels(alert.alert_id):
-        said = telling.of(alert.alert_id, channel)
-        early = now - said[-1].at < 60.0 * rule.repeat_minutes
-        if early or channel not in (*rule.channels, *rule.escalate_to) or any(told.waits for told in said):
+    for channel in publications.channels(alert.alert_id):
+        earlier = publications.of(alert.alert_id, channel)
+        early = now - earlier[-1].at < 60.0 * rule.repeat_minutes
+        undelivered = any(publication.pending for publication in earlier)
+        if early or undelivered or channel not in (*rule.channels, *rule.escalate_to):
             continue  # what has not arrived is not repeated
-        severity = _worse(max((told.severity for told in said), key=lambda severity: severity.rank), alert.severity)
-        number = 1 + sum(told.event is AlertEvent.REPEATED for told in said)
-        yield Notice(case, AlertEvent.REPEATED, channel, severity, "still firing, not acknowledged", number)
+        severity = _worse(_worst(earlier), alert.severity)
+        number = 1 + sum(publication.event is AlertEvent.REPEATED for publication in earlier)
+        yield Notification(case, AlertEvent.REPEATED, channel, severity, "still firing, not acknowledged", number)
+
+
+def _worst(earlier: Sequence[Publication]) -> Severity:
+    return max((publication.severity for publication in earlier), key=lambda severity: severity.rank)
 
 
 def _worse(one: Severity | None, other: Severity) -> Severity:
@@ -200,16 +207,16 @@ def settling_steps(rule: Rule, alert: Alert) -> int:
 
 
 def ended(alerts: Iterable[Alert]) -> list[Alert]:
-    """Those that fired and are over, the one that ended last first."""
+    """Alerts that fired and are over, the one that ended last first."""
     over = [a for a in alerts if a.state is AlertState.RESOLVED and a.fired_at is not None]
     return sorted(over, key=lambda a: (-1 if a.resolved_step is None else a.resolved_step, a.alert_id), reverse=True)
 
 
 def settling(alert: Alert, rule: Rule, at: int | None, over: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> str:
-    """Why ``alert``, which fires, is not told at step ``at`` of its run though its cause is over; empty if it is.
+    """The reason not to publish ``alert``, which fires, at step ``at`` of its run though its cause is over; or "".
 
-    Only what fired, or was as bad as it is now, while one of the causes ``over`` fired is kept back: what begins or
-    gets worse afterwards is news. A run whose steps went back to before the end of the cause waits for nothing.
+    Only what fired, or was as bad as it is now, while one of the causes ``over`` fired is held back: what begins or
+    gets worse afterwards is published. A run whose steps went back to before the end of the cause waits for nothing.
     """
     patience = settling_steps(rule, alert)
     for cause in over:
@@ -226,24 +233,24 @@ def settling(alert: Alert, rule: Rule, at: int | None, over: Sequence[Alert], in
 
 
 def held_back(
-    notice: Notice, policy: Policy, silences: Sequence[Silence], inhibited: Mapping[str, str], now: float
+    notification: Notification, policy: Policy, silences: Sequence[Silence], inhibited: Mapping[str, str], now: float
 ) -> str:
-    """Why ``notice`` is not told at ``now``, in words; empty if it is. What is over is never inhibited.
+    """The reason not to publish ``notification`` at ``now``, in words; or "". What is over is never inhibited.
 
     ``inhibited``: alert id -> the words for a cause that fires or has only just ended.
     """
-    why = inhibited.get(notice.case.alert.alert_id, "") if notice.event is not AlertEvent.RESOLVED else ""
+    over = notification.event is AlertEvent.RESOLVED
     return (
-        why
-        or silenced(notice, silences, now)
-        or in_quiet_hours(notice, policy, now)
-        or awaits_group(notice, policy, now)
+        ("" if over else inhibited.get(notification.case.alert.alert_id, ""))
+        or silenced(notification, silences, now)
+        or in_quiet_hours(notification, policy, now)
+        or awaits_group(notification, policy, now)
     )
 
 
-def silenced(notice: Notice, silences: Sequence[Silence], now: float) -> str:
-    """The silence it falls under, in words."""
-    case = notice.case
+def silenced(notification: Notification, silences: Sequence[Silence], now: float) -> str:
+    """The silence it falls under, in words; or ""."""
+    case = notification.case
     for silence in silences:
         if silence.created_at <= now < silence.until and silence_matches(
             silence, case.alert, case.run, case.rule.labels
@@ -253,7 +260,7 @@ def silenced(notice: Notice, silences: Sequence[Silence], now: float) -> str:
 
 
 def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels: Mapping[str, str]) -> bool:
-    """Whether the silence is about this alert, whenever it is; ``run`` None: only its id is known."""
+    """True if the silence is about this alert, whenever it is; ``run`` None: only its id is known."""
     names = {alert.run_id, run.name if run else alert.run_id}
     return (
         (not silence.run or silence.run in names)
@@ -264,19 +271,19 @@ def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels:
     )
 
 
-def in_quiet_hours(notice: Notice, policy: Policy, now: float) -> str:
-    """The quiet hours it falls into, in words."""
+def in_quiet_hours(notification: Notification, policy: Policy, now: float) -> str:
+    """The quiet hours it falls into, in words; or ""."""
     for hours in policy.quiet_hours:
         until = hours.until(now)
-        if until is not None and notice.severity.rank < hours.let_through.rank:
+        if until is not None and notification.severity.rank < hours.let_through.rank:
             return f"quiet hours until {datetime.fromtimestamp(until, hours.zone()):%H:%M} {hours.time_zone}"
     return ""
 
 
-def awaits_group(notice: Notice, policy: Policy, now: float) -> str:
-    """Whether it waits for others that begin with it."""
-    fired, wait = notice.case.alert.fired_at or 0.0, policy.grouping.wait_s
-    if notice.event is AlertEvent.FIRING and wait and math.isfinite(fired) and 0 <= now - fired < wait:
+def awaits_group(notification: Notification, policy: Policy, now: float) -> str:
+    """:data:`WAITING` while it waits for others that begin with it; or ""."""
+    fired, wait = notification.case.alert.fired_at or 0.0, policy.grouping.wait_s
+    if notification.event is AlertEvent.FIRING and wait and math.isfinite(fired) and 0 <= now - fired < wait:
         return WAITING
     return ""
 
@@ -293,9 +300,9 @@ MOST_EARLIER = 5
 class Snapshot:
     """The time (Unix seconds), the runs and which of them are live, and the silences.
 
-    ``final``: nobody will plan for these alerts soon, so that none waits, for others of its group or to settle.
-    ``cause`` says what most likely set a kind of failure of a run off, by what was known at a step (None: by now), if
-    that is known.
+    ``final``: nobody will decide about these alerts soon, so that none waits, for others of its group or to settle.
+    ``cause(run_id, kind, at)``: what most likely set a kind of failure of a run off, by what was known at step ``at``
+    (None: by now), if that is known.
     """
 
     now: float
@@ -308,112 +315,125 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Messages to write, and what is due but kept back: (notice, why)."""
+    """Messages to write, and notifications that are due but held back, each with the reason."""
 
     messages: tuple[OutboxMessage, ...] = ()
-    held_back: tuple[tuple[Notice, str], ...] = field(default=())
+    held_back: tuple[tuple[Notification, str], ...] = field(default=())
 
 
-def decide(ledger: Ledger, policy: Policy, scene: Snapshot, dashboard_url: str = "") -> Decision:
-    """What to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are left alone."""
-    telling = Publications(ledger.messages)
-    cases = list(_cases(ledger, policy, scene))
-    inhibited = _inhibited(cases, policy, scene)
-    told: list[Notice] = []
-    kept: list[tuple[Notice, str]] = []
+def decide(ledger: Ledger, policy: Policy, snapshot: Snapshot, dashboard_url: str = "") -> Decision:
+    """Decide what to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are left alone."""
+    publications = Publications(ledger.messages)
+    cases = list(_cases(ledger, policy, snapshot))
+    inhibited = _inhibited(cases, policy, snapshot)
+    ready: list[Notification] = []
+    held: list[tuple[Notification, str]] = []
     for case in cases:
-        for notice in due(case, telling, scene.now):
-            why = held_back(notice, policy, scene.silences, inhibited, scene.now)
-            kept.append((notice, why)) if why else told.append(notice)
-    awaited = [notice for notice, why in kept if why == WAITING]
-    joining = awaited if scene.final else _joining(told, awaited, policy)
-    groups = _grouped([*told, *joining], policy, telling)
-    messages = tuple(_message(group, telling, ledger.alerts, scene, dashboard_url) for group in groups)
-    return Decision(messages, tuple(pair for pair in kept if pair[0] not in joining))
+        for notification in due(case, publications, snapshot.now):
+            why = held_back(notification, policy, snapshot.silences, inhibited, snapshot.now)
+            held.append((notification, why)) if why else ready.append(notification)
+    awaiting = [notification for notification, why in held if why == WAITING]
+    joining = awaiting if snapshot.final else _joining(ready, awaiting, policy)
+    groups = _grouped([*ready, *joining], policy, publications)
+    messages = tuple(_message(group, publications, ledger.alerts, snapshot, dashboard_url) for group in groups)
+    return Decision(messages, tuple(pair for pair in held if pair[0] not in joining))
 
 
-def _cases(ledger: Ledger, policy: Policy, scene: Snapshot) -> Iterator[Case]:
-    taken = {acknowledgement.alert_id: acknowledgement for acknowledgement in ledger.acknowledgements}
+def _cases(ledger: Ledger, policy: Policy, snapshot: Snapshot) -> Iterator[Case]:
+    acknowledged = {acknowledgement.alert_id: acknowledgement for acknowledgement in ledger.acknowledgements}
     for alert in sorted(ledger.alerts, key=lambda a: (-a.severity.rank, a.onset_step, a.rule, a.kind, a.alert_id)):
-        rule, run = policy.rule(alert.rule), scene.runs.get(alert.run_id)
+        rule, run = policy.rule(alert.rule), snapshot.runs.get(alert.run_id)
         if rule is not None and run is not None:
-            yield Case(alert, rule, run, run.run_id in scene.live, taken.get(alert.alert_id))
+            yield Case(alert, rule, run, run.run_id in snapshot.live, acknowledged.get(alert.alert_id))
 
 
 def _notifies(case: Case) -> bool:
-    """An alert that tells nobody keeps nobody else from being told."""
+    """An alert that notifies nobody inhibits no other."""
     return bool(case.rule.channels or case.rule.escalate_to)
 
 
-def _inhibited(cases: Sequence[Case], policy: Policy, scene: Snapshot) -> dict[str, str]:
-    """Alert id -> words, of those whose cause fires or has only just ended. What waits itself keeps nobody back."""
-    settles = _settling(cases, policy, scene)
+def _inhibited(cases: Sequence[Case], policy: Policy, snapshot: Snapshot) -> dict[str, str]:
+    """Alert id -> words, of those whose cause fires or has only just ended. What settles itself inhibits nothing."""
+    settles = _settling(cases, policy, snapshot)
     firing = [each.alert for each in cases if _notifies(each) and each.alert.state is AlertState.FIRING]
     causes = [alert for alert in firing if alert.alert_id not in settles]
-    kept = inhibitors([case.alert for case in cases], causes, policy.inhibitions)
-    return settles | {key: f"inhibited by {cause.kind} since step {cause.onset_step}" for key, cause in kept.items()}
+    inhibiting = inhibitors([case.alert for case in cases], causes, policy.inhibitions)
+    words = {key: f"inhibited by {cause.kind} since step {cause.onset_step}" for key, cause in inhibiting.items()}
+    return settles | words
 
 
-def _settling(cases: Sequence[Case], policy: Policy, scene: Snapshot) -> dict[str, str]:
-    """Those whose cause has only just ended; a run that goes no further has no steps to wait for."""
+def _settling(cases: Sequence[Case], policy: Policy, snapshot: Snapshot) -> dict[str, str]:
+    """Alert id -> words, of those whose cause has only just ended; a run that ended has no steps to wait for."""
     over = ended(case.alert for case in cases if _notifies(case))
-    waiting = [] if scene.final else [c for c in cases if c.live and c.alert.state is AlertState.FIRING]
+    waiting = [] if snapshot.final else [c for c in cases if c.live and c.alert.state is AlertState.FIRING]
     whys = {c.alert.alert_id: settling(c.alert, c.rule, c.run.last_step, over, policy.inhibitions) for c in waiting}
     return {alert_id: why for alert_id, why in whys.items() if why}
 
 
-def _joining(told: Sequence[Notice], awaited: Sequence[Notice], policy: Policy) -> list[Notice]:
-    """Those that wait no longer, because one of their group is told now."""
-    ready = {_group(notice, policy) for notice in told}
-    return [notice for notice in awaited if _group(notice, policy) in ready]
+def _joining(ready: Sequence[Notification], awaiting: Sequence[Notification], policy: Policy) -> list[Notification]:
+    """Notifications that wait no longer, because one of their group is published now."""
+    groups = {_group(notification, policy) for notification in ready}
+    return [notification for notification in awaiting if _group(notification, policy) in groups]
 
 
-def _group(notice: Notice, policy: Policy) -> tuple[str, ...]:
-    run, by = notice.case.run, policy.grouping.by
+def _group(notification: Notification, policy: Policy) -> tuple[str, ...]:
+    run, by = notification.case.run, policy.grouping.by
     whose = {
-        GroupBy.NONE: notice.case.alert.alert_id,
+        GroupBy.NONE: notification.case.alert.alert_id,
         GroupBy.RUN: run.run_id,
         GroupBy.PROJECT: run.project,
     }[by]
-    return (notice.event.value, notice.channel, whose)
+    return (notification.event.value, notification.channel, whose)
 
 
-def _grouped(notices: Sequence[Notice], policy: Policy, telling: Publications) -> list[list[Notice]]:
-    """Notices that make one message; of what was told together, the end is told together."""
-    groups: dict[tuple[str, ...], list[Notice]] = {}
-    for notice in sorted(notices, key=lambda n: (-n.severity.rank, n.case.alert.onset_step, n.case.alert.alert_id)):
-        key = _group(notice, policy)
-        if notice.event is AlertEvent.RESOLVED:
-            key = (notice.event.value, notice.channel, telling.thread(notice.case.alert.alert_id, notice.channel))
-        groups.setdefault(key, []).append(notice)
+def _grouped(
+    notifications: Sequence[Notification], policy: Policy, publications: Publications
+) -> list[list[Notification]]:
+    """Notifications that make one message; what was published together ends together."""
+    groups: dict[tuple[str, ...], list[Notification]] = {}
+    for notification in sorted(
+        notifications, key=lambda n: (-n.severity.rank, n.case.alert.onset_step, n.case.alert.alert_id)
+    ):
+        key = _group(notification, policy)
+        if notification.event is AlertEvent.RESOLVED:
+            key = (
+                notification.event.value,
+                notification.channel,
+                publications.group(notification.case.alert.alert_id, notification.channel),
+            )
+        groups.setdefault(key, []).append(notification)
     return list(groups.values())
 
 
 def _message(
-    notices: list[Notice], telling: Publications, alerts: Sequence[Alert], scene: Snapshot, dashboard_url: str
+    notifications: list[Notification],
+    publications: Publications,
+    alerts: Sequence[Alert],
+    snapshot: Snapshot,
+    dashboard_url: str,
 ) -> OutboxMessage:
-    leading = notices[0].case.alert
-    thread = telling.thread(leading.alert_id, notices[0].channel)
-    sharing = {*telling.sharing(thread, notices[0].channel), *(notice.case.alert.alert_id for notice in notices)}
+    leading, channel = notifications[0].case.alert, notifications[0].channel
+    group = publications.group(leading.alert_id, channel)
+    members = {*publications.members(group, channel), *(each.case.alert.alert_id for each in notifications)}
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     earlier = [a for a in firing if a.run_id == leading.run_id and a.onset_step < leading.onset_step]
     return compose_message(
-        notices,
-        thread=thread,
-        firing=sum(alert.alert_id in sharing for alert in firing),
+        notifications,
+        group=group,
+        firing=sum(alert.alert_id in members for alert in firing),
         earlier=sorted(earlier, key=lambda alert: alert.onset_step)[:MOST_EARLIER],
-        cause=_cause(notices[0], scene),
+        cause=_cause(notifications[0], snapshot),
         dashboard_url=dashboard_url,
-        now=scene.now,
+        now=snapshot.now,
     )
 
 
-def _cause(leading: Notice, scene: Snapshot) -> Cause | None:
-    """What set it off, by what was known when it was first said; by now, if it is said again."""
+def _cause(leading: Notification, snapshot: Snapshot) -> Cause | None:
+    """The likeliest cause by what was known when it was first published; by now, if it is published again."""
     if leading.event is AlertEvent.RESOLVED:
         return None
     case, first = leading.case, leading.event in (AlertEvent.FIRING, AlertEvent.ESCALATED)
-    return scene.cause(case.run.run_id, case.alert.kind, case.alert.step if first else None)
+    return snapshot.cause(case.run.run_id, case.alert.kind, case.alert.step if first else None)
 
 
 CONSOLE = "console"
@@ -421,7 +441,7 @@ CONSOLE = "console"
 
 
 class Dispatcher:
-    """Tells the alerts of a store's runs.
+    """Publishes the alerts of a store's runs.
 
     Parameters
     ----------
@@ -454,7 +474,7 @@ class Dispatcher:
         self._live = live
 
     def publish(self, run_id: str, alerts: Sequence[Alert] = (), *, final: bool = False) -> list[OutboxMessage]:
-        """Put the alerts down and write what is due on their run; returns the messages that are new.
+        """Store the alerts and write what is due on their run to the outbox; returns the messages that are new.
 
         With ``final`` nothing waits for others of its group. May raise ``StoreBusyError``: nothing, or
         only the alerts, was stored then, and the same call may be made again.
@@ -463,60 +483,60 @@ class Dispatcher:
             if alerts:
                 self._store.put_alerts(alerts, [])
             return self._publish_project(run_id, final=final)
-        scene = self._scene([_as_of(self._store.run(run_id), alerts)], final=final)
+        snapshot = self._snapshot([_as_of(self._store.run(run_id), alerts)], final=final)
         for alert in alerts:
             if alert.state is AlertState.FIRING:  # read what will be wanted before the control file is locked
-                scene.cause(run_id, alert.kind, alert.step)
-        if not alerts and not self._planned(self._store.ledger(run_id), scene).messages:
+                snapshot.cause(run_id, alert.kind, alert.step)
+        if not alerts and not self._decide(self._store.ledger(run_id), snapshot).messages:
             return []  # the usual look takes no lock
-        return self._store.publish(run_id, alerts, lambda ledger: self._planned(ledger, scene).messages)
+        return self._store.publish(run_id, alerts, lambda ledger: self._decide(ledger, snapshot).messages)
 
     def _publish_project(self, run_id: str, *, final: bool) -> list[OutboxMessage]:
-        """One message may tell alerts of several runs, so that one process at a time plans for the project."""
+        """One message may be about alerts of several runs, so that one process at a time decides for the project."""
         project = self._store.run(run_id).project
         runs = [run for run in self._store.runs() if run.project == project]
-        scene = self._scene(runs, final=final)
-        if not self._planned(self._whole(runs), scene).messages:
+        snapshot = self._snapshot(runs, final=final)
+        if not self._decide(self._joint_ledger(runs), snapshot).messages:
             return []
         with self._store.exclusive():
-            messages = self._planned(self._whole(runs), scene).messages
+            messages = self._decide(self._joint_ledger(runs), snapshot).messages
             self._store.put_alerts([], messages)
         return list(messages)
 
-    def _planned(self, ledger: Ledger, scene: Snapshot) -> Decision:
-        self.decision = decide(ledger, self._policy, scene, self._dashboard_url)
+    def _decide(self, ledger: Ledger, snapshot: Snapshot) -> Decision:
+        self.decision = decide(ledger, self._policy, snapshot, self._dashboard_url)
         return self.decision
 
-    def _scene(self, runs: Sequence[RunInfo], *, final: bool) -> Snapshot:
+    def _snapshot(self, runs: Sequence[RunInfo], *, final: bool) -> Snapshot:
         live = frozenset(run.run_id for run in runs if self._live(run))
         by_id = {run.run_id: run for run in runs}
         silences = self._store.silences()
         return Snapshot(self._clock.now(), by_id, live, silences, final=final, cause=cache(partial(self._cause, by_id)))
 
     def _cause(self, runs: Mapping[str, RunInfo], run_id: str, kind: str, at: int | None) -> Cause | None:
-        """The likeliest cause of failures of this kind, where more than the failure itself is known of it."""
+        """The likeliest cause of failures of this kind, where more than the failure itself is known."""
         try:
             findings, events = self._store.findings(run_id), self._store.events(run_id)
         except StoreError:
             return None  # the alert goes out without
-        said = diagnose(findings, events=events, source=runs[run_id].source, at=at)
-        sure = (cause for cause in said.causes if cause.sure is not Sureness.WEAK and cause.symptoms)
+        diagnosis = diagnose(findings, events=events, source=runs[run_id].source, at=at)
+        sure = (cause for cause in diagnosis.causes if cause.sure is not Sureness.WEAK and cause.symptoms)
         return next((cause for cause in sure if kind in (cause.kind, *cause.symptoms)), None)
 
-    def _whole(self, runs: Sequence[RunInfo]) -> Ledger:
-        """The ledgers of all runs that can be read, as one."""
-        whole = Ledger()
+    def _joint_ledger(self, runs: Sequence[RunInfo]) -> Ledger:
+        """Ledgers of all runs that can be read, as one."""
+        joint = Ledger()
         for run in runs:
             try:
                 part = self._store.ledger(run.run_id)
             except StoreError:
                 continue  # damaged, or busy: its alerts wait for the next look
-            whole = Ledger(
-                whole.alerts + part.alerts,
-                whole.messages + part.messages,
-                whole.acknowledgements + part.acknowledgements,
+            joint = Ledger(
+                joint.alerts + part.alerts,
+                joint.messages + part.messages,
+                joint.acknowledgements + part.acknowledgements,
             )
-        return whole
+        return joint
 
 
 def _as_of(run: RunInfo, alerts: Sequence[Alert]) -> RunInfo:

@@ -21,7 +21,7 @@ __all__ = ["AlertEngine", "Reason", "Transition"]
 
 
 class AlertEvent(StrEnum):
-    """What a receiver is told."""
+    """Kinds of message a receiver gets."""
 
     FIRING = "firing"
     ESCALATED = "escalated"
@@ -29,27 +29,27 @@ class AlertEvent(StrEnum):
     REPEATED = "repeated"
     """It still fires, and nobody has acknowledged it."""
     UNACKNOWLEDGED = "unacknowledged"
-    """Nobody has acknowledged it for as long as the rule allows: others are told, or at a higher severity."""
+    """Nobody has acknowledged it for as long as the rule allows: others are notified, or at a higher severity."""
     RESOLVED = "resolved"
 
 
 class Reason(StrEnum):
-    """Why the engine decided as it did. Those that end in ``_silent`` change nothing."""
+    """Reasons of the engine's decisions. Those that end in ``_silent`` change nothing."""
 
     FIRST_PENDING = "first_pending"
     """The condition began to hold; the rule asks for more steps."""
     PENDING_SILENT = "pending_silent"
     """It still holds, not yet for long enough."""
     CONDITION_GONE = "condition_gone"
-    """It ceased to hold before the alert fired: nobody was told, nobody will be."""
+    """It ceased to hold before the alert fired: nobody was notified, nobody will be."""
     FIRED_AT_ONCE = "fired_at_once"
     """The rule asks for no patience."""
     HELD_FOR = "held_for"
     """It has held for as long as the rule asks."""
     STILL_FIRING_SILENT = "still_firing_silent"
-    """Known already: this episode was told at this severity."""
+    """Known already: this episode was published at this severity."""
     ESCALATED = "escalated"
-    """It became worse than what was told."""
+    """It became worse than what was published."""
     KEPT_FIRING_SILENT = "kept_firing_silent"
     """The condition is gone, not yet for as long as the rule asks."""
     RESOLVED = "resolved"
@@ -57,12 +57,12 @@ class Reason(StrEnum):
 
     @property
     def event(self) -> AlertEvent | None:
-        """What receivers are told, None if nothing."""
+        """Event that is published, None if none is."""
         return _EVENTS.get(self)
 
     @property
     def changes(self) -> bool:
-        """Whether the alert is now something else than before."""
+        """True if the alert is now something else than before."""
         return not self.value.endswith("_silent")
 
 
@@ -85,12 +85,12 @@ class Transition:
 
     @property
     def event(self) -> AlertEvent | None:
-        """What receivers are told, None if nothing."""
+        """Event that is published, None if none is."""
         return self.reason.event
 
     @property
     def notify(self) -> bool:
-        """Whether receivers are told: there is something to tell, and the rule names somebody."""
+        """True if receivers are notified: there is an event to publish, and the rule names a channel."""
         return self.reason.event is not None and bool(self.rule.channels)
 
 
@@ -104,7 +104,7 @@ def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
 
 @dataclass(slots=True)
 class Episode:
-    """What is remembered between steps. ``since``, ``critical_since`` and ``gone_since`` are steps."""
+    """State kept between steps. ``since``, ``critical_since`` and ``gone_since`` are steps."""
 
     rule: Rule
     alert: Alert
@@ -272,7 +272,7 @@ class AlertEngine:
     def arrival(self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0) -> list[Transition]:
         """Evaluate findings that do not wait for their step to close.
 
-        Only findings their rule tells at once are heard; nothing ends here.
+        Only findings that their rule publishes at once count; nothing ends here.
         """
         at, decisions = _At(seq, step, ts), []
         for rule in self.rules:

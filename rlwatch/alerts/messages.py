@@ -1,4 +1,4 @@
-"""What receivers are sent: one message for the alerts of a group that are told together, event and channel.
+"""Messages to receivers: one for the alerts of a group that are published together, event and channel.
 
 The payload, a JSON object (``schema_version`` 1)::
 
@@ -8,18 +8,18 @@ The payload, a JSON object (``schema_version`` 1)::
     alert           object  the one that leads: the severest, then the one that began first
       id            str     the same for all events of one episode
       rule, kind, detector, message              str
-      reason        str     why it is told now
+      reason        str     why it is published now
       severity      str     "info" | "warning" | "critical": the worst so far
       state         str     "firing" | "resolved"
       onset_step    int     when it began, looking back
-      step          int     when this was said
+      step          int     when this was written
       resolved_step int     null while it fires
       fired_at, resolved_at                      Unix seconds, null if not (yet)
       labels        object  of the rule, text to text
       run_id        str     the run it is about
-    also            list    the others told by this message, each as ``alert``; empty for most
+    also            list    the others in this message, each as ``alert``; empty for most
     group           object
-      id            str     the same for all messages of alerts that were first told together
+      id            str     the same for all messages of alerts that were first published together
       firing        int     how many of them fire now: with 0 the whole is over
     earlier         list    what fires on this run since before: objects of kind, severity, onset_step
     cause           object  null where nothing but the alert itself is known
@@ -62,7 +62,7 @@ TRIAL_EVENT = "test"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One alert with all that bears on what is told of it. ``live``: its run goes on."""
+    """One alert with all that bears on what is published of it. ``live``: its run goes on."""
 
     alert: Alert
     rule: Rule
@@ -72,14 +72,14 @@ class Case:
 
     @property
     def acknowledged(self) -> bool:
-        """Whether somebody took it on as bad as it is now."""
+        """True if somebody took it on as bad as it is now."""
         taken = self.acknowledgement
         return taken is not None and taken.severity.rank >= self.alert.severity.rank
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """One thing to tell one channel of one alert. ``number`` counts repeats; ``why`` it is told now."""
+class Notification:
+    """One event of one alert for one channel. ``number`` counts repeats; ``why`` it is published now."""
 
     case: Case
     event: AlertEvent
@@ -90,27 +90,27 @@ class Notice:
 
 
 def compose_message(
-    notices: Sequence[Notice],
+    notifications: Sequence[Notification],
     *,
-    thread: str = "",
+    group: str = "",
     firing: int = 1,
     earlier: Sequence[Alert] = (),
     cause: Cause | None = None,
     dashboard_url: str = "",
     now: float = 0.0,
 ) -> OutboxMessage:
-    """The message that tells ``notices``, all of one event and channel, the leading one first.
+    """Compose the message of ``notifications``, all of one event and channel, the leading one first.
 
-    Its id depends only on the leading alert, what is told and to whom: composing twice makes no second message.
+    Its id depends only on the leading alert, the event and the channel: composing twice makes no second message.
 
     Parameters
     ----------
-    notices
-        What is told: the first leads.
-    thread
-        The alert under which the channel was told of them first; the leading one if not given.
+    notifications
+        The first leads.
+    group
+        The alert that led when the channel was first notified of them; the leading one if not given.
     firing
-        How many alerts of the thread fire now.
+        How many alerts of the group fire now.
     earlier
         What fires on the run since before.
     cause
@@ -120,43 +120,42 @@ def compose_message(
     now
         When it is written.
     """
-    first = notices[0]
+    first = notifications[0]
     alert = first.case.alert
-    thread = thread or alert.alert_id
-    group = {"id": thread, "firing": firing}
+    group = group or alert.alert_id
     return OutboxMessage(
         message_id=message_id(alert.alert_id, first.event, first.severity, first.channel, first.number),
         run_id=alert.run_id,
-        alert_id=thread,
+        alert_id=group,
         channel=first.channel,
-        payload=payload(notices, group, earlier, cause, dashboard_url),
+        payload=payload(notifications, {"id": group, "firing": firing}, earlier, cause, dashboard_url),
         created_at=now,
     )
 
 
 def message_id(alert_id: str, event: AlertEvent, severity: Severity, channel: str, number: int = 0) -> str:
     """32 hex digits; ``number`` tells repeats apart."""
-    told = f"{alert_id}|{event.value}|{severity.value}|{channel}" + (f"|{number}" if number else "")
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
+    identity = f"{alert_id}|{event.value}|{severity.value}|{channel}" + (f"|{number}" if number else "")
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 def payload(
-    notices: Sequence[Notice],
+    notifications: Sequence[Notification],
     group: dict[str, JSON],
     earlier: Sequence[Alert] = (),
     cause: Cause | None = None,
     dashboard_url: str = "",
 ) -> dict[str, JSON]:
     """The payload described above."""
-    first = notices[0]
+    first = notifications[0]
     alert, run = first.case.alert, first.case.run
     known = advice(alert.kind, run.source)
     whole = {
         "schema_version": SCHEMA_VERSION,
         "event": first.event,
-        "text": summary(notices, cause),
+        "text": summary(notifications, cause),
         "alert": _alert(first),
-        "also": [_alert(notice) for notice in notices[1:]],
+        "also": [_alert(notification) for notification in notifications[1:]],
         "group": group,
         "earlier": [{"kind": a.kind, "severity": a.severity, "onset_step": a.onset_step} for a in earlier],
         "cause": None if cause is None else _cause(cause),
@@ -168,12 +167,12 @@ def payload(
     return dict(json_safe(whole))
 
 
-def summary(notices: Sequence[Notice], cause: Cause | None = None) -> str:
+def summary(notifications: Sequence[Notification], cause: Cause | None = None) -> str:
     """One line: what, how bad, which run, where in it, what else, and what set it off where that is another thing."""
-    first = notices[0]
+    first = notifications[0]
     alert = first.case.alert
     began = f" (since step {alert.onset_step})" if alert.onset_step != alert.step else ""
-    others = ", ".join(dict.fromkeys(_named(notice, first.case.run) for notice in notices[1:]))
+    others = ", ".join(dict.fromkeys(_named(notification, first.case.run) for notification in notifications[1:]))
     return (
         f"[{first.event.value} {first.severity.value}] {_whose(first.case.run)}: {alert.kind} at step {alert.step}"
         f"{began}: {alert.message}"
@@ -186,9 +185,9 @@ def _whose(run: RunInfo) -> str:
     return f"{run.project}/{run.name or run.run_id}"
 
 
-def _named(notice: Notice, leading: RunInfo) -> str:
-    run = notice.case.run
-    return notice.case.alert.kind + (f" ({_whose(run)})" if run.run_id != leading.run_id else "")
+def _named(notification: Notification, leading: RunInfo) -> str:
+    run = notification.case.run
+    return notification.case.alert.kind + (f" ({_whose(run)})" if run.run_id != leading.run_id else "")
 
 
 def run_page(dashboard_url: str, run_id: str) -> str:
@@ -214,30 +213,30 @@ def _cause(cause: Cause) -> dict[str, JSON]:
     }
 
 
-def _alert(notice: Notice) -> dict[str, JSON]:
-    alert = notice.case.alert
+def _alert(notification: Notification) -> dict[str, JSON]:
+    alert = notification.case.alert
     return {
         "id": alert.alert_id,
         "rule": alert.rule,
         "kind": alert.kind,
         "detector": alert.detector,
-        "severity": notice.severity,
+        "severity": notification.severity,
         "state": alert.state,
         "message": alert.message,
-        "reason": notice.why,
+        "reason": notification.why,
         "onset_step": alert.onset_step,
         "step": alert.step,
         "resolved_step": alert.resolved_step,
         "fired_at": alert.fired_at,
         "resolved_at": alert.resolved_at,
-        "labels": notice.case.rule.labels,
+        "labels": notification.case.rule.labels,
         "run_id": alert.run_id,
     }
 
 
 def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:
-    """A message with the parts of an alert's, that says it is none."""
-    said = f"a trial message from {socket.gethostname()}: nothing is wrong, and this channel works"
+    """Compose a message with the parts of an alert's, that says it is none."""
+    text = f"a trial message from {socket.gethostname()}: nothing is wrong, and this channel works"
     trial_id = uuid.uuid4().hex
     alert: dict[str, JSON] = {
         "id": f"trial-{trial_id[:8]}",
@@ -246,7 +245,7 @@ def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage
         "detector": "rlwatch alerts test",
         "severity": "info",
         "state": "firing",
-        "message": said,
+        "message": text,
         "reason": "somebody ran rlwatch alerts test",
         "onset_step": 0,
         "step": 0,
@@ -259,7 +258,7 @@ def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage
     payload: dict[str, JSON] = {
         "schema_version": SCHEMA_VERSION,
         "event": TRIAL_EVENT,
-        "text": f"[{TRIAL_EVENT}] {said}",
+        "text": f"[{TRIAL_EVENT}] {text}",
         "alert": alert,
         "also": [],
         "group": {"id": alert["id"], "firing": 0},

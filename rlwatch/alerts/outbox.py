@@ -56,17 +56,17 @@ def exponential(*, first_s: float = 5.0, longest_s: float = 900.0, jitter_s: flo
 LONGEST_WISH_S = 3600.0
 """The most a receiver can put us off (``Retry-After``)."""
 
-_TELLING_ORDER = {"firing": 0, "escalated": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
+_EVENT_ORDER = {"firing": 0, "escalated": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When to try again and when to give up.
+    """Delays between tries, and the point at which to give up.
 
     ``backoff(attempts)`` seconds pass between tries. A message is given up when its ``max_attempts``-th try
     fails, or one fails that comes more than ``max_age_s`` after it was written; so a message that nobody
     could deliver over a weekend, because nobody ran, still gets its try. One that nobody tried for ``stale_s``
-    is no news any more: who configures a webhook today is not told of last month's crashes.
+    is out of date: a webhook that is configured today does not get last month's crashes.
     """
 
     backoff: Backoff
@@ -75,7 +75,7 @@ class Patience:
     stale_s: float = 7 * 24 * 3600.0
 
     def stale(self, message: OutboxMessage, now: float) -> bool:
-        """Whether a message nobody tried is too old to be told."""
+        """True if a message nobody tried is too old to be delivered."""
         return message.attempts == 0 and 0 < message.created_at < now - self.stale_s
 
 
@@ -101,7 +101,7 @@ def _why_given_up(tried: OutboxMessage, delivery: Delivery, now: float, patience
 
 
 def precedes(first: OutboxMessage, second: OutboxMessage) -> bool:
-    """Whether ``first`` still has to reach the channel of ``second`` before it: nobody shall read "firing"
+    """True if ``first`` still has to reach the channel of ``second`` before it: nobody shall read "firing"
     after "resolved".
     """
     return (
@@ -112,12 +112,12 @@ def precedes(first: OutboxMessage, second: OutboxMessage) -> bool:
 
 
 def is_first(message: OutboxMessage) -> bool:
-    """Whether nothing can precede it."""
+    """True if nothing can precede it."""
     return _place(message)[0] == 0
 
 
 def _place(message: OutboxMessage) -> tuple[int, float]:
-    return (_TELLING_ORDER.get(str(message.payload.get("event")), 0), message.created_at)
+    return (_EVENT_ORDER.get(str(message.payload.get("event")), 0), message.created_at)
 
 
 logger = logging.getLogger("rlwatch")
@@ -131,7 +131,7 @@ UNKNOWN_CHANNEL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """What became of messages. ``waiting`` ones were not tried; ``busy`` counts rounds a busy store ended."""
+    """Messages by their outcome. ``waiting`` ones were not tried; ``busy`` counts rounds a busy store ended."""
 
     sent: int = 0
     retried: int = 0
@@ -175,7 +175,7 @@ class Deliverer:
         self._patience = patience or _default_patience(self._notifiers)
         self._unsettled: dict[str, OutboxMessage] = {}
         self.errors = 0
-        """How often a notifier raised, which it must not."""
+        """Number of times a notifier raised, which it must not."""
 
     def run_once(self, *, enough: Callable[[], bool] = lambda: False) -> DeliveryReport:
         """Try every message that is due, once; take up no more as soon as ``enough()``.
@@ -328,7 +328,7 @@ class DeliveryThread:
 
     @property
     def errors(self) -> int:
-        """How often a notifier raised, which it must not."""
+        """Number of times a notifier raised, which it must not."""
         return self._deliverer.errors
 
     def start(self) -> None:
@@ -387,7 +387,7 @@ ABSENT = Delivery(ok=False, reason="cannot be tried from here: only the trainer'
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one trial message."""
+    """Outcome of one trial message."""
 
     channel: str
     message_id: str
@@ -410,7 +410,7 @@ class _Overheard:
 def try_channels(
     notifiers: Mapping[str, Notifier], *, dashboard_url: str = "", clock: Clock | None = None
 ) -> list[Trial]:
-    """Send one message to each channel, once, and tell what its receiver answered.
+    """Send one message to each channel, once, and report what its receiver answered.
 
     The outbox is one of its own, in a temporary place: no run's alerts are touched.
     """

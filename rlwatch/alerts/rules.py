@@ -111,7 +111,7 @@ def check_flag(rule: str, key: str, value: object) -> None:
 
 
 def check_escalation(rule: str, after: float, to: tuple[str, ...], level: Severity | None) -> None:
-    """When to escalate and what then: one is nothing without the other."""
+    """A time to escalate and a way: one is nothing without the other."""
     if after and not to and level is None:
         raise ConfigError(
             f"rule {rule!r}: it escalates, but to nobody and to no severity: set escalate_to or escalate_severity"
@@ -139,7 +139,7 @@ def check_labels(rule: str, value: object) -> dict[str, str]:
 
 
 WARNING_STEPS = 10
-"""By default a warning must last this many steps: one odd step is not news. A critical one is told at once."""
+"""By default a warning must last this many steps: one odd step is no alert. A critical one is published at once."""
 
 FORECAST_STEPS = 2
 """By default a forecast of a failure must last this many steps: each is smoothed over rows already."""
@@ -171,22 +171,22 @@ class Rule:
     keep_firing_for
         How long a firing alert outlives its condition: it resolves at the first evaluated step s with
         ``s - gone >= keep_firing_for``, where ``gone`` is the first step without the condition. If the
-        condition returns before that, the alert simply goes on and nobody is told twice.
+        condition returns before that, the alert simply goes on and nobody is notified twice.
     severity
         Overrides the finding's severity in the alert.
     labels
         Free text for receivers to route by.
     channels
-        Names of the notifiers to tell; empty records the alert and tells nobody.
+        Names of the channels to notify; empty records the alert and notifies nobody.
     repeat_minutes
         Says again that it fires, so often, until it is over or somebody acknowledges it; 0: once is enough.
     escalate_after_minutes, escalate_after_steps
-        When nobody acknowledged it for so long after it was told (minutes), or so many steps after it fired or got
+        When nobody acknowledged it for so long after it was published (minutes), or so many steps after it fired or got
         worse; whichever comes first. 0: never.
     escalate_to, escalate_severity
-        What escalating does: tells these channels too, at this severity if it is higher.
+        Effect of escalating: notifies these channels too, at this severity if it is higher.
     only_live
-        Repeats, escalates and tells late only while the run is live: of a run that ended nobody is told again.
+        Repeats, escalates and publishes late only while the run is live: of one that ended nothing is published again.
 
     Raises
     ------
@@ -232,7 +232,7 @@ class Rule:
         object.__setattr__(self, "labels", check_labels(self.name, self.labels))
 
     def matches(self, finding: Finding) -> bool:
-        """Whether the rule is about this finding."""
+        """True if the rule is about this finding."""
         return (
             (not self.kinds or finding.kind in self.kinds)
             and finding.kind not in self.except_kinds
@@ -248,7 +248,7 @@ class Rule:
 
 
 REPEAT_MINUTES = 240.0
-"""By default a firing alert that nobody acknowledged is told again every four hours."""
+"""By default a firing alert that nobody acknowledged is published again every four hours."""
 
 
 USUAL: Mapping[str, Any] = {
@@ -263,7 +263,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(USUALLY.split(), USUAL),
     # Maintenance, not an emergency: twice the patience, and no reminders.
     "reset-due": {"for_steps": 2 * WARNING_STEPS, "keep_firing_for": 2 * KEEP_STEPS},
-    # Something that happened, not a state that must last: told at once.
+    # Something that happened, not a state that must last: published at once.
     "reference": {"keep_firing_for": KEEP_STEPS},
     # Time is what a forecast is for: three rows of each step, two of a coarser log.
     "forecast": {**USUAL, "for_steps": FORECAST_STEPS},
@@ -276,7 +276,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """One rule per failure, one for whatever else is found, one for the run itself; info tells nobody.
+    """One rule per failure, one for whatever else is found, one for the run itself; info notifies nobody.
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'no-signal', 'reward', 'length', 'text', 'throughput',
@@ -293,7 +293,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class GroupBy(StrEnum):
-    """What alerts that begin together must share to be told in one message."""
+    """The thing that alerts which begin together must share to be published in one message."""
 
     NONE = "none"
     RUN = "run"
@@ -318,7 +318,7 @@ class Grouping:
 @dataclass(frozen=True, slots=True)
 class QuietHours:
     """From ``start`` to ``end`` (local times of ``time_zone``, over midnight if end <= start) only alerts of
-    ``let_through`` and worse are told; the others when the hours are over, if they still hold then.
+    ``let_through`` and worse are published; the others when the hours are over, if they still hold then.
 
     ``days``: those on which the hours begin, of ``mon``...``sun``.
     """
@@ -351,7 +351,7 @@ class QuietHours:
             ) from None
 
     def until(self, now: float) -> float | None:
-        """When the hours end that ``now`` (Unix seconds) lies in; None outside of them.
+        """The end of the hours that ``now`` (Unix seconds) lies in; None outside of them.
 
         >>> night = QuietHours(time(22), time(7))
         >>> night.until(23 * 3600.0) / 3600, night.until(12 * 3600.0)
@@ -390,7 +390,7 @@ class Inhibition:
             raise ConfigError(f"inhibit: {both[0]!r} cannot keep itself back; name it in when or in mutes")
 
     def inhibits(self, cause: Alert, symptom: Alert) -> bool:
-        """Whether ``cause``, which fires, keeps ``symptom`` back."""
+        """True if ``cause``, which fires, holds ``symptom`` back."""
         return (
             cause.run_id == symptom.run_id
             and cause.kind in self.when
@@ -438,7 +438,7 @@ class _DefaultInhibitions(Sequence[Inhibition]):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything that decides who is told what and when."""
+    """Everything that decides what is published to whom and when."""
 
     rules: tuple[Rule, ...] = field(default_factory=default_rules)
     grouping: Grouping = Grouping()

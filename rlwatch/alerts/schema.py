@@ -133,7 +133,7 @@ class FileTable(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What the file says, checked. ``channels``: (name, kind, options); ``actions``: their shape only."""
+    """Content of the file, checked. ``channels``: (name, kind, options); ``actions``: their shape only."""
 
     policy: Policy
     default_rules: bool

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rlwatch.alerts.dispatch import Dispatcher
-from rlwatch.alerts.messages import Notice
+from rlwatch.alerts.messages import Notification
 from rlwatch.alerts.rules import Policy
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import backlog, say, warn
@@ -124,7 +124,7 @@ class Recording:
         return self._writer.run
 
     @property
-    def kept(self) -> tuple[tuple[Notice, str], ...]:
+    def kept(self) -> tuple[tuple[Notification, str], ...]:
         """What was due when somebody last looked, but kept back, and why."""
         return self._dispatcher.decision.held_back
 

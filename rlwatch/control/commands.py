@@ -40,7 +40,7 @@ class Choice:
         return f"one of {', '.join(self.values)}"
 
     def fits(self, value: JSON) -> bool:
-        """Whether ``value`` is allowed."""
+        """True if ``value`` is allowed."""
         return isinstance(value, str) and value in self.values
 
 
@@ -63,7 +63,7 @@ class Number:
         return f"a number {low}{high}{' ' * bool(self.unit)}{self.unit}"
 
     def fits(self, value: JSON) -> bool:
-        """Whether ``value`` is allowed. Truth values, NaN, infinities and what no float holds are no numbers here."""
+        """True if ``value`` is allowed. Truth values, NaN, infinities and what no float holds are no numbers here."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             return False
         return value <= self.high and (value > self.low if self.above else value >= self.low)
@@ -78,7 +78,7 @@ class Step:
     allowed: str = "a step (an integer of at least 1) or none"
 
     def fits(self, value: JSON) -> bool:
-        """Whether ``value`` is allowed."""
+        """True if ``value`` is allowed."""
         return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 

@@ -1,4 +1,8 @@
-"""Whether a live run is paused, read from what it was told and what it did since (pure)."""
+"""Judge if a run goes on: the one definition, for the dashboard, the command line and the heartbeat alert.
+
+A run is silent when no step came for five of its own median step times, but never sooner than two minutes, nor than
+half as long again as the longest pause among its newest steps: checkpoints and evaluations are no alarm.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +57,6 @@ def _pause_length_s(command: Command) -> float:
     return 60.0 * float(minutes)
 
 
-# Whether a run goes on: the one definition, for the dashboard, the command line and the heartbeat alert.
-#
-# A run is silent when no step came for five of its own median step times, but never sooner than two minutes, nor than
-# half as long again as the longest pause among its newest steps: checkpoints and evaluations are no alarm.
-
 FACTOR = 5.0
 """Of its own median step times."""
 LONGEST_FACTOR = 1.5
@@ -93,7 +92,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """How a run stands: its pace, the pause it is in, and for how long it has been silent (seconds; None: it is not).
+    """Signs of life of a run: its pace, the pause it is in, and seconds of silence (None: it is not silent).
 
     ``reports``: its process gives signs of life, steps or not. ``dead_since``: when it gave the last one (Unix
     seconds), if it should and does not; None else.
@@ -134,13 +133,13 @@ def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
 
 
 def last_sign(run: RunInfo) -> float | None:
-    """When the writer last gave a sign of life (Unix seconds); None if it never did."""
+    """Time of the writer's last sign of life (Unix seconds); None if it never gave one."""
     signs = [sign for sign in (run.heartbeat_at, run.last_ts, run.created_at) if sign and isfinite(sign)]
     return max(signs, default=None)
 
 
 def reports(run: RunInfo, now: float) -> bool:
-    """Whether the run's process gives signs of life: one within two minutes, unless it is known to have gone since."""
+    """True if the run's process gives signs of life: one within two minutes, unless it is known to have gone since."""
     silent = now - (last_sign(run) or 0.0)
     if run.state is not RunState.RUNNING or silent > FLOOR_S:
         return False
@@ -148,7 +147,7 @@ def reports(run: RunInfo, now: float) -> bool:
 
 
 def dead_since(run: RunInfo, now: float) -> float | None:
-    """When the process of a run that never ended gave its last sign of life, if it is dead; None else.
+    """Time of the last sign of life of a run that never ended, if its process is dead; None else.
 
     Of one that never gave a heartbeat nobody can tell.
     """
@@ -158,7 +157,7 @@ def dead_since(run: RunInfo, now: float) -> float | None:
 
 
 def _gone(run: RunInfo) -> bool:
-    """Whether the run's process was one of this machine and is not there any more."""
+    """True if the run's process was one of this machine and is not there any more."""
     if not run.pid or run.pid < 0 or run.host != socket.gethostname():
         return False
     try:
@@ -171,7 +170,7 @@ def _gone(run: RunInfo) -> bool:
 
 
 def sign_of(store: Store, run: RunInfo, now: float) -> Sign:
-    """How ``run`` stands at ``now`` (Unix seconds). May raise ``StoreError``."""
+    """Signs of life of ``run`` at ``now`` (Unix seconds). May raise ``StoreError``."""
     pace = pace_of(store.records(run.run_id, last=TAIL), run.source)
     alive = reports(run, now)
     if run.state is not RunState.RUNNING:

@@ -36,7 +36,7 @@ SEVERAL_RANKS = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a claimed command."""
+    """Outcome of a claimed command."""
 
     command: Command
     status: CommandStatus
@@ -67,12 +67,12 @@ class PendingCommand:
 
     @property
     def force(self) -> bool:
-        """Whether the person overrules vetoes."""
+        """True if the person overrules vetoes."""
         return self.command.force
 
     @property
     def expired(self) -> bool:
-        """Whether it is too late to begin it: then :meth:`expire` is the only answer."""
+        """True if it is too late to begin it: then :meth:`expire` is the only answer."""
         return self._late()
 
     def done(self, result: str = "", *, step: int | None = None) -> None:
@@ -159,7 +159,7 @@ class Mailbox:
         return [waiter for waiter in pending if not waiter.answered]
 
     def waiting(self) -> bool:
-        """Whether :meth:`take` would return any; they stay, and it does not count as asking for them."""
+        """True if :meth:`take` would return any; they stay, and it does not count as asking for them."""
         return bool(self._inbox)
 
     def listen(self, *, for_all_ranks: bool = False) -> None:

@@ -29,7 +29,7 @@ COLLAPSE_KINDS = collapse_kinds()
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What holds for the run right now, and what fires: an alert outlives a finding that flickers.
+    """Findings that hold for the run right now, and alerts that fire: an alert outlives a finding that flickers.
 
     ``forecast``: of the last step judged. It vetoes nothing: what may come is no collapse yet, and a reset or a
     checkpoint before it may be just what is wanted.
@@ -41,14 +41,14 @@ class Health:
 
     @property
     def collapsing(self) -> tuple[Finding | Alert, ...]:
-        """What vetoes a reset: critical findings that hold and critical alerts that fire, one of each kind."""
+        """Signs that veto a reset: critical findings that hold and critical alerts that fire, one of each kind."""
         signs: tuple[Finding | Alert, ...] = (*self.findings, *self.alerts)
         bad = [sign for sign in signs if sign.severity is Severity.CRITICAL and sign.kind in COLLAPSE_KINDS]
         return tuple({sign.kind: sign for sign in reversed(bad)}.values())[::-1]
 
 
 def veto_reset_reference(health: Health, *, force: bool = False) -> str | None:
-    """Why the reference must not be reset now, or None if it may be.
+    """The reason not to reset the reference now, or None if it may be.
 
     >>> veto_reset_reference(Health()) is None
     True
@@ -61,7 +61,7 @@ def veto_reset_reference(health: Health, *, force: bool = False) -> str | None:
 
 
 def veto_save_checkpoint(health: Health, *, kept: int | None, force: bool = False) -> str | None:
-    """Why no checkpoint should be saved now: the trainer keeps only ``kept`` and would delete an older, good one.
+    """The reason not to save a checkpoint now: the trainer keeps only ``kept`` and would delete an older, good one.
 
     None if one may be saved; always, where all are kept (``kept`` None).
     """
@@ -73,7 +73,7 @@ def veto_save_checkpoint(health: Health, *, kept: int | None, force: bool = Fals
 
 
 def veto_set_kl_coef(health: Health, *, old: float, new: float, force: bool = False) -> str | None:
-    """Why the KL coefficient must not be lowered now; None if it may be. Raising it is never vetoed."""
+    """The reason not to lower the KL coefficient now; None if it may be. Raising it is never vetoed."""
     if force or new >= old or not health.collapsing:
         return None
     return f"refused: {describe(health.collapsing)}; a lower KL coefficient ({old:g} -> {new:g}) would free the " + (
@@ -149,17 +149,17 @@ class Action:
 
     @property
     def by(self) -> str:
-        """Who requests its commands."""
+        """Name under which its commands are requested."""
         return f"{REQUESTED_BY}{self.name}"
 
     def concerns(self, alert: Alert) -> bool:
-        """Whether it is about such an alert."""
+        """True if it is about such an alert."""
         return alert.kind in self.kinds and alert.severity.rank >= self.min_severity.rank
 
 
 @dataclass(frozen=True, slots=True)
 class ActionHistory:
-    """What an action has asked of the run so far: how often, and at which step of the run last."""
+    """Requests of an action to the run so far: how often, and at which step of the run last."""
 
     count: int = 0
     last_step: int | None = None
@@ -167,10 +167,10 @@ class ActionHistory:
     @classmethod
     def of(cls, action: Action, commands: Sequence[Command]) -> ActionHistory:
         """Of the run's ``commands``: those that were never begun count for nothing but the cool-down."""
-        ours = [command for command in commands if command.requested_by == action.by]
+        own = [command for command in commands if command.requested_by == action.by]
         unspent = (CommandStatus.EXPIRED, CommandStatus.REJECTED, CommandStatus.CANCELLED)
-        spent = [c for c in ours if c.status not in unspent]
-        steps = [step for command in ours if (step := requested_at_step(command)) is not None]
+        spent = [c for c in own if c.status not in unspent]
+        steps = [step for command in own if (step := requested_at_step(command)) is not None]
         return cls(len(spent), max(steps, default=None))
 
     def more(self, step: int) -> ActionHistory:
@@ -190,7 +190,7 @@ def action_key(action: Action, alert: Alert) -> str:
 
 
 def action_refusal(action: Action, alert: Alert, past: ActionHistory) -> str | None:
-    """Why the action must not be taken upon ``alert``; None if it may."""
+    """The reason not to take the action upon ``alert``; None if it may be."""
     if past.count >= action.most:
         return f"its budget of {action.most} in this run is spent"
     if past.last_step is not None and alert.step < past.last_step + action.cooldown_steps:

@@ -201,7 +201,7 @@ P = ParamSpec("P")
 
 
 def raised_by(send: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
-    """What ``send(*args, **kwargs)`` raised, or None. The logs of HTTP libraries are quiet meanwhile.
+    """Exception that ``send(*args, **kwargs)`` raised, or None. The logs of HTTP libraries are quiet meanwhile.
 
     No more than the error's type (and a server's number) may be shown: its text could hold an address.
     """

@@ -184,11 +184,11 @@ def _number(value: JSON) -> str:
 
 
 def _cause(payload: Mapping[str, JSON]) -> Iterator[str]:
-    """What it means, what most likely set it off, and what fires since before."""
+    """Its meaning, what most likely set it off, and what fires since before."""
     advice = _table(payload, "advice")
-    said = [defused(advice[key]) for key in ("title", "meaning") if advice.get(key)]
-    if said:
-        yield f"Means: {': '.join(said)}"
+    meaning = [defused(advice[key]) for key in ("title", "meaning") if advice.get(key)]
+    if meaning:
+        yield f"Means: {': '.join(meaning)}"
     cause = _table(payload, "cause")
     if cause.get("title"):
         what = f"{defused(cause['title'])}: {defused(cause.get('summary'))}"

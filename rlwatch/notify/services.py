@@ -41,7 +41,7 @@ _teaching = threading.Lock()
 
 
 class Outlet:
-    """Where the request of one delivery leaves the house; what ``requests`` calls an adapter.
+    """The way out for the request of one delivery; an adapter in the words of ``requests``.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _json_object(reply: Reply) -> Mapping[str, JSON]:
 
 
 def _is_time(value: JSON) -> TypeGuard[float]:
-    """Whether ``value`` is a length of time in seconds; JSON knows integers that no float holds."""
+    """True if ``value`` is a length of time in seconds; JSON knows integers that no float holds."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
@@ -270,7 +270,7 @@ class ServiceNotifier:
             compose(self._plugin, message, self._service.limit)
 
     def _outcome(self, outlet: Outlet) -> Delivery:
-        """What came over the wire decides, not what apprise makes of it."""
+        """Judge by what came over the wire, not by what apprise makes of it."""
         if outlet.reply is None:
             reason = self._redactor.text(outlet.trouble)
             return Delivery(ok=False, reason=reason or "apprise sent nothing", retryable=bool(reason))
@@ -287,7 +287,7 @@ def compose(plugin: Any, message: OutboxMessage, limit: int, title: str = "") ->
 
 
 def plugin_for(service: Service, name: str, url: str) -> Any:
-    """What apprise has for the address. Raises ``ConfigError``, without showing it."""
+    """Apprise's plugin for the address. Raises ``ConfigError``, without showing it."""
     apprise = imported("apprise")
     if isinstance(url, str) and service.native:
         pattern, ours = service.native

@@ -37,7 +37,7 @@ class WandbNotifier:
         return f"WandbNotifier(name={self.name!r})"
 
     def present(self) -> bool:
-        """Whether messages can be delivered from here at all."""
+        """True if messages can be delivered from here at all."""
         return _live_run() is not None
 
     def deliver(self, message: OutboxMessage) -> Delivery:

@@ -142,7 +142,7 @@ def verify_signature(
     now: float,
     tolerance_s: float = TOLERANCE_S,
 ) -> bool:
-    """Whether a delivery comes from someone who knows ``secret`` and is not older than ``tolerance_s``.
+    """True if a delivery comes from someone who knows ``secret`` and is not older than ``tolerance_s``.
 
     For receivers. Give the header values as received and the body's bytes before any parsing; never raises
     for what a stranger may have sent. Compares in constant time.

@@ -174,7 +174,7 @@ class OwnLog:
     def _reasons(self, due: Sequence[Transition]) -> dict[str, str]:
         """Reasons to hold alerts back, by alert id."""
         from rlwatch.alerts.dispatch import silenced  # with all of diagnosis, as above
-        from rlwatch.alerts.messages import Case, Notice
+        from rlwatch.alerts.messages import Case, Notification
 
         alerts, heard = [t.alert for t in due], [a for a in self._firing.values() if self._tells(a)]
         causes = inhibitors(alerts, heard, self._policy.inhibitions)
@@ -186,7 +186,7 @@ class OwnLog:
             alert = transition.alert
             cause = causes.get(alert.alert_id)
             case = Case(alert, transition.rule, self._run, live=True)
-            why = silenced(Notice(case, AlertEvent.FIRING, "", alert.severity, ""), silences, time.time())
+            why = silenced(Notification(case, AlertEvent.FIRING, "", alert.severity, ""), silences, time.time())
             if cause is not None and alert.state is AlertState.FIRING:
                 why = f"inhibited by {cause.kind} since step {cause.onset_step}"
             if why:

@@ -37,7 +37,7 @@ def absolute_url(url: str | None) -> str:
 
 
 def _of_file(file: Path) -> str:
-    """What the file says of the store; a file that is wrong is complained of by whoever reads the rest of it.
+    """The store's URL by the file; a file that is wrong is complained of by whoever reads the rest of it.
 
     One that is not the user's own may say that the store is here, and not send the runs elsewhere.
     """

@@ -1,4 +1,4 @@
-"""What every detector must do; subclass :class:`DetectorContract` with a ``make`` fixture to test yours.
+"""Contract of every detector; subclass :class:`DetectorContract` with a ``make`` fixture to test yours.
 
 Needs pytest and hypothesis (the ``dev`` extra).
 """
@@ -64,7 +64,7 @@ values = st.one_of(
 
 
 def metric_names(detector: Detector) -> list[str]:
-    """What it requires, and what it may ask for corroboration."""
+    """Metrics it requires, and those it may ask for corroboration."""
     asked = {*(name for option in detector.requires for name in option), *getattr(detector, "reads", ())}
     own = {name for one in asked for name in _members(one)}
     return sorted(own | {"reward/mean", "reward/zero_std_frac", "optim/grad_norm", "policy/vocab_size"})
@@ -91,7 +91,7 @@ def _closed(rows: Sequence[tuple[int, dict[str, float]]]) -> list[ClosedStep]:
 
 
 def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Finding]]:
-    """What it says at each row."""
+    """Its findings at each row."""
     return [detector.update(step) for step in stream]
 
 

@@ -120,7 +120,7 @@ HELD_OUT = "val/score"
 
 
 def rollout_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """What detectors of rewards, rollouts and times read, for a step that measured ``row``.
+    """Metrics that detectors of rewards, rollouts and times read, for a step that measured ``row``.
 
     Right answers become more and alike; now and then a step takes four times as long (a checkpoint).
     """
@@ -190,7 +190,7 @@ def healthy_metrics(step: int, length: int, noise: random.Random) -> dict[str, f
 
 
 def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """What per-token taps add to ``row``: two sides of entropy, raw importance ratios, KL by every estimator.
+    """Metrics that per-token taps add to ``row``: two sides of entropy, raw importance ratios, KL by every estimator.
 
     The rollout engine is one or two versions old.
     """

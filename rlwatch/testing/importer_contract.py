@@ -1,4 +1,4 @@
-"""What every importer must do; subclass :class:`ImporterContract` to test yours.
+"""Contract of every importer; subclass :class:`ImporterContract` to test yours.
 
 ::
 
@@ -65,11 +65,11 @@ class ImporterContract:
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> Path:
-        """Where the log goes."""
+        """Path of the log."""
         return tmp_path / self.filename
 
     def records(self, log: Path, data: bytes) -> list[StepRecord]:
-        """What reading ``data`` gives."""
+        """Records that reading ``data`` gives."""
         log.write_bytes(data)
         [run] = read_log(log)
         return run.records

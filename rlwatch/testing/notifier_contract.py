@@ -1,4 +1,4 @@
-"""What every notifier must do; subclass in a test module of a new notifier.
+"""Contract of every notifier; subclass in a test module of a new notifier.
 
 For a channel that speaks HTTP::
 
@@ -76,7 +76,7 @@ class NotifierContract:
         ids=["missing parts", "not finite", "odd text", "long"],
     )
     def test_an_awkward_payload_is_delivered_too(self, notifier: Notifier, payload: dict[str, JSON]) -> None:
-        """What a detector or a user wrote must not lose an alert."""
+        """An alert is not lost for what a detector or a user wrote."""
         assert notifier.deliver(a_message(**payload)).ok
 
     def test_its_repr_and_logs_leak_no_secret(self, notifier: Notifier, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +111,7 @@ class HTTPNotifierContract(NotifierContract):
         return self.make(receiver.url, SECRET, 5.0)
 
     def answered(self, answer: Answer | int, limit_s: float = NEVER_S) -> tuple[Delivery, WebhookReceiver]:
-        """What the notifier makes of one answer."""
+        """Delivery that the notifier makes of one answer."""
         with WebhookReceiver(answer, any_path=True) as receiver:
             return self.make(receiver.url, SECRET, limit_s).deliver(a_message()), receiver
 
@@ -212,7 +212,7 @@ class HTTPNotifierContract(NotifierContract):
 
 
 def in_time(deliver: Callable[[], Delivery]) -> Delivery:
-    """What ``deliver`` says of something that never comes; a failure if it waits for it."""
+    """Answer of ``deliver`` to something that never comes; a failure if it waits for it."""
     said: list[Delivery] = []
     thread = threading.Thread(target=lambda: said.append(deliver()), daemon=True)
     thread.start()

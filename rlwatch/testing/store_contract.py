@@ -513,7 +513,7 @@ class DeskContract(StoreHooks):
         assert len(store.outbox("run")) == 1
 
     def test_an_acknowledgement_stays_unless_a_worse_one_comes(self, store: Store) -> None:
-        """Whoever was first has it; what covers more replaces."""
+        """The first has it; what covers more replaces."""
         fill(store)
         store.put_alerts([alert("a1")], [])
         first = Acknowledgement("a1", "run", "ann", "é", 1.0, Severity.WARNING)

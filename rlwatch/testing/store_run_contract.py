@@ -183,7 +183,7 @@ class RunContract(StoreHooks):
         assert len(store.records("run")) == 2
 
     def test_a_run_closed_without_finish_stays_running(self, store: Store) -> None:
-        """Whether it is stale is for the reader to judge."""
+        """Judging that it is stale is the reader's."""
         fill(store, steps(1))
 
         assert self.reopen(store).run("run").state is RunState.RUNNING
@@ -367,7 +367,7 @@ def forecast(step: int, p50: float, seq: int, attempt: int = 1) -> ForecastRecor
 
 
 class ForecastContract(StoreHooks):
-    """What was forecast, step by step."""
+    """Forecasts, step by step."""
 
     def test_forecasts_come_back_whole_and_in_order(self, store: Store) -> None:
         """All of them, or the newest; also one without a number."""

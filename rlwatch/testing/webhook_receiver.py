@@ -26,7 +26,7 @@ LARGEST_BODY = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How to answer one request. ``hang``: not at all until the receiver closes."""
+    """The answer to one request. ``hang``: not at all until the receiver closes."""
 
     status: int = 204
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Received:
 
     @property
     def message_id(self) -> str:
-        """What makes retries recognisable."""
+        """The id that makes retries recognisable."""
         return self.headers.get("x-rlwatch-delivery", "")
 
     @property
@@ -92,7 +92,7 @@ class WebhookReceiver:
 
     @property
     def url(self) -> str:
-        """Where to deliver; the path is unguessable, as real receivers' are."""
+        """The address to deliver to; the path is unguessable, as real receivers' are."""
         return f"http://127.0.0.1:{self._server.server_address[1]}{self._path}"
 
     @property

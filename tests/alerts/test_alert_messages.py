@@ -12,7 +12,7 @@ from dispatch_examples import CRITICAL, RESOLVED, WARNING, alert
 
 from rlwatch.alerts import messages
 from rlwatch.alerts.engine import AlertEvent
-from rlwatch.alerts.messages import Case, Notice, compose_message, run_page
+from rlwatch.alerts.messages import Case, Notification, compose_message, run_page
 from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import Cause, Sureness, advice
 from rlwatch.notify.payload import encode
@@ -31,9 +31,9 @@ WORSE = alert(
 )
 
 
-def notice(of=WORSE, event: AlertEvent = AlertEvent.ESCALATED, run: RunInfo = RUN, **more: object) -> Notice:
+def notice(of=WORSE, event: AlertEvent = AlertEvent.ESCALATED, run: RunInfo = RUN, **more: object) -> Notification:
     values = {"channel": "webhook", "severity": of.severity, "why": "became worse"} | more
-    return Notice(Case(of, RULE, run, live=True), event, **values)
+    return Notification(Case(of, RULE, run, live=True), event, **values)
 
 
 def test_the_payload_says_what_a_person_and_a_program_need():
@@ -144,7 +144,7 @@ def test_ids_are_those_of_what_is_told_not_of_the_composing():
 
 def test_a_message_is_filed_under_the_alert_its_receiver_knows():
     """So that "resolved" cannot overtake the message that said it fires."""
-    sent = compose_message([notice(replace(WORSE, state=RESOLVED), AlertEvent.RESOLVED)], thread="a0", firing=2)
+    sent = compose_message([notice(replace(WORSE, state=RESOLVED), AlertEvent.RESOLVED)], group="a0", firing=2)
 
     assert (sent.alert_id, sent.payload["group"]) == ("a0", {"id": "a0", "firing": 2})
     assert sent.payload["alert"]["id"] == WORSE.alert_id

@@ -11,7 +11,7 @@ import pytest
 from dispatch_examples import CRITICAL, RESOLVED, alert
 
 from rlwatch.alerts.engine import AlertEvent
-from rlwatch.alerts.messages import SCHEMA_VERSION, TRIAL_EVENT, Case, Notice, compose_message, trial_message
+from rlwatch.alerts.messages import SCHEMA_VERSION, TRIAL_EVENT, Case, Notification, compose_message, trial_message
 from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import kinds
 from rlwatch.notify.payload import SCHEMA_FILE, alert_schema
@@ -32,7 +32,9 @@ def composed(
         first = replace(first, state=RESOLVED, resolved_step=120, resolved_at=5.0)
     run = RunInfo("run-1", project="math", name="seed3", source=source)
     notices = [
-        Notice(Case(each, Rule("r", labels={"team": "rl"}), run, live=True), event, "webhook", each.severity, "why")
+        Notification(
+            Case(each, Rule("r", labels={"team": "rl"}), run, live=True), event, "webhook", each.severity, "why"
+        )
         for each in (first, alert("kl_drift", run="run-1"))
     ]
     earlier = [alert("mismatch_growth", run="run-1", onset_step=40)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import delivery_faults
+import delivery_scenarios
 import pytest
-from delivery_faults import Toll, scenarios, table, troubled
+from delivery_scenarios import Toll, scenarios, table, troubled
 
 SMALL = scenarios(messages=4, deaths=1)
 """Enough to go through every point; benchmarks/delivery_faults.py prints the table of more."""
@@ -39,9 +39,9 @@ def test_the_faults_happened(tolls: dict[str, Toll]):
 
 def test_a_lost_message_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
     """The count can fail: with deliverers that never try again, what a dead receiver did not take is lost."""
-    monkeypatch.setattr(delivery_faults, "LONGEST_S", 60.0)
+    monkeypatch.setattr(delivery_scenarios, "LONGEST_S", 60.0)
 
-    assert delivery_faults.answers("never", [500] * 1000, messages=2).lost == 2
+    assert delivery_scenarios.answers("never", [500] * 1000, messages=2).lost == 2
 
 
 def test_the_table_has_a_line_for_each(tolls: dict[str, Toll]):

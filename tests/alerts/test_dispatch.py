@@ -452,20 +452,22 @@ def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
 
 
 def test_two_who_tell_of_a_run_at_once_say_it_once():
-    """Whoever comes between the planning and the writing waits: a worse alert cannot take along what is being told."""
+    """A worse alert that comes between deciding and writing waits: it cannot take along what is being published."""
     office, helpers = Office(inhibitions=()), []
-    planned = office.dispatcher._planned
+    publish = office.store.publish
 
-    def slow(ledger, scene):
-        found = planned(ledger, scene)
+    def slow(run_id, alerts, compose):
+        return publish(run_id, alerts, lambda ledger: meanwhile(compose(ledger)))
+
+    def meanwhile(messages):
         if not helpers:
             worst = alert("entropy_collapse", severity=CRITICAL)
             helpers.append(threading.Thread(target=lambda: office.another_dispatcher().publish("run", [worst])))
             helpers[0].start()
             helpers[0].join(0.3)
-        return found
+        return messages
 
-    office.dispatcher._planned = slow
+    office.store.publish = slow
     office.publish(alert())
     helpers[0].join(10.0)
 

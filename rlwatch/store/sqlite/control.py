@@ -259,7 +259,7 @@ def read_outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
 
 
 def has_pending(db: sqlite3.Connection) -> bool:
-    """Whether any message is still to be sent, due or not."""
+    """True if any message is still to be sent, due or not."""
     return db.execute("SELECT 1 FROM outbox WHERE status = 'pending' LIMIT 1").fetchone() is not None
 
 
@@ -372,7 +372,7 @@ class ControlTables(ABC):
 
     @abstractmethod
     def _store_wide(self) -> AbstractContextManager[sqlite3.Connection | None]:
-        """What belongs to the whole store, or None where nobody needed it yet."""
+        """Tables of the whole store, or None where nobody needed them yet."""
 
     @abstractmethod
     def _made_store_wide(self) -> AbstractContextManager[sqlite3.Connection]:

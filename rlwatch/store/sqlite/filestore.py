@@ -129,7 +129,7 @@ class Unchanged(Generic[_T]):
         self._kept: dict[str, tuple[Stamp, _T]] = {}
 
     def recall(self, name: str, stamp: Stamp) -> _T | None:
-        """What was kept under exactly this stamp."""
+        """The value kept under exactly this stamp."""
         kept = self._kept.get(name)
         return kept[1] if kept is not None and kept[0] == stamp else None
 

@@ -95,14 +95,14 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How much of a journal is in the database: all up to ``upto``, and the numbers ``above`` it."""
+    """The part of a journal that is in the database: all up to ``upto``, and the numbers ``above`` it."""
 
     nonce: str
     upto: int = 0
     above: frozenset[int] = frozenset()
 
     def holds(self, number: int) -> bool:
-        """Whether the item of this number is stored."""
+        """True if the item of this number is stored."""
         return number <= self.upto or number in self.above
 
     def after(self, numbers: Iterable[int]) -> Mark:
@@ -195,7 +195,7 @@ class Journal:
                 self._next = self._made()
 
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
-        """What is in the files, whole, not stored and not ``taken``; for the thread that writes the run."""
+        """Items in the files, whole, not stored and not ``taken``; for the thread that writes the run."""
         paths = [segment.path for segment in [*self._old, self._now]]
         found = (entry for path in paths for entry in entries(path)[1])
         new = ((number, item) for number, item, whole in found if whole and number not in taken)

@@ -28,7 +28,7 @@ class RunFiles:
 
     @property
     def run(self) -> Path:
-        """What was measured; while a writer lives also ``run.db-wal`` and ``run.db-shm``."""
+        """Measurements; while a writer lives also ``run.db-wal`` and ``run.db-shm``."""
         return self.directory / "run.db"
 
     @property
@@ -81,7 +81,7 @@ def run_ids(root: Path) -> list[str]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether the file exists, or may: what we are not allowed to look at is for the reader to explain."""
+    """True if the file exists, or may: what we are not allowed to look at is for the reader to explain."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -195,5 +195,5 @@ def network_file_system(path: Path, mounts: str | None = None) -> str | None:
 
 
 def is_network(kind: str) -> bool:
-    """Whether a mount type (``nfs4``, ``ext4``, ``fuse.sshfs``...) is a network one."""
+    """True if a mount type (``nfs4``, ``ext4``, ``fuse.sshfs``...) is a network one."""
     return kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)

@@ -104,15 +104,15 @@ class RunLock:
             if not (optional and error.errno in _UNSUPPORTED):
                 with writing_to(path):
                     raise
-        said = {"pid": os.getpid(), "host": socket.gethostname(), "amending": self._amending}
-        note = json.dumps(said).encode()
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "amending": self._amending}
+        note = json.dumps(owner).encode()
         with writing_to(path):
             os.truncate(fd, 0)
             os.pwrite(fd, note, 0)
 
 
 def _holder(fd: int) -> tuple[str, bool]:
-    """Who it is, and whether it holds the lock for a moment only."""
+    """The holder in words, and True if it holds the lock for a moment only."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         note = json.loads(os.pread(fd, 4096, 0))
         return f"process {note['pid']} on {note['host']}", bool(note.get("amending"))
@@ -133,7 +133,7 @@ def _process_name(pid: int) -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """Whether the process is of this machine and has ended; of another machine's nobody here knows."""
+    """True if the process is of this machine and has ended; of another machine's nobody here knows."""
     host, _, rest = owner.rpartition("/")[0].rpartition("/")
     started = owner.rpartition("/")[2]
     if host != socket.gethostname() or not rest.isdecimal():

@@ -407,7 +407,7 @@ class RunTables(ABC):
             return read_findings(db)
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
-        """What was forecast, in order of ``seq``."""
+        """Forecasts in order of ``seq``."""
         with self._reading(run_id) as db:
             return read_forecasts(db, last)
 

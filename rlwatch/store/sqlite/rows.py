@@ -109,7 +109,7 @@ def worst_rows(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]
 
 
 def _scores(columns: Columns) -> np.ndarray:
-    """How far out each row is: size of its gradient contribution, else its screen, else its log-ratio (nats)."""
+    """Score of each row: size of its gradient contribution, else its screen, else its log-ratio (nats)."""
     import numpy as np
 
     for name, other in (
@@ -177,7 +177,7 @@ _Row = tuple[object, ...]
 
 
 def packing(names: Iterable[str]) -> struct.Struct:
-    """How values of a metric set are packed: little-endian float64, one a name."""
+    """Packing of the values of a metric set: little-endian float64, one a name."""
     return struct.Struct(f"<{len(tuple(names))}d")
 
 

@@ -131,7 +131,7 @@ CHECKPOINTS_KEPT = 12
 
 
 def journal_mark(db: sqlite3.Connection, nonce: str) -> Mark:
-    """What is stored of the journal of this name."""
+    """The part of the journal of this name that is stored."""
     row = db.execute("SELECT value, body FROM progress WHERE name = 'journal'").fetchone()
     body = loads(row[1]) if row is not None else {}
     if body.get("nonce") != nonce:

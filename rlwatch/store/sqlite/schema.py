@@ -37,7 +37,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """How many migrations the file has been through; 0: none."""
+    """Number of migrations the file has been through; 0: none."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 

@@ -179,7 +179,7 @@ class FileWriter(Appender):
         self._db = None
 
     def _in_place(self) -> bool:
-        """Whether the file we write still has its name: SQLite goes on writing to one that nobody will find."""
+        """True if the file we write still has its name: SQLite goes on writing to one that nobody will find."""
         try:
             found = self._files.run.stat()
         except FileNotFoundError:
@@ -269,7 +269,7 @@ def _append(db: sqlite3.Connection, items: Sequence[Item], mark: Mark) -> None:
 
 
 def _patiently_locked(files: RunFiles) -> RunLock:
-    """Whoever only completes what a dead process left undone is done in a moment."""
+    """Wait for the lock: whoever only completes what a dead process left undone is done in a moment."""
     end = time.monotonic() + _AMENDED_S
     while True:
         try:
