@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from rlwatch.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlwatch.gradloc.report import Localisation
+from rlwatch.gradloc.report import Localisation
 
 
 def skip_step(of: nn.Module | Optimizer | Iterable[Parameter]) -> None:

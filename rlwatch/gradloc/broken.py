@@ -76,7 +76,7 @@ CHAIN = (
 )  # fmt: skip
 """The links in order of time: a broken one breaks those after it."""
 DEGENERATE = 0.9
-"""A response of which this share is token id 0 was sampled from NaN logits (METHODS, section 10)."""
+"""A response of which this share is token id 0 was sampled from NaN logits (verl #721, #751)."""
 
 
 @dataclass(slots=True)

@@ -288,7 +288,7 @@ def nothing(*, elsewhere: bool) -> Trace:
 # stays finite. So a finite reference beside broken old log-probs means the policy, a broken rollout alone its engine.
 
 APART = 20.0
-"""No policy update moves a log-prob by this many nats: tokens are misaligned or cut (METHODS, section 10, C)."""
+"""No policy update moves a log-prob by this many nats: tokens are misaligned or cut."""
 
 
 def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Origin, str]:

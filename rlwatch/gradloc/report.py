@@ -175,7 +175,7 @@ class Trace:
     message
         One sentence.
     origin
-        Where the chain was entered, by the signatures of METHODS.
+        Where the chain was entered, by what beside it is finite and what is not.
     layer
         That of a parameter or module, as in gradient norms per layer.
     at, token_id
