@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlwatch.errors import ConfigError
 from rlwatch.records import CompletionBatch
+from rlwatch.text import Sample, TextProbe
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
 
 logger = logging.getLogger("rlwatch")
 
 CUT = " […] "
 """Stands where the middle of a long text was."""
+MEASURED = 4
+"""Completions a report on text is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,54 @@ class CompletionSampler:
         self._bytes_left -= sum(len(text.encode(errors="replace")) for column in texts.values() for text in column)
         if self._bytes_left <= 0:
             logger.warning("rlwatch keeps no more completions: the %g MB of this run are spent", self._keep.budget_mb)
+
+
+class SampledText:
+    """Text of generations: a few completions are kept, if that is wanted, and a few measured on a thread of their own.
+
+    ``keep``: how much may be stored (None: none). ``measure``: whether text is measured; the ``tokenizer``, which is
+    copied because two threads may not use one at once, then tells whether ids survive decoding and encoding.
+    """
+
+    def __init__(
+        self, keep: KeepCompletions | None = None, *, measure: bool = False, tokenizer: Any = None, rank: int = 0
+    ) -> None:
+        self._sampler = None if keep is None else CompletionSampler(keep, rank)
+        self._probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
+
+    def take(self) -> Mapping[str, float]:
+        """The report on text that has become ready, if one has."""
+        return {} if self._probe is None else self._probe.take()
+
+    def close(self) -> None:
+        """Measure nothing more."""
+        if self._probe is not None:
+            self._probe.close()
+
+    def _offer(
+        self,
+        run: Run,
+        step: int,
+        batch: Callable[[CompletionSampler], CompletionBatch | None],
+        samples: Callable[[], Sequence[Sample]],
+    ) -> None:
+        """The generation of ``step``: ``batch`` and ``samples`` are made only if they are due."""
+        if self._sampler is not None and self._sampler.due(step):
+            kept = batch(self._sampler)
+            if kept is not None:
+                run.log_completions(kept)
+        if self._probe is not None and self._probe.due():
+            self._probe.offer(samples())
+
+
+def spread(rows: int) -> list[int]:
+    """The rows to measure of a generation of ``rows``, evenly spread.
+
+    >>> spread(10), spread(2)
+    ([0, 2, 5, 7], [0, 1])
+    """
+    chosen = min(MEASURED, rows)
+    return [i * rows // chosen for i in range(chosen)]
 
 
 def choose(rewards: Sequence[float] | Sequence[str] | None, rows: int, most: int) -> list[int]:

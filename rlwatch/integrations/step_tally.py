@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
+from rlwatch.seam import Seam
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, top_tokens
@@ -260,6 +262,54 @@ def _array_at(data: bytes, at: int, kind: str, shape: Sequence[int]) -> tuple[np
 # One global step, put together of what the driver read of the batch and what each worker measured of the update.
 
 
+WAITING = 2
+"""Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
+SLOW = "statistics take longer than training steps; a step goes without them"
+
+
+class StepThread:
+    """A thread beside training that computes and records steps in their order; what falls behind is counted."""
+
+    def __init__(self, seam: Seam, name: str) -> None:
+        self.pending: list[Future[object]] = []
+        self._seam = seam
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._errors: dict[str, int] = {}
+
+    def room(self) -> bool:
+        """True if one more step may be submitted; a step that may not is counted."""
+        self.pending = [future for future in self.pending if not future.done()]
+        run = self._seam.run
+        if run is None or not run.active:
+            return False
+        if len(self.pending) < WAITING:
+            return True
+        run.counters.warn("dropped", SLOW)
+        return False
+
+    def submit(self, work: Callable[..., object], *args: Any) -> None:
+        """Do the ``work`` of a step in its turn. It must raise nothing: :meth:`~rlwatch.seam.Seam.aside`."""
+        self.pending.append(self._thread.submit(work, *args))
+
+    def run(self, work: Callable[..., object], *args: Any) -> None:
+        """Do ``work`` in its turn that belongs to no step, so that it takes no room."""
+        self._thread.submit(work, *args)
+
+    def close(self, deadline_s: float) -> None:
+        """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost, and counted."""
+        self._thread.shutdown(wait=False)
+        late = wait(self.pending, deadline_s).not_done
+        if late and self._seam.run is not None:
+            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
+
+    def count_errors(self, process: str, total: int) -> None:
+        """Count on the run what the seams of another ``process``, which has no run, have swallowed so far."""
+        new = total - self._errors.get(process, 0)
+        self._errors[process] = total
+        if new > 0 and self._seam.run is not None:
+            self._seam.run.counters.warn("errors", f"the taps of {process} failed; see its log", new)
+
+
 @dataclass(frozen=True, slots=True)
 class MergedStep:
     """A step as it is recorded."""
@@ -285,10 +335,11 @@ def merge_workers(
     update: Stats = {}
     for share in shares.values():
         update = merge_ranks(update, share.stats)
-    averages = {name: sum(values) / len(values) for name, values in batch.numbers.items()}
     tables = [] if batch.spikes is None else [(0, batch.spikes.names, batch.spikes.rows.double().numpy())]
     tables += [(rank, share.columns, share.rows) for rank, share in shares.items() if share.columns]
-    return MergedStep({**read_stats({**update, **batch.stats}), **averages}, _spikes_of_workers(step, tables, decode))
+    return MergedStep(
+        {**read_stats({**update, **batch.stats}), **_averages(batch.numbers)}, _spikes_of_workers(step, tables, decode)
+    )
 
 
 def _spikes_of_workers(

@@ -1289,8 +1289,7 @@ THREADS = {
     "rlwatch/notify/mail.py": "of one message: what it raises is what became of it",
     "rlwatch/notify/http.py": "a timer that closes one request, contained",
     "rlwatch/text.py": "of one report: what it raises is taken with it",
-    "rlwatch/integrations/verl/driver.py": "Seam.aside",
-    "rlwatch/integrations/openrlhf/driver.py": "Seam.aside",
+    "rlwatch/integrations/step_tally.py": "Seam.aside, which both who submit go through",
 }
 """Where threads of ours are made, and what holds what is raised in them."""
 

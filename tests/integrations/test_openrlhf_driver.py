@@ -309,8 +309,8 @@ def test_errors_of_ours_stay_with_us(watched, monkeypatch, caplog):
 def test_errors_in_policy_actors_are_counted_on_the_run(watched):
     """They have no run of their own."""
     _, driver, _ = watched()
-    driver._recording._count_errors({0: {"errors": 2}, 1: {"errors": 1}})
-    driver._recording._count_errors({0: {"errors": 2}})
+    for actor, total in (("0", 2), ("1", 1), ("0", 2)):
+        driver._recording._thread.count_errors(actor, total)
 
     assert driver.run.counters["errors"] == 3
 

@@ -11,7 +11,7 @@ import torch
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import encoded_batches
-from rlwatch.integrations.step_tally import StepTally, encoded_tally, merge_workers
+from rlwatch.integrations.step_tally import WAITING, StepTally, encoded_tally, merge_workers
 from rlwatch.integrations.verl import driver
 from rlwatch.integrations.verl.batch import Reading, StepBatch
 from rlwatch.integrations.verl.driver import Statistics
@@ -211,11 +211,11 @@ def test_a_step_too_many_goes_without(stats, run, monkeypatch):
     """Statistics that take longer than training steps must not pile up batches in memory."""
     gate = threading.Event()
     monkeypatch.setattr(driver, "merge_workers", lambda *_: gate.wait(10) and None)
-    for step in range(driver.WAITING):
-        assert stats.room()
+    for step in range(WAITING):
+        assert stats.thread.room()
         stats.submit(step, None, None)
 
-    assert not stats.room()
+    assert not stats.thread.room()
     assert run.counters["dropped"] == 1
     gate.set()
 
@@ -224,7 +224,7 @@ def test_nothing_is_computed_for_a_run_that_ended(stats, run):
     """Between ``finish`` and the end of training."""
     run.active = False
 
-    assert not stats.room()
+    assert not stats.thread.room()
 
 
 def test_levels_below_full_leave_out_what_sorts(run):

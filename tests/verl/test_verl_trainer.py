@@ -545,7 +545,7 @@ def test_a_reset_is_told_with_the_kl_of_its_own_step(make, monkeypatch):
         if step == 3:
             assert send(driver, "reset-reference").status == "done"
         driver.measure(None)
-        wait(driver.statistics._waiting)  # a step whose turn does not come goes without
+        wait(driver.statistics.thread.pending)  # a step whose turn does not come goes without
     driver.settle(30.0)
     (reset,) = events(driver, "reference_reset")
     store = open_store(trainer.config.trainer.rlwatch["store"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -20,7 +19,7 @@ from rlwatch.integrations.openrlhf.batch import response_stats
 from rlwatch.integrations.openrlhf.commands import Commands
 from rlwatch.integrations.openrlhf.compat import Settings
 from rlwatch.integrations.openrlhf.taps import PARCEL
-from rlwatch.integrations.step_tally import Decode, StepTally, merge_workers
+from rlwatch.integrations.step_tally import Decode, StepTally, StepThread, merge_workers
 from rlwatch.integrations.tee import scalars
 from rlwatch.redaction import recordable
 from rlwatch.seam import Seam, guarded
@@ -224,11 +223,8 @@ class RLWatchLogger:
 
 # Recording a step of OpenRLHF's: put together and recorded on a thread of our own.
 
-WAITING = 2
-"""Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
 DEADLINE_S = 30.0
 """Longest the end of training waits for those of the last steps, in seconds."""
-SLOW = "statistics take longer than training steps; a step goes without them"
 
 
 @dataclass(slots=True)
@@ -250,27 +246,16 @@ class Recording:
         self._decode = decode
         self._tokens = tokens
         self._full = full
-        self._errors: dict[int, int] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-openrlhf")
-        self._waiting: list[Future[None]] = []
+        self._thread = StepThread(seam, "rlwatch-openrlhf")
 
     def submit(self, step: int, measured: Step) -> None:
         """Compute and record ``step``; returns at once."""
-        run = self._seam.run
-        self._waiting = [future for future in self._waiting if not future.done()]
-        if run is None or not run.active:
-            return
-        if len(self._waiting) < WAITING:
-            self._waiting.append(self._thread.submit(self._guarded, step, measured))
-        else:
-            run.counters.warn("dropped", SLOW)
+        if self._thread.room():
+            self._thread.submit(self._guarded, step, measured)
 
     def close(self) -> None:
         """Wait for what was submitted, but not for ever: what comes later is lost, and counted."""
-        self._thread.shutdown(wait=False)
-        late = wait(self._waiting, DEADLINE_S).not_done
-        if late and self._seam.run is not None:
-            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
+        self._thread.close(DEADLINE_S)
 
     def _guarded(self, step: int, measured: Step) -> None:
         self._seam.aside("statistics", self._record, step, measured)
@@ -284,7 +269,8 @@ class Recording:
                 "responses", response_stats, measured.experiences, self._group_size, full=self._full
             )
             tally.add_stats(stats or {})
-        self._count_errors(measured.sent)
+        for rank, sent in measured.sent.items():
+            self._thread.count_errors(f"policy actor {rank}", int(sent["errors"]))
         for numbers in (measured.numbers, *(sent["numbers"] for sent in measured.sent.values())):
             for name, value in numbers.items():
                 tally.add_number(name, value)
@@ -293,14 +279,6 @@ class Recording:
         run.log(whole.metrics, step=step)
         for spikes in whole.spikes:
             run.log_spikes(spikes)
-
-    def _count_errors(self, sent: Mapping[int, Mapping[str, Any]]) -> None:
-        """Count on the run what the policy actors' seams swallowed: they have none."""
-        for rank, what in sent.items():
-            new = int(what["errors"]) - self._errors.get(rank, 0)
-            self._errors[rank] = int(what["errors"])
-            if new > 0 and self._seam.run is not None:
-                self._seam.run.counters.warn("errors", f"the taps of policy actor {rank} failed; see its log", new)
 
 
 def taken_out(status: Any) -> dict[int, Any]:

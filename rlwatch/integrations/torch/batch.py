@@ -7,7 +7,6 @@ without ``logp`` or ``mask`` nothing can be read of a micro-batch. Waits for not
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.completions import CompletionSampler, KeepCompletions
+from rlwatch.integrations.completions import CompletionSampler, KeepCompletions, SampledText, spread
+from rlwatch.records import CompletionBatch
 from rlwatch.seam import by_a_signal, described
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
 from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.responses import ResponseBatch, TaskNames
 from rlwatch.tensors.tokens import TokenBatch
-from rlwatch.text import Sample, TextProbe
+from rlwatch.text import Sample
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -323,57 +323,42 @@ def _column(name: str, value: Any) -> Any:
 
 # A few completions of a generation: measured on a thread of their own, and kept as text where that is wanted.
 
-MEASURED = 4
-"""Completions a report on text is made of."""
 COLUMNS = {"rewards": "reward", "lengths": "length", "groups": "group", "tasks": "task"}
 """Inputs that are kept beside the text, and what they are called there."""
 
 
-class Samples:
-    """Takes what lies on the CPU already; nothing is fetched from a device.
-
-    ``keep``: how much text may be stored (None: none). ``measure``: whether text is measured; ``tokenizer`` then
-    tells whether ids survive decoding and encoding.
-    """
+class Samples(SampledText):
+    """The text of a loop's generations. Takes what lies on the CPU already; nothing is fetched from a device."""
 
     def __init__(
         self, run: Run, *, keep: KeepCompletions | None = None, measure: bool = True, tokenizer: Any = None
     ) -> None:
+        super().__init__(keep, measure=measure, tokenizer=tokenizer, rank=run.rank)
         self._run = run
-        self._sampler = None if keep is None else CompletionSampler(keep, run.rank)
-        self._probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
 
     def offer(self, step: int, inputs: Mapping[str, Any]) -> None:
         """The generation that ``step`` trains on, as passed to ``rollouts``."""
         texts = _listed(inputs.get("completions"))
-        if self._sampler is not None and texts and self._sampler.due(step):
-            self._keep(step, texts, inputs)
-        if self._probe is not None and self._probe.due():
-            self._probe.offer(_to_measure(texts, inputs))
+        self._offer(
+            self._run,
+            step,
+            lambda sampler: _to_keep(sampler, step, texts, inputs) if texts else None,
+            lambda: _to_measure(texts, inputs),
+        )
 
-    def take(self) -> Mapping[str, float]:
-        """The report on text that has become ready, if one has."""
-        return {} if self._probe is None else self._probe.take()
 
-    def close(self) -> None:
-        """Measure nothing more."""
-        if self._probe is not None:
-            self._probe.close()
-
-    def _keep(self, step: int, texts: Sequence[Any], inputs: Mapping[str, Any]) -> None:
-        sampler = self._sampler
-        prompts = _listed(inputs.get("prompts")) or [""] * len(texts)
-        columns = {column: values for name, column in COLUMNS.items() if (values := _listed(inputs.get(name)))}
-        batch = None if sampler is None else sampler.sample(step, prompts, texts, columns)
-        if batch is not None:
-            self._run.log_completions(batch)
+def _to_keep(
+    sampler: CompletionSampler, step: int, texts: Sequence[Any], inputs: Mapping[str, Any]
+) -> CompletionBatch | None:
+    prompts = _listed(inputs.get("prompts")) or [""] * len(texts)
+    columns = {column: values for name, column in COLUMNS.items() if (values := _listed(inputs.get(name)))}
+    return sampler.sample(step, prompts, texts, columns)
 
 
 def _to_measure(texts: Sequence[str] | None, inputs: Mapping[str, Any]) -> list[Sample]:
     ids, mask = inputs.get("ids"), inputs.get("mask")
-    n = len(texts) if texts else _row_count(ids)
-    chosen = [i * n // min(MEASURED, n) for i in range(min(MEASURED, n))]
-    samples = [Sample(texts[i] if texts else None, _ids_of(ids, mask, i)) for i in chosen]
+    rows = spread(len(texts) if texts else _row_count(ids))
+    samples = [Sample(texts[i] if texts else None, _ids_of(ids, mask, i)) for i in rows]
     return [sample for sample in samples if sample.text is not None or sample.ids]
 
 

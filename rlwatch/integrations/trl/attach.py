@@ -104,7 +104,12 @@ def _steps(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallba
 
 def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> RolloutStepCallback:
     """Attach the taps. Their callback comes before the scalars', so that a step's tensors precede its log row."""
-    sampled = Sampled.of(trainer, wishes.keep, measure=level.includes(Level.FULL))
+    sampled = Sampled(
+        wishes.keep,
+        measure=level.includes(Level.FULL),
+        tokenizer=_tokenizer(trainer.processing_class),
+        rank=trainer.args.process_index,
+    )
     decode = _decoder(trainer.processing_class) if wishes.text else None
     localiser = localiser_of(seam, wishes.localise, decode)
     taps = Taps(trainer, seam, level, sampled, localiser)
@@ -117,8 +122,13 @@ def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> RolloutStepC
     return steps
 
 
+def _tokenizer(processing_class: Any) -> Any:
+    """The tokenizer itself, of a processor too."""
+    return getattr(processing_class, "tokenizer", processing_class)
+
+
 def _decoder(processing_class: Any) -> Any:
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    tokenizer = _tokenizer(processing_class)
     return lambda ids: str(tokenizer.decode(list(ids)))
 
 

@@ -7,16 +7,15 @@ completions and the sampled ids lie on the CPU there already; nothing is fetched
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.completions import CompletionSampler, KeepCompletions
+from rlwatch.integrations.completions import CompletionSampler, SampledText, spread
 from rlwatch.integrations.transformers.compat import source_of
 from rlwatch.records import CompletionBatch
 from rlwatch.tensors import kl
@@ -27,7 +26,7 @@ from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
 from rlwatch.tensors.responses import ResponseBatch, TaskNames, observe_responses
 from rlwatch.tensors.spread import Std
 from rlwatch.tensors.tokens import TokenBatch
-from rlwatch.text import Sample, TextProbe
+from rlwatch.text import Sample
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -190,8 +189,6 @@ class Passes:
 
 TASK_COLUMNS = ("data_source", "task", "source")
 """Columns of a dataset that name the task, the first that is there."""
-MEASURED = 4
-"""Completions whose text is measured at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +335,7 @@ def _mine(trainer: Any, scored: Scored, logged: Iterable[float]) -> list[float]:
 
 def samples_of(scored: Scored) -> list[Sample]:
     """A few completions, evenly spread, for a report on their text."""
-    n = min(MEASURED, len(scored.ids))
-    chosen = [i * len(scored.ids) // n for i in range(n)]
-    return [Sample(ids=list(scored.ids[i])) for i in chosen]
+    return [Sample(ids=list(scored.ids[i])) for i in spread(len(scored.ids))]
 
 
 def as_text(content: Any) -> str:
@@ -369,37 +364,15 @@ def _sampled(outputs: Mapping[str, Any]) -> Tensor:
 # Sampled text: a few completions are kept, if that was asked for, and a few are measured.
 
 
-class Sampled:
-    """``sampler`` chooses the completions a run keeps as text, ``probe`` measures some; None: that is not done."""
-
-    def __init__(self, sampler: CompletionSampler | None = None, probe: TextProbe | None = None) -> None:
-        self._sampler = sampler
-        self._probe = probe
-
-    @classmethod
-    def of(cls, trainer: Any, keep: KeepCompletions | None, *, measure: bool) -> Self:
-        """For ``trainer``, whose tokenizer is copied: it may not be used by two threads at once."""
-        sampler = None if keep is None else CompletionSampler(keep, trainer.args.process_index)
-        if not measure:
-            return cls(sampler)
-        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        return cls(sampler, TextProbe(copy.deepcopy(tokenizer)))
+class Sampled(SampledText):
+    """The text of a TRL trainer's generations."""
 
     def offer(self, run: Run, trainer: Any, scored: Scored) -> None:
         """A generation of the step that is under way."""
         step = int(trainer.state.global_step) + 1
-        if self._sampler is not None and self._sampler.due(step):
-            batch = completion_batch(self._sampler, trainer, scored, step)
-            if batch is not None:
-                run.log_completions(batch)
-        if self._probe is not None and self._probe.due():
-            self._probe.offer(samples_of(scored))
-
-    def take(self) -> Mapping[str, float]:
-        """The report on text that has become ready, if one has."""
-        return {} if self._probe is None else self._probe.take()
-
-    def close(self) -> None:
-        """Measure nothing more."""
-        if self._probe is not None:
-            self._probe.close()
+        self._offer(
+            run,
+            step,
+            lambda sampler: completion_batch(sampler, trainer, scored, step),
+            lambda: samples_of(scored),
+        )

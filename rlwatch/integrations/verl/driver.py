@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from rlwatch.integrations.checkpoints import KeptSettings
 from rlwatch.integrations.commands import Controller, OnMetrics, SetKLCoef
-from rlwatch.integrations.completions import CompletionSampler
+from rlwatch.integrations.completions import CompletionSampler, SampledText, spread
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import decoded_batches
-from rlwatch.integrations.step_tally import Decode, StepTally, merge_workers
+from rlwatch.integrations.step_tally import Decode, StepTally, StepThread, merge_workers
 from rlwatch.integrations.verl.batch import PROMPTS, RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch, pieces
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
@@ -25,10 +24,10 @@ from rlwatch.integrations.verl.compat import in_words
 from rlwatch.integrations.verl.heartbeat import failing
 from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted
 from rlwatch.integrations.verl.settings import Settings
-from rlwatch.records import LOCALISED
+from rlwatch.records import LOCALISED, CompletionBatch
 from rlwatch.seam import Contained, Seam
 from rlwatch.tensors.responses import observe_responses
-from rlwatch.text import Sample, TextProbe
+from rlwatch.text import Sample
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -92,7 +91,7 @@ class Driver:
         step, answers = int(self._trainer.global_steps), None
         if self._workers is not None:  # asked even if there is no room: what they keep of this step must go
             answers = self.seam.attempt("workers", self._workers.ask, "collect", step)
-        if self.statistics.room():
+        if self.statistics.thread.room():
             self.statistics.submit(step, self.seam.attempt("batch", self._fetch, meta, step), answers)
         else:
             self.statistics.pass_over()
@@ -151,9 +150,6 @@ class Driver:
 
 # The statistics of one global step, put together of the batch and of all workers on a thread of our own.
 
-WAITING = 2
-"""Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
-SLOW = "statistics take longer than training steps; a step goes without them"
 BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
 """The batch's log-probs are those of the policy before the update; here is what to call its statistics."""
 
@@ -171,10 +167,8 @@ class Statistics:
         self.texts: Texts | None = None
         self._seam = seam
         self._full = settings.level.includes(Level.FULL)
-        self._errors: dict[int, int] = {}
         self._refused = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlwatch-verl")
-        self._waiting: list[Future[None]] = []
+        self.thread = StepThread(seam, "rlwatch-verl")
         self._awaited: list[tuple[int, OnMetrics]] = []
         self._lock = Lock()
 
@@ -186,7 +180,7 @@ class Statistics:
     def pass_over(self) -> None:
         """There will be no statistics of the step that ended."""
         if self._awaited:
-            self._thread.submit(self._hand_over, None, {})
+            self.thread.run(self._hand_over, None, {})
 
     def _hand_over(self, step: int | None, metrics: Mapping[str, float]) -> None:
         """Tell who waits for ``step``, and for earlier ones, of which nothing will come; all, if it is None."""
@@ -196,25 +190,13 @@ class Statistics:
         for awaited, on_metrics in due:
             self._seam.attempt("metrics of a step", on_metrics, metrics if awaited == step else {})
 
-    def room(self) -> bool:
-        """True if one more step may be submitted."""
-        self._waiting = [future for future in self._waiting if not future.done()]
-        run = self._seam.run
-        if len(self._waiting) < WAITING or run is None:
-            return run is not None and run.active
-        run.counters.warn("dropped", SLOW)
-        return False
-
     def submit(self, step: int, read: Read | None, answers: Answers | None) -> None:
         """Compute and record ``step`` of its batch, read on our thread, and of what the workers will answer."""
-        self._waiting.append(self._thread.submit(self._guarded, step, read, answers))
+        self.thread.submit(self._guarded, step, read, answers)
 
     def close(self, deadline_s: float = 30.0) -> None:
         """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
-        self._thread.shutdown(wait=False)
-        late = wait(self._waiting, deadline_s).not_done
-        if late and self._seam.run is not None:
-            self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
+        self.thread.close(deadline_s)
         self._hand_over(None, {})
         if self.texts is not None:
             self.texts.close()
@@ -228,7 +210,8 @@ class Statistics:
         if run is None:
             return {}
         replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
-        self._count_errors(replies)
+        for reply in replies:
+            self.thread.count_errors(f"worker {reply['rank']}", int(reply.get("errors", 0)))
         tally, batch = StepTally(), None if read is None else self._seam.attempt("batch", read)
         if batch is not None:
             self._seam.attempt("batch statistics", self._add_batch, tally, batch)
@@ -261,15 +244,6 @@ class Statistics:
             tally.add_number(name, value)
         self.texts.offer(run, step, batch, self.reading)
 
-    def _count_errors(self, replies: Sequence[Reply]) -> None:
-        """Count on the run what the workers' seams swallowed: they have none."""
-        for reply in replies:
-            rank, total = int(reply["rank"]), int(reply.get("errors", 0))
-            new = total - self._errors.get(rank, 0)
-            self._errors[rank] = total
-            if new > 0 and self._seam.run is not None:
-                self._seam.run.counters.warn("errors", f"the taps of worker {rank} failed; see its log", new)
-
     def _count_refused(self, replies: Sequence[Reply], run: Run) -> None:
         """Spikes that the budget of the workers' life did not allow to localise."""
         total = sum(int(reply.get("localisations_refused", 0)) for reply in replies)
@@ -293,19 +267,15 @@ def _gathered(answers: Answers) -> Sequence[Reply]:
 
 # Generated text: a few completions are kept, if that was asked for, and a few are measured.
 
-MEASURED = 4
-"""Completions a report on text is made of."""
 
-
-class Texts:
-    """Called on the thread of the statistics; measures on another one. Tokenizers are copied for each thread."""
+class Texts(SampledText):
+    """The text of verl's generations. Called on the thread of the statistics, with a tokenizer of its own."""
 
     def __init__(self, settings: Settings, tokenizer: Any) -> None:
-        keep, self._tokenizer = settings.completions, copy.deepcopy(tokenizer)
-        self.fields = () if keep is None else (PROMPTS,)
-        self._sampler = None if keep is None else CompletionSampler(keep)
         measure = settings.level.includes(Level.FULL)
-        self._probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
+        super().__init__(settings.completions, measure=measure, tokenizer=tokenizer)
+        self.fields = () if settings.completions is None else (PROMPTS,)
+        self._tokenizer = copy.deepcopy(tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, on the thread of the statistics only."""
@@ -313,27 +283,17 @@ class Texts:
 
     def offer(self, run: Run, step: int, batch: StepBatch, reading: Reading) -> None:
         """The generation of ``step``."""
-        if self._sampler is not None and self._sampler.due(step):
+
+        def kept(sampler: CompletionSampler) -> CompletionBatch | None:
             prompts, completions = Decoded(batch.prompts, self.decode), Decoded(batch.responses, self.decode)
-            kept = self._sampler.sample(step, prompts, completions, _columns(batch, reading))
-            if kept is not None:
-                run.log_completions(kept)
-        if self._probe is not None and self._probe.due():
-            self._probe.offer(self._samples(batch))
+            return sampler.sample(step, prompts, completions, _columns(batch, reading))
 
-    def take(self) -> Mapping[str, float]:
-        """The report on text that has become ready, if one has."""
-        return {} if self._probe is None else self._probe.take()
-
-    def close(self) -> None:
-        """Measure nothing more."""
-        if self._probe is not None:
-            self._probe.close()
+        self._offer(run, step, kept, lambda: self._samples(batch))
 
     def _samples(self, batch: StepBatch) -> list[Sample]:
         """Evenly spread. Where a tool answered in between, ids are no single text of the policy: only its text is."""
         responses, elsewhere = batch.responses, batch.environment()
-        chosen = [i * len(responses) // min(MEASURED, len(responses)) for i in range(min(MEASURED, len(responses)))]
+        chosen = spread(len(responses))
         mixed = [elsewhere is not None and bool(elsewhere[i].any()) for i in chosen]
         return [
             Sample(text=self.decode(responses[i].tolist())) if tools else Sample(ids=responses[i].tolist())
