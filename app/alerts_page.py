@@ -37,7 +37,7 @@ ALERT_COLUMNS = (
 )
 
 ACKNOWLEDGE = "take:"
-"""What a click on "acknowledge" asks for begins so; the alert's id follows."""
+"""Prefix of a click on "acknowledge"; the alert's id follows."""
 
 DELIVERY_LOOK = {
     OutboxStatus.SENT: ("✓", BLUE),
@@ -54,26 +54,26 @@ class AlertEntry:
     run: RunInfo | None
     messages: Sequence[OutboxMessage]
     standing: str = ""
-    """Why it is quiet though it fires: ``acknowledged by ann``, ``silenced by bob: repair``..."""
+    """Reason for its being quiet though it fires: ``acknowledged by ann``, ``silenced by bob: repair``..."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether its run may still change it."""
+        """True if its run may still change it."""
         return self.run is None or self.run.state is RunState.RUNNING
 
     @property
     def firing(self) -> bool:
-        """Whether it fires in a run that goes on."""
+        """True if it fires in a run that goes on."""
         return self.goes_on and self.alert.state is AlertState.FIRING
 
     @property
     def acknowledged(self) -> bool:
-        """Whether somebody took it on."""
+        """True if somebody took it on."""
         return self.standing.startswith("acknowledged")
 
     @property
     def waits(self) -> bool:
-        """Whether it may fire yet."""
+        """True if it may fire yet."""
         return self.goes_on and self.alert.state is AlertState.PENDING
 
 
@@ -96,8 +96,8 @@ def alert_entries(
         AlertEntry(alert, runs.get(alert.run_id), by_alert.get(alert.alert_id, ()), quiet.get(alert.alert_id, ""))
         for alert in alerts
     ]
-    told = [e for e in all_entries if e.firing or e.waits or e.alert.fired_at is not None]
-    return sorted(told, key=lambda e: -(float("inf") if e.alert.fired_at is None else e.alert.fired_at))
+    published = [e for e in all_entries if e.firing or e.waits or e.alert.fired_at is not None]
+    return sorted(published, key=lambda e: -(float("inf") if e.alert.fired_at is None else e.alert.fired_at))
 
 
 def matching(all_entries: Sequence[AlertEntry], choice: str) -> list[AlertEntry]:
@@ -160,7 +160,7 @@ def alert_row(entry: AlertEntry, now: float, *, may_take: bool) -> table.Row:
 
 
 def acknowledge_cell(entry: AlertEntry) -> table.Cell:
-    """What a person may do about it: take on what fires and nobody has taken on."""
+    """Link to acknowledge it, where it fires and nobody has."""
     if not entry.firing or entry.acknowledged:
         return table.text("")
     return table.link("acknowledge", "alerts", ACKNOWLEDGE + entry.alert.alert_id)
@@ -183,7 +183,7 @@ def message_words(alert: Alert) -> str:
 
 
 def explanation(entry: AlertEntry) -> list[tuple[str, str]]:
-    """Why it was told, why it is quiet, and the numbers it carries."""
+    """Reasons for its publication and its quiet, and the numbers it carries."""
     alert = entry.alert
     lines = [("because", alert.reason)] if alert.reason else []
     if entry.firing and entry.standing:
@@ -199,7 +199,7 @@ def resolved_words(alert: Alert) -> str:
 
 
 def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
-    """What became of the alert's messages: the worst of them, and each behind a click."""
+    """Delivery of the alert's messages: the worst of them, and each behind a click."""
     if not messages:
         return table.text("nobody told", quiet=True)
     lines = [(message.channel, delivery_words(message)) for message in messages]

@@ -91,18 +91,18 @@ class Scale:
 
     @property
     def plain(self) -> bool:
-        """Whether a value is its own height."""
+        """True if a value is its own height."""
         return not self.exponents and not self.power
 
     @property
     def note(self) -> str:
-        """What a reader must know of it; empty for most."""
+        """Hint for the reader; empty for most."""
         if self.logarithmic:
             return "log scale"
         return f"× 1e{self.power}".replace("-", "−") if self.power else ""
 
     def height(self, value: float) -> float | None:
-        """Where ``value`` is drawn, six significant digits; None where it has no place (no logarithm)."""
+        """Height at which ``value`` is drawn, six significant digits; None where it has none (no logarithm)."""
         if self.exponents:
             return round(math.log10(value), 6) if value > 0 else None
         return float(f"{value / 10.0**self.power:.6g}")
@@ -127,7 +127,7 @@ def scale_of(curve: Curve) -> Scale:
 
 
 def _spread(values: Floats) -> bool:
-    """Whether a linear axis would flatten everything but a few points."""
+    """True if a linear axis would flatten everything but a few points."""
     if len(values) < 8 or values.min() <= 0:
         return False
     return bool(values.max() > LOG_SPREAD * np.median(values))
@@ -183,8 +183,8 @@ def _families(finding: Finding) -> frozenset[str]:
 
 
 def _newest(alerts: Sequence[Alert]) -> list[Alert]:
-    told = [alert for alert in alerts if alert.state is AlertState.FIRING or alert.fired_at is not None]
-    return sorted(told, key=lambda alert: alert.onset_step)[-MOST_MARKS:]
+    fired = [alert for alert in alerts if alert.state is AlertState.FIRING or alert.fired_at is not None]
+    return sorted(fired, key=lambda alert: alert.onset_step)[-MOST_MARKS:]
 
 
 def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
@@ -259,7 +259,7 @@ class Plot:
 
     @property
     def scale(self) -> Scale:
-        """How its values become heights."""
+        """Scale on which its values become heights."""
         return scale_of(self.lines.current)
 
 

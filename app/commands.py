@@ -26,8 +26,8 @@ RESET = "reset-reference"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One command. ``says`` is Markdown; ``typed``: the run's name must be typed, because it cannot be undone.
+class CommandForm:
+    """One command. ``explanation`` is Markdown; ``typed``: the run's name must be typed, because it cannot be undone.
 
     ``labels`` and ``values`` name the arguments and the values of choices.
     """
@@ -35,15 +35,15 @@ class Ask:
     kind: str
     menu: str
     title: str
-    says: str
+    explanation: str
     typed: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     suggested: Mapping[str, float] = field(default_factory=dict)
 
 
-_ALL = (
-    Ask(
+_FORMS = (
+    CommandForm(
         RESET,
         "Reset reference…",
         "Reset the reference",
@@ -56,13 +56,13 @@ _ALL = (
             "keep": "kept: momentum carries on (ProRL v2)",
         },
     ),
-    Ask(
+    CommandForm(
         "save-checkpoint",
         "Save checkpoint…",
         "Save a checkpoint",
         "At the next boundary the trainer saves a checkpoint, as it would by its own schedule.",
     ),
-    Ask(
+    CommandForm(
         "lower-lr",
         "Lower learning rate…",
         "Lower the learning rate",
@@ -71,14 +71,14 @@ _ALL = (
         labels={"scale": "Fraction of the schedule", "until": "Until step (empty: for good)"},
         suggested={"scale": 0.3},
     ),
-    Ask(
+    CommandForm(
         "set-kl-coef",
         "KL coefficient…",
         "Change the KL coefficient",
         "From the next boundary on the KL term has **this weight** (beta).",
         labels={"value": "KL coefficient"},
     ),
-    Ask(
+    CommandForm(
         "pause",
         "Pause…",
         "Pause the training",
@@ -86,8 +86,8 @@ _ALL = (
         "It goes on by itself when the time is over. While it waits, other commands are carried out.",
         labels={"minutes": "At most, minutes"},
     ),
-    Ask("resume", "Resume…", "Resume the training", "Training goes on where it waits."),
-    Ask(
+    CommandForm("resume", "Resume…", "Resume the training", "Training goes on where it waits."),
+    CommandForm(
         "stop",
         "Stop…",
         "Stop the training",
@@ -102,14 +102,14 @@ _ALL = (
     ),
 )
 
-ASKS: Mapping[str, Ask] = {ask.kind: ask for ask in _ALL}
+FORMS: Mapping[str, CommandForm] = {form.kind: form for form in _FORMS}
 """Every command, by its kind."""
 
 
-def menu(*, paused: bool) -> list[str]:
+def menu_kinds(*, paused: bool) -> list[str]:
     """The kinds offered beside the first button, which is the reset or, of a paused run, resume."""
     first = {"resume", "pause"} if paused else {"resume", RESET}
-    return [kind for kind in ASKS if kind not in first]
+    return [kind for kind in FORMS if kind not in first]
 
 
 # What the app asks of a live run, and what it can tell beforehand (pure but for :func:`send`).
@@ -125,7 +125,7 @@ REFUSED = {
     "will be refused unless forced",
     "set-kl-coef": "a lower coefficient would free the collapsing policy, and will be refused unless forced",
 }
-"""What a firing collapse means for a command that may be vetoed."""
+"""Consequence of a firing collapse for each command that may be vetoed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def checks(
     paused: bool = False,
     dead: bool = False,
 ) -> list[Check]:
-    """What a command needs, and whether it is so as far as the store can tell."""
+    """Preconditions of a command, each met or not as far as the store can tell."""
     found = [_alive(run, stale=stale and not paused, dead=dead and not paused)]
     if kind in NEEDS_REFERENCE:
         found.append(Check(has_reference, _reference_words(has_reference)))
@@ -195,12 +195,12 @@ def _collapse_words(kind: str, collapse: Sequence[Alert]) -> str:
 
 
 def may_send(run: RunInfo, kind: str, typed: str) -> bool:
-    """Whether the run lives and, where it must be, its name (or id, where it has no name) was typed."""
-    return run.state is RunState.RUNNING and (not ASKS[kind].typed or " ".join(typed.split()) == confirmation(run))
+    """True if the run lives and, where it must be, its name (or id, where it has no name) was typed."""
+    return run.state is RunState.RUNNING and (not FORMS[kind].typed or " ".join(typed.split()) == confirmation(run))
 
 
 def confirmation(run: RunInfo) -> str:
-    """What must be typed: the name on one line, or the id where there is none one would want to type."""
+    """Text to be typed: the name on one line, or the id where there is none one would want to type."""
     name = " ".join(run.name.split())
     return name if 0 < len(name) <= TYPEABLE else run.run_id
 
@@ -243,24 +243,24 @@ def cancel_command(store: CommandStore, run_id: str, command_id: str, *, by: Pri
 
 
 def reset_due(alerts: Sequence[Alert]) -> bool:
-    """Whether a reset is what the run asks for: KL has saturated or held-out scores stalled, and nothing collapses."""
+    """True if a reset is what the run asks for: KL has saturated or held-out scores stalled, and nothing collapses."""
     due = ("kl_saturation", "reset_due")
     saturated = any(alert.state is AlertState.FIRING and alert.kind in due for alert in alerts)
     return saturated and not collapsing(alerts)
 
 
 def missed(command: Command, now: float) -> bool:
-    """Whether nobody claimed it in time; the row says so only once somebody looks for commands again."""
+    """True if nobody claimed it in time; the row says so only once somebody looks for commands again."""
     return command.status is CommandStatus.QUEUED and 0 < command.expires_at <= now
 
 
 def waiting(commands: Sequence[Command], now: float) -> bool:
-    """Whether a command is still on its way."""
+    """True if a command is still on its way."""
     return any(command.status.open and not missed(command, now) for command in commands)
 
 
 def outcome(command: Command, now: float) -> str:
-    """What became of it: ``done at step 4 816``."""
+    """Outcome of it: ``done at step 4 816``."""
     if missed(command, now) or (command.status is CommandStatus.EXPIRED and command.claimed_at is None):
         return "expired: nobody claimed it"
     at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
@@ -268,7 +268,7 @@ def outcome(command: Command, now: float) -> str:
 
 
 def arguments(command: Command) -> str:
-    """What it was asked with, in a few words; what was left open is not said."""
+    """Arguments it was sent with, in a few words; those left open are left out."""
     given = [f"{name} {_said(value)}" for name, value in command.args.items() if value is not None]
     return ", ".join([*given, *(["forced"] if command.force else [])])
 
@@ -279,13 +279,13 @@ def _said(value: JSON) -> str:
 
 # The dialog that asks something of a live run.
 
-COMMAND_PENDING = "ask-pending"
+COMMAND_PENDING = "command-pending"
 """Session key of ``(run id, kind, idempotency key)`` while the dialog is open."""
 
 CHECK_LOOK = {True: ("✓", BLUE), None: ("◌", GREY), False: ("▲", AMBER)}
 
 
-def open_for(run_id: str, kind: str) -> None:
+def open_dialog(run_id: str, kind: str) -> None:
     """Open the dialog for a run, with a fresh idempotency key."""
     st.session_state[COMMAND_PENDING] = (run_id, kind, new_key())
 
@@ -293,8 +293,8 @@ def open_for(run_id: str, kind: str) -> None:
 def open_chosen(run_id: str, menu_key: str) -> None:
     """Open it for what was chosen in the menu."""
     kind = str(st.session_state.get(menu_key))
-    if kind in ASKS:
-        open_for(run_id, kind)
+    if kind in FORMS:
+        open_dialog(run_id, kind)
 
 
 def close() -> None:
@@ -306,42 +306,42 @@ def dialog_if_open(run: RunInfo) -> None:
     """The dialog, if it is open for this run. It lives in the session: a rerun does not close it."""
     run_id, kind, key = st.session_state.get(COMMAND_PENDING, ("", "", ""))
     if run_id == run.run_id:
-        st.dialog(ASKS[kind].title, width="medium", on_dismiss=close)(_dialog)(run, ASKS[kind], key)
+        st.dialog(FORMS[kind].title, width="medium", on_dismiss=close)(_dialog)(run, FORMS[kind], key)
 
 
-def _dialog(run: RunInfo, ask: Ask, key: str) -> None:
-    st.markdown(ask.says)
-    st.html(joined(*(_check(check) for check in _checks(run, ask.kind))))
-    args = _arguments(ask)
+def _dialog(run: RunInfo, form: CommandForm, key: str) -> None:
+    st.markdown(form.explanation)
+    st.html(joined(*(_check(check) for check in _checks(run, form.kind))))
+    args = _arguments(form)
     why = st.text_input("Why", key="why", max_chars=300, placeholder="kept with the command, for whoever asks later")
-    force = COMMAND_KINDS[ask.kind].vetoed and st.checkbox("Force: even during a collapse", key="force")
-    typed = st.text_input(f"Type {_quoted(run)} to confirm", key="typed", live=True) if ask.typed else ""
+    force = COMMAND_KINDS[form.kind].vetoed and st.checkbox("Force: even during a collapse", key="force")
+    typed = st.text_input(f"Type {_quoted(run)} to confirm", key="typed", live=True) if form.typed else ""
     layout.signature()
     send, cancel = st.columns([1, 1])
-    ready = may_send(run, ask.kind, typed or "")
+    ready = may_send(run, form.kind, typed or "")
     if send.button("Send", type="primary", disabled=not ready, key="send", width="stretch"):
-        _send(run, ask, key, args, why=why or "", force=bool(force))
+        _send(run, form, key, args, why=why or "", force=bool(force))
     if cancel.button("Cancel", key="cancel", width="stretch"):
         close()
         st.rerun()
 
 
-def _arguments(ask: Ask) -> dict[str, JSON]:
-    """What the kind takes, each by a widget of its type; what is left empty is not sent."""
+def _arguments(form: CommandForm) -> dict[str, JSON]:
+    """Arguments of the kind, each by a widget of its type; those left empty are not sent."""
     args: dict[str, JSON] = {}
-    for name, argument in COMMAND_KINDS[ask.kind].args.items():
-        label, key = ask.labels.get(name, name), f"arg-{name}"
+    for name, argument in COMMAND_KINDS[form.kind].args.items():
+        label, key = form.labels.get(name, name), f"arg-{name}"
         if isinstance(argument, Choice):
-            args[name] = st.radio(label, argument.values, format_func=lambda v: ask.values.get(v, v), key=key)
+            args[name] = st.radio(label, argument.values, format_func=lambda v: form.values.get(v, v), key=key)
         elif isinstance(argument, Number):
-            args[name] = _number(ask, name, argument, label, key)
+            args[name] = _number(form, name, argument, label, key)
         else:
             args[name] = st.number_input(label, min_value=1, value=None, step=1, key=key)
     return {name: value for name, value in args.items() if value is not None}
 
 
-def _number(ask: Ask, name: str, argument: Number, label: str, key: str) -> float | None:
-    default = argument.default if isinstance(argument.default, float) else ask.suggested.get(name)
+def _number(form: CommandForm, name: str, argument: Number, label: str, key: str) -> float | None:
+    default = argument.default if isinstance(argument.default, float) else form.suggested.get(name)
     high = argument.high if argument.high < 1e6 else None
     return st.number_input(label, min_value=argument.low, max_value=high, value=default, format="%g", key=key)
 
@@ -364,7 +364,7 @@ def _checks(run: RunInfo, kind: str) -> list[Check]:
 
 
 def _now(run: RunInfo, kind: str, names: Mapping[str, str]) -> list[Check]:
-    """What the quantity is now that is to be changed, if it is recorded."""
+    """Present value of the quantity that is to be changed, if it is recorded."""
     canonical, words = {
         "lower-lr": ("optim/lr", "the learning rate is"),
         "set-kl-coef": ("policy/kl_coef", "the KL coefficient is"),
@@ -382,10 +382,10 @@ def _check(check: Check) -> Markup:
     return el("div", mark, el("span", check.text), style="display:flex")
 
 
-def _send(run: RunInfo, ask: Ask, key: str, args: dict[str, JSON], *, why: str, force: bool) -> None:
+def _send(run: RunInfo, form: CommandForm, key: str, args: dict[str, JSON], *, why: str, force: bool) -> None:
     by = layout.principal()
     try:
-        sent = send(queries.store(), run.run_id, ask.kind, args, why=why, by=by, force=force, key=key)
+        sent = send(queries.store(), run.run_id, form.kind, args, why=why, by=by, force=force, key=key)
     except RLWatchError as error:
         st.error("The command was not sent.")
         st.code(fmt.shorten(str(error), 600), language=None, wrap_lines=True)

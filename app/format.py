@@ -101,7 +101,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(then: float | None, now: float) -> str:
-    r"""How long ago ``then`` was (both Unix seconds); clocks that disagree read as "now".
+    r"""Time since ``then`` (both Unix seconds); clocks that disagree read as "now".
 
     >>> age(1000.0, 1180.0), age(1000.0, 999.0), age(None, 5.0)
     ('3\u202fmin ago', 'now', '–')
@@ -162,7 +162,7 @@ def evidence_line(body: Mapping[str, JSON], limit: int = 400) -> str:
 
 
 def event_words(event: Event) -> tuple[str, str]:
-    """What happened and the words to it: of a command what came of it, by whom and why; else the entries."""
+    """Name of an event and the words to it: of a command its result, by whom and why; else the entries."""
     report = event.body.get("report")
     if event.kind != "command" or not isinstance(report, Mapping):
         return words(event.kind), evidence_line(event.body)

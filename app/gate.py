@@ -2,7 +2,7 @@
 
 An ASGI middleware around Streamlit's own application. Every request, over HTTP and websocket alike, must name this
 dashboard (``Host``), come from its own pages (``Origin``) and carry a session; whoever has none is asked for a token.
-The script learns who it is by two headers that only this door can set.
+The script learns who it is by two headers that only this gate can set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETTINGS = "RLWATCH_UI_SETTINGS"
 """The variable in which ``rlwatch ui`` hands over what :class:`Settings` holds."""
 
 SESSION_S = 7 * 24 * 3600
-"""How long a session lasts, in seconds."""
+"""Duration of a session, in seconds."""
 
 TRIES_OF_ONE, TRIES_OF_ALL = "10/minute", "100/minute"
 """Wrong tokens an address, and everybody together, may try."""
@@ -69,7 +69,7 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the door must know.
+    """Settings of the gate.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Who came in, as what, until when."""
+    """Name and role of whoever logged in, and the end of their session."""
 
     role: str
     name: str
@@ -139,8 +139,8 @@ class Gate:
                     headers.setdefault(name, value)
             await send(message)
 
-        ours = {NAME_HEADER.encode(), ROLE_HEADER.encode()}
-        scope["headers"] = [pair for pair in scope["headers"] if pair[0].lower() not in ours]
+        reserved = {NAME_HEADER.encode(), ROLE_HEADER.encode()}
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0].lower() not in reserved]
         scope["rlwatch.proxied"] = self._from_proxy(scope)
         await self._judged(scope, receive, guarded)
 
@@ -176,8 +176,8 @@ class Gate:
 
     def _misplaced(self, connection: HTTPConnection) -> Response | None:
         """The answer to a request under a foreign name or from a foreign page; None: it is neither."""
-        ours = self._origin(connection)
-        if ours is None:
+        own = self._origin(connection)
+        if own is None:
             known = ", ".join(self._settings.origins)
             return PlainTextResponse(
                 f"This dashboard answers to {known} only. Reached through a tunnel or a proxy under another address: "
@@ -186,8 +186,8 @@ class Gate:
             )
         origins = connection.headers.getlist("origin")
         websocket = connection.scope["type"] == "websocket"
-        if (websocket and origins != [ours]) or any(origin != ours for origin in origins):
-            return PlainTextResponse(f"Refused: {ours} does not take requests from pages of another origin.\n", 403)
+        if (websocket and origins != [own]) or any(origin != own for origin in origins):
+            return PlainTextResponse(f"Refused: {own} does not take requests from pages of another origin.\n", 403)
         site, mode = connection.headers.get("sec-fetch-site"), connection.headers.get("sec-fetch-mode")
         safe = not websocket and connection.scope["method"] in SAFE_METHODS and mode == "navigate"
         if site in {"cross-site", "same-site"} and not safe:
@@ -252,7 +252,7 @@ class Gate:
         return found[0] if found else None
 
     def _inside(self, after: str) -> str:
-        """Where to go after the login: a page of ours, whatever the form says."""
+        """Address to go to after the login: a page of this dashboard, whatever the form says."""
         base = self._settings.base_path
         try:
             parts = urlsplit(after)
@@ -303,9 +303,9 @@ class Gate:
         return Session(role, name, since.timestamp() + SESSION_S) if role in self._settings.tokens else None
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, session: Session) -> None:
-        """Through to the app, which is told who it is; a websocket lasts no longer than its session."""
-        told = {NAME_HEADER: quote(session.name), ROLE_HEADER: session.role}
-        headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in told.items())]
+        """Through to the app, which is principal who it is; a websocket lasts no longer than its session."""
+        principal = {NAME_HEADER: quote(session.name), ROLE_HEADER: session.role}
+        headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in principal.items())]
         inner = {**scope, "headers": headers}
         if scope["type"] == "http":
             await self._app(inner, receive, send)
@@ -393,7 +393,7 @@ async def _deny(scope: Scope, receive: Receive, send: Send, answer: Response) ->
         await websocket.close(1008)
 
 
-# -- pages of the door
+# -- pages of the gate
 
 
 def login_page(
@@ -444,15 +444,15 @@ def content_policy() -> str:
 
 
 def _hashes(page: str, tag: str) -> list[str]:
-    """What allows the inline scripts or styles of ``page``, and no others."""
+    """Hashes that allow the inline scripts or styles of ``page``, and no others."""
     found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found]
 
 
 def serve() -> None:
-    """Serve the app behind its door until told to stop."""
+    """Serve the app behind its door until principal to stop."""
     settings = Settings(**json.loads(os.environ.pop(SETTINGS)))
-    os.environ["FORWARDED_ALLOW_IPS"] = ""  # the door itself decides whom to believe
+    os.environ["FORWARDED_ALLOW_IPS"] = ""  # the gate itself decides whom to believe
     # Each websocket refused with an answer is an error to uvicorn 0.54: anybody could fill the log.
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: "without completing handshake" not in record.getMessage()

@@ -35,7 +35,7 @@ RECENT_S = 24 * 3600.0
 
 
 class Word(StrEnum):
-    """What one can say of a run, most urgent first."""
+    """Words for the state of a run, most urgent first."""
 
     DANGER = "danger"
     CRASHED = "crashed"
@@ -158,7 +158,7 @@ def dead_words(since: float, now: float) -> str:
 
 
 def crash_words(run: RunInfo) -> str:
-    """How the trainer ended."""
+    """Reason for the trainer's end."""
     return run.state_reason or "the trainer ended with an error"
 
 
@@ -184,7 +184,7 @@ def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
 
 
 def ending_words(run: RunInfo, health: Health, now: float, pace: Pace) -> str:
-    """How the story ends where the run does not go on: the crash, the pause, or the silence; else empty."""
+    """End of the sentence where the run does not go on: the crash, the pause, or the silence; else empty."""
     if health.word is Word.CRASHED:
         return f"crashed at step {fmt.step(run.last_step)}: {crash_words(run)}"
     if health.word in (Word.PAUSED, Word.DEAD):
@@ -200,7 +200,7 @@ def baselines(findings: Sequence[Finding]) -> dict[str, float]:
 
 
 def last_alarm_words(alerts: Sequence[Alert]) -> str:
-    """What to say when nothing fires: the last alarm and when it was over."""
+    """Last alarm of a run on which nothing fires, and the step at which it was over."""
     over = [a for a in alerts if a.state is AlertState.RESOLVED and a.fired_at is not None]
     if not over:
         return ""

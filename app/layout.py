@@ -17,7 +17,7 @@ from .principal import NAME_HEADER, ROLE_HEADER, Principal
 from .queries import store_url
 
 REFRESH_S = 5.0
-"""How often a live page looks again, in seconds."""
+"""Seconds between two looks of a live page."""
 
 
 GoToTokens = Callable[[str, int], None]
@@ -33,17 +33,17 @@ def ink() -> Ink:
 
 
 def principal() -> Principal:
-    """Who looks at this page, as the door says; a nobody where there is none."""
+    """Name and role of whoever looks at this page, as the gate says; a nobody where there is no gate."""
     headers = st.context.headers
     return Principal(unquote(headers.get(NAME_HEADER, "")), headers.get(ROLE_HEADER, ""))
 
 
 LOOK_ONLY = "You may look; commands take the operator's link of rlwatch ui"
-"""Why a button cannot be pressed by a viewer."""
+"""Hint at a button that a viewer cannot press."""
 
 
 def account_line() -> None:
-    """Who looks, as what, and the way out; at the upper right of every page."""
+    """Draw name, role and the way out at the upper right of every page."""
     who = principal()
     if who.name:
         leave = Markup('<a href="logout" target="_self">log out</a>')
@@ -53,14 +53,14 @@ def account_line() -> None:
 
 
 def signature() -> None:
-    """Whose name it will be kept with: ``In the name of ann (operator)``."""
+    """Draw the name that a command will be kept with: ``In the name of ann (operator)``."""
     who = principal()
     name = el("b", who.name or "nobody")
     st.html(el("div", "In the name of ", name, f" ({who.role or 'not logged in'})", cls="rl-quiet"))
 
 
 def store_line(*facts: str) -> None:
-    """Which store this is, small, at the right."""
+    """Draw the store's address, small, at the right."""
     st.html(el("div", joined("  ·  ".join((*facts, f"store {fmt.shorten(store_url(), 160)}"))), cls="rl-store"))
 
 

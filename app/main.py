@@ -1,6 +1,6 @@
-"""What ``rlwatch ui`` starts and Streamlit runs: loads the directory it lies in as ``rlwatch_app`` and hands over.
+"""Start of ``rlwatch ui``, and the script that Streamlit runs: loads its directory as ``rlwatch_app`` and hands over.
 
-Started with the door's settings it is the server; Streamlit then runs it again for every look at a page. Both run this
+Started with the gate's settings it is the server; Streamlit then runs it again for every look at a page. Both run this
 file as a script, so it has no package of its own; and the directory is called
 ``app`` in a checkout and ``rlwatch/_app`` in a wheel. Loading it under one fixed name makes relative
 imports work in both, without putting anything on ``sys.path`` (where ``format`` or ``table`` would be

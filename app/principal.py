@@ -1,4 +1,4 @@
-"""Who looks at a page and what they may do: name and role as the login gate says them."""
+"""Principals: name and role of whoever looks at a page, as the login gate says, and the right to command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlwatch.errors import RLWatchError
 
 NAME_HEADER, ROLE_HEADER = "x-rlwatch-name", "x-rlwatch-role"
-"""What the door of the dashboard says of whoever it let in; from outside they never arrive."""
+"""Headers in which the gate names whoever it let in; from outside they never arrive."""
 
 
 class NotPermittedError(RLWatchError):
@@ -23,7 +23,7 @@ class Principal:
 
     @property
     def may_command(self) -> bool:
-        """Whether they may change anything."""
+        """True if they may change anything."""
         return self.role == "operator" and bool(self.name)
 
     def require_command(self) -> None:

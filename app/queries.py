@@ -46,9 +46,9 @@ from .thinning import Branches, attempt_starts, branches, sparkline, trend
 
 __all__ = [
     "Fleet",
-    "Foretold",
-    "Glance",
+    "MetricSummary",
     "Outline",
+    "RunForecasts",
     "Trace",
     "Vitals",
     "alerts",
@@ -61,7 +61,6 @@ __all__ = [
     "far_out",
     "findings",
     "fleet",
-    "foretold",
     "last_values",
     "localised",
     "metric_names",
@@ -70,6 +69,7 @@ __all__ = [
     "outline",
     "report",
     "run",
+    "run_forecasts",
     "runs_by_id",
     "silences",
     "standing",
@@ -219,7 +219,7 @@ def canonical_names(names: Sequence[str], source: str) -> dict[str, str]:
 
 
 def outline(run: RunInfo) -> Outline:
-    """Where the run's attempts begin and end."""
+    """First and last step of the run's attempts."""
     return _outline(store_url(), version(run), _known(run))
 
 
@@ -279,7 +279,7 @@ NAMES = ("forecast/p20", "forecast/p50", "forecast/p100", RISK)
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class RunForecasts:
     """``newest`` may be without a number, and then says why; ``highest`` p50 and its step over all that count.
 
     ``traces``: by name, over the window; the risk alone where no chance was given, empty where nothing was forecast.
@@ -290,17 +290,17 @@ class Foretold:
     traces: Mapping[str, Trace]
 
 
-def foretold(run: RunInfo, window: tuple[int, int]) -> Foretold | None:
-    """What was forecast of ``run``; None if nobody ever tried."""
+def run_forecasts(run: RunInfo, window: tuple[int, int]) -> RunForecasts | None:
+    """Forecasts of ``run``; None if nobody ever tried."""
     newest = newest_forecast(run.run_id)
     if newest is None:
         return None
     kept = whole(run, NAMES)
     series = kept["forecast/p50"]
     if not len(series.steps):
-        return Foretold(newest, None, traces(run, window, (RISK,)) if len(kept[RISK].steps) else {})
+        return RunForecasts(newest, None, traces(run, window, (RISK,)) if len(kept[RISK].steps) else {})
     at = int(np.argmax(series.values))
-    return Foretold(newest, (float(series.values[at]), int(series.steps[at])), traces(run, window, NAMES))
+    return RunForecasts(newest, (float(series.values[at]), int(series.steps[at])), traces(run, window, NAMES))
 
 
 def newest_forecast(run_id: str) -> Forecast | None:
@@ -316,8 +316,8 @@ STILL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """What the list of runs shows of one metric. ``points`` and ``bad``: see :func:`buckets.sparkline`."""
+class MetricSummary:
+    """One metric in the list of runs. ``points`` and ``bad``: see :func:`thinning.sparkline`."""
 
     value: float | None = None
     trend: str = ""
@@ -330,8 +330,8 @@ class Vitals:
     """A run at a glance."""
 
     pace: Pace
-    reward: Glance
-    entropy: Glance
+    reward: MetricSummary
+    entropy: MetricSummary
     forecast: Forecast | None = None
 
     @property
@@ -389,18 +389,18 @@ def _vitals(url: str, version: Version, source: str) -> Vitals:  # noqa: ARG001 
     by_name: dict[str, Series] = {canonical: series[name] for canonical, name in wanted.items()}
     return Vitals(
         pace=pace_of(store().records(version[0], last=TAIL), source),
-        reward=_glance(by_name.get("reward/mean"), starts),
-        entropy=_glance(by_name.get("policy/entropy"), starts),
+        reward=_metric_summary(by_name.get("reward/mean"), starts),
+        entropy=_metric_summary(by_name.get("policy/entropy"), starts),
         forecast=newest_forecast(version[0]),
     )
 
 
-def _glance(series: Series | None, starts: Mapping[int, int]) -> Glance:
+def _metric_summary(series: Series | None, starts: Mapping[int, int]) -> MetricSummary:
     if series is None or not len(series.values):
-        return Glance()
+        return MetricSummary()
     drawn, bad = sparkline(series, dict(starts))
     points = tuple((x, y) for x, y in drawn)
-    return Glance(float(series.values[-1]), trend(series.values), points, tuple(bad))
+    return MetricSummary(float(series.values[-1]), trend(series.values), points, tuple(bad))
 
 
 # What is known of the tokens of a run: the steps that were localised, and the rows of one step.
@@ -412,7 +412,7 @@ NORM = "optim/grad_norm"
 
 
 def localised(run_id: str) -> list[Event]:
-    """What was said of each localised step, in order."""
+    """Events of localised steps, in order."""
     return [event for event in store().events(run_id) if event.kind == LOCALISED]
 
 

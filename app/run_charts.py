@@ -35,7 +35,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """What the chart is called."""
+        """Title of the chart."""
         return self.canonical or self.name
 
     def subtitle(self, source: str) -> str:
@@ -143,7 +143,7 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Canvas:
-    """What the sections of one run share."""
+    """Run, window and marks that the sections of one page share."""
 
     run: RunInfo
     window: tuple[int, int]

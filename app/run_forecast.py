@@ -15,7 +15,7 @@ from . import format as fmt
 from .charts import PLAIN, Ink, Mark, Option, Plot, Scale, family_option, height, points
 from .health import AMBER, GREY, LOOKS, Word
 from .markup import Markup, el, joined
-from .queries import Foretold, Trace
+from .queries import RunForecasts, Trace
 from .thinning import Branches, Curve
 
 COLUMNS = 2
@@ -34,35 +34,35 @@ class Linear(Plot):
         return PLAIN
 
 
-def forecast_facts(told: Foretold) -> Markup:
-    """How likely now, which limit when, and the highest so far; or why there is no forecast."""
-    now = told.newest
+def forecast_facts(forecasts: RunForecasts) -> Markup:
+    """Chance now, the limit in sight, and the highest chance so far; or the reason why there is no forecast."""
+    now = forecasts.newest
     if now.limits_only:
         return el("div", *_by_limits(now), cls="rl-facts")
     if now.p50 is None:
-        return el("div", el("span", absent_words(now)), *_highest(told), cls="rl-facts")
+        return el("div", el("span", absent_words(now)), *_highest(forecasts), cls="rl-facts")
     look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
     chance = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {fmt.chance(now.p50)}", cls="rl-word")
     parts = [
         el("span", chance, " within 50 steps"),
         el("span", limit_sentence(now) or "no limit in sight") if now.alarm or now.steps_to is not None else Markup(),
-        *_highest(told),
+        *_highest(forecasts),
         el("span", el("span", "at step ", cls="label"), fmt.step(now.step)),
     ]
     return el("div", *parts, cls="rl-facts")
 
 
 def absent_words(forecast: Forecast) -> str:
-    """Why there is none, as a sentence."""
+    """Reason for the absence of a forecast, as a sentence."""
     reason = forecast.absent.removeprefix("no forecast because").strip()
     return f"No forecast yet: {fmt.shorten(reason, 300)}" if reason else "No forecast yet."
 
 
 def _by_limits(now: Forecast) -> list[Markup]:
-    """What a run is told that logs too little for a chance: the limit it is on its way to, and why no more."""
+    """Words for a run that logs too little for a chance: the limit it is on its way to, and why no more."""
     look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
-    said = limit_sentence(now) if now.alarm else "no limit near"
-    word = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {said}", cls="rl-word")
+    sentence = limit_sentence(now) if now.alarm else "no limit near"
+    word = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {sentence}", cls="rl-word")
     reason = now.limits_only.removeprefix("no chance is given because").strip()
     return [
         word,
@@ -71,15 +71,15 @@ def _by_limits(now: Forecast) -> list[Markup]:
     ]
 
 
-def _highest(told: Foretold) -> list[Markup]:
-    if told.highest is None:
+def _highest(forecasts: RunForecasts) -> list[Markup]:
+    if forecasts.highest is None:
         return []
-    chance, step = told.highest
+    chance, step = forecasts.highest
     return [el("span", el("span", "highest ", cls="label"), f"{fmt.chance(chance)} at step {fmt.step(step)}")]
 
 
 def driver_bars(forecast: Forecast, ink: Ink) -> Markup:
-    """What drives the newest forecast: each metric with its share as a bar."""
+    """Drivers of the newest forecast: each metric with its share as a bar."""
     title = el("div", "What drives it", cls="rl-panel")
     if not forecast.why:
         return el("div", title, el("div", "nothing stands out", cls="rl-quiet"))
@@ -166,12 +166,12 @@ def show_forecast(run_id: str) -> None:
         run = queries.run(run_id)
         outline = queries.outline(run)
         shown = charts.read_window(st.query_params, outline.first, outline.last)
-        told = queries.foretold(run, (shown.low, shown.high))
-        if told is None:
+        forecasts = queries.run_forecasts(run, (shown.low, shown.high))
+        if forecasts is None:
             return
         st.html(el("div", "Forecast", cls="rl-family"))
-        st.html(joined(forecast_facts(told)))
-        if not told.traces:
+        st.html(joined(forecast_facts(forecasts)))
+        if not forecasts.traces:
             return
         marked = charts.marks_of_run(
             queries.alerts(run_id), queries.findings(run_id), queries.events(run_id), outline.starts
@@ -179,10 +179,10 @@ def show_forecast(run_id: str) -> None:
         chart, why = st.columns([2, 1], gap="small")
         with chart:
             st.echarts_chart(
-                forecast_option(told.traces, marked, (shown.low, shown.high), layout.ink()),
+                forecast_option(forecasts.traces, marked, (shown.low, shown.high), layout.ink()),
                 height=height(2, COLUMNS),
                 key="chart-forecast",
                 alt="Forecast: chance of a failure within 20, 50 and 100 steps, and risk, by step",
             )
         with why:
-            st.html(joined(driver_bars(told.newest, layout.ink())))
+            st.html(joined(driver_bars(forecasts.newest, layout.ink())))

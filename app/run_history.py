@@ -185,7 +185,7 @@ def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
 
 
 def show_commands(run_id: str) -> None:
-    """What was asked of the run and what became of it, newest first; nothing where nothing was asked."""
+    """Commands to the run and what became of them, newest first; nothing where there are none."""
     with layout.readable("The history of commands"):
         asked, now = queries.commands(run_id), time.time()
         waiting = commands.waiting(asked, now)

@@ -23,7 +23,7 @@ from .queries import BUCKETS, metric_names, outline, store, store_url
 from .thinning import Curve, Floats, branches
 
 COLUMNS = 120
-"""Stretches of steps that are told apart."""
+"""Stretches of steps that are norms apart."""
 MOST_ROWS = 120
 """Layers drawn at most: those furthest above their usual norm."""
 SCALE = 10.0
@@ -262,8 +262,8 @@ def _layers(
 def layer_row(name: str, series: Series, starts: Mapping[int, int], window: tuple[int, int]) -> LayerRow:
     """One layer: what the newest attempts measured of it, and the median of the norms that are no zeros."""
     inside = (series.steps >= window[0]) & (series.steps <= window[1])
-    told = series.values[inside & np.isfinite(series.values) & (series.values > 0.0)]
-    usual = float(np.median(told)) if len(told) else None
+    norms = series.values[inside & np.isfinite(series.values) & (series.values > 0.0)]
+    usual = float(np.median(norms)) if len(norms) else None
     return LayerRow(name, usual, branches(series, dict(starts), window, BUCKETS).current)
 
 

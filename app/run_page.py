@@ -22,31 +22,31 @@ FIRST = 3
 
 
 def in_trouble(run: RunInfo, alerts: Sequence[Alert]) -> bool:
-    """Whether a person asks why: something fires, or the run crashed."""
+    """True if a person asks why: something fires, or the run crashed."""
     return run.state is RunState.CRASHED or any(alert.state is AlertState.FIRING for alert in alerts)
 
 
-def cause_line(said: Diagnosis) -> Markup:
+def cause_line(diagnosis: Diagnosis) -> Markup:
     """``Likely  Train-inference mismatch (strong): it came first...``; or why no cause can be named."""
     label = el("span", "Likely", cls="label")
-    if not said.enough:
-        return el("div", label, said.why_not, cls="rl-why")
-    first = said.causes[0]
+    if not diagnosis.enough:
+        return el("div", label, diagnosis.why_not, cls="rl-why")
+    first = diagnosis.causes[0]
     return el("div", label, el("b", first.title), f" ({first.sure.value}: {first.why})", cls="rl-why")
 
 
-def do_line(said: Diagnosis) -> Markup:
+def do_line(diagnosis: Diagnosis) -> Markup:
     """``Do  1 roll back...; 2 lower...``; nothing where no cause is sure enough to act on."""
-    if not said.enough or not said.causes[0].actions:
+    if not diagnosis.enough or not diagnosis.causes[0].actions:
         return Markup()
-    named = [f"{place} {action.name}" for place, action in enumerate(said.causes[0].actions[:FIRST], 1)]
-    withheld = f"  ·  {said.causes[0].withheld}" if said.causes[0].withheld else ""
+    named = [f"{place} {action.name}" for place, action in enumerate(diagnosis.causes[0].actions[:FIRST], 1)]
+    withheld = f"  ·  {diagnosis.causes[0].withheld}" if diagnosis.causes[0].withheld else ""
     return el("div", el("span", "Do", cls="label"), "  ·  ".join(named) + withheld, cls="rl-why")
 
 
-def remedies(said: Diagnosis) -> Markup:
+def remedies(diagnosis: Diagnosis) -> Markup:
     """Evidence in time order, every action with its options, evidence and source, and the other causes."""
-    first, *others = said.causes
+    first, *others = diagnosis.causes
     return joined(
         el("div", first.summary, cls="rl-step"),
         el("ol", *map(_action, first.actions), cls="rl-do"),
@@ -73,7 +73,7 @@ def _action(action: Action) -> Markup:
 
 
 def _options(text: str) -> Markup:
-    """What stands in backticks as code."""
+    """``text`` with its backticked parts as code."""
     parts = re.split(r"`([^`]+)`", text)
     return joined(*(el("code", part) if place % 2 else part for place, part in enumerate(parts)))
 
@@ -87,12 +87,12 @@ def show_cause(run_id: str) -> None:
         run = queries.run(run_id)
         if not in_trouble(run, queries.alerts(run_id)):
             return
-        said = queries.diagnosis(run)
-        if not said.causes:
+        diagnosis = queries.diagnosis(run)
+        if not diagnosis.causes:
             return
-        st.html(joined(cause_line(said), do_line(said)))
+        st.html(joined(cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Why, and what to do in order", key="remedies"):
-            st.html(joined(remedies(said)))
+            st.html(joined(remedies(diagnosis)))
             st.download_button(
                 "Report",
                 data=lambda: queries.report(run_id),
@@ -175,7 +175,7 @@ def _moved_on(run: RunInfo, *, due: bool, paused: bool) -> None:
 # One run: its health, why, the charts by failure family, what was found, and the way to act on it.
 
 COMMAND_REFRESH_S = 1.0
-"""How often a command on its way is looked after, in seconds."""
+"""Seconds between two looks while a command is on its way."""
 
 
 def page(go_to_tokens: GoToTokens) -> None:
@@ -230,9 +230,9 @@ def _controls(run: RunInfo, *, paused: bool) -> None:
     with more:
         st.menu_button(
             "Commands",
-            commands.menu(paused=paused),
+            commands.menu_kinds(paused=paused),
             key="more",
-            format_func=lambda kind: commands.ASKS[kind].menu,
+            format_func=lambda kind: commands.FORMS[kind].menu,
             on_click=commands.open_chosen,
             args=(run.run_id, "more"),
             disabled=run.state is not RunState.RUNNING or not may,
@@ -242,14 +242,14 @@ def _controls(run: RunInfo, *, paused: bool) -> None:
 
 
 def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
-    """What is asked most; of a paused run, that it goes on."""
+    """Draw the button asked for most; of a paused run, the one that resumes it."""
     alive = run.state is RunState.RUNNING
     kind = "resume" if paused else commands.RESET
     due = paused or commands.reset_due(queries.alerts(run.run_id))
     st.button(
-        commands.ASKS[kind].menu,
+        commands.FORMS[kind].menu,
         key="resume-open" if paused else "reset-open",
-        on_click=commands.open_for,
+        on_click=commands.open_dialog,
         args=(run.run_id, kind),
         disabled=not alive or not may,
         help=layout.LOOK_ONLY if not may else None if alive else "Only a live run can be asked",

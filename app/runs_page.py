@@ -87,7 +87,7 @@ def headline(all_entries: Sequence[RunEntry]) -> str:
 
 
 def why(entry: RunEntry) -> str:
-    """Why the run is in its state, else what its last alarm was."""
+    """Reason for the run's state, else its last alarm."""
     if entry.health.why:
         return entry.health.why
     open_alerts = [alert for alert in entry.alerts if alert.state is AlertState.FIRING]

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What to draw of one line: finite points in order, and where it is not finite.
+    """Points of one line: finite ones in order, and the places where it is not finite.
 
     ``steps`` (N,) and ``values`` (N,) finite; ``breaks`` (N,) is True where the line must not be joined
     to the point before; ``bad`` holds (step, ``"NaN"`` | ``"Inf"`` | ``"−Inf"``).

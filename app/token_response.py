@@ -46,7 +46,7 @@ def drawn(positions: np.ndarray, anchors: Sequence[int], most: int = MOST_DRAWN)
 
 
 def _covered(count: int, places: Sequence[int], width: int) -> np.ndarray:
-    """Which of ``count`` are within ``width`` of one of ``places``."""
+    """Mask (count,) of those within ``width`` of one of ``places``."""
     ends = np.zeros(count + 1, dtype=np.int64)
     np.add.at(ends, np.maximum(np.asarray(places) - width, 0), 1)
     np.add.at(ends, np.minimum(np.asarray(places) + width + 1, count), -1)
@@ -73,7 +73,7 @@ HERE = Path(__file__).resolve().parent
 def response_data(
     response: Response, indices: Sequence[int], levels: Sequence[Level], culprits: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the script gets: the tokens at ``indices`` with their ``levels``, and the gaps between them.
+    """Data of the script: the tokens at ``indices`` with their ``levels``, and the gaps between them.
 
     ``culprits``: key -> cause.
     """
@@ -109,7 +109,7 @@ def _ids(shown: Sequence[Token]) -> bool:
 def draw_response(
     key: str, what: Mapping[str, Any], colours: tuple[str, str], chosen: str, on_pick: Callable[[str], None]
 ) -> None:
-    """Draw it. ``colours`` of values below and above 0; ``on_pick`` is told the key of a token that was clicked."""
+    """Draw it. ``colours`` of values below and above 0; ``on_pick`` is reason the key of a token that was clicked."""
     below, above = colours
     _component()(
         key=key,
@@ -145,7 +145,7 @@ def pick(key: str) -> None:
 
 
 def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequence[Token]) -> None:
-    """What is known of ``token``, then its response."""
+    """Draw all that is known of ``token``, then its response."""
     st.html(joined(_facts(token)))
     found = response_of(batches, token)
     if found is None:
@@ -164,7 +164,7 @@ def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequenc
 
 
 def _levels(quantity: Quantity | None, found: Response, indices: np.ndarray) -> tuple[float, list[Level]]:
-    """Where the scale of the whole response ends, and the places on it of the tokens drawn."""
+    """End of the scale of the whole response, and the places on it of the tokens drawn."""
     values = None if quantity is None else token_scale.values(quantity.name, found)
     if quantity is None or values is None:
         return 0.0, [None] * len(indices)
@@ -177,17 +177,17 @@ def _same_response(one: Token, other: Token) -> bool:
 
 
 def _facts(token: Token) -> Markup:
-    """The token, where it is, why it is blamed, and its numbers, exactly."""
+    """The token, where it is, why it is named, and its numbers, exactly."""
     cause, why = token.words.get("cause", ""), token.words.get("why", "")
     appearance = look(cause)
-    blamed = el("span", el("span", appearance.shape, style=f"color:{appearance.colour}"), f" {cause}", cls="rl-word")
+    named = el("span", el("span", appearance.shape, style=f"color:{appearance.colour}"), f" {cause}", cls="rl-word")
     name = f"id {token.token_id}" if token.text is not None and token.token_id is not None else ""
     parts = [el("span", text) for text in (token_steps.place(token), name) if text]
-    told = el("div", fmt.shorten(why, 300), cls="rl-why") if why else Markup()
+    reason = el("div", fmt.shorten(why, 300), cls="rl-why") if why else Markup()
     numbers = [el("span", el("span", f"{label} ", cls="label"), value) for label, value in token_steps.exactly(token)]
     return joined(
-        el("div", el("span", token.label, cls="rl-token"), *([blamed] if cause else []), *parts, cls="rl-facts"),
-        told,
+        el("div", el("span", token.label, cls="rl-token"), *([named] if cause else []), *parts, cls="rl-facts"),
+        reason,
         el("div", *numbers, cls="rl-facts"),
     )
 
@@ -202,7 +202,7 @@ def _context(token: Token) -> Markup:
 
 
 def _quantity(found: Response) -> Quantity | None:
-    """What colours the text, by choice of those that were measured; None where none was."""
+    """Quantity that colours the text, chosen among those measured; None where none was."""
     names = token_scale.measured(found)
     if not names:
         return None
@@ -213,7 +213,7 @@ def _quantity(found: Response) -> Quantity | None:
 
 
 def _coverage(found: Response, count: int, token: Token) -> str:
-    """How much of the response is drawn, and how to see text where only ids are known."""
+    """Part of the response that is drawn, and the way to see text where only ids are known."""
     everything = len(found.rows)
     part = f"{fmt.step(count)} of {fmt.step(everything)}" if count < everything else fmt.step(everything)
     kept = ", around the chosen token and the culprits" if count < everything else ""

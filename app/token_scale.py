@@ -74,7 +74,7 @@ def measured(response: Response) -> list[str]:
 
 
 def scale_end(found: np.ndarray) -> float:
-    """Where the scale ends: the largest finite size; 0 where there is none."""
+    """End of the scale: the largest finite size; 0 where there is none."""
     finite = np.abs(found[np.isfinite(found)])
     return float(finite.max()) if len(finite) else 0.0
 
@@ -150,7 +150,7 @@ MOST = 4
 """Layers shown by name in one bar."""
 
 OTHERS = "others"
-"""What the layers that were not recorded by name have together."""
+"""Name of the share that the layers without a name of their own have together."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D9CC2B", "#6A51A3", "#8C6D31")
 """Okabe-Ito without the one that means danger, its yellow darkened a little; two more for layers of a second bar."""

@@ -58,7 +58,7 @@ STEP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an event ``gradient_localised`` says of its step; as :class:`rlwatch.gradloc.report.Localisation`.
+    """Content of an event ``gradient_localised``; as :class:`rlwatch.gradloc.report.Localisation`.
 
     What the event does not say is None or empty; ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
     ``worst`` is the largest share of a culprit.
@@ -157,9 +157,9 @@ class Entry:
 def entries(localised: Iterable[Event], culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> list[Entry]:
     """Every step that something is known of, newest first; of one localised twice what was said last."""
     reports = {(e.attempt, e.step): Report.of(e.body) for e in localised if e.step is not None}
-    blamed, distant = _by_step(culprits), _by_step(far)
-    keys: set[Key] = {*reports, *blamed, *distant}
-    found = [_entry(key, reports.get(key), blamed.get(key, []), distant.get(key, [])) for key in keys]
+    culprits_at, far_at = _by_step(culprits), _by_step(far)
+    keys: set[Key] = {*reports, *culprits_at, *far_at}
+    found = [_entry(key, reports.get(key), culprits_at.get(key, []), far_at.get(key, [])) for key in keys]
     return sorted(found, key=lambda entry: (entry.attempt, entry.step), reverse=True)
 
 
@@ -170,13 +170,13 @@ def _by_step(batches: Sequence[SpikeBatch]) -> dict[Key, list[SpikeBatch]]:
     return found
 
 
-def _entry(key: Key, report: Report | None, blamed: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> Entry:
-    known = blamed or (report is not None and report.why_not)
+def _entry(key: Key, report: Report | None, culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> Entry:
+    known = culprits or (report is not None and report.why_not)
     return Entry(
         *key,
-        report=Report() if report is None and blamed else report,
-        culprits=sum(map(len, blamed)) if known else None,
-        worst=report.worst if report is not None and not blamed else largest_share(blamed),
+        report=Report() if report is None and culprits else report,
+        culprits=sum(map(len, culprits)) if known else None,
+        worst=report.worst if report is not None and not culprits else largest_share(culprits),
         far_out=sum(map(len, far)),
         non_finite=any(batch.reason == NON_FINITE for batch in far),
     )
@@ -276,7 +276,7 @@ def headline(entry: Entry, usual: float | None) -> str:
 
 
 def finding(entry: Entry, culprits: Sequence[Token]) -> list[str]:
-    """Who holds how much of the norm, or why nobody is named; then how that was found."""
+    """Sentences: the shares of the norm, or why nobody is named; then how that was found."""
     report = entry.report
     if report is None:
         return [_only_far_out(entry)]
@@ -284,8 +284,8 @@ def finding(entry: Entry, culprits: Sequence[Token]) -> list[str]:
         return [f"Not localised because {_sentence(report.why_not)}", _cost(entry)]
     found = METHODS.get(report.method, report.method)
     facts = [f"found by {found}" if found else "", completeness(report), _verified(culprits)]
-    told = ", ".join(filter(None, facts))
-    sentences = [_who(report, culprits), f"{told[:1].upper()}{told[1:]}." if told else ""]
+    facts_line = ", ".join(filter(None, facts))
+    sentences = [_who(report, culprits), f"{facts_line[:1].upper()}{facts_line[1:]}." if facts_line else ""]
     if report.why_not:
         sentences.append(f"Beyond these, not localised because {_sentence(report.why_not)}")
     return [sentence for sentence in [*sentences, _cost(entry)] if sentence]
@@ -339,8 +339,8 @@ def _cost(entry: Entry) -> str:
     ]
     seconds = report.cost.get("seconds")
     took = f"took {fmt.duration(seconds)}" if seconds is not None else ""
-    told = "; ".join(filter(None, [tokens, " and ".join(passes), took]))
-    return f"{told[:1].upper()}{told[1:]}." if told else ""
+    facts_line = "; ".join(filter(None, [tokens, " and ".join(passes), took]))
+    return f"{facts_line[:1].upper()}{facts_line[1:]}." if facts_line else ""
 
 
 def _sentence(text: str) -> str:
@@ -381,6 +381,6 @@ def top_layer(token: Token) -> str:
 def in_short(token: Token) -> str:
     """``share 41 %, ratio 148, layers.27 62 %``: a culprit on one line."""
     share, ratio = token.numbers.get("share"), token.numbers.get("ratio")
-    told = [f"share {fmt.percent(share)}"] if share is not None else []
-    told += [f"ratio {fmt.number(ratio)}"] if ratio is not None else []
-    return ", ".join(filter(None, [*told, top_layer(token)]))
+    facts_line = [f"share {fmt.percent(share)}"] if share is not None else []
+    facts_line += [f"ratio {fmt.number(ratio)}"] if ratio is not None else []
+    return ", ".join(filter(None, [*facts_line, top_layer(token)]))

@@ -89,7 +89,7 @@ LABELS = {
     "rollout_logp": "logp rollout",
     "ref_logp": "logp reference",
 }
-"""What a column is called where its own name does not say it."""
+"""Names of columns where their own do not say it."""
 
 _WORDS = ("cause", "why", "before", "after")
 
@@ -158,9 +158,9 @@ def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict
 
 def culprits_of(batches: Sequence[SpikeBatch]) -> list[Token]:
     """All culprits, worst first: of several ranks, which list only their own, by contribution or own norm."""
-    blamed = [batch for batch in batches if batch.reason == CULPRITS]
-    found = [token for batch in blamed for token in tokens(batch)]
-    return found if len(blamed) < 2 else sorted(found, key=_badness, reverse=True)
+    culprit_batches = [batch for batch in batches if batch.reason == CULPRITS]
+    found = [token for batch in culprit_batches for token in tokens(batch)]
+    return found if len(culprit_batches) < 2 else sorted(found, key=_badness, reverse=True)
 
 
 def _badness(token: Token) -> float:

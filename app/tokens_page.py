@@ -24,28 +24,28 @@ LOGPS = ("logp", "old_logp", "rollout_logp", "ref_logp")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A table of tokens: which ``numbers`` it shows. ``blames``: with cause and layer; ``opens``: a click chooses."""
+    """A table of tokens: which ``numbers`` it shows. ``with_cause``: cause and layer too; ``opens``: clicks choose."""
 
     numbers: Sequence[str]
-    blames: bool = False
+    with_cause: bool = False
     opens: bool = False
 
     @property
     def columns(self) -> list[table.Column]:
         """Its columns."""
-        blamed = [table.Column("cause", "tight")] if self.blames else []
-        layer = [table.Column("top layer", "tight wide")] if self.blames else []
+        causes = [table.Column("cause", "tight")] if self.with_cause else []
+        layer = [table.Column("top layer", "tight wide")] if self.with_cause else []
         numbers = [table.Column(LABELS.get(name, name), "right tight") for name in self.numbers]
-        return [table.Column("token", "long"), table.Column("where", "tight wide"), *blamed, *numbers, *layer]
+        return [table.Column("token", "long"), table.Column("where", "tight wide"), *causes, *numbers, *layer]
 
     def row(self, token: Token, chosen: Token | None = None) -> table.Row:
         """One token."""
         appearance, cause = look(token.words.get("cause", "")), token.words.get("cause", "")
-        blamed = [table.mark(appearance.shape, appearance.colour, fmt.shorten(cause, 40))] if self.blames else []
-        layer = [table.text(top_layer(token), quiet=True)] if self.blames else []
+        causes = [table.mark(appearance.shape, appearance.colour, fmt.shorten(cause, 40))] if self.with_cause else []
+        layer = [table.text(top_layer(token), quiet=True)] if self.with_cause else []
         numbers = [_number(token, name) for name in self.numbers]
         return table.Row(
-            [_name(token), table.text(place(token), quiet=True), *blamed, *numbers, *layer],
+            [_name(token), table.text(place(token), quiet=True), *causes, *numbers, *layer],
             opens=token.key if self.opens else "",
             chosen=self.opens and chosen is not None and chosen.key == token.key,
         )
@@ -63,11 +63,11 @@ def _number(token: Token, name: str) -> table.Cell:
     return table.text(written, quiet=value is None, title="" if value is None else exact(value))
 
 
-CULPRITS_LAYOUT = Layout(("share", "own_norm", "ratio", "advantage", "entropy", *LOGPS), blames=True, opens=True)
+CULPRITS_LAYOUT = Layout(("share", "own_norm", "ratio", "advantage", "entropy", *LOGPS), with_cause=True, opens=True)
 FAR_OUT_LAYOUT = Layout(("screen", "ratio", "advantage", "entropy", *LOGPS))
 
 
-# Which tokens are to blame again and again (pure).
+# Tokens that are culprits again and again (pure).
 
 RECURRING_COLUMNS = (
     table.Column("token", "long"),
@@ -280,7 +280,7 @@ def _body(run_id: str) -> None:
 
 
 def _shown(run_id: str, entries: Sequence[Entry]) -> Entry | None:
-    """What the address names, also where it is too old for the list; None where it names nothing and there is none."""
+    """Step that the address names, also one too old for the list; None where it names none and there is none."""
     step, attempt = st.query_params.get("step"), st.query_params.get("attempt")
     found, number = token_steps.chosen(entries, step, attempt), token_steps.numbered(step)
     if found is not None or number is None:

@@ -33,7 +33,7 @@ class Recipe:
     """The learning rate rises on a line to the top, and falls on another to the settled one, reached at this step."""
     learning_rate: float = 4e-4
     range_test_step: int = 170
-    """Where the forgotten range test begins: late enough for a person to have acted."""
+    """Step at which the forgotten range test begins: late enough for a person to have acted."""
     range_test_growth: float = 1.09
     range_test_end: float = 0.5
 

@@ -40,7 +40,7 @@ CURVES = (REWARD, ENTROPY, KL, SILENT)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the store holds of one run at one moment."""
+    """Content of the store on one run at one moment."""
 
     run: RunInfo
     curves: Mapping[str, Series]
@@ -128,7 +128,7 @@ class Person:
 
 
 def reason_to_reset(facts: Facts) -> str | None:
-    """Why a reset is due: a finding says so, or the curve looks it; None if neither."""
+    """Reason for a reset: a finding says so, or the curve looks it; None if neither."""
     for finding in facts.findings:
         if finding.kind == "kl_saturation":
             return finding.message
@@ -170,7 +170,7 @@ DEAD_ENTROPY, DEAD_REWARD, DEAD_SILENT = 0.1, 0.35, 0.8
 
 
 class Delivered(Protocol):
-    """What a webhook receiver knows of one request."""
+    """One request as a webhook receiver got it."""
 
     @property
     def payload(self) -> object:
@@ -179,7 +179,7 @@ class Delivered(Protocol):
 
     @property
     def verified(self) -> bool | None:
-        """Whether the signature was right."""
+        """True if the signature was right."""
         ...
 
 
@@ -230,8 +230,8 @@ def _saturated(facts: Facts, reset: int | None) -> Check:
 
 def _no_early_alarm(facts: Facts, recipe: Recipe) -> Check:
     early = [f for f in facts.findings if f.severity is Severity.CRITICAL and f.step < recipe.range_test_step]
-    said = ", ".join(f"{f.kind} at step {f.step}" for f in early) or f"none before step {recipe.range_test_step}"
-    return Check("no critical finding while it was healthy", not early, said)
+    proof = ", ".join(f"{f.kind} at step {f.step}" for f in early) or f"none before step {recipe.range_test_step}"
+    return Check("no critical finding while it was healthy", not early, proof)
 
 
 def _reset(facts: Facts, command: Command | None, reset: int | None, recipe: Recipe) -> Check:
@@ -268,34 +268,34 @@ def _collapsed(facts: Facts) -> Check:
     best = float(max(rewards)) if len(rewards) else math.nan
     reward, silent = facts.level(REWARD, last), facts.level(SILENT, last)
     dead = end < DEAD_ENTROPY * start and reward < DEAD_REWARD * best and silent > DEAD_SILENT
-    said = f"entropy {start:.2f} -> {end:.4f}, reward {best:.2f} -> {reward:.2f}, {silent:.0%} of the samples silent"
-    return Check("its own learning rate collapsed it", dead, said)
+    proof = f"entropy {start:.2f} -> {end:.4f}, reward {best:.2f} -> {reward:.2f}, {silent:.0%} of the samples silent"
+    return Check("its own learning rate collapsed it", dead, proof)
 
 
 def _forecast(facts: Facts, recipe: Recipe) -> Check:
     """From the step on at which its learning rate began to grow, and before any detector was sure."""
     promise = "the collapse was forecast"
     late = [f for f in facts.findings if f.step >= recipe.range_test_step]
-    told = next((f for f in late if f.kind == CRASH_FORECAST), None)
+    forecast = next((f for f in late if f.kind == CRASH_FORECAST), None)
     sure = next((f for f in late if f.kind in COLLAPSE_KINDS and f.severity is Severity.CRITICAL), None)
-    if told is None or sure is None:
-        return Check(promise, False, "no forecast" if told is None else "no collapse to forecast")
-    said = f"at step {told.step}, {sure.step - told.step} steps before {sure.kind}: {told.message}"
-    return Check(promise, told.step < sure.step, said)
+    if forecast is None or sure is None:
+        return Check(promise, False, "no forecast" if forecast is None else "no collapse to forecast")
+    proof = f"at step {forecast.step}, {sure.step - forecast.step} steps before {sure.kind}: {forecast.message}"
+    return Check(promise, forecast.step < sure.step, proof)
 
 
 def _warned_first(facts: Facts, recipe: Recipe) -> Check:
     promise = "a collapse was warned of, then alarmed"
     late = [f for f in facts.findings if f.kind in COLLAPSE_KINDS and f.step >= recipe.range_test_step]
-    told = {alert.kind for alert in facts.alerts if alert.fired_at and alert.severity is Severity.CRITICAL}
+    published = {alert.kind for alert in facts.alerts if alert.fired_at and alert.severity is Severity.CRITICAL}
     pairs: dict[str, str] = {}
-    for alarm in (f for f in late if f.severity is Severity.CRITICAL and f.kind in told):
+    for alarm in (f for f in late if f.severity is Severity.CRITICAL and f.kind in published):
         warning = next((f for f in late if _warns_of(f, alarm)), None)
         if warning is not None:
-            said = f"{alarm.kind}: warning at step {warning.step}, critical at step {alarm.step}"
-            pairs.setdefault(alarm.kind, said)
-    said = "; ".join(pairs.values()) or f"{len(late)} findings, no warning before an alarm"
-    return Check(promise, bool(pairs), said)
+            proof = f"{alarm.kind}: warning at step {warning.step}, critical at step {alarm.step}"
+            pairs.setdefault(alarm.kind, proof)
+    proof = "; ".join(pairs.values()) or f"{len(late)} findings, no warning before an alarm"
+    return Check(promise, bool(pairs), proof)
 
 
 def _warns_of(finding: Finding, alarm: Finding) -> bool:
@@ -305,10 +305,12 @@ def _warns_of(finding: Finding, alarm: Finding) -> bool:
 def _delivered(facts: Facts, deliveries: Sequence[Delivered]) -> Check:
     signed = [d for d in deliveries if d.verified and _severity(d.payload) == Severity.CRITICAL.value]
     pending = sum(message.status is not OutboxStatus.SENT for message in facts.outbox if message.channel == "webhook")
-    said = f"{len(signed)} critical of {len(deliveries)} received, all signed" if signed else "none received"
+    proof = f"{len(signed)} critical of {len(deliveries)} received, all signed" if signed else "none received"
     forged = any(not d.verified for d in deliveries)
     return Check(
-        "a signed webhook carried the alarm", bool(signed) and not forged and not pending, f"{said}, {pending} unsent"
+        "a signed webhook carried the alarm",
+        bool(signed) and not forged and not pending,
+        f"{proof}, {pending} unsent",
     )
 
 
@@ -327,5 +329,5 @@ def _refused(command: Command | None) -> Check:
 
 def _finished(facts: Facts, exit_code: int | None, recipe: Recipe) -> Check:
     whole = facts.run.state is RunState.FINISHED and facts.step == recipe.steps and exit_code == 0
-    said = f"{facts.run.state.value} at step {facts.step} of {recipe.steps}, trainer's exit code {exit_code}"
-    return Check("the run was recorded to its end", whole, said)
+    proof = f"{facts.run.state.value} at step {facts.step} of {recipe.steps}, trainer's exit code {exit_code}"
+    return Check("the run was recorded to its end", whole, proof)

@@ -106,7 +106,7 @@ class TrainerProcess:
 
 
 def command_line(store: str, config_file: Path, directory: Path, recipe: Recipe) -> list[str]:
-    """What :mod:`rlwatch.demo.training` is started with."""
+    """Command line of :mod:`rlwatch.demo.training`."""
     settings = json.dumps(asdict(recipe))
     return [sys.executable, "-P", "-m", "rlwatch.demo.training", store, str(config_file), str(directory), settings]
 
@@ -140,12 +140,12 @@ class Dashboard:
 
     @staticmethod
     def possible() -> bool:
-        """Whether what it needs is installed."""
+        """True if what it needs is installed."""
         return all(find_spec(package) is not None for package in ("streamlit", "limits"))
 
     @property
     def url(self) -> str:
-        """What a person opens: the link of an operator."""
+        """Address that a person opens: the link of an operator."""
         return f"http://{HOST}:{self._port}/login?token={self._token}"
 
     def __enter__(self) -> Self:
@@ -185,7 +185,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# Tells what happens while it happens: a progress bar, and a line for every piece of news in the store.
+# Narration of what happens while it happens: a progress bar, and a line for everything new in the store.
 
 STYLES = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 ANSWERED = {CommandStatus.DONE: "green", CommandStatus.REJECTED: "magenta", CommandStatus.EXPIRED: "red"}
@@ -197,7 +197,7 @@ PIPE_WIDTH = 160
 
 
 def console() -> Console:
-    """Where the demo speaks: stdout."""
+    """Console of the demo: stdout."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
@@ -229,7 +229,7 @@ class Narrator:
         self._progress.stop()
 
     def introduce(self, store_url: str, run_id: str, dashboard: str | None) -> None:
-        """What will happen, before it does."""
+        """Say what will happen before it does."""
         recipe = self._recipe
         self.say(
             "A tiny language model learns to sort digits: a real GRPO run of TRL in a process of its own. Everything "
@@ -247,7 +247,7 @@ class Narrator:
         """One line above the progress bar."""
         self._console.print(Text(text, style), soft_wrap=True)
 
-    def tell(self, facts: Facts, deliveries: Sequence[Delivered]) -> None:
+    def narrate(self, facts: Facts, deliveries: Sequence[Delivered]) -> None:
         """Whatever is new since the last look."""
         self._progress.update(self._bar, completed=facts.step, state=_state(facts))
         for key, text, style in [*_news(facts), *_post(deliveries), *self._milestones(facts)]:
@@ -380,7 +380,7 @@ def _watch(
         seen = look(store, run_id)
         if seen is not None:
             facts = seen
-            narrator.tell(facts, receiver.deliveries)
+            narrator.narrate(facts, receiver.deliveries)
             if not ended:
                 person.act(facts)
         if ended:

@@ -51,7 +51,7 @@ class Skips:
             lines.append(line)
 
     def listed(self) -> tuple[Skipped, ...]:
-        """What was counted, in order of first appearance."""
+        """All that was counted, in order of first appearance."""
         return tuple(Skipped(reason, count, tuple(self._lines[reason])) for reason, count in self._counts.items())
 
 
@@ -85,7 +85,7 @@ class Reading(ABC):
         """Every row of the file, in its order. Raises ``ImportFormatError``."""
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know about how the log was read."""
+        """Notes for the reader on how the log was read."""
         return ()
 
     def config(self) -> Mapping[str, JSON]:
@@ -114,7 +114,7 @@ class StreamReading(Reading):
 
     @abstractmethod
     def intake(self) -> Intake:
-        """What takes one file in."""
+        """Intake of one file."""
 
     def rows(self, path: Path) -> Iterator[Row]:
         """Every row of the file; reads it in blocks, never as a whole."""
@@ -162,7 +162,7 @@ class LineIntake:
         yield from self._parser.finish()
 
     def cut(self) -> Iterator[Row]:
-        """What the parser held back."""
+        """Rows that the parser held back."""
         yield from self._parser.finish()
 
     def _too_long(self, line: int) -> None:
@@ -196,7 +196,7 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How sure an importer is that a log is its own: 0 (not at all) to 1, and why."""
+    """Confidence of an importer that a log is its own, from 0 (none) to 1, and the reason."""
 
     confidence: float
     reason: str
@@ -207,16 +207,16 @@ class Importer(Protocol):
 
     name: ClassVar[str]
     expects: ClassVar[str]
-    """What the format looks like, for the message that says it was not found."""
+    """Looks of the format, for the message that says it was not found."""
     source: ClassVar[str]
     """The trainer, where the format tells; names of metrics may tell more."""
     anywhere: ClassVar[bool]
-    """Whether the first row may come after any amount of other output."""
+    """True if the first row may come after any amount of other output."""
     table: ClassVar[bool]
-    """Whether the order of lines carries no meaning (a table may be sorted by metric)."""
+    """True if the order of lines carries no meaning (a table may be sorted by metric)."""
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
-        """Whether ``head``, a piece of the log, looks like this format."""
+        """True if ``head``, a piece of the log, looks like this format."""
         ...
 
     def reading(self, path: str) -> Reading:
@@ -245,7 +245,7 @@ class LineImporter(StreamImporter):
     """One of these is in every log of the format: what lacks them all need not be parsed to be refused."""
 
     parser: ClassVar[type[LineParser]]
-    """What reads it."""
+    """Parser of its lines."""
 
     def reading(self, path: str) -> LineParser:
         """A fresh parser."""
@@ -281,7 +281,7 @@ STEP_FIELDS = (
     "_step",
     "iteration",
 )
-"""Where a row may say its step, first match wins; ``"1/3820"`` is step 1."""
+"""Fields in which a row may say its step, first match wins; ``"1/3820"`` is step 1."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)
 _CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")

@@ -22,7 +22,7 @@ class Frames(Protocol):
     """Bytes in, complete records out."""
 
     damage: str
-    """What was wrong with the bytes fed so far, if anything was; may be cleared by whoever has told it."""
+    """Damage of the bytes fed so far, if there was any; may be cleared by whoever reported it."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The records that ``data`` completes."""
@@ -133,7 +133,7 @@ class LevelDbLog:
         return _BLOCK - (self._before + at) % _BLOCK
 
     def _end_of_next(self, at: int) -> int:
-        """Where the next record, or the padding of this block, ends."""
+        """End of the next record, or of the padding of this block."""
         left = self._left(at)
         if left < _HEAD.size:
             return at + left

@@ -81,7 +81,7 @@ class Bar:
 
     @property
     def may_count_steps(self) -> bool:
-        """Whether it may be the trainer's own bar: that one has no title (``Map:``, ``Loading shards:`` have)."""
+        """True if it may be the trainer's own bar: that one has no title (``Map:``, ``Loading shards:`` have)."""
         return not self.title or "train" in self.title.lower()
 
 
@@ -128,10 +128,10 @@ class StepClock(Generic[T]):
         self.last = 0
         """The step of the last row."""
         self.counted = False
-        """Whether any row had to be numbered because no bar told its step."""
+        """True if any row had to be numbered because no bar told its step."""
         self._waiting: list[_Waiting[T]] = []
         self._trainings = 0
-        """How many of them are training steps."""
+        """Training steps among them."""
         self._total: int | None = None
         self._guessed: int | None = None
         self._n = 0
@@ -172,7 +172,7 @@ class StepClock(Generic[T]):
                 self._guessed = None
 
     def _is_own(self, n: int, total: int, *, directly: bool) -> bool:
-        """Whether a bar is the trainer's: the one that is redrawn after its rows, and counts at least as far."""
+        """True if a bar is the trainer's: the one that is redrawn after its rows, and counts at least as far."""
         if total == self._total:
             return True
         if not self._waiting or n < max(1, self._trainings):
@@ -180,7 +180,7 @@ class StepClock(Generic[T]):
         return directly or total == self._waiting[0].beside[1] or (self._total is None and total == self._guessed)
 
     def _beside(self) -> int:
-        """Where the bar stood beside the only row that waits; 0 if there was none, or if it did not count this row.
+        """Place of the bar beside the only row that waits; 0 if there was none, or if it did not count this row.
 
         A bar beside the first of several rows says nothing: they come in a batch.
         """

@@ -70,7 +70,7 @@ class TableParser(LineParser):
 
     @abstractmethod
     def _accepts(self, columns: list[str]) -> bool:
-        """Whether this is such a table; ``columns`` in lower case."""
+        """True if this is such a table; ``columns`` in lower case."""
 
     @abstractmethod
     def _read(self, cells: list[str], line: int) -> Iterator[Row]:

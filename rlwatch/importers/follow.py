@@ -44,7 +44,7 @@ class Position:
 
     @classmethod
     def from_dict(cls, data: object) -> Position | None:
-        """What :meth:`to_dict` gave; None if ``data`` is nothing of the kind."""
+        """Position of a dict made by :meth:`to_dict`; None if ``data`` is nothing of the kind."""
         if not isinstance(data, dict):
             return None
         file, base, offset, mark = (data.get(name) for name in ("file", "base", "offset", "mark"))
@@ -59,7 +59,7 @@ def mark_of(tail: bytes) -> str:
 
 
 def holds_mark(file: IO[bytes], offset: int, mark: str) -> bool:
-    """Whether ``file`` holds, before ``offset``, the bytes of ``mark``. Moves the reading place."""
+    """True if ``file`` holds, before ``offset``, the bytes of ``mark``. Moves the reading place."""
     start = max(0, offset - MARK)
     file.seek(start)
     tail = file.read(offset - start)
@@ -110,9 +110,9 @@ class Follower(Protocol):
 
     reading: Reading
     problem: str
-    """Why the file cannot be read at the moment; empty if it can."""
+    """Reason why the file cannot be read at the moment; empty if it can."""
     more: bool
-    """Whether the last poll ended before the file did: others must have their turn."""
+    """True if the last poll ended before the file did: others must have their turn."""
 
     def poll(self) -> Iterable[Row]:
         """New rows; none if the file has not changed or is gone for a moment."""
@@ -127,7 +127,7 @@ class Follower(Protocol):
         ...
 
     def place(self) -> tuple[Path, int, str]:
-        """Which file is being read, how many bytes of it were read, and the mark of the last of them."""
+        """File being read, the number of bytes read of it, and the mark of the last of them."""
         ...
 
 
@@ -221,7 +221,7 @@ class StreamFollower:
             yield from self._intake.feed(block)
 
     def _blocks(self, file: IO[bytes]) -> Iterator[bytes]:
-        """What is there now. NUL bytes at the end of text are places that somebody has yet to write to."""
+        """Bytes that are there now. NUL bytes at the end of text are places that somebody has yet to write to."""
         while block := file.read(BLOCK):
             skipped = 0
             self._left -= len(block)
@@ -344,7 +344,7 @@ class WholeFollower:
 
 
 def _only_nul(file: IO[bytes]) -> bool:
-    """Whether nothing but NUL bytes follows in ``file``; stays where it is read next if something else does."""
+    """True if nothing but NUL bytes follows in ``file``; stays where it is read next if something else does."""
     left = A_LOOK
     while left > 0:
         start = _data_from(file)
@@ -359,7 +359,7 @@ def _only_nul(file: IO[bytes]) -> bool:
 
 
 def _data_from(file: IO[bytes]) -> int | None:
-    """Where the next bytes are that somebody wrote, which is gone to; None if only a hole is left."""
+    """Go to the next bytes that somebody wrote and return their place; None if only a hole is left."""
     start = file.tell()
     try:
         return os.lseek(file.fileno(), start, os.SEEK_DATA)
@@ -372,5 +372,5 @@ def _data_from(file: IO[bytes]) -> int | None:
 
 
 def _equal(a: Row, b: Row) -> bool:
-    """Whether two rows say the same; NaN equals NaN."""
+    """True if two rows say the same; NaN equals NaN."""
     return (a.step, a.run) == (b.step, b.run) and repr(a.metrics) == repr(b.metrics)

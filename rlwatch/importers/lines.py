@@ -139,7 +139,7 @@ class _Splitter:
         self._length = 0
 
     def feed(self, text: str, line: int) -> tuple[list[tuple[int, str]], int]:
-        """What ``text``, beginning at ``line``, completes, but for empty lines; and the number of line feeds in it."""
+        """Lines that ``text``, beginning at ``line``, completes, but for empty ones, and the count of line feeds."""
         *whole, last = text.split("\n")
         *pieces, rest = last.split("\r")
         found: list[tuple[int, str]] = []
@@ -163,7 +163,7 @@ class _Splitter:
             self._kept.append(text)
 
     def _ended(self, piece: str, line: int) -> list[tuple[int, str]]:
-        """What was kept and ``piece``: a whole line, unless it is empty or too long."""
+        """Whole line of what was kept and ``piece``; none if it is empty or too long."""
         if self._length:
             self._keep(piece)
             length, piece = self._length, "".join(self._kept)
@@ -232,7 +232,7 @@ def _segments(found: list[tuple[int, str]]) -> list[Segment]:
 
 
 def _unwrap(text: str) -> str | None:
-    """What a wrapped line carried, or None if it is not wrapped."""
+    """Content of a wrapped line, or None if it is not wrapped."""
     if not _WRAPPED.match(text):
         return None
     try:
@@ -246,7 +246,7 @@ def _unwrap(text: str) -> str | None:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether the file is gzipped, by its first bytes."""
+    """True if the file is gzipped, by its first bytes."""
     with open_regular(path) as stream:
         return stream.read(2) == GZIP
 

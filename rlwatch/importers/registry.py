@@ -46,7 +46,7 @@ _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
 
 
 def named_binary(head: bytes, path: Path) -> str | None:
-    """What ``head`` is, if it is a known format that is not text and not supported: name and advice."""
+    """Name of the known format of ``head`` that is not text and not supported, with advice; None otherwise."""
     for magic, name, advice in _MAGIC:
         if head.startswith(magic):
             return f"is {name}, which is not supported yet; {advice}"
@@ -64,7 +64,7 @@ def named_text(head: bytes) -> str | None:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether ``head`` is no text: it begins with NUL bytes among others and is not UTF-16 with a byte order mark.
+    """True if ``head`` is no text: it begins with NUL bytes among others and is not UTF-16 with a byte order mark.
 
     NUL bytes at the end are what a machine that lost power leaves in a text file.
     """
@@ -74,7 +74,7 @@ def is_binary(head: bytes) -> bool:
 # Directories that are runs, and the logs below a directory.
 
 PATTERNS = ("*.log", "*.jsonl", "*.out", "*.csv", "*.wandb")
-"""What logs are called, unless somebody says otherwise."""
+"""Names of logs, unless somebody says otherwise."""
 DEEPEST = 12
 """Levels of directories that are looked through."""
 _STATES = ("trainer_state.json", "*/trainer_state.json")
@@ -83,7 +83,7 @@ _WANDB = "*.wandb"
 
 
 def run_directory(directory: Path) -> Path | None:
-    """What to read of a directory that is one run: itself (TensorBoard), or its ``.wandb`` file; None if it is none."""
+    """Log of a directory that is one run: itself (TensorBoard), or its ``.wandb`` file; None if it is none."""
     runs = sorted(directory.glob(_WANDB))
     if len(runs) == 1:
         return runs[0]
@@ -194,7 +194,7 @@ def named(name: str, path: str = "") -> Importer:
 
 
 def verdicts(head: bytes, path: Path, *, beginning: bool = True) -> list[tuple[Importer, Verdict]]:
-    """What each importer says of ``head``; of a later piece only those are asked whose rows may come anywhere."""
+    """Verdict of each importer on ``head``; of a later piece only those are asked whose rows may come anywhere."""
     return [(importer, importer.sniff(head, path)) for importer in IMPORTERS if beginning or importer.anywhere]
 
 

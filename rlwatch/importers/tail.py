@@ -47,27 +47,27 @@ class Tail(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why nothing can be read at the moment; else empty."""
+        """Reason why nothing can be read at the moment; else empty."""
         ...
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """What could not be used, and how often."""
+        """Things that could not be used, and how often."""
         ...
 
     @property
     def position(self) -> Position | None:
-        """Where reading stands, for a later process."""
+        """Place where reading stands, for a later process."""
         ...
 
     @property
     def read(self) -> tuple[int, int]:
-        """How much was read, of how much."""
+        """Amount read, and the amount there is."""
         ...
 
     @property
     def modified(self) -> float:
-        """When there was something new (Unix seconds). Raises ``OSError`` if it is gone."""
+        """Time of the last news (Unix seconds). Raises ``OSError`` if it is gone."""
         ...
 
     def poll(self, most: int | None = None) -> list[StepRecord]:
@@ -152,7 +152,7 @@ class LogTail:
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """What could not be used since the log was last begun."""
+        """Things that could not be used since the log was last begun."""
         return self._follower.reading.skips.listed() if self._follower else ()
 
     @property
@@ -161,17 +161,17 @@ class LogTail:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How the log is read."""
+        """Notes on how the log is read."""
         return self._follower.reading.notes() if self._follower else ()
 
     @property
     def problem(self) -> str:
-        """Why nothing can be read at the moment, as far as that may still change; else empty."""
+        """Reason why nothing can be read at the moment, as far as that may still change; else empty."""
         return self._problem if self._follower is None else self._follower.problem
 
     @property
     def position(self) -> Position | None:
-        """Where reading stands, for a later process; None while nothing was read, or where nothing is to be known."""
+        """Place where reading stands, for a later process; None while nothing was read, or nothing is to be known."""
         if self._follower is None:
             return self._position
         path, offset, mark = self._follower.place()
@@ -188,7 +188,7 @@ class LogTail:
 
     @property
     def modified(self) -> float:
-        """When the file was last written to (Unix seconds). Raises ``OSError`` if it is gone."""
+        """Time at which the file was last written to (Unix seconds). Raises ``OSError`` if it is gone."""
         return (self._follower.place()[0] if self._follower else self.path).stat().st_mtime
 
     def poll(self, most: int | None = None) -> list[StepRecord]:

@@ -27,7 +27,7 @@ _TENSORS = {1: "<f", 2: "<d", 3: "<i", 9: "<q", 19: "<e"}
 
 
 def is_event_file(path: Path) -> bool:
-    """Whether the name is that of an event file; what the profiler leaves beside them holds no scalar."""
+    """True if the name is that of an event file; what the profiler leaves beside them holds no scalar."""
     return "tfevents" in path.name and not path.name.endswith(".profile-empty")
 
 

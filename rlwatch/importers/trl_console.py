@@ -99,7 +99,7 @@ class TrlConsoleParser(LineParser):
             yield Row(step, metrics, line)
 
     def notes(self) -> tuple[str, ...]:
-        """Where the steps came from."""
+        """Source of the steps."""
         pace = self._clock.pace or 1
         if self._clock.counted:
             numbers = f"{pace}, {2 * pace}, {3 * pace}..."
@@ -111,7 +111,7 @@ class TrlConsoleParser(LineParser):
 
 
 def _is_trainers(items: Mapping[str, str]) -> bool:
-    """Whether a printed dict is a row of metrics, not settings or a reward function's debug output."""
+    """True if a printed dict is a row of metrics, not settings or a reward function's debug output."""
     numeric = [name for name, text in items.items() if number(text) is not None or text in {"None", "null"}]
     names = [name.removeprefix(_EVAL) for name in numeric]
     if SUMMARY in items:

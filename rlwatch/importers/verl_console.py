@@ -110,7 +110,7 @@ def _pieces(body: str) -> list[str]:
 
 
 def _continues(pieces: list[str], *, dashed: bool, open_end: bool) -> bool:
-    """Whether a line is the rest of a wrapped one: all its pieces but the last must be pairs.
+    """True if a line is the rest of a wrapped one: all its pieces but the last must be pairs.
 
     Without a dash at the seam either the seam must complete a pair, or another pair must follow: a bare number
     printed by something else must not lengthen the last value.

@@ -172,7 +172,7 @@ def _history(record: bytes) -> Mapping[str, object]:
 
 
 def _parents(name: str) -> Iterator[str]:
-    """What ``name`` may be a part of: of ``a.b.c`` ``a`` and ``a.b``."""
+    """Names that ``name`` may be a part of: of ``a.b.c`` ``a`` and ``a.b``."""
     at = name.find(".", 0, LONGEST_NAME)
     while at >= 0:
         yield name[:at]
@@ -290,7 +290,7 @@ class WandbTail:
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """What could not be used."""
+        """Things that could not be used."""
         return self._skips.listed()
 
     @property
@@ -362,7 +362,7 @@ def _public_api() -> Any:
 
 
 class _UnansweredError(Exception):
-    """Why wandb did not answer, in one line."""
+    """Reason why wandb did not answer, in one line."""
 
 
 def _answered(question: Callable[[], T]) -> T:

@@ -39,8 +39,8 @@ def words_of(name: str) -> frozenset[str]:
     >>> sorted(words_of("train/AvgGradientNorm"))
     ['grad', 'norm']
     """
-    said = [_ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name))]
-    return frozenset(word for word in said if word not in _EMPTY_WORDS)
+    parts = [_ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name))]
+    return frozenset(word for word in parts if word not in _EMPTY_WORDS)
 
 
 def _everyday_index() -> dict[frozenset[str], tuple[str, int]]:
@@ -83,7 +83,7 @@ def metric_of(name: str) -> Metric | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one source name reads: as which metric, and how closely.
+    """Meaning of one source name: the metric, and how closely it fits.
 
     ``guess``: no trainer's name; how far-fetched the reading is, from 1.
     """
@@ -121,7 +121,7 @@ def _matches(alias: Alias, source: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def resolve(name: str, source: str = "") -> Reading | None:
-    """How ``name`` reads in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
+    """Reading of ``name`` in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
 
     Dots read as slashes; the ``train/`` prefix trackers add is looked through. An alias of the very
     source wins over one of any trainer, also where it says that there the name is something else. Where the
@@ -181,7 +181,7 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
 
 
 def _in_range(metric: Metric, value: float) -> bool:
-    """Whether the metric can be that; what is not finite can be anything."""
+    """True if the metric can be that; what is not finite can be anything."""
     low, high = -math.inf if metric.low is None else metric.low, math.inf if metric.high is None else metric.high
     return not math.isfinite(value) or low <= value <= high
 

@@ -19,7 +19,7 @@ class Family(StrEnum):
 
 
 class Relation(StrEnum):
-    """How a trainer's number relates to the canonical one."""
+    """Relation of a trainer's number to the canonical one."""
 
     SAME = "same"
     PROXY = "proxy"

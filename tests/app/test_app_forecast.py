@@ -10,7 +10,7 @@ from rlwatch_app import format as fmt
 from rlwatch_app import run_forecast
 from rlwatch_app.charts import DARK, LIGHT, marks_of_run
 from rlwatch_app.health import AMBER
-from rlwatch_app.queries import Foretold, Trace
+from rlwatch_app.queries import RunForecasts, Trace
 from rlwatch_app.run_charts import all_panels
 from rlwatch_app.runs_page import RUN_COLUMNS
 from rlwatch_app.thinning import Branches, thin
@@ -36,7 +36,9 @@ def trace(values):
 
 
 def told(newest, highest=(0.83, 412), values=(0.1, 0.7)):
-    return Foretold(newest, highest, dict.fromkeys(("forecast/p20", "forecast/p50", "forecast/p100"), trace(values)))
+    return RunForecasts(
+        newest, highest, dict.fromkeys(("forecast/p20", "forecast/p50", "forecast/p100"), trace(values))
+    )
 
 
 def test_an_alarm_says_how_likely_which_limit_when_and_the_highest():
@@ -79,7 +81,7 @@ def by_limits(alarm):
 
 def test_where_only_limits_are_watched_that_is_said():
     """Which one is near, or none; and what a chance would need."""
-    near, far = (str(run_forecast.forecast_facts(Foretold(by_limits(alarm), None, {}))) for alarm in (True, False))
+    near, far = (str(run_forecast.forecast_facts(RunForecasts(by_limits(alarm), None, {}))) for alarm in (True, False))
 
     assert "▲" in near
     assert "KL to the reference would reach its limit in about 12 steps" in near
@@ -138,7 +140,7 @@ def test_the_first_alarm_is_marked_on_every_chart():
     [mark] = marks_of_run([alert(kind="crash_forecast", severity=Severity.CRITICAL)], [], [], {1: 1})
 
     assert (mark.step, mark.shape, mark.colour, mark.families) == (12, "▲", AMBER, frozenset())
-    assert mark.text == "failure forecast"
+    assert mark.text == "a failure is forecast"
 
 
 def test_the_forecast_has_a_panel_of_its_own():

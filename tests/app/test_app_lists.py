@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from app_world import WEIRD, alert, cells, message
 from rlwatch_app import alerts_page, runs_page, table
-from rlwatch_app.queries import Fleet, Glance, Vitals
+from rlwatch_app.queries import Fleet, MetricSummary, Vitals
 
 from rlwatch.control.liveness import Pace
 from rlwatch.records import AlertState, OutboxStatus, RunInfo, RunState, Severity
 
 NOW = 1_000_000.0
-VITALS = Vitals(Pace(5.0), Glance(0.5, "↑", ((0.0, 0.0), (1.0, 1.0))), Glance(0.9))
+VITALS = Vitals(Pace(5.0), MetricSummary(0.5, "↑", ((0.0, 0.0), (1.0, 1.0))), MetricSummary(0.9))
 
 
 def run(run_id, **more):

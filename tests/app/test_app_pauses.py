@@ -59,10 +59,10 @@ def test_a_second_pause_counts_after_a_resume():
 
 def test_every_kind_has_its_words():
     """The page offers what the house knows, no more and no less."""
-    assert list(commands.ASKS) == list(COMMAND_KINDS)
-    for kind, ask in commands.ASKS.items():
-        assert ask.kind == kind
-        assert ask.labels.keys() == COMMAND_KINDS[kind].args.keys()
+    assert list(commands.FORMS) == list(COMMAND_KINDS)
+    for kind, form in commands.FORMS.items():
+        assert form.kind == kind
+        assert form.labels.keys() == COMMAND_KINDS[kind].args.keys()
 
 
 @pytest.mark.parametrize("paused", [True, False])
@@ -70,5 +70,5 @@ def test_every_kind_that_makes_sense_now_can_be_reached(paused):
     """By the first button or the menu."""
     first = "resume" if paused else commands.RESET
     nonsense = "pause" if paused else "resume"
-    assert {first, nonsense, *commands.menu(paused=paused)} == set(COMMAND_KINDS)
-    assert first not in commands.menu(paused=paused)
+    assert {first, nonsense, *commands.menu_kinds(paused=paused)} == set(COMMAND_KINDS)
+    assert first not in commands.menu_kinds(paused=paused)

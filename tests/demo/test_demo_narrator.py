@@ -26,7 +26,7 @@ def told(screen, *looks, posts=()):
     """What is printed about some looks, line by line."""
     narrator = Narrator(screen, RECIPE)
     for facts in looks:
-        narrator.tell(facts, posts)
+        narrator.narrate(facts, posts)
     return lines(screen)
 
 
