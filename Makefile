@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast faults clean
+.PHONY: demo test thorough nightly environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -124,6 +124,11 @@ bench: $(VENV)/.dev
 faults: $(VENV)/.dev
 	$(BIN)/python benchmarks/durability.py --kills 3 --jobs 6 --peers build/peers
 	$(BIN)/python tests/faults/faults.py --jobs 6 --minutes 16 $(ARGS)
+
+# How many of 300 small changes to four rooms their tests notice: an hour or more, and can be gone on with. The tests of
+# the rooms run once with every line traced, then each change with the tests that execute its line.
+mutants: $(VENV)/.dev
+	nice $(BIN)/python benchmarks/mutation.py $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlwatch needs Python 3.11 or newer, this is " + sys.version.split()[0])'

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from _pytest.doctest import DoctestModule
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No deadline: a machine that is busy with something else is no fault of the code.
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.register_profile("explore", derandomize=False, print_blob=True, deadline=None)
+# No deadline: a machine that is busy with something else is no fault of the code, nor of what draws the examples.
+SLOW = [HealthCheck.too_slow]
+settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=SLOW)
+settings.register_profile("explore", derandomize=False, print_blob=True, deadline=None, suppress_health_check=SLOW)
 settings.load_profile("fixed")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hf_console_script import EVAL_EVERY, EVERY, TOTAL
+from preloaded import Program
 
 from rlwatch.importers import read_log
 
@@ -21,9 +21,11 @@ SCRIPT = Path(__file__).parent / "hf_console_script.py"
 def test_a_log_and_a_state_of_the_installed_transformers(tmp_path, buffered):
     """stdout and stderr in one file: unbuffered, or rows in batches of 8 KiB long after their steps."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    command = [sys.executable, *([] if buffered else ["-u"]), str(SCRIPT), str(tmp_path / "trainer_state.json")]
+    environment |= {} if buffered else {"PYTHONUNBUFFERED": "1"}
+    state_file = tmp_path / "trainer_state.json"
     with (tmp_path / "train.log").open("wb") as out:
-        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment, check=True, timeout=600)
+        program = Program(None, state_file, script=SCRIPT, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        assert program.wait() == 0
     [run] = read_log(tmp_path / "train.log")
     [state] = read_log(tmp_path / "trainer_state.json")
     trained = [record for record in run.records if "loss" in record.metrics]

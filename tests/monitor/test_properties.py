@@ -49,7 +49,7 @@ def total(outcomes):
     return sum(outcomes, Outcome())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(streams())
 def test_the_same_items_say_the_same(items):
     """Nothing depends on time, identity or chance."""
@@ -58,7 +58,7 @@ def test_the_same_items_say_the_same(items):
     assert first == second
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(streams(), st.data())
 def test_a_prefix_of_the_log_gives_a_prefix_of_what_is_said(items, data):
     """Everything at step s uses only data up to s, with the shipped detectors."""
@@ -69,7 +69,7 @@ def test_a_prefix_of_the_log_gives_a_prefix_of_what_is_said(items, data):
     assert repr(whole[:cut]) == repr(part)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(streams(), st.data())
 def test_resumed_equals_uninterrupted(items, data):
     """A process dies at any row; the next one, fed the stored rows as history, says the rest the same.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import json
 import os
 import selectors
@@ -124,6 +125,8 @@ def become(wanted: dict) -> None:  # type: ignore[type-arg]
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["env"])
+    if wanted["env"].get("PYTHONUNBUFFERED"):
+        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
     script = wanted["script"]
     mine = [place for place in wanted["env"].get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:] = [str(Path(script).parent) if script else "", *mine, *INSTALLED]

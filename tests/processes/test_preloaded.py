@@ -67,6 +67,19 @@ def test_a_signal_reaches_it_and_its_end_is_waited_for():
         assert program.wait() == program.poll() == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_it_says_is_buffered_unless_it_is_not_to_be(tmp_path, unbuffered):
+    """In a file, what the program says of its standard error comes first, or in turn."""
+    code = "import sys; print('one'); print('two', file=sys.stderr); print('three')"
+    with (tmp_path / "log").open("wb") as log:
+        options = {"stdout": log, "stderr": subprocess.STDOUT, "env": {**os.environ, "PYTHONUNBUFFERED": unbuffered}}
+        Program(code, **options).wait()
+        subprocess.run([sys.executable, "-c", code], check=True, **options)
+    said = (tmp_path / "log").read_text().split()
+
+    assert said == 2 * (["one", "two", "three"] if unbuffered else ["two", "one", "three"])
+
+
 def test_what_is_heavy_is_there_and_what_is_ours_is_not():
     """Each program imports what is tested anew, in one thread, from its own path."""
     code = """if True:

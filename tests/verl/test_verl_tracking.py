@@ -285,18 +285,38 @@ def test_our_name_is_the_only_change_to_the_class():
     assert theirs.Tracking is Tracking
 
 
-SAY = "import verl, verl.utils.tracking as t; print('rlwatch' in t.Tracking.supported_backend)"
+SAY = """
+import verl, verl.utils.tracking as t
+print("rlwatch" in t.Tracking.supported_backend, flush=True)
+if "rlwatch" not in t.Tracking.supported_backend:
+    t.Tracking("p", "n", ["console", "rlwatch"], {"trainer": {}})
+"""
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A process that knows nothing of us, begun once for each policy: what it said, and its state directory."""
+    known = {}
+
+    def begin(policy):
+        if policy not in known:
+            state = tmp_path_factory.mktemp(policy)
+            environment = {**os.environ, "RLWATCH_STATE_DIR": str(state), "VERL_USE_EXTERNAL_PLUGINS": policy}
+            command = [sys.executable, "-c", SAY]
+            out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            known[policy] = out, state
+        return known[policy]
+
+    return begin
 
 
 @pytest.mark.parametrize(("policy", "there"), [("auto", True), ("none", False)])
-def test_verl_loads_the_plugin_by_its_entry_point(tmp_path, policy, there):
-    """In a process that knows nothing of us; it leaves its heartbeat, which the doctor hears."""
-    environment = {**os.environ, "RLWATCH_STATE_DIR": str(tmp_path), "VERL_USE_EXTERNAL_PLUGINS": policy}
+def test_verl_loads_the_plugin_by_its_entry_point(begun, policy, there):
+    """It leaves its heartbeat, which the doctor hears."""
+    out, state = begun(policy)
 
-    out = subprocess.run([sys.executable, "-c", SAY], env=environment, capture_output=True, text=True, check=True)
-
-    assert out.stdout.strip().endswith(str(there))
-    assert len(list((tmp_path / "verl").glob("*.json"))) == there
+    assert out.stdout.strip().endswith(str(there)), out.stderr
+    assert len(list((state / "verl").glob("*.json"))) == there
 
 
 LEGACY = Path(__file__).parent / "legacy_fit.py"
@@ -333,11 +353,8 @@ def test_the_launcher_records_a_verl_that_loads_no_plugins(unplugged):
         assert math.isnan(steps[1]["actor/grad_norm"])
 
 
-def test_without_it_verl_refuses_the_name(tmp_path):
+def test_without_it_verl_refuses_the_name(begun):
     """What users of older versions meet, and what ``rlwatch doctor`` and the docs answer."""
-    code = "from verl.utils.tracking import Tracking; Tracking('p', 'n', ['console', 'rlwatch'], {'trainer': {}})"
-    environment = {**os.environ, "RLWATCH_STATE_DIR": str(tmp_path), "VERL_USE_EXTERNAL_PLUGINS": "none"}
-
-    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    out, _ = begun("none")
 
     assert "AssertionError: rlwatch is not supported" in out.stderr
