@@ -120,6 +120,20 @@ def _code_of(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
+def raised_by(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
+    """Exception that ``work(*args, **kwargs)`` raised, or None: somebody's code raises what it likes, of any type.
+
+    What passes all the same: see the module. The error keeps its frames: look at it and let it go.
+    """
+    try:
+        work(*args, **kwargs)
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+        return error
+    return None
+
+
 class Contained:
     """Work inside may fail: any ``Exception`` is given to ``failed`` and goes no further, nor does one of ``failed``.
 

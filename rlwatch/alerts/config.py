@@ -150,7 +150,7 @@ def build_notifiers(
 
 
 def own_file() -> Path | None:
-    """The file that is named, else the user's own in the working directory: what a process elsewhere must be told."""
+    """The file that is named, else the user's own in the working directory: for processes started elsewhere."""
     named = os.environ.get(CONFIG_VARIABLE)
     here = Path(FILE_NAME)
     if named:
@@ -245,14 +245,14 @@ def _table_list(value: object) -> list[object]:
 
 def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
     """Tables of the file besides rules."""
-    said = [f"[notify.{name}]" for name, _, _ in parsed.channels]
-    said += ["[[actions]]"] if parsed.actions else []
-    said += [f"[{name}]" for name in ("store", "dashboard", "grouping", "quiet_hours", "inhibit") if name in raw]
-    return said + ([] if parsed.default_rules else ["default_rules = false"])
+    tables = [f"[notify.{name}]" for name, _, _ in parsed.channels]
+    tables += ["[[actions]]"] if parsed.actions else []
+    tables += [f"[{name}]" for name in ("store", "dashboard", "grouping", "quiet_hours", "inhibit") if name in raw]
+    return tables + ([] if parsed.default_rules else ["default_rules = false"])
 
 
 def _tuned(usual: Rule | None, rule: Rule, given: Iterable[str]) -> tuple[Rule, list[str]]:
-    """The rule that applies, and the keys that do not: nothing critical is told later or less than by default."""
+    """The rule that applies, and the keys that do not: nothing critical is published later or less than by default."""
     keys = [key for key in given if key != "name"]
     if usual is None:  # one more rule tells more
         ignored = [key for key in keys if key == "severity" or key.startswith("escalate_")]
@@ -343,12 +343,12 @@ HEAD = """\
 #   for_critical                     the same for critical findings
 #   keep_firing_for                  resolves when it has been gone for so many steps
 #   severity                         overrides the finding's
-#   channels                         who is told; [] records the alert and tells nobody
+#   channels                         who is notified; [] records the alert and notifies nobody
 #   labels                           free text for receivers, as in { team = "rl" }
-#   repeat_minutes                   said again so often until it is over or acknowledged; 0: told once
+#   repeat_minutes                   published again so often until it is over or acknowledged; 0: once
 #   escalate_after_minutes, escalate_after_steps
 #                                    when nobody acknowledges it (rlwatch alerts ack ID) for so long ...
-#   escalate_to, escalate_severity   ... these channels are told too, at this severity
+#   escalate_to, escalate_severity   ... these channels are notified too, at this severity
 #   only_live                        repeats and escalates only while the run is live (default true)
 """
 
@@ -359,7 +359,7 @@ QUIET = """
 by = {by}
 wait_s = {wait_s}
 
-# When people sleep, only what is as bad as let_through is told; the rest afterwards, if it still holds.
+# When people sleep, only what is as bad as let_through is published; the rest afterwards, if it still holds.
 # [[quiet_hours]]
 # from = "22:00"
 # to = "07:00"
@@ -416,8 +416,8 @@ _LIKE = Inhibition(("x",))
 def _toml_table(name: str, thing: DataclassInstance, plain: DataclassInstance, always: Sequence[str] = ()) -> str:
     """``[[name]]`` with what ``thing`` says beyond ``plain``."""
     values = {f.name: getattr(thing, f.name) for f in fields(thing)}
-    said = {key: value for key, value in values.items() if key in always or value != getattr(plain, key)}
-    return "\n".join([f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in said.items()), ""])
+    settings = {key: value for key, value in values.items() if key in always or value != getattr(plain, key)}
+    return "\n".join([f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in settings.items()), ""])
 
 
 def _toml(value: object) -> str:

@@ -123,7 +123,7 @@ def _place(message: OutboxMessage) -> tuple[int, float]:
 logger = logging.getLogger("rlwatch")
 
 LEASE_S = 60.0
-"""How long a message is ours; longer than any notifier's time limit."""
+"""Time for which a message is leased; longer than any notifier's time limit."""
 
 UNKNOWN_CHANNEL_S = 60.0
 """How long to leave a message alone whose channel this process does not have."""

@@ -72,11 +72,11 @@ def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
     """A sequence of non-empty names."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"rule {rule!r}: {key} must be a list of names, got {value!r}")
-    found = tuple(value)
-    for name in found:
+    given = tuple(value)
+    for name in given:
         if not isinstance(name, str) or not name.strip():
             raise ConfigError(f"rule {rule!r}: {key} must hold non-empty names, got {name!r}")
-    return found
+    return given
 
 
 def check_severity(rule: str, key: str, value: object) -> Severity | None:
@@ -269,7 +269,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "forecast": {**USUAL, "for_steps": FORECAST_STEPS},
     # While the counter stands no step goes by, so there is nothing to wait for.
     "standstill": {"keep_firing_for": KEEP_STEPS, "repeat_minutes": REPEAT_MINUTES},
-    # A run that fell silent is not live, and this is the news.
+    # A run that fell silent is not live, and just that is to be published.
     "heartbeat": {"repeat_minutes": REPEAT_MINUTES, "only_live": False},
 }
 """The default rules but ``other``, in order: how patient each is. Which kinds it is about stands in the catalogue."""

@@ -38,13 +38,13 @@ MOST_LISTED = 5
 
 def find_alert(alerts: Sequence[Alert], reference: str) -> Alert:
     """The alert whose id is ``reference`` or begins so. Raises ``ConfigError`` if none or several do."""
-    found = [alert for alert in alerts if alert.alert_id == reference]
-    found = found or [alert for alert in alerts if reference and alert.alert_id.startswith(reference)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        listed = ", ".join(alert.alert_id for alert in found[:MOST_LISTED])
-        raise ConfigError(f"{reference!r} fits {len(found)} alerts: {listed}; give more of the id")
+    matching = [alert for alert in alerts if alert.alert_id == reference]
+    matching = matching or [alert for alert in alerts if reference and alert.alert_id.startswith(reference)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        listed = ", ".join(alert.alert_id for alert in matching[:MOST_LISTED])
+        raise ConfigError(f"{reference!r} fits {len(matching)} alerts: {listed}; give more of the id")
     firing = [f"{a.alert_id} ({a.kind} on {a.run_id})" for a in alerts if a.state is AlertState.FIRING]
     hint = f"firing: {', '.join(firing[:MOST_LISTED])}" if firing else "none is firing"
     raise ConfigError(f"there is no alert {reference!r}; {hint}")
@@ -109,13 +109,13 @@ def end_silence(store: AlertStore, reference: str, *, clock: Clock | None = None
     """End a silence now. Raises ``ConfigError`` if none that lasts has this id or begins so."""
     now = (clock or SystemClock()).now()
     lasting = [each for each in store.silences() if each.until > now]
-    found = [each for each in lasting if reference and each.silence_id.startswith(reference)]
-    if len(found) != 1:
+    matching = [each for each in lasting if reference and each.silence_id.startswith(reference)]
+    if len(matching) != 1:
         listed = ", ".join(each.silence_id for each in lasting) or "there is none"
         raise ConfigError(
-            f"{'no' if not found else 'more than one'} silence {reference!r} lasts; those that do: {listed}"
+            f"{'no' if not matching else 'more than one'} silence {reference!r} lasts; those that do: {listed}"
         )
-    ended = replace(found[0], until=now)
+    ended = replace(matching[0], until=now)
     store.put_silence(ended)
     return ended
 
@@ -136,20 +136,20 @@ def quiet_reasons(
     over = ended(alerts)
     settles = {a.alert_id: _settles(a, policy.rule(a.rule), runs.get(a.run_id), over, policy) for a in firing}
     causes = inhibitors(firing, [a for a in firing if not settles[a.alert_id]], policy.inhibitions)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for alert in firing:
         rule, mine = policy.rule(alert.rule), taken.get(alert.alert_id)
         labels = rule.labels if rule else {}
         silenced = [each for each in lasting if silence_matches(each, alert, runs.get(alert.run_id), labels)]
         if mine is not None and mine.severity.rank >= alert.severity.rank:
-            found[alert.alert_id] = f"acknowledged by {mine.by}" + (f": {mine.why}" if mine.why else "")
+            reasons[alert.alert_id] = f"acknowledged by {mine.by}" + (f": {mine.why}" if mine.why else "")
         elif silenced:
-            found[alert.alert_id] = f"silenced by {silenced[0].by}: {silenced[0].why}"
+            reasons[alert.alert_id] = f"silenced by {silenced[0].by}: {silenced[0].why}"
         elif alert.alert_id in causes:
-            found[alert.alert_id] = f"inhibited by {causes[alert.alert_id].kind}"
+            reasons[alert.alert_id] = f"inhibited by {causes[alert.alert_id].kind}"
         elif settles[alert.alert_id]:
-            found[alert.alert_id] = settles[alert.alert_id]
-    return found
+            reasons[alert.alert_id] = settles[alert.alert_id]
+    return reasons
 
 
 def _settles(alert: Alert, rule: Rule | None, run: RunInfo | None, over: Sequence[Alert], policy: Policy) -> str:

@@ -73,7 +73,7 @@ class CommandNotifier:
             return Delivery(ok=False, reason=f"the program did not end within {self._total_s:g} s")
         return _judged(program.returncode)
 
-    def _started(self, told: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _started(self, delivery: Mapping[str, str]) -> subprocess.Popen[bytes]:
         seen = {name: os.environ[name] for name in self._passed if name in os.environ}
         nowhere = subprocess.DEVNULL
         return subprocess.Popen(
@@ -81,7 +81,7 @@ class CommandNotifier:
             stdin=subprocess.PIPE,
             stdout=nowhere,
             stderr=nowhere,
-            env=seen | dict(told),
+            env=seen | dict(delivery),
             start_new_session=True,
         )
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.ports import Delivery
 from rlwatch.redaction import Redactor
-from rlwatch.seam import Contained
+from rlwatch.seam import Contained, raised_by
 
 if TYPE_CHECKING:
     import httpx
@@ -195,22 +195,16 @@ def quiet_http_logs() -> Iterator[None]:
         _our_deliveries.now.delivering = before
 
 
-# The seam to what others wrote and we send through: apprise, wandb.
-
 P = ParamSpec("P")
 
 
-def raised_by(send: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
-    """Exception that ``send(*args, **kwargs)`` raised, or None. The logs of HTTP libraries are quiet meanwhile.
+def raised_quietly(send: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
+    """Exception that ``send(*args, **kwargs)``, of apprise or wandb, raised, or None; their logs are quiet meanwhile.
 
     No more than the error's type (and a server's number) may be shown: its text could hold an address.
     """
-    try:
-        with quiet_http_logs():
-            send(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001  (seam: what a library over a network raises has no common type)
-        return error
-    return None
+    with quiet_http_logs():
+        return raised_by(send, *args, **kwargs)
 
 
 # What an HTTP answer means for a delivery.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlwatch.errors import ConfigError
-from rlwatch.notify.http import raised_by
+from rlwatch.notify.http import raised_quietly
 from rlwatch.notify.payload import headline
 from rlwatch.notify.services import Service, by_status, compose, imported, plugin_for
 from rlwatch.ports import Delivery
@@ -81,7 +81,7 @@ class EmailNotifier:
         _now.heard, _now.message_id = heard, message.message_id
         self._plugin.headers["X-RLWatch-Delivery"] = message.message_id
         try:
-            error = raised_by(compose, self._plugin, message, EMAIL.limit, title=headline(message.payload)[:200])
+            error = raised_quietly(compose, self._plugin, message, EMAIL.limit, title=headline(message.payload)[:200])
         finally:
             _now.heard = None
         if error is not None:
@@ -109,7 +109,7 @@ def _codes(heard: BaseException | Mapping[str, Any] | None) -> list[int]:
 
 
 def _overhear(base: Any) -> None:
-    """Let apprise's SMTP tell this thread what went wrong: it says no more than yes or no. Once per process."""
+    """Let apprise's SMTP report to this thread what went wrong: it says no more than yes or no. Once per process."""
     usual = base.AppriseSMTPController
     if getattr(usual, "overheard", False):
         return
@@ -118,13 +118,13 @@ def _overhear(base: Any) -> None:
         overheard = True
 
         def __enter__(self) -> Any:
-            return _telling(super().__enter__)
+            return _reporting(super().__enter__)
 
         def sendmail(self, from_addr: str, to_addrs: list[str], message: str) -> bool:
             if getattr(_now, "heard", None) is None:
                 return bool(super().sendmail(from_addr, to_addrs, message))
             with suppress(OSError, smtplib.SMTPException, RuntimeError):
-                refused = _telling(lambda: self._socket.sendmail(from_addr, to_addrs, message))
+                refused = _reporting(lambda: self._socket.sendmail(from_addr, to_addrs, message))
                 if refused:
                     _now.heard.append(refused)
                 return not refused
@@ -137,13 +137,13 @@ def _our_id(usual: Callable[..., str]) -> Callable[..., str]:
     """The usual ids are drawn from ``random``, which is the trainer's."""
 
     def made(*args: Any, **kwargs: Any) -> str:
-        ours = getattr(_now, "heard", None) is not None
-        return f"<{_now.message_id}@rlwatch>" if ours else usual(*args, **kwargs)
+        delivering = getattr(_now, "heard", None) is not None
+        return f"<{_now.message_id}@rlwatch>" if delivering else usual(*args, **kwargs)
 
     return made
 
 
-def _telling(do: Callable[[], Any]) -> Any:
+def _reporting(do: Callable[[], Any]) -> Any:
     try:
         return do()
     except Exception as error:

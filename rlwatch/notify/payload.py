@@ -127,7 +127,7 @@ def defused(value: JSON, longest: int = LONGEST_PART) -> str:
     """
     text = one_line(str(value))
     text = text if len(text) <= longest else text[: longest - 1] + "…"
-    return _COMMANDS.sub(lambda found: "'" if found[0] == "`" else found[0] + BREAK, text)
+    return _COMMANDS.sub(lambda match: "'" if match[0] == "`" else match[0] + BREAK, text)
 
 
 def _of(payload: Mapping[str, JSON]) -> str:

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.notify.http import Courier, Reply, TransportError, judge_status, quiet_http_logs, raised_by
+from rlwatch.notify.http import Courier, Reply, TransportError, judge_status, quiet_http_logs, raised_quietly
 from rlwatch.notify.payload import chat_text
 from rlwatch.ports import Delivery
 from rlwatch.records import JSON, OutboxMessage
@@ -259,7 +259,7 @@ class ServiceNotifier:
     def deliver(self, message: OutboxMessage) -> Delivery:
         """Send once."""
         outlet = Outlet(self._requests, self._courier, message.message_id)
-        error = raised_by(self._send, message, outlet)
+        error = raised_quietly(self._send, message, outlet)
         if error is not None and outlet.reply is None and not outlet.trouble:
             return Delivery(ok=False, reason=f"apprise raised {type(error).__name__}", retryable=False)
         return self._outcome(outlet)
@@ -290,8 +290,8 @@ def plugin_for(service: Service, name: str, url: str) -> Any:
     """Apprise's plugin for the address. Raises ``ConfigError``, without showing it."""
     apprise = imported("apprise")
     if isinstance(url, str) and service.native:
-        pattern, ours = service.native
-        url = re.sub(pattern, ours, url)
+        pattern, address = service.native
+        url = re.sub(pattern, address, url)
     with quiet_http_logs():
         plugin = apprise.Apprise.instantiate(url, suppress_exceptions=True) if isinstance(url, str) and url else None
     spoken = {scheme for key in ("protocol", "secure_protocol") for scheme in _several(getattr(plugin, key, ()))}

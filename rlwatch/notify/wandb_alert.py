@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rlwatch.notify.http import raised_by
+from rlwatch.notify.http import raised_quietly
 from rlwatch.notify.payload import chat_text, headline, shortened
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
@@ -45,7 +45,7 @@ class WandbNotifier:
         run = _live_run()
         if run is None:
             return Delivery(ok=False, reason="no wandb run is live in this process")
-        error = raised_by(_alert, run, message)
+        error = raised_quietly(_alert, run, message)
         if error is not None:
             return Delivery(ok=False, reason=f"wandb raised {type(error).__name__}")
         return Delivery(ok=True, reason="wandb took it")

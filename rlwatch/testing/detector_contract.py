@@ -231,27 +231,27 @@ class DetectorContract:
     @pytest.mark.parametrize("seed", range(4))
     def test_is_silent_on_a_healthy_run(self, make: Make, seed: int, every: int) -> None:
         """No finding above ``info``, at any logging cadence."""
-        said = [f for found in outputs(make(), whole_run(seed, 600, every)) for f in found]
+        findings = [f for per_row in outputs(make(), whole_run(seed, 600, every)) for f in per_row]
 
-        assert [f for f in said if f.severity is not Severity.INFO] == []
+        assert [f for f in findings if f.severity is not Severity.INFO] == []
 
     def test_a_constant_run_raises_no_critical_alarm(self, make: Make) -> None:
         """Every metric the same for ever: a stuck logger is no crash."""
         row = whole_run()[0]
-        said = outputs(make(), [replace(row, step=step) for step in range(200)])
+        findings = outputs(make(), [replace(row, step=step) for step in range(200)])
 
-        assert [f for found in said for f in found if f.severity is Severity.CRITICAL] == []
+        assert [f for per_row in findings for f in per_row if f.severity is Severity.CRITICAL] == []
 
     def test_arrival_does_not_change_what_update_says(self, make: Make) -> None:
         """Judging a record early leaves no trace."""
         eager = make()
-        said = []
+        findings = []
         for row in broken_run():
             for _ in range(2):
                 eager.arrival(row)
-            said.append(eager.update(row))
+            findings.append(eager.update(row))
 
-        assert _same(said, outputs(make(), broken_run()))
+        assert _same(findings, outputs(make(), broken_run()))
 
     @pytest.mark.parametrize("kind", EVENT_KINDS)
     def test_any_event_is_accepted(self, make: Make, kind: str) -> None:

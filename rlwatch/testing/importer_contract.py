@@ -39,7 +39,7 @@ CUTS = 150
 """At how many places a sample is cut."""
 
 
-def told(records: Sequence[StepRecord]) -> list[tuple[int, int, int, str]]:
+def comparable(records: Sequence[StepRecord]) -> list[tuple[int, int, int, str]]:
     """Records as plain comparable values (NaN equals NaN)."""
     return [(record.seq, record.attempt, record.step, repr(dict(record.metrics))) for record in records]
 
@@ -103,7 +103,7 @@ class ImporterContract:
         rows = self.rows(6)
         expected = [(seq, 1, step, repr(metrics)) for seq, (step, metrics) in enumerate(rows, 1)]
 
-        assert told(self._only_names(self.records(log, self.write(rows)))) == expected
+        assert comparable(self._only_names(self.records(log, self.write(rows)))) == expected
 
     @pytest.mark.parametrize("written", ["nan", "inf", "-inf"])
     def test_what_is_not_finite_follows_the_sources_convention(self, log: Path, written: str) -> None:
@@ -112,30 +112,30 @@ class ImporterContract:
         rows = self.rows(4)
         rows[2][1][name] = float(written)
         records = self.records(log, self.write(rows))
-        found = [record.metrics[name] for record in records if name in record.metrics]
+        values = [record.metrics[name] for record in records if name in record.metrics]
 
-        assert len(found) == len(rows)
-        assert repr(found[2]) == repr(self.nonfinite[written])
-        assert all(math.isfinite(value) for value in found[:2] + found[3:])
+        assert len(values) == len(rows)
+        assert repr(values[2]) == repr(self.nonfinite[written])
+        assert all(math.isfinite(value) for value in values[:2] + values[3:])
 
     def test_what_was_not_measured_is_absent(self, log: Path) -> None:
         """Neither 0 nor NaN."""
         rows = self.rows(4)
         del rows[1][1][self.names[0]]
-        found = self.records(log, self.write(rows))
+        records = self.records(log, self.write(rows))
 
-        assert [self.names[0] in record.metrics for record in found] == [True, False, True, True]
+        assert [self.names[0] in record.metrics for record in records] == [True, False, True, True]
 
     def test_the_beginning_of_a_log_gives_the_beginning_of_its_records(self, log: Path) -> None:
         """Cut anywhere: either a clear error or the same records, the last of them perhaps with less in it."""
         whole = self.write(self.rows(6))
         expected = self.records(log, whole)
         for cut in range(0, len(whole), max(1, len(whole) // CUTS)):
-            found = self.records_unless_refused(log, whole[:cut])
-            if found:
-                last, same = found[-1], expected[len(found) - 1]
+            records = self.records_unless_refused(log, whole[:cut])
+            if records:
+                last, same = records[-1], expected[len(records) - 1]
 
-                assert told(found[:-1]) == told(expected[: len(found) - 1])
+                assert comparable(records[:-1]) == comparable(expected[: len(records) - 1])
                 assert last.step == same.step
                 assert set(last.metrics) <= set(same.metrics)
 
@@ -143,40 +143,40 @@ class ImporterContract:
     def test_garbage_after_the_end_changes_nothing_or_is_a_clear_error(self, log: Path, garbage: bytes) -> None:
         """A crash prints all sorts of things."""
         whole = self.write(self.rows(5))
-        expected = told(self.records(log, whole))
-        found = self.records_unless_refused(log, whole + garbage)
+        expected = comparable(self.records(log, whole))
+        records = self.records_unless_refused(log, whole + garbage)
 
-        assert found is None or told(found) == expected
+        assert records is None or comparable(records) == expected
 
     def test_a_rewind_begins_the_next_attempt(self, log: Path) -> None:
         """A resumed trainer logs steps again."""
-        found = self.records(log, self.write(self.rows(5) + self.rows(4, first=3)))
+        records = self.records(log, self.write(self.rows(5) + self.rows(4, first=3)))
 
-        assert [(record.attempt, record.step) for record in found] == [
+        assert [(record.attempt, record.step) for record in records] == [
             *((1, step) for step in range(1, 6)),
             *((2, step) for step in range(3, 7)),
         ]
-        assert [record.seq for record in found] == list(range(1, 10))
+        assert [record.seq for record in records] == list(range(1, 10))
 
     def test_a_gzipped_log_reads_the_same(self, log: Path) -> None:
         """Recognised by its bytes."""
         whole = self.write(self.rows(5))
-        expected = told(self.records(log, whole))
+        expected = comparable(self.records(log, whole))
 
-        assert told(self.records(log, gzip.compress(whole))) == expected
+        assert comparable(self.records(log, gzip.compress(whole))) == expected
 
     def test_following_the_log_gives_the_same_records(self, log: Path) -> None:
         """All polls and the close together equal one reading of the finished log."""
         rows = self.rows(6)
         log.write_bytes(b"")
         tail = LogTail(log)
-        found = tail.poll()
+        records = tail.poll()
         for count in range(1, len(rows) + 1):
             log.write_bytes(self.write(rows[:count]))
-            found += tail.poll()
-        found += tail.close()
+            records += tail.poll()
+        records += tail.close()
 
-        assert told(found) == told(self.records(log, self.write(rows)))
+        assert comparable(records) == comparable(self.records(log, self.write(rows)))
         assert tail.format == self.format
 
     def _only_names(self, records: Sequence[StepRecord]) -> list[StepRecord]:

@@ -157,9 +157,9 @@ class HTTPNotifierContract(NotifierContract):
     def test_nothing_a_receiver_says_is_repeated(self, caplog: pytest.LogCaptureFixture) -> None:
         """It could say the secret itself: in the body, a header or the reason phrase, with any status."""
         caplog.set_level(logging.DEBUG)
-        said = f"{SECRET} {PATH_TOKEN}"
+        text = f"{SECRET} {PATH_TOKEN}"
         for status in (200, 400, 401, 403, 404, 429, 500):
-            with WebhookReceiver(Answer(status, {"X-Why": said}, said.encode()), any_path=True) as receiver:
+            with WebhookReceiver(Answer(status, {"X-Why": text}, text.encode()), any_path=True) as receiver:
                 notifier = self.make(f"{receiver.url}/{PATH_TOKEN}", SECRET, 5.0)
                 delivery = notifier.deliver(a_message())
 
@@ -213,12 +213,12 @@ class HTTPNotifierContract(NotifierContract):
 
 def in_time(deliver: Callable[[], Delivery]) -> Delivery:
     """Answer of ``deliver`` to something that never comes; a failure if it waits for it."""
-    said: list[Delivery] = []
-    thread = threading.Thread(target=lambda: said.append(deliver()), daemon=True)
+    answers: list[Delivery] = []
+    thread = threading.Thread(target=lambda: answers.append(deliver()), daemon=True)
     thread.start()
     thread.join(NEVER_S)
-    assert said, f"no answer within {NEVER_S:g} s"
-    return said[0]
+    assert answers, f"no answer within {NEVER_S:g} s"
+    return answers[0]
 
 
 def assert_no_secret(secrets: tuple[str, ...], *texts: str) -> None:

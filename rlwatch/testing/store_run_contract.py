@@ -383,8 +383,12 @@ class ForecastContract(StoreHooks):
         fill(store, [StepRecord(7, {"kl": 1.0}), StepRecord(9, {"kl": 2.0}), forecast(7, 0.1, 1), forecast(9, 0.7, 2)])
 
         series = store.series("run", ["forecast/p50", "kl"])
-        told, measured = series["forecast/p50"], series["kl"]
-        assert (told.steps.tolist(), told.values.tolist(), told.seqs.tolist()) == ([7, 9], [0.1, 0.7], [1, 2])
+        forecasts, measured = series["forecast/p50"], series["kl"]
+        assert (forecasts.steps.tolist(), forecasts.values.tolist(), forecasts.seqs.tolist()) == (
+            [7, 9],
+            [0.1, 0.7],
+            [1, 2],
+        )
         assert measured.values.tolist() == [1.0, 2.0]
         assert store.metric_names("run") == ["forecast/p50", "kl"]
         assert store.last_values("run") == {"forecast/p50": (9, 0.7), "kl": (9, 2.0)}

@@ -17,7 +17,7 @@ import pytest
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import ImportedRun, LogTail, read_log
 from rlwatch.metrics import known
-from rlwatch.testing.importer_contract import told
+from rlwatch.testing.importer_contract import comparable
 
 HOME = Path(__file__).resolve().parents[3] / "shared" / "real_runs"
 pytestmark = pytest.mark.skipif(not HOME.is_dir(), reason=f"the real runs are not here: {HOME} does not exist")
@@ -158,4 +158,4 @@ def test_real_log_followed_in_pieces_equals_one_reading_when_present(path, tmp_p
         found += tail.poll()
     found += tail.close()
 
-    assert told(found) == told(read_log(path)[0].records)
+    assert comparable(found) == comparable(read_log(path)[0].records)

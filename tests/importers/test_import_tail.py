@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import LogTail, read_log
-from rlwatch.testing.importer_contract import told
+from rlwatch.testing.importer_contract import comparable
 
 PACE = 10
 ROWS = [(PACE * i, {"grad_norm": 0.5 * i, "reward": math.nan if i == 3 else 1.25}) for i in range(1, 8)]
@@ -72,7 +72,7 @@ def test_polls_of_any_chunks_equal_one_reading(tmp_path, kind, data):
     found += tail.close()
     [run] = read_log(log)
 
-    assert told(found) == told(run.records)
+    assert comparable(found) == comparable(run.records)
     assert (tail.format, tail.source, tail.skipped, tail.notes) == (run.format, run.source, run.skipped, run.notes)
 
 
@@ -89,7 +89,7 @@ def test_byte_by_byte(tmp_path, kind):
         found += tail.poll()
     found += tail.close()
 
-    assert told(found) == told(read_log(log)[0].records)
+    assert comparable(found) == comparable(read_log(log)[0].records)
 
 
 def test_a_line_is_given_as_soon_as_it_is_complete(tmp_path):

@@ -18,7 +18,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers import LogTail, read_log, sniff
 from rlwatch.importers.binary_records import LevelDbLog, TfRecords, fields, floating, masked_crc32c, message, signed
 from rlwatch.importers.registry import logs_below
-from rlwatch.testing.importer_contract import told
+from rlwatch.testing.importer_contract import comparable
 
 ROWS = [(step, {"train/loss": step * 0.5, "train/reward": 1.25}) for step in range(1, 5)]
 EVENTS = "events.out.tfevents.{}.host"
@@ -90,7 +90,7 @@ def test_a_directory_of_several_starts_is_one_run(tmp_path: Path) -> None:
     [run] = read_log(tmp_path)
 
     assert [(r.attempt, r.step) for r in found] == [(1, 1), (1, 2), (1, 3), (1, 5), (2, 2)]
-    assert told(found) == told(run.records)
+    assert comparable(found) == comparable(run.records)
 
 
 def _directory(tmp_path: Path) -> Path:

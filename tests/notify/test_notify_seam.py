@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rlwatch.notify.http import raised_by
+from rlwatch.notify.http import raised_quietly
 from rlwatch.notify.mail import _judged
 
 SECRET = "https://hooks.example/T000/s3cret"
@@ -20,7 +20,7 @@ def test_what_is_sent_without_error_gives_none() -> None:
         got.append((args, kwargs))
         return False
 
-    assert raised_by(send, 1, to="x") is None
+    assert raised_quietly(send, 1, to="x") is None
     assert got == [((1,), {"to": "x"})]
 
 
@@ -31,7 +31,7 @@ def test_an_error_comes_back_as_it_is(error: Exception) -> None:
     def send() -> None:
         raise error
 
-    assert raised_by(send) is error
+    assert raised_quietly(send) is error
     assert SECRET not in _judged(error).reason
     assert type(error).__name__ in _judged(error).reason
 
@@ -43,7 +43,7 @@ def test_interrupts_pass() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        raised_by(send)
+        raised_quietly(send)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -57,7 +57,7 @@ def test_libraries_do_not_log_the_address_meanwhile(caplog: pytest.LogCaptureFix
             raise OSError(SECRET)
 
     with caplog.at_level(logging.DEBUG):
-        raised_by(send)
+        raised_quietly(send)
         quiet = caplog.text
         library.debug("afterwards")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlwatch.integrations.completions import CompletionSampler, KeepCompletions, SampledText, spread
 from rlwatch.records import CompletionBatch
-from rlwatch.seam import by_a_signal, described
+from rlwatch.seam import by_a_signal, described, raised_by
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
 from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.responses import ResponseBatch, TaskNames
@@ -274,13 +274,8 @@ class GenerationReader:
     def _culprit(self, fitting: Mapping[str, Any]) -> str:
         """Name the input that cannot be read even alone; else one that goes with others (mask, groups)."""
         for name, value in fitting.items():
-            if name not in ("mask", "groups"):
-                try:
-                    self._made({name: value})
-                except Exception as misfit:
-                    if by_a_signal(misfit):
-                        raise
-                    return name
+            if name not in ("mask", "groups") and raised_by(self._made, {name: value}):
+                return name
         return next((name for name in ("mask", "groups") if name in fitting), next(iter(fitting)))
 
     def _fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rlwatch.integrations.torch.batch import NO_DATA, GenerationReader, LossSett
 from rlwatch.integrations.torch.commands import Means
 from rlwatch.integrations.torch.localise import Call, LossPasses
 from rlwatch.recorder.intake import step_index
-from rlwatch.seam import Seam, by_a_signal, shown
+from rlwatch.seam import Seam, raised_by, shown
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
@@ -59,11 +59,7 @@ class Steps:
         """
         refused = {}
         for name, value in numbers.items():
-            try:
-                self._add(name, value)
-            except Exception as error:
-                if by_a_signal(error):
-                    raise
+            if raised_by(self._add, name, value):
                 refused[name] = f"it is not one number: got {_described(value)}"
         return refused
 

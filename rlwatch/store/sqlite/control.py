@@ -63,10 +63,10 @@ def submit_command(db: sqlite3.Connection, command: Command) -> Command:
 def read_commands(db: sqlite3.Connection, run_id: str, status: CommandStatus | None) -> list[Command]:
     """Commands in the order they came in."""
     if status is None:
-        found = db.execute(_COMMANDS + "ORDER BY id")
+        rows = db.execute(_COMMANDS + "ORDER BY id")
     else:
-        found = db.execute(_COMMANDS + "WHERE status = ? ORDER BY id", (status.value,))
-    return [_command(run_id, row) for row in found]
+        rows = db.execute(_COMMANDS + "WHERE status = ? ORDER BY id", (status.value,))
+    return [_command(run_id, row) for row in rows]
 
 
 def claim_commands(db: sqlite3.Connection, run_id: str, now: float) -> list[Command]:
@@ -454,8 +454,8 @@ class ControlTables(ABC):
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
         """Alerts (of one run, or of all that can be read), newest first."""
-        found = self._gathered(run_id, read_alerts)
-        return [alert for *_, alert in sorted(found, key=itemgetter(0, 1), reverse=True)]
+        gathered = self._gathered(run_id, read_alerts)
+        return [alert for *_, alert in sorted(gathered, key=itemgetter(0, 1), reverse=True)]
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
@@ -484,15 +484,15 @@ class ControlTables(ABC):
         return sorted(self._gathered(run_id, read_outbox), key=attrgetter("created_at"))
 
     def _gathered(self, run_id: str | None, rows: Callable[[sqlite3.Connection, str], list[_T]]) -> list[_T]:
-        found: list[_T] = []
+        gathered: list[_T] = []
         for each in self._controlled() if run_id is None else [run_id]:
             try:
                 with self._control(each) as db:
-                    found += [] if db is None else rows(db, each)
+                    gathered += [] if db is None else rows(db, each)
             except StoreError:
                 if run_id is not None:
                     raise
-        return found
+        return gathered
 
     def _lease(
         self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None

@@ -197,8 +197,8 @@ class Journal:
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
         """Items in the files, whole, not stored and not ``taken``; for the thread that writes the run."""
         paths = [segment.path for segment in [*self._old, self._now]]
-        found = (entry for path in paths for entry in entries(path)[1])
-        new = ((number, item) for number, item, whole in found if whole and number not in taken)
+        kept = (entry for path in paths for entry in entries(path)[1])
+        new = ((number, item) for number, item, whole in kept if whole and number not in taken)
         return list(islice(((number, item) for number, item in new if not self.mark.holds(number)), limit))
 
     def close(self, *, remove: bool) -> None:
@@ -236,8 +236,8 @@ class Journal:
 def files_in(directory: Path) -> list[Path]:
     """The journal files of the run in ``directory``, in the order they were written."""
     try:
-        with os.scandir(directory) as found:
-            names = [e.name for e in found if _FILE.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+        with os.scandir(directory) as listing:
+            names = [e.name for e in listing if _FILE.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
     except OSError:
         return []
     return [directory / name for name in sorted(names, key=lambda name: int(name.rpartition("-")[2]))]
@@ -252,14 +252,14 @@ def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
     if data[: len(MAGIC)] != MAGIC or len(data) < HEADER_BYTES:
         return "", []
     sets: dict[int, tuple[str, ...]] = {}
-    found = []
+    items = []
     for body in _bodies(data, HEADER_BYTES):
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, struct.error, StoreError):
             if body[0] == _NAMES:
                 sets[int.from_bytes(body[1:5], "little")] = tuple(json.loads(body[5:]))
             else:
-                found.append((*_item(body, sets), body[0] != _PART))
-    return data[len(MAGIC) : HEADER_BYTES].hex(), found
+                items.append((*_item(body, sets), body[0] != _PART))
+    return data[len(MAGIC) : HEADER_BYTES].hex(), items
 
 
 def _framed(body: bytes) -> bytes:
@@ -285,8 +285,8 @@ def _item(body: bytes, sets: Mapping[int, tuple[str, ...]]) -> tuple[int, Item]:
         return number, StepRecord(step, dict(zip(names, values, strict=True)), ts)
     rest = body[_NUMBERED.size :]
     if kind == _EVENT:
-        of, at, said, ts = loads(rest.decode())
-        return number, Event(of, at, said, ts)
+        of, at, fields, ts = loads(rest.decode())
+        return number, Event(of, at, fields, ts)
     head = 4 + int.from_bytes(rest[:4], "little")
     step, reason, ts, rank = loads(rest[4:head].decode())
     columns = unpack_columns(rest[head:])

@@ -59,10 +59,10 @@ def newest_records(db: sqlite3.Connection, after_seq: int, last: int) -> list[St
 
 def read_events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Event]:
     """Events with a higher seq, in order of seq."""
-    found = db.execute(
+    rows = db.execute(
         "SELECT seq, attempt, step, ts, kind, body FROM event WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit)
     )
-    return [Event(kind, step, loads(body), _moment(ts), attempt, seq) for seq, attempt, step, ts, kind, body in found]
+    return [Event(kind, step, loads(body), _moment(ts), attempt, seq) for seq, attempt, step, ts, kind, body in rows]
 
 
 def read_branch(
@@ -123,10 +123,10 @@ def read_last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
 
 def read_findings(db: sqlite3.Connection) -> list[Finding]:
     """Findings in order of seq, then of writing."""
-    found = db.execute(
+    rows = db.execute(
         "SELECT detector, kind, severity, step, onset_step, attempt, seq, body FROM finding ORDER BY seq, id"
     )
-    return [_finding(row) for row in found]
+    return [_finding(row) for row in rows]
 
 
 def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRecord]:
@@ -134,20 +134,20 @@ def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRec
     if "forecast" not in metric_tables(db):
         return []
     sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
-    found = db.execute(
+    rows = db.execute(
         "SELECT seq, attempt, step, ts, mset, v, body FROM forecast ORDER BY seq DESC LIMIT ?",
         (-1 if last is None else last,),
     ).fetchall()
     return [
         ForecastRecord(step, _values(*sets[mset], blob), loads(body), _moment(ts), attempt, seq)
-        for seq, attempt, step, ts, mset, blob, body in found[::-1]
+        for seq, attempt, step, ts, mset, blob, body in rows[::-1]
     ]
 
 
 def metric_tables(db: sqlite3.Connection) -> tuple[str, ...]:
     """Those that hold metrics; a file from before there were forecasts has only that of the records."""
-    found = db.execute("SELECT name FROM sqlite_master WHERE name IN ('record', 'forecast') ORDER BY name DESC")
-    return tuple(name for (name,) in found)
+    rows = db.execute("SELECT name FROM sqlite_master WHERE name IN ('record', 'forecast') ORDER BY name DESC")
+    return tuple(name for (name,) in rows)
 
 
 def read_spikes(
@@ -155,14 +155,14 @@ def read_spikes(
 ) -> list[SpikeBatch]:
     """The ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all."""
     most = -1 if last is None else last
-    found = db.execute(
+    rows = db.execute(
         "SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch "
         "WHERE (?2 IS NULL OR reason = ?2) AND (?3 IS NULL OR step = ?3) ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
         (most, reason, step),
     )
     return [
         SpikeBatch(at, _as_named_now(why, unpack_columns(blob)), why, _moment(ts), attempt, rank)
-        for at, blob, why, ts, attempt, rank in found
+        for at, blob, why, ts, attempt, rank in rows
     ]
 
 
@@ -170,27 +170,27 @@ def read_completions(db: sqlite3.Connection, last: int | None) -> list[Completio
     """The ``last`` batches written (None: all), by step; none in a file from before there were any."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'completion_batch'").fetchone():
         return []
-    found = db.execute(
+    rows = db.execute(
         "SELECT step, v, ts, attempt, rank FROM "
         "(SELECT * FROM completion_batch ORDER BY id DESC LIMIT ?) ORDER BY step, id",
         (-1 if last is None else last,),
     )
     return [
         CompletionBatch(step, unpack_columns(blob), _moment(ts), attempt, rank)
-        for step, blob, ts, attempt, rank in found
+        for step, blob, ts, attempt, rank in rows
     ]
 
 
 def read_top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:
     """The worst rows over all batches, worst first, each with its step, attempt and rank."""
-    found = db.execute(
+    rows = db.execute(
         "SELECT top.step, top.attempt, top.rank, body, reason FROM spike_top AS top "
         "JOIN spike_batch AS whole ON whole.id = top.batch ORDER BY score DESC, top.id LIMIT ?",
         (limit,),
     )
     return [
         {"step": step, "attempt": attempt, "rank": rank, **_as_named_now(reason, loads(body))}
-        for step, attempt, rank, body, reason in found
+        for step, attempt, rank, body, reason in rows
     ]
 
 
@@ -265,7 +265,7 @@ def read_series(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Serie
         for table in tables_held if places else ():
             for name, part in _of_set(db, table, number, places):
                 parts[name].append(part)
-    return {name: _joined(name, found) for name, found in parts.items()}
+    return {name: _joined(name, of_name) for name, of_name in parts.items()}
 
 
 def _of_set(db: sqlite3.Connection, kept_in: str, number: int, places: dict[str, int]) -> list[tuple[str, _Part]]:

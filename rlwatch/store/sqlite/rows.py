@@ -212,8 +212,8 @@ class Batch:
                 self._add_spikes(item)
         except Exception as error:
             # seam: columns and bodies may hold objects of anybody's, whose methods raise anything
-            ours = isinstance(error, TypeError | ValueError | OverflowError | StoreError)  # they say what is wrong
-            why = described(error).partition(": ")[2] if ours else described(error)
+            explains = isinstance(error, TypeError | ValueError | OverflowError | StoreError)  # these say what is wrong
+            why = described(error).partition(": ")[2] if explains else described(error)
             unstorable = UnstorableError(f"cannot store {_label(item)}: {why}")
             unstorable.item = item
             raise unstorable from error
@@ -229,7 +229,7 @@ class Batch:
             db.executemany("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", self._events)
         if self._findings:
             db.executemany("INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", self._findings)
-        if self._forecasts:  # a resumed run relives, and says again, what it said
+        if self._forecasts:  # a resumed run relives, and makes again, what it forecast
             db.executemany("INSERT OR IGNORE INTO forecast VALUES (?, ?, ?, ?, ?, ?, ?)", self._forecasts)
         for row, tops in self._spikes:
             batch = db.execute("INSERT INTO spike_batch VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row).lastrowid

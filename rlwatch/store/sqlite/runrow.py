@@ -174,8 +174,8 @@ def newest_checkpoint(db: sqlite3.Connection, made_by: str, fits: Callable[[int,
     """The newest checkpoint of which ``fits(seq, attempt, step)``; None if there is none."""
     if not _has_progress(db):
         return None
-    found = db.execute("SELECT seq, attempt, step FROM checkpoint WHERE made_by = ? ORDER BY seq DESC", (made_by,))
-    seq = next((where[0] for where in found.fetchall() if fits(*where)), None)
+    candidates = db.execute("SELECT seq, attempt, step FROM checkpoint WHERE made_by = ? ORDER BY seq DESC", (made_by,))
+    seq = next((where[0] for where in candidates.fetchall() if fits(*where)), None)
     row = db.execute("SELECT seq, attempt, step, made_by, body FROM checkpoint WHERE seq = ?", (seq,)).fetchone()
     return Checkpoint(*row) if row is not None else None
 

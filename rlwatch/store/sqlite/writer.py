@@ -181,12 +181,12 @@ class FileWriter(Appender):
     def _in_place(self) -> bool:
         """True if the file we write still has its name: SQLite goes on writing to one that nobody will find."""
         try:
-            found = self._files.run.stat()
+            stat = self._files.run.stat()
         except FileNotFoundError:
             return False
         except OSError:
             return True  # out of our sight, perhaps for a while
-        return (found.st_dev, found.st_ino) == self._identity
+        return (stat.st_dev, stat.st_ino) == self._identity
 
     def _mine(self) -> bool:
         return self._pid == os.getpid()
@@ -244,9 +244,9 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
     """Store what is in the journal and not in ``db``, then remove it; the caller holds the run's lock."""
     paths = files_in(files.directory)
     for path in paths:
-        nonce, found = entries(path)
+        nonce, journaled = entries(path)
         mark = runrow.journal_mark(db, nonce)
-        left = [(number, item) for number, item, _ in found if not mark.holds(number)]
+        left = [(number, item) for number, item, _ in journaled if not mark.holds(number)]
         attempt = runrow.load(db, files.directory.name).attempt
         for at in range(0, len(left), _AT_ONCE):
             some = left[at : at + _AT_ONCE]
