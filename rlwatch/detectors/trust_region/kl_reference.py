@@ -120,10 +120,14 @@ ROWS = 20
 
 
 class Vetoes:
-    """Signs of any kind that the catalogue calls a collapse, garbled output, cut responses, and a lost reward."""
+    """Signs of any kind that the catalogue calls a collapse.
+
+    Its detectors report them; mere symptoms (garbled output, a lost reward) are read here, before a detector is sure.
+    """
 
     def __init__(self) -> None:
-        makers = dict.fromkeys(detector_class(kind) for kind in kinds().values() if kind.collapse)
+        causes = (kind for kind in kinds().values() if kind.collapse and not kind.symptom)
+        makers = dict.fromkeys(detector_class(kind) for kind in causes)
         self._watch: tuple[Detector, ...] = tuple(make() for make in makers)
         self._garbled = {name: Window(rows=ROWS, steps=ROWS) for name, _ in GARBLED}
         self._ago: dict[str, int] = {}
