@@ -288,7 +288,7 @@ def _take(alert: Alert, *, why: str) -> None:
     st.rerun()
 
 
-# Alerts: what was told to whom about which run, newest first.
+# The page: alerts, newest first.
 
 
 def page(go_to_run: GoToRun) -> None:

@@ -70,7 +70,7 @@ def _int(text: str | None) -> int | None:
         return None
 
 
-# How the values of a chart become heights.
+# Scales: from the values of a chart to heights.
 #
 # ECharts writes the labels of an axis itself, 0.0000001 in full, and takes no function of ours: tiny values are drawn
 # as multiples of a power of ten, and on a logarithmic axis as exponents.

@@ -112,7 +112,7 @@ def menu_kinds(*, paused: bool) -> list[str]:
     return [kind for kind in FORMS if kind not in first]
 
 
-# What the app asks of a live run, and what it can tell beforehand (pure but for :func:`send`).
+# Sending a command, and the checks that can be made beforehand.
 
 TYPEABLE = 40
 """Characters of a name that a person may be asked to type."""

@@ -25,11 +25,6 @@ def pause_words(pause: Pause, now: float) -> str:
     return f"paused at step {fmt.step(pause.step)} by {fmt.shorten(pause.by, 60)}{why}; goes on by itself in {left}"
 
 
-# The health of a run in one word, with its colour and shape: the same on every page.
-#
-# Only shapes carry colour (Okabe-Ito, safe for colour-blind eyes); words are text-coloured, so that they read on
-# light and dark alike.
-
 RECENT_S = 24 * 3600.0
 """A crash or silence older than this no longer asks for a person."""
 
@@ -170,7 +165,7 @@ def _recent(run: RunInfo, now: float) -> bool:
     return now - max(run.last_ts or 0.0, run.heartbeat_at or 0.0, run.created_at) < RECENT_S
 
 
-# Why a run is in its state, as one sentence in the order things began.
+# Reasons for a run's state, as one sentence in the order things began.
 
 
 def firing_clauses(alerts: Sequence[Alert]) -> list[str]:

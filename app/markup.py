@@ -37,7 +37,7 @@ def _text(child: str) -> str:
     return str(child) if isinstance(child, Markup) else escape(child, quote=True)
 
 
-# How the HTML of the pages looks: the classes that :func:`markup.el` is given.
+# Styles of the classes that :func:`el` is given.
 
 STYLE = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }

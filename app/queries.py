@@ -272,7 +272,7 @@ def _whole(url: str, version: Version, names: tuple[str, ...]) -> dict[str, Seri
     return store().series(version[0], names)
 
 
-# What was forecast of a run: the newest forecast whole, all of them as lines.
+# Forecasts of a run: the newest one whole, all of them as lines.
 
 RISK = "forecast/risk"
 NAMES = ("forecast/p20", "forecast/p50", "forecast/p100", RISK)
@@ -403,7 +403,7 @@ def _metric_summary(series: Series | None, starts: Mapping[int, int]) -> MetricS
     return MetricSummary(float(series.values[-1]), trend(series.values), points, tuple(bad))
 
 
-# What is known of the tokens of a run: the steps that were localised, and the rows of one step.
+# Tokens of a run: the steps that were localised, and the rows of one step.
 
 MOST_BATCHES = 300
 """Batches read at most for a list of steps, the newest: some 50 ms of a large run."""
@@ -444,7 +444,7 @@ def usual_norm(run: RunInfo) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-# What most likely caused a run's trouble, and its post-mortem.
+# The likely cause of a run's trouble, and its post-mortem.
 
 
 def diagnosis(run: RunInfo) -> Diagnosis:

@@ -157,9 +157,6 @@ def _threshold() -> Option:
     return {"yAxis": ALARM, "lineStyle": style, "label": label}
 
 
-# The forecast of a run: how likely a failure is, when, and what drives it.
-
-
 def show_forecast(run_id: str) -> None:
     """One line; below it, once there is a forecast, the chances, the risk and the reasons."""
     with layout.readable("The forecast"):

@@ -55,7 +55,7 @@ def _line(event: Event, culprits: Sequence[Token]) -> Markup:
     return el("div", joined(*parts), cls="rl-why")
 
 
-# What was found, what happened, and what was asked of the run: tables.
+# Findings, events and commands as tables.
 
 STATUS_LOOK = {
     CommandStatus.QUEUED: ("◌", GREY),

@@ -172,7 +172,7 @@ def _moved_on(run: RunInfo, *, due: bool, paused: bool) -> None:
         st.rerun()
 
 
-# One run: its health, why, the charts by failure family, what was found, and the way to act on it.
+# The page: head, cause, controls, history, forecast, charts.
 
 COMMAND_REFRESH_S = 1.0
 """Seconds between two looks while a command is on its way."""

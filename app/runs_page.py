@@ -181,9 +181,6 @@ def _absolute(url: str) -> str:
     return url if "://" in url else str(Path(url).expanduser().absolute())
 
 
-# Runs: which of my runs is in danger, since when, and why.
-
-
 def page(go_to_run: GoToRun) -> None:
     """The list of runs, refreshed while somebody looks."""
     live = st.session_state.get("runs-live", True)

@@ -39,8 +39,6 @@ def look(cause: str) -> Look:
     return LOOKS.get(cause, LOOKS["unexplained"])
 
 
-# The steps of a run about whose tokens something is known: localised ones, and those with far-out tokens (pure).
-
 Key = tuple[int, int]
 """Attempt and step."""
 
@@ -257,7 +255,7 @@ def completeness(report: Report) -> str:
     return f"incomplete: {gap} of the norm {'too much' if report.gap > 0 else 'is not accounted for'}"
 
 
-# What was found of a step's tokens, in sentences (pure).
+# The tokens of a step in sentences.
 
 
 def headline(entry: Entry, usual: float | None) -> str:

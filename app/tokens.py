@@ -73,8 +73,6 @@ def _tamed(text: str) -> str:
     return "".join(kept)
 
 
-# Recorded tokens, one at a time: read from the columns of spike batches (pure).
-
 NUMBERS = (
     "share", "contribution", "own_norm", "screen", "coefficient", "ratio", "advantage", "reward", "entropy",
     "logp", "old_logp", "rollout_logp", "ref_logp",

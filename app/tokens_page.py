@@ -139,7 +139,7 @@ def recurring_scope(batches: Sequence[SpikeBatch], most: int) -> str:
     return f"over {fmt.plural(len(steps), 'localised step')}{older}"
 
 
-# One step of the tokens page: the sentence, the culprits, the layers, the response.
+# One step: the sentence, the culprits, the layers, the response.
 
 MOST_TOKENS = 100
 """Rows of a table of tokens."""

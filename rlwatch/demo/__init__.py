@@ -10,11 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# The numbers of the run, all fixed before it starts. The slip that kills it is one of them.
-#
-# A learning-rate range test (the rate grows by a fixed factor every update, arXiv 1506.01186) was left in the
-# schedule behind the real one. Nothing is injected: the optimizer does the rest.
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

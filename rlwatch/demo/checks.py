@@ -157,7 +157,7 @@ def reason_to_panic(facts: Facts) -> str | None:
     return f"perhaps it helps against {' and '.join(sorted(alarms))}"
 
 
-# What the demo promised, each with the evidence for or against it. Exit code 0 means all of it happened.
+# Promises of the demo, each with the evidence for or against it.
 
 LEARNED = 0.1
 """Reward, on a scale that ends at 1, that counts as learning."""

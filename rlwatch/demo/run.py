@@ -302,8 +302,6 @@ def _post(deliveries: Sequence[Delivered]) -> Iterable[tuple[object, str, str]]:
         yield ("post", number), f"webhook received ({signed}): {text}", "blue"
 
 
-# ``rlwatch demo``: start the trainer, watch the store, act, and check what was promised.
-
 LOOK_S = 0.25
 """Seconds between looks at the store."""
 NEEDED = {"trl": "trl", "torch": "trl", "httpx": "alerts", "rich": "cli"}

@@ -53,7 +53,7 @@ def _compatible(source: str, known_source: str) -> bool:
     return not known_source or source.startswith(known_source) or (source == "ms-swift" and known_source == "trl")
 
 
-# When a row belongs to a new attempt: the one rule for every format.
+# Attempts: one rule for every format.
 #
 # A trainer that resumes from a checkpoint logs steps it has already logged. A tracker that logs a step in several
 # calls also goes back, but with other metrics.
@@ -99,9 +99,6 @@ class Attempts:
     def _begin(self) -> None:
         self.attempt += 1
         self._seen, self._furthest, self._restarted = {}, -1, False
-
-
-# From rows to records: sequence numbers, attempts, one list per run.
 
 
 class RunAssembly:

@@ -169,13 +169,6 @@ class LineIntake:
         self._parser.skips.add(f"a line of more than {LONGEST_LINE:,} characters", line)
 
 
-# What importers are, and what they give.
-#
-# An importer knows one kind of log and turns it into rows (:mod:`~rlwatch.importers.base`). Everything else (sequence
-# numbers, attempts, sources, error texts) happens once, for all formats, in :mod:`~rlwatch.importers.assemble` and
-# :mod:`~rlwatch.importers.registry`.
-
-
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
     """One run read from a log.

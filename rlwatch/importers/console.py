@@ -96,7 +96,7 @@ def bars(text: str) -> Iterator[Bar]:
         yield Bar(int(match["n"]), int(match["total"]), title, match.start(), end)
 
 
-# Which step a row without a step belongs to, told from the progress bars around it.
+# Steps of rows that do not say theirs, from the progress bars around them.
 #
 # HF's Trainer prints its metrics without the step; the bar that tqdm redraws right after the row shows it. Where
 # stdout was buffered rows come in batches, long after their steps: a batch of 31 rows before ``620/1875`` is one row

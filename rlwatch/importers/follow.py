@@ -100,8 +100,6 @@ def _siblings(path: Path, least: int) -> Iterator[Path]:
         yield path.parent / name
 
 
-# Following a file that grows: only new bytes where it can be read from the middle, else the whole file again.
-
 _HOLE = b"\x00" * 4
 
 

@@ -91,11 +91,6 @@ def open_regular(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
-# From bytes to pieces of lines: encodings, gzip, carriage returns, colours, log wrappers.
-#
-# A progress bar redraws itself with carriage returns, so one physical line of a console log may hold hundreds of
-# states. A :class:`Segment` is one such state: the text between two line ends of either kind.
-
 BLOCK = 1 << 20
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GZIP = b"\x1f\x8b"

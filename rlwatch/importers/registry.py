@@ -160,8 +160,6 @@ def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-# All importers, choosing the right one, and reading a whole log.
-
 TENSORBOARD = TensorBoardEvents()
 BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline())
 IMPORTERS: tuple[Importer, ...] = (

@@ -61,7 +61,7 @@ OPEN_REWARD: tuple[Metric, ...] = (
     Metric("reward/by_task/", Family.REWARD, "", "mean reward of the responses to one task or data source", aggregator="sequence mean"),
 )
 
-# How much the policy still explores.
+# Exploration: entropy and diversity of the policy.
 
 _OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
 """Trainers whose entropy is that of tokens they were given: it falls as they learn them, and nothing is explored."""
@@ -93,7 +93,7 @@ OPEN_EXPLORATION: tuple[Metric, ...] = (
            aggregator="sequence mean"),
 )
 
-# Whether an update lowers the likelihood of the very responses it rewards (arXiv 2512.04220).
+# Likelihood displacement: updates that lower the likelihood of the very responses they reward (arXiv 2512.04220).
 
 LIKELIHOOD: tuple[Metric, ...] = (
     nats("lld/logp_positive", Family.EXPLORATION, "mean log-prob of the tokens of responses with a positive advantage", high=0.0),
@@ -103,7 +103,7 @@ LIKELIHOOD: tuple[Metric, ...] = (
     nats("lld/penalty", Family.EXPLORATION, "LLDS penalty: what actions of responses with A >= 0 lost, where the whole action lost", low=0.0),
 )
 
-# How far the policy moves: from the reference, and from the policy that sampled.
+# Distance of the policy from the reference, and from the policy that sampled.
 
 TRUST_REGION: tuple[Metric, ...] = (
     nats("policy/kl_ref", Family.TRUST_REGION, "KL to the reference policy", estimator="k3", aliases=(
@@ -352,7 +352,7 @@ _ROUTING: tuple[Metric, ...] = (
 
 MISMATCH: tuple[Metric, ...] = (*_LEVEL, *_WEIGHTS, *_KINDS, *_PLACES, *_RESPONSE, *_ROUTING)
 
-# What was sampled: lengths, text, staleness.
+# Samples: lengths, text, staleness.
 
 ROLLOUTS: tuple[Metric, ...] = (
     Metric("len/mean", Family.ROLLOUTS, "tokens", "mean response length", 0.0, aliases=(
