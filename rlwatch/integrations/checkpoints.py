@@ -286,7 +286,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of a kept reference: the reset that made it, and what its file must be."""
+    """Facts of a kept reference: the reset that made it, and what its file must be."""
 
     step: int
     command: str = ""

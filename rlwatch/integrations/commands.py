@@ -295,7 +295,7 @@ class Hold:
         return held
 
     def wait(self) -> None:
-        """One round."""
+        """Wait one round."""
         self._sleep(ROUND_S)
 
 

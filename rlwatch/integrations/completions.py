@@ -85,7 +85,7 @@ class CompletionSampler:
         completions: Sequence[str],
         columns: Mapping[str, Sequence[float] | Sequence[str]],
     ) -> CompletionBatch | None:
-        """Of the generation that ``step`` trains on; None if there is nothing to keep.
+        """Sample the generation that ``step`` trains on; None if there is nothing to keep.
 
         ``columns`` are further values, one a completion; ``reward`` among them decides which are kept. Columns of
         another length than ``completions`` are left out: nothing tells which completion a value belongs to.

@@ -116,7 +116,7 @@ class LowerLR:
                 scale_scheduler(scheduler, factor)
 
     def _follow(self, paced: Paced) -> None:
-        """Without a scheduler, scale around every step; a checkpoint may have brought a scale along."""
+        """Scale around every step, where no scheduler is; a checkpoint may have brought a scale along."""
         inner = [inner_optimizer(optimizer) for optimizer in paced.optimizers]
         followed = [hook.optimizer for hook in self._stepwise] == inner
         if paced.scheduled or followed or paced.scale == 1.0:

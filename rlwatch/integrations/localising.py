@@ -354,7 +354,7 @@ class LocatedStep:
 
 
 def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
-    """Through the ``run`` of rank 0, what all ranks localised. A collective."""
+    """Record through the ``run`` of rank 0 what all ranks localised. A collective."""
     shares = gather_bytes(world, encoded_batches(batches_of(what, world.rank)))
     if run is None or world.rank != 0:
         return
@@ -383,7 +383,7 @@ def batches_of(what: LocatedStep, rank: int) -> list[SpikeBatch]:
 
 
 def encoded_batches(batches: Sequence[SpikeBatch]) -> bytes:
-    """As bytes for rank 0. No pickle: columns as numpy writes them."""
+    """Encode as bytes for rank 0. No pickle: columns as numpy writes them."""
     columns = {
         f"{i}/{name}": np.asarray(column) for i, one in enumerate(batches) for name, column in one.columns.items()
     }
@@ -424,7 +424,7 @@ OFF = "rlwatch does not localise gradient spikes over several ranks (training go
 
 
 def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -> Localiser | None:
-    """For the ranks of ``seam``'s run; None, with a warning, where they cannot. Every rank calls it at set-up."""
+    """Localiser for the ranks of ``seam``'s run; None, with a warning, where they cannot. Call it on every rank."""
     if settings is None:
         return None
     link = None if seam.run is None else seam.run.ranks

@@ -32,7 +32,7 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class Ranks(Protocol):
         ...
 
     def over(self) -> None:
-        """Nothing more is asked about the commands of the last :meth:`share`: whoever waits for an answer is let go.
+        """End the round of the last :meth:`share`: whoever waits for an answer is let go.
 
         Call it however the round ended.
         """
@@ -86,26 +86,26 @@ class OneRank:
     world_size = 1
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:  # noqa: ARG002  (the port's signature)
-        """Wherever something is wanted."""
+        """Meet wherever something is wanted."""
         return wanted
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """As passed."""
+        """Return what was passed."""
         return list(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """As passed."""
+        """Return what was passed."""
         return list(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """As passed."""
+        """Return what was passed."""
         return refusal
 
     def over(self) -> None:
-        """Nobody waits."""
+        """Do nothing: nobody waits."""
 
     def leave(self) -> None:
-        """Nobody asks."""
+        """Do nothing: nobody asks."""
 
 
 class RunRanks:
@@ -116,7 +116,7 @@ class RunRanks:
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         return 0 if self._seam.run is None else self._seam.run.rank
 
     @property
@@ -125,35 +125,35 @@ class RunRanks:
         return 1 if self._seam.run is None else self._seam.run.world_size
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Through the link; wherever something is wanted, so that it is answered, where there is none."""
+        """Ask the link; without one meet wherever something is wanted, so that it is answered."""
         link = _link_of(self._seam.run)
         return wanted if link is None else link.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Through the link; as passed where there is none."""
+        """Go through the link; without one return what was passed."""
         link = _link_of(self._seam.run)
         return list(commands) if link is None else link.share(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Through the link; as passed where there is none."""
+        """Go through the link; without one return what was passed."""
         link = _link_of(self._seam.run)
         return list(commands) if link is None else link.order(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """Through the link; several ranks without one never agree."""
+        """Ask the link; several ranks without one never agree."""
         link = _link_of(self._seam.run)
         if link is not None:
             return link.agree(refusal)
         return refusal if self.world_size == 1 else refusal or APART
 
     def over(self) -> None:
-        """Through the link."""
+        """Pass it on to the link."""
         link = _link_of(self._seam.run)
         if link is not None:
             link.over()
 
     def leave(self) -> None:
-        """Through the link."""
+        """Pass it on to the link."""
         link = _link_of(self._seam.run)
         if link is not None:
             link.leave()

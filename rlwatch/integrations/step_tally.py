@@ -43,7 +43,7 @@ class StepTally:
         return not (self.stats or self.numbers)
 
     def add_batch(self, batch: TokenBatch, *, full: bool = True) -> None:
-        """One micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`."""
+        """Add a micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`."""
         self.add_stats(observe(batch, full=full))
         self.add_spikes(batch)
 
@@ -189,7 +189,7 @@ class SharedStep:
         return {} if run.ranks is None else run.ranks.latest
 
     def encode(self) -> bytes:
-        """As bytes for rank 0."""
+        """Encode as bytes for rank 0."""
         arrays = [a.astype(kind) for a, kind in zip(self.transfer.read(), self.types, strict=True)]
         shapes = [list(array.shape) for array in arrays]
         head = {"layout": self.layout, "types": self.types, "shapes": shapes, "columns": self.columns}
@@ -394,7 +394,7 @@ def texts_of(rows: np.ndarray, names: Sequence[str], decode: Decode | None) -> l
 
 
 def most_extreme(tables: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
-    """Of all ``tables`` (K, 1 + C) together the ``most`` rows with the highest scores, each still in its table.
+    """Keep, of all ``tables`` (K, 1 + C) together, the ``most`` rows with the highest scores, each in its table.
 
     The others get the score -inf, so that every row keeps its place.
     """

@@ -420,7 +420,7 @@ class SendBack:
         return {f"rlwatch/{kind}": worst.get(kind, 0) for kind in sorted(self._kinds)}
 
     def _observe(self, outcome: Outcome) -> None:
-        """On the writer thread: remember what fires."""
+        """Remember what fires; on the writer thread."""
         self._alerts.extend(
             transition.alert
             for transition in outcome.transitions

@@ -15,7 +15,7 @@ from rlwatch.tensors.tokens import TokenBatch
 
 
 def token_batch(loss: Any, given: Mapping[str, Any], experience: Any, entropy: Tensor | None) -> TokenBatch:
-    """Of ``loss.forward``'s arguments ``given``, all (B, A), and the experience they are of; ``entropy`` (B, >= A).
+    """Read ``loss.forward``'s arguments ``given``, all (B, A), and the experience they are of; ``entropy`` (B, >= A).
 
     Log-probs are 0 outside the mask. The reference's are there only where KL is a term of the loss.
     """
@@ -64,7 +64,7 @@ def _truncation(loss: Any) -> float | None:
 
 
 def response_stats(experiences: Sequence[Any], group_size: int, *, full: bool) -> Stats:
-    """Of everything that was generated for a step; ``group_size`` responses were sampled for each prompt."""
+    """Statistics of all that was generated for a step; ``group_size`` responses were sampled for each prompt."""
     stats: Stats = {}
     with torch.no_grad():
         for batch in _batches(experiences, group_size, full=full):
@@ -92,7 +92,7 @@ def _batches(experiences: Sequence[Any], group_size: int, *, full: bool) -> Iter
 
 
 def _reward(experience: Any) -> Tensor | None:
-    """As scored, before length penalties and baselines."""
+    """Rewards as scored, before length penalties and baselines."""
     info = getattr(experience, "info", None) or {}
     reward = info.get("reward")
     return reward if isinstance(reward, Tensor) else experience.rewards

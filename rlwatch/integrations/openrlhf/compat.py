@@ -74,7 +74,7 @@ class Settings:
     init: Mapping[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """As it travels to other processes."""
+        """Plain dictionary, to travel to other processes."""
         return asdict(self)
 
     @classmethod
@@ -104,7 +104,7 @@ def parsed(arguments: Sequence[str]) -> tuple[Settings, str, list[str]]:
 
 
 class _Parser(ArgumentParser):
-    """Its errors are ours."""
+    """Parser whose errors are ``ConfigError``."""
 
     def error(self, message: str) -> Any:
         """Raise instead of leaving."""

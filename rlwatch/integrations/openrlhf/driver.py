@@ -124,7 +124,7 @@ class Driver:
             raise
 
     def _report(self, error: BaseException) -> None:
-        """Only the first time: calls lie within each other."""
+        """Report the first error only: calls lie within each other."""
         if self.run.active:
             self._close()
             record_crash(self.run, self.seam, error, self._last)

@@ -66,7 +66,7 @@ class ActorTaps:
         self._experience = experience
 
     def _keep_entropy(self, _actor: Any, _args: Any, kwargs: Any, output: Any) -> None:
-        """Only the pass of an update asks for the model's output; passes for old log-probs do not."""
+        """Keep the entropy of an update: only its pass asks for the model's output, passes for old log-probs do not."""
         if kwargs.get("return_output"):
             entropy = getattr(output[1], "entropy", None)
             self._entropy = None if entropy is None else entropy.detach()
@@ -96,7 +96,7 @@ class ActorTaps:
 
 
 def rank_of() -> int:
-    """Of this process among the policy's."""
+    """Rank of this process among the policy's."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 

@@ -186,7 +186,7 @@ class Recording:
         self._gaps.refused.update(refused)
 
     def _delivered(self, step: int, measured: dict[str, float]) -> None:
-        """With several ranks ``measured`` is filled once all shares of the step have come: look at it again later."""
+        """Note a step's metrics; with several ranks they are filled once all shares have come: look again later."""
         self._gaps.note(self.latest)
         self._gaps.note(measured)
         self.latest = measured
@@ -218,7 +218,7 @@ class Recording:
 
 
 def _deliver_at_exit(reference: weakref.ref[Steps]) -> None:
-    """Without :meth:`Recording.finish` the last step may still be on its way when the process exits."""
+    """Deliver the last step: without :meth:`Recording.finish` it may still be on its way when the process exits."""
     steps = reference()
     if steps is not None:
         steps.seam.attempt("last steps", steps.deliver, wait=True)

@@ -43,7 +43,7 @@ WHOLE = ("ids", *ROUTES)
 
 
 def why_misfit(misfit: Exception) -> str:
-    """In our own words and torch's; of anything else the type, too."""
+    """Word a misfit: our own messages and torch's as they are, of anything else the type, too."""
     return str(misfit) if type(misfit) in (ValueError, TypeError, RuntimeError, MisfitError) else described(misfit)
 
 
@@ -119,7 +119,7 @@ class Reader:
         return logp
 
     def _mask(self, given: dict[str, Any], logp: Padded) -> Tensor:
-        """Inside the mask, and there at all."""
+        """Tokens inside the mask, and there at all."""
         if "mask" not in given:
             if logp.valid is None:
                 raise MisfitError("it was not given: which of the tokens are not padding?")
@@ -372,7 +372,7 @@ def _ids_of(ids: Any, mask: Any, row: int) -> list[int] | None:
 
 
 def _listed(x: Any) -> list[Any] | None:
-    """As a list, with NaN for None; None where it is not given, lies on a device or is one number."""
+    """Convert to a list, with NaN for None; None where it is not given, lies on a device or is one number."""
     if x is None or (isinstance(x, Tensor) and (x.device.type != "cpu" or x.is_nested)):
         return None
     if hasattr(x, "tolist"):

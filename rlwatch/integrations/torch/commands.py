@@ -89,7 +89,7 @@ class Means:
         return float(value)
 
     def change_kl_coef(self, value: float) -> None:
-        """Change it."""
+        """Change the coefficient."""
         if self.set_kl_coef is not None:
             self.set_kl_coef(value)
             self.kl_coef = self.kl_coef if callable(self.kl_coef) else value

@@ -51,7 +51,7 @@ class LossPasses:
         self._ran = Ran(call, parts_of(result), before)
 
     def observed(self, inputs: Mapping[str, Any], tokens: TokenBatch) -> dict[str, str]:
-        """Its log-probs are looked at, before their backward. Returns what is wrong with them, if anything."""
+        """Tie the forward to its log-probs, before their backward. Returns what is wrong with them, if anything."""
         ran, self._ran = self._ran, None
         logp, entropy = inputs.get("logp"), inputs.get("entropy")
         if ran is None or not isinstance(logp, Tensor) or not logp.requires_grad:

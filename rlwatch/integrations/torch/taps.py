@@ -189,7 +189,7 @@ class Collector:
         self._loss_passes.ran(call, result, before)
 
     def rollouts(self, inputs: Mapping[str, Any]) -> Refused:
-        """One generation."""
+        """Measure a generation."""
         self._begin()
         batch = self.generation.read({name: value for name, value in inputs.items() if name not in TEXTS})
         if batch is not None:
@@ -198,7 +198,7 @@ class Collector:
         return self.generation.refused
 
     def observe(self, inputs: Mapping[str, Any]) -> Refused:
-        """One micro-batch."""
+        """Measure a micro-batch."""
         self._begin()
         if not self.level.includes(Level.TOKENS):
             return {}
@@ -270,7 +270,7 @@ class Collector:
 
 
 def _copied(batch: TokenBatch) -> TokenBatch:
-    """With tensors of our own: some statistics keep values until the step ends, and a loop may write over its own."""
+    """Copy the tensors: some statistics keep values until the step ends, and a loop may write over its own."""
     mine = {name: x.clone() for name in KEPT if (x := getattr(batch, name)) is not None}
     return replace(batch, **mine)
 

@@ -297,7 +297,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.deliver()
 
     def noticed(self, args: Any, step: int) -> None:
-        """For trainers that do at a step's end what a run should know of."""
+        """Hook for trainers that do at a step's end what a run should record."""
 
     def seal(self, step: int) -> None:
         """End the current tally as that of ``step``."""

@@ -47,14 +47,14 @@ class LoopControl:
         self._controller = Controller(seam, self.loop.handlers(seam), ranks or RunRanks(seam), latest)
 
     def begin(self, step: int) -> None:
-        """Nothing of ours is kept in checkpoints."""
+        """Do nothing: these commands keep nothing in checkpoints."""
 
     def obey(self, step: int) -> None:
         """Every step's end is safe."""
         self._controller.obey(step)
 
     def saved(self, step: int) -> None:
-        """Nothing of ours is kept in checkpoints."""
+        """Do nothing: these commands keep nothing in checkpoints."""
 
 
 # The handlers: through the callback interface alone, for every trainer of Hugging Face's family.

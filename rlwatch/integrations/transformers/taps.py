@@ -66,7 +66,7 @@ class TrainerTaps:
             self._wrap_clip(self.trainer.accelerator, "clip_grad_norm_")
 
     def gradients_if_unclipped(self) -> None:
-        """Without clipping the trainer never asks for the norm: read it before the optimizer steps."""
+        """Read gradients nobody clips before the optimizer steps: the trainer then never asks for the norm."""
         if self._clipped:
             return
         if self._reads_gradients and self.live:
@@ -160,7 +160,7 @@ class TrainerTaps:
 
 
 def loss_stats(loss: Tensor, *, scaled: bool = True) -> Stats:
-    """Of one micro-batch; the step's loss is their sum if each is ``scaled`` by their number, else their mean."""
+    """Loss of a micro-batch; the step's is their sum if each is ``scaled`` by their number, else their mean."""
     one = torch.ones_like(loss, dtype=torch.bool)
     raw = RankMean.of(loss, one) if scaled else Mean.of(loss, one)
     return {"loss/raw": raw, "nonfinite/loss": Total.of(nonfinite(loss), one)}

@@ -37,7 +37,7 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def token_batch(trainer: Any, inputs: Mapping[str, Any], logp: Tensor, entropy: Tensor | None) -> TokenBatch:
-    """Of GRPO or RLOO. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and in RLOO."""
+    """Read GRPO or RLOO. ``old_per_token_logps`` is absent on-policy (the ratio is 1 by definition) and in RLOO."""
     whole = inputs["completion_mask"].bool()
     sampled = inputs["tool_mask"].bool() if "tool_mask" in inputs else None
     return TokenBatch(
@@ -125,7 +125,7 @@ def _clip(trainer: Any) -> tuple[float, float] | None:
 
 
 def _bounds(trainer: Any) -> tuple[float, float]:
-    """Of the PPO clip. ``delta`` caps ratios before it, so that a smaller one is the bound; GMPO bounds log-ratios."""
+    """Bounds of the PPO clip. ``delta`` caps ratios first: a smaller one is the bound; GMPO bounds log-ratios."""
     low, high = float(trainer.epsilon_low), float(trainer.epsilon_high)
     if source_of(trainer.args) == "trl/gmpo":
         return -math.expm1(-low), math.expm1(high)
@@ -169,11 +169,11 @@ class Passes:
         self._logps.append(logps.detach())
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget what was kept."""
         self._logps.clear()
 
     def take(self, outputs: Mapping[str, Any]) -> Stats:
-        """Of the RLOO generation that ``outputs`` came from: KL to the reference, of the policy that sampled."""
+        """Statistics of the RLOO generation ``outputs`` came from: KL to the reference, of the policy that sampled."""
         passes, self._logps = self._logps, []
         if "old_logps" not in outputs or not passes:
             return {}

@@ -81,7 +81,7 @@ class Localising:
             self._inputs.clear()
 
     def _loss_scale(self) -> float | None:
-        """By the time the norm is known, the gradients no longer carry it."""
+        """Loss scale of float16; by the time the norm is known, the gradients no longer carry it."""
         scaler = getattr(self._trainer.accelerator, "scaler", None)
         return None if scaler is None else float(scaler.get_scale())
 
@@ -226,7 +226,7 @@ class PureHead:
         scale: float = 1.0,
         outputs: Collection[str] = (),
     ) -> tuple[Tensor | None, ...]:
-        """Of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,): log-probs (N,) and entropies."""
+        """Log-probs (N,) and entropies of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,)."""
 
         def logits(rows: Tensor) -> Tensor:
             z = linear(rows, weight.to(rows.dtype), None if bias is None else bias.to(rows.dtype)).float() * scale

@@ -99,7 +99,7 @@ class Taps(TrainerTaps):
             self._localising.localiser.delivered(metrics)
 
     def _after_forward(self, result: Any, *_args: Any, compute_entropy: bool = False, **_kwargs: Any) -> None:
-        """Only the loss pass asks for entropies; the passes for the old and the reference policy do not."""
+        """Keep a pass: only the loss asks for entropies, the passes for the old and the reference policy do not."""
         if not compute_entropy:
             self._passes.add(result[0])
             return

@@ -53,7 +53,7 @@ class Reading:
 
     @classmethod
     def of(cls, config: Any, tokenizer: Any) -> Reading:
-        """From verl's whole configuration."""
+        """Read verl's whole configuration."""
         correction = config.algorithm.get("rollout_correction", None) or {}
         rollout = config.actor_rollout_ref.rollout
         return cls(
@@ -77,7 +77,7 @@ class StepBatch:
 
     @classmethod
     def of(cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any, step: int) -> StepBatch:
-        """Of the keys and tags of a ``KVBatchMeta`` and ``data``, the TensorDict of its fields."""
+        """Read the keys and tags of a ``KVBatchMeta`` and ``data``, the TensorDict of its fields."""
         rows = [i for i, tag in enumerate(tags) if not tag.get("is_padding", False)]
         keep = torch.tensor(rows, dtype=torch.int64)
         present = set(data.keys())
@@ -231,7 +231,7 @@ BESIDE = {"ids": "responses", "ref_logp": "ref_log_prob", "rollout_logp": "rollo
 
 
 def loss_batch(given: Mapping[str, Any], clipping: Clipping, beside: Mapping[str, Any]) -> TokenBatch:
-    """Of the arguments of a policy loss, all (B, T); ``beside`` are more columns of the same shape."""
+    """Read the arguments of a policy loss, all (B, T); ``beside`` are more columns of the same shape."""
     batch = TokenBatch(
         logp=given["log_prob"].detach(),
         mask=given["response_mask"].bool(),
@@ -295,7 +295,7 @@ class Packed:
 
     @classmethod
     def of(cls, data: Any, width: int | None = None) -> Self:
-        """Of verl's micro-batch ``data`` with jagged sequences, padded to ``width`` (default: the longest response).
+        """Read verl's micro-batch ``data`` of jagged sequences, padded to ``width`` (default: the longest response).
 
         Waits for the device if ``width`` is not given and the jagged tensor does not know it.
         Raises ``RLWatchError`` if the sequences are not jagged.
@@ -311,7 +311,7 @@ class Packed:
 
     @property
     def width(self) -> int:
-        """T."""
+        """T, the positions of the longest response."""
         return int(self.places.shape[1])
 
     def take(self, packed: Tensor) -> Tensor:
@@ -337,7 +337,7 @@ class Clipping:
 
     @classmethod
     def of(cls, mode: str, config: Any) -> Clipping:
-        """Of the loss registered as ``mode`` under verl's ``ActorConfig``, as its losses read it."""
+        """Clipping of the loss registered as ``mode`` under verl's ``ActorConfig``, as its losses read it."""
         if mode == BYPASS:  # dispatches to vanilla unless told otherwise
             mode = "vanilla" if _bypass_loss(config) == "ppo_clip" else "reinforce"
         if config is None or mode not in TOKEN_CLIP:

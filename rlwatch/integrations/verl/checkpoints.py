@@ -52,7 +52,7 @@ class Checkpoints:
         return None if limit is None else int(limit)
 
     def saved(self) -> None:
-        """One was just saved by verl: the reference goes with it, if it is no longer the one verl would load.
+        """Keep the reference with what verl has just saved, if it is no longer the one verl would load.
 
         If it still is, what an earlier attempt left there, of steps that were undone since, goes.
         """
@@ -67,7 +67,7 @@ class Checkpoints:
             self._seam.attempt("reference of a checkpoint", self._keep)
 
     def loaded(self) -> None:
-        """One was loaded by verl: restore the reference that was kept beside it, if there is one."""
+        """Restore the reference that was kept beside what verl has just loaded, if there is one."""
         self._seam.attempt("reference of a checkpoint", self._restore)
 
     @property

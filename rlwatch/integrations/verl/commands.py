@@ -108,13 +108,13 @@ class Coefficient:
         self._workers = workers
 
     def read(self) -> float:
-        """Now. Raises ``RLWatchError`` if there is no KL term."""
+        """Read the coefficient. Raises ``RLWatchError`` if there is no KL term."""
         if self._in_loss:
             return float(accepted(self._workers.call("kl_coef"))[0]["value"])
         return float(self._controller.value)
 
     def write(self, value: float) -> None:
-        """Until the process ends: verl does not save it."""
+        """Set the coefficient until the process ends: verl does not save it."""
         if self._in_loss:
             accepted(self._workers.call("kl_coef", value))
         else:

@@ -178,12 +178,12 @@ class Statistics:
             self._awaited.append((step, on_metrics))
 
     def pass_over(self) -> None:
-        """There will be no statistics of the step that ended."""
+        """Go without statistics of the step that ended."""
         if self._awaited:
             self.thread.run(self._hand_over, None, {})
 
     def _hand_over(self, step: int | None, metrics: Mapping[str, float]) -> None:
-        """Tell who waits for ``step``, and for earlier ones, of which nothing will come; all, if it is None."""
+        """Notify who waits for ``step``, and for earlier ones, of which nothing will come; all, if it is None."""
         with self._lock:
             due = [each for each in self._awaited if step is None or each[0] <= step]
             self._awaited = [each for each in self._awaited if each not in due]

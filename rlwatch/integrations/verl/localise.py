@@ -52,7 +52,7 @@ class Localising:
 
     @classmethod
     def of(cls, worker: Any, seam: Seam, settings: Localise, *, text: bool = False) -> Self:
-        """For the actor of verl's ``worker``; with ``text``, the text of culprits is kept.
+        """Attach to the actor of verl's ``worker``; with ``text``, the text of culprits is kept.
 
         A collective: every rank calls it. Raises ``RLWatchError`` saying why it cannot be done.
         """
@@ -99,7 +99,7 @@ class Localising:
             self.localiser.leave()
 
     def take(self, step: int) -> Mapping[str, Any]:
-        """For the driver: what was ``localised`` since the last call, as that of ``step``, and what was refused so far.
+        """Hand over what was ``localised`` since the last call, as that of ``step``, and what was refused so far.
 
         Of each optimizer step the ``batches``, as bytes, and on rank 0 the ``event``.
         """
@@ -126,7 +126,7 @@ class Localising:
         self.localiser.delivered({LAYER_PREFIX + layer: square**0.5 for layer, square in squares.items()})
 
     def _squares(self, norms: GradNorms | None, world: World) -> dict[str, float]:
-        """Of each layer, over all ranks. A collective."""
+        """Squared norm of each layer, over all ranks. A collective."""
         model = self._engine.module
         norms = norms or gradients_of(model, self._rank)
         layers = dict.fromkeys(layer_of(name) for name, p in model.named_parameters() if p.grad is not None)
@@ -166,7 +166,7 @@ class Taker:
     outputs: Outputs | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the engine calls a loss."""
+        """Take the outputs, as the engine calls a loss."""
         if "model_output" not in kwargs:
             return self.loss(*args, **kwargs)
         where = Packed.of(kwargs["data"], self.width)

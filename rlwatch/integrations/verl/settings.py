@@ -47,7 +47,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None, project: str = "", name: str = "") -> Settings:
-        """From verl's whole configuration, as plain dictionaries.
+        """Read verl's whole configuration, as plain dictionaries.
 
         Raises ``ConfigError`` for what is wrong in ``trainer.rlwatch``, naming what it may hold.
         """

@@ -221,7 +221,7 @@ def gradient_stats(norms: GradNorms, total: Tensor, *, scaled: bool) -> Stats:
 
 
 def step_stats(total: Tensor) -> Stats:
-    """Of a step whose gradient norm over all ranks was ``total``, 0-d: verl skips it if that is not finite."""
+    """Statistics of a step with gradient norm ``total`` over all ranks, 0-d: verl skips it if that is not finite."""
     one, skipped = torch.ones_like(total, dtype=torch.bool), (~total.isfinite()).float()
     return {
         "optim/grad_norm": Latest.of(total, one),
