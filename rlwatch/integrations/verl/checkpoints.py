@@ -111,7 +111,7 @@ class Checkpoints:
             if facts is None:
                 self._none_kept()
                 return
-            prints = [reply["prints"] for reply in accepted(self._workers.call("find_reference", directory))]
+            prints = [reply["found"] for reply in accepted(self._workers.call("find_reference", directory))]
             if not all(prints):
                 raise RLWatchError(f"some ranks do not find their part in {directory}")
             if joint(prints) != facts.fingerprint:
