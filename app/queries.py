@@ -18,11 +18,11 @@ from rlwatch.alerts import silencing
 from rlwatch.alerts.config import load_config
 from rlwatch.alerts.rules import Policy
 from rlwatch.control.liveness import TAIL, Pace, pace_of
-from rlwatch.diagnosis import Diagnosis, diagnose
+from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import forecast_of
-from rlwatch.metrics import canonicalise, known
+from rlwatch.metrics import canonicalise
 from rlwatch.ports import Series, Store
 from rlwatch.records import (
     CULPRITS,
@@ -40,6 +40,7 @@ from rlwatch.records import (
     SpikeBatch,
 )
 from rlwatch.store.url import open_store
+from rlwatch.view import Verdict, stored_diagnosis, stored_verdict
 
 from .health import Pause, pause_of
 from .thinning import Branches, attempt_starts, branches, sparkline, trend
@@ -448,12 +449,13 @@ def usual_norm(run: RunInfo) -> float | None:
 
 
 def diagnosis(run: RunInfo) -> Diagnosis:
-    """Of all that was found so far; nothing is read of a run without findings."""
-    found = store().findings(run.run_id)
-    if not found:
-        return Diagnosis(why_not="nothing was found")
-    names = known(store().metric_names(run.run_id), run.source)
-    return diagnose(found, events=store().events(run.run_id), source=run.source, measured=names)
+    """Of all that was found so far."""
+    return stored_diagnosis(store(), run)
+
+
+def verdict(run: RunInfo) -> Verdict:
+    """How the run is, in a line."""
+    return stored_verdict(store(), run)
 
 
 def report(run_id: str) -> str:

@@ -32,7 +32,8 @@ def cause_line(diagnosis: Diagnosis) -> Markup:
     if not diagnosis.enough:
         return el("div", label, diagnosis.why_not, cls="rl-why")
     first = diagnosis.causes[0]
-    return el("div", label, el("b", first.title), f" ({first.sure.value}: {first.why})", cls="rl-why")
+    since = f", since step {fmt.step(first.onset_step)}"
+    return el("div", label, el("b", first.title), f" ({first.sure.value}: {first.why}){since}", cls="rl-why")
 
 
 def do_line(diagnosis: Diagnosis) -> Markup:
@@ -82,15 +83,19 @@ def _options(text: str) -> Markup:
 
 
 def show_cause(run_id: str) -> None:
-    """Two lines and a fold while something fires or after a crash; nothing of a healthy run."""
+    """The verdict, and two lines and a fold, while something fires or after the end; nothing of a live healthy run."""
     with layout.readable("This run"):
         run = queries.run(run_id)
-        if not in_trouble(run, queries.alerts(run_id)):
+        verdict, ended = queries.verdict(run), run.state is not RunState.RUNNING
+        firing = in_trouble(run, queries.alerts(run_id))
+        if not firing and not ended:
             return
+        line = el("div", el("span", "Verdict", cls="label"), verdict.text, cls="rl-why")
         diagnosis = queries.diagnosis(run)
-        if not diagnosis.causes:
+        if not diagnosis.causes or not (firing or verdict.bad):
+            st.html(line)
             return
-        st.html(joined(cause_line(diagnosis), do_line(diagnosis)))
+        st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Why, and what to do in order", key="remedies"):
             st.html(joined(remedies(diagnosis)))
             st.download_button(

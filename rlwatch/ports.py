@@ -247,6 +247,10 @@ class RunReader(Protocol):
         """Earlier attempt -> the step below which :meth:`branch` has its records."""
         ...
 
+    def steps(self, run_id: str) -> dict[int, list[int]]:
+        """Attempt -> the steps it has records of, ascending; attempts without records are left out."""
+        ...
+
     def metric_names(self, run_id: str) -> list[str]:
         """Every metric name ever recorded for the run, sorted."""
         ...

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 
 from rlwatch.alerts.rules import Rule
-from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
+from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.forecast import forecast_of
 from rlwatch.importers.base import ImportedRun
@@ -22,6 +22,7 @@ from rlwatch.monitor.engine import Monitor, NotRun, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord
+from rlwatch.view import RunView, diagnosis_of
 
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
 """What a report says of a step's forecast."""
@@ -45,8 +46,7 @@ class Alarm:
 class Report:
     """What a replay found.
 
-    ``steps`` counts distinct steps; ``diagnosis`` ranks what most likely caused the findings; ``forecasts`` are in
-    order of arrival, and empty where there were none, with the reason in ``not_run``. ``guessed``: names that are no
+    ``view`` is the run as every face shows it; ``steps`` counts distinct steps. ``guessed``: names that are no
     trainer's, read by their words as the metric named; ``unknown``: names that nothing reads.
     """
 
@@ -54,12 +54,8 @@ class Report:
     format: str
     run: str
     steps: int
-    metrics: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
+    view: RunView
     alarms: tuple[Alarm, ...] = ()
-    forecasts: tuple[ForecastRecord, ...] = ()
-    not_run: tuple[NotRun, ...] = ()
-    diagnosis: Diagnosis = field(default_factory=Diagnosis)
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     guessed: dict[str, str] = field(default_factory=dict)
@@ -71,6 +67,31 @@ class Report:
         return all(alarm.severity is not Severity.CRITICAL for alarm in self.alarms)
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Canonical names of the metrics that were logged."""
+        return self.view.metrics
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """In order of arrival."""
+        return self.view.findings
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The ranked causes of the findings."""
+        return self.view.diagnosis
+
+    @property
+    def forecasts(self) -> tuple[ForecastRecord, ...]:
+        """In order of arrival; empty where there were none, with the reason in ``not_run``."""
+        return self.view.forecasts
+
+    @property
+    def not_run(self) -> tuple[NotRun, ...]:
+        """Parts that lacked their metrics."""
+        return self.view.not_judged
+
+    @property
     def forecast(self) -> list[dict[str, JSON]]:
         """Each step with a forecast: ``step``, ``p20``, ``p50``, ``p100``, ``risk``, ``alarm``, ``limit``."""
         said = [forecast_of(record) for record in self.forecasts]
@@ -78,9 +99,22 @@ class Report:
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
-        plain = asdict(replace(self, forecasts=())) | {"diagnosis": self.diagnosis.to_dict()}
-        return {"forecast" if name == "forecasts" else name: value for name, value in plain.items()} | {
-            "forecast": self.forecast
+        return {
+            "source": self.source,
+            "format": self.format,
+            "run": self.run,
+            "steps": self.steps,
+            "metrics": self.metrics,
+            "findings": tuple(map(asdict, self.findings)),
+            "alarms": tuple(map(asdict, self.alarms)),
+            "forecast": self.forecast,
+            "not_run": tuple(map(asdict, self.not_run)),
+            "verdict": self.view.verdict.to_dict(),
+            "diagnosis": self.diagnosis.to_dict(),
+            "skipped": self.skipped,
+            "notes": self.notes,
+            "guessed": dict(self.guessed),
+            "unknown": self.unknown,
         }
 
 
@@ -176,24 +210,27 @@ def replay(
     last = {name: value for record in records for name, value in record.metrics.items()}
     _, origin = canonicalise(last, trainer)
     findings = _unique(outcome.findings)
+    forecasts = tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values())
+    steps = _steps(records)
+    view = RunView(
+        run_id=imported.name or imported.path,
+        name=imported.name,
+        source=trainer,
+        steps=steps,
+        metrics=metrics,
+        findings=findings,
+        diagnosis=diagnosis_of(findings, steps, events=events, source=trainer, metrics=metrics),
+        forecasts=forecasts,
+        events=tuple(events),
+        not_judged=tuple(monitor.not_run()),
+    )
     return Report(
         source=imported.path,
         format=imported.format,
         run=imported.name,
         steps=len({record.step for record in records}),
-        metrics=metrics,
-        findings=findings,
+        view=view,
         alarms=tuple(_alarms(outcome)),
-        forecasts=tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values()),
-        not_run=tuple(monitor.not_run()),
-        diagnosis=diagnose(
-            findings,
-            events=events,
-            source=trainer,
-            row_steps=row_steps(sorted({record.step for record in records})),
-            measured=metrics,
-            starts=_starts(records),
-        ),
         skipped=tuple(f"{left.reason}: {left.count}" for left in imported.skipped),
         notes=imported.notes,
         guessed={
@@ -216,12 +253,12 @@ def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Ite
     return (r for r in earlier if r.step < bounds[r.attempt])
 
 
-def _starts(records: Sequence[StepRecord]) -> dict[int, int]:
-    """The first step of each attempt."""
-    starts: dict[int, int] = {}
+def _steps(records: Sequence[StepRecord]) -> dict[int, list[int]]:
+    """Attempt -> its distinct steps, ascending, as a store tells them."""
+    steps: dict[int, set[int]] = {}
     for record in records:
-        starts[record.attempt] = min(record.step, starts.get(record.attempt, record.step))
-    return starts
+        steps.setdefault(record.attempt, set()).add(record.step)
+    return {attempt: sorted(own) for attempt, own in sorted(steps.items())}
 
 
 def _alarms(outcome: Outcome) -> Iterator[Alarm]:

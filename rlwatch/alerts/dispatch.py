@@ -21,10 +21,11 @@ from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.messages import Case, Notification, compose_message
 from rlwatch.alerts.rules import GroupBy, Inhibition, Policy, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.diagnosis import Cause, Sureness, diagnose
+from rlwatch.diagnosis import Cause, Sureness
 from rlwatch.errors import StoreError
 from rlwatch.ports import Store
 from rlwatch.records import JSON, Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence
+from rlwatch.view import stored_diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,10 +517,9 @@ class Dispatcher:
     def _cause(self, runs: Mapping[str, RunInfo], run_id: str, kind: str, at: int | None) -> Cause | None:
         """The likeliest cause of failures of this kind, where more than the failure itself is known."""
         try:
-            findings, events = self._store.findings(run_id), self._store.events(run_id)
+            diagnosis = stored_diagnosis(self._store, runs[run_id], at=at)
         except StoreError:
             return None  # the alert goes out without
-        diagnosis = diagnose(findings, events=events, source=runs[run_id].source, at=at)
         sure = (cause for cause in diagnosis.causes if cause.sure is not Sureness.WEAK and cause.symptoms)
         return next((cause for cause in sure if kind in (cause.kind, *cause.symptoms)), None)
 

@@ -26,7 +26,6 @@ from rlwatch.cli.options import (
     opened,
 )
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
-from rlwatch.layers import DerivedLayers
 from rlwatch.ports import RunReader, Store
 from rlwatch.records import JSON, Finding, ForecastRecord, RunInfo, RunState, StepRecord
 
@@ -142,6 +141,8 @@ def import_run(
     now: float,
 ) -> None:
     """Write the run, attempt by attempt, and finish it. Nobody is alerted: what a log tells is over."""
+    from rlwatch.layers import DerivedLayers
+
     last = max((record.ts for record in records), default=0.0) or now
     groups = [(attempt, list(group)) for attempt, group in groupby(records, key=lambda record: record.attempt)]
     for number, (attempt, group) in enumerate(groups, 1):

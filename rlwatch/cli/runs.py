@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import STATUS_STYLES, Cell, print_json, print_table, say
+from rlwatch.cli.console import SEVERITY_STYLES, STATUS_STYLES, Cell, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Store
-from rlwatch.records import JSON, RunInfo, RunState
+from rlwatch.records import JSON, RunInfo, RunState, Severity
 from rlwatch.wording import duration, number, one_line, step
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def runs(
         return
     if rows:
         print_table(
-            ("status", "project", "name", "run", ">step", *(f">{key}" for key in KEY_METRICS), ">last sign"),
+            ("status", "verdict", "project", "name", "run", ">step", *(f">{key}" for key in KEY_METRICS), ">last sign"),
             [_cells(row) for row in rows],
         )
     elif not unreadable:
@@ -64,6 +64,7 @@ def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
     """One run as a row: who it is, how it is, and its last canonical values."""
     last = {name: value for name, (_, value) in store.last_values(run.run_id).items()}
     from rlwatch.control.liveness import last_sign, sign_of
+    from rlwatch.view import stored_verdict
 
     seen = last_sign(run)
     return {
@@ -72,6 +73,7 @@ def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
         "name": run.name,
         "source": run.source,
         "status": status(run, sign_of(store, run, now) if run.state is RunState.RUNNING else None),
+        "verdict": stored_verdict(store, run).to_dict(),
         "state": run.state,
         "attempt": run.attempt,
         "last_step": run.last_step,
@@ -86,10 +88,16 @@ def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
     return {column: next((last[name] for name in names if name in last), None) for column, names in KEY_METRICS.items()}
 
 
+def _verdict_cell(level: str | None) -> Cell:
+    """How bad what was found is, in a word."""
+    return ("ok", "green") if level in (None, Severity.INFO) else (level, SEVERITY_STYLES[Severity(level)])
+
+
 def _cells(row: dict[str, JSON]) -> list[Cell]:
     values = row["last_values"]
     return [
         (row["status"], STATUS_STYLES.get(row["status"], "")),
+        _verdict_cell(row["verdict"]["level"]),
         row["project"],
         one_line(row["name"] or "-", LONGEST_NAME),
         row["run_id"],

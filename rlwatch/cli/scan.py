@@ -1,9 +1,9 @@
-"""``rlwatch scan LOG``: what rlwatch would have said, and when, had it watched."""
+"""``rlwatch scan LOG``: what happened in a log, and why, as rlwatch would have said it had it watched."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,14 @@ from rlwatch.cli.options import (
     examples,
     rules_of,
 )
-from rlwatch.cli.view_text import print_alarms, print_diagnosis, print_findings, print_forecast
+from rlwatch.cli.view_text import (
+    print_alarms,
+    print_diagnosis,
+    print_findings,
+    print_forecast,
+    print_not_judged,
+    print_verdict,
+)
 from rlwatch.wording import step
 
 if TYPE_CHECKING:
@@ -43,6 +50,9 @@ def scan(
     read_as: ReadAsOption = None,
     source: TrainerOption = "",
     config: ConfigOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All advice, and each detector that could not judge, with what it needs.")
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Replay a log through the detectors and alert rules; each judgement uses only the steps before it.
@@ -56,7 +66,7 @@ def scan(
         print_json(documents[0] if len(documents) == 1 else documents)
     else:
         for report in reports:
-            print_report(report)
+            print_report(report, everything=everything)
     if not all(report.ok for report in reports):
         raise typer.Exit(1)
 
@@ -75,22 +85,22 @@ def scanned(log: Path, run: str | None, read_as: str | None, source: str, config
     return [replay(imported, source=source, rules=rules, progress=progress_bar) for imported in runs]
 
 
-def print_report(report: Report) -> None:
-    """The report as text: what was read, what was forecast, what was found, what could not be judged, the verdict."""
+def print_report(report: Report, *, everything: bool = False) -> None:
+    """The answer first: verdict, cause, what to do; then what was found, how the log was read, what was not judged."""
+    view = report.view
+    print_verdict(view.verdict)
     name = f"{report.source}  {report.run}".strip()
     say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
+    print_diagnosis(view.diagnosis, everything=everything)
+    print_forecast(view.forecasts)
+    print_findings(view.findings)
+    print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
     for note in report.notes:
         say(note, style="dim")
     for skipped in report.skipped:
         say(f"skipped {skipped}", style="dim")
     print_names(report)
-    print_forecast(report.forecasts)
-    print_findings(report.findings)
-    print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
-    print_diagnosis(report.diagnosis)
-    for part in report.not_run:
-        say(f"not run: {part.name}: {part.reason}", style="dim")
-    say(*verdict(report))
+    print_not_judged(view.not_judged, "--all", everything=everything)
     say()
 
 
@@ -107,16 +117,3 @@ def some(names: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def verdict(report: Report) -> tuple[str, str]:
-    """The last line and its style."""
-    from rlwatch.records import Severity
-
-    critical = [alarm for alarm in report.alarms if alarm.severity is Severity.CRITICAL]
-    if critical:
-        kinds = ", ".join(dict.fromkeys(f"{alarm.kind} at step {step(alarm.step)}" for alarm in critical))
-        return f"CRITICAL: {kinds}", "bold red"
-    if report.alarms:
-        return f"ok, with warnings: {len(report.alarms)}", "yellow"
-    return "ok: no alarm", "green"

@@ -13,9 +13,15 @@ import typer
 from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, find_run, opened
 from rlwatch.cli.runs import describe, key_values
-from rlwatch.cli.view_text import newest_row, print_diagnosis, print_findings, print_forecast
-from rlwatch.diagnosis import Diagnosis, diagnose
-from rlwatch.metrics import BY_NAME, known, resolve
+from rlwatch.cli.view_text import (
+    newest_row,
+    print_diagnosis,
+    print_findings,
+    print_forecast,
+    print_not_judged,
+    print_verdict,
+)
+from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Store
 from rlwatch.records import (
     CULPRITS,
@@ -50,20 +56,21 @@ def show(
     ] = False,
     completions: Annotated[bool, typer.Option("--completions", help="The newest completions recorded.")] = False,
     findings: Annotated[
-        bool, typer.Option("--findings", help="Every finding, not only the newest, and all advice.")
+        bool,
+        typer.Option("--findings", help="Every finding, all advice, and what was not judged."),
     ] = False,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show one run: its state, last values, findings, what actions did; on demand metrics, tokens and completions."""
+    from rlwatch.view import view_of_run
+
     now = time.time()
     with opened(store) as source:
         info = find_run(source, run)
         row = describe(source, info, now)
-        found = source.findings(info.run_id)
-        forecasts = source.forecasts(info.run_id, last=1 if output is Format.JSON else None)
-        said = diagnosis_of(source, info, found)
-        actions = action_rows(source.events(info.run_id), source.commands(info.run_id))
+        view = view_of_run(source, info)
+        actions = action_rows(view.events, view.commands)
         every = last_metrics(source, info) if metrics else None
         tokens = _spikes(source, info.run_id) if spikes else None
         texts = completion_rows(source.completions(info.run_id, last=MOST_SPIKES)) if completions else None
@@ -76,16 +83,17 @@ def show(
                 "tags": info.tags,
                 "host": info.host,
                 "pid": info.pid,
-                "findings": found,
+                "findings": view.findings,
             }
-            | {"diagnosis": said.to_dict(), "forecast": newest_row(forecasts), "actions": actions}
+            | {"diagnosis": view.diagnosis.to_dict(), "forecast": newest_row(view.forecasts), "actions": actions}
             | {name: part for name, part in extra.items() if part is not None}
         )
         return
     _print_head(info, row)
-    print_forecast(forecasts, now=True)
-    print_diagnosis(said, everything=findings)
-    _print_found(found, everything=findings)
+    print_verdict(view.verdict)
+    print_diagnosis(view.diagnosis, everything=findings)
+    print_forecast(view.forecasts, now=True)
+    _print_found(view.findings, everything=findings)
     print_actions(actions)
     if every is not None:
         _print_metrics(every)
@@ -93,14 +101,7 @@ def show(
         _print_spikes(tokens)
     if texts is not None:
         print_completions(texts)
-
-
-def diagnosis_of(store: Store, run: RunInfo, findings: Sequence[Finding]) -> Diagnosis:
-    """What most likely caused the run's findings."""
-    if not findings:
-        return Diagnosis(why_not="nothing was found")
-    names = known(store.metric_names(run.run_id), run.source)
-    return diagnose(findings, events=store.events(run.run_id), source=run.source, measured=names)
+    print_not_judged(view.not_judged, "--findings", everything=findings)
 
 
 def _spikes(store: Store, run_id: str) -> dict[str, list[dict[str, JSON]]]:
@@ -153,7 +154,7 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
         say(f"  {'last':<10} {'  '.join(shown)}")
 
 
-def _print_found(findings: list[Finding], *, everything: bool, newest: int = 10) -> None:
+def _print_found(findings: Sequence[Finding], *, everything: bool, newest: int = 10) -> None:
     if not findings:
         say("no findings")
         return

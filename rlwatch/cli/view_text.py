@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from rlwatch.cli.console import SEVERITY_STYLES, Cell, print_table, say
 from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness
 from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
-from rlwatch.wording import chance, one_line, step
+from rlwatch.wording import chance, one_line, plural, step
 
 if TYPE_CHECKING:
+    from rlwatch.detectors.base import NotRun
     from rlwatch.forecast import Forecast
     from rlwatch.monitor.engine import Outcome
     from rlwatch.records import Alert
+    from rlwatch.view import Verdict
 
 
 LONGEST = 300
@@ -23,6 +25,20 @@ LONGEST = 300
 def severity_cell(severity: str) -> Cell:
     """The word in its colour."""
     return (str(severity), SEVERITY_STYLES[Severity(severity)])
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """One line in the colour of how bad it is."""
+    say(verdict.text, style=SEVERITY_STYLES[verdict.level] if verdict.bad and verdict.level is not None else "green")
+
+
+def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = False) -> None:
+    """How many detectors lacked their metrics, in one line; with ``everything`` which, and what each needs."""
+    if everything:
+        for part in parts:
+            say(f"not judged: {part.name}: {part.reason}", style="dim")
+    elif parts:
+        say(f"not judged: {plural(len(parts), 'part')} without the metrics to go by; {flag} lists them", style="dim")
 
 
 def print_findings(findings: Iterable[Finding], *, title: str = "Findings") -> None:
@@ -111,11 +127,12 @@ def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
         say(f"  most likely: {first.title} ({first.sure.value}: {first.why})", style=STYLES[first.sure])
     else:
         say(f"  {diagnosis.why_not}", style=STYLES[Sureness.WEAK])
+    say(f"  it began at step {step(first.onset_step)}; in order of time:")
     _print_evidence(first)
-    for other in others:
-        say(f"  or: {other.title} ({other.sure.value}): {other.summary}", style="dim")
     if diagnosis.enough or everything:
         _print_actions(first, everything=everything)
+    for other in others:
+        say(f"  or: {other.title} ({other.sure.value}): {other.summary}", style="dim")
 
 
 def _print_evidence(cause: Cause) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rlwatch.catalogue import ROOM, reported_by
+from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 
 CARRY_ROWS = 10
@@ -112,17 +113,38 @@ def finite(step: ClosedStep, *names: str) -> float | None:
     return None
 
 
-def number(value: float) -> str:
-    """A number for a message: three significant digits, no needless exponent.
-
-    >>> number(0.0213456), number(1520.0), number(3e-9)
-    ('0.0213', '1520', '3e-09')
-    """
-    if value == 0.0 or not math.isfinite(value):
-        return str(value).removesuffix(".0")
-    return f"{value:.0f}" if 1000.0 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
 def rounded(values: Mapping[str, float | int | None]) -> dict[str, JSON]:
     """Evidence: finite numbers at six significant digits; what is not known is left out."""
     return {k: float(f"{v:.6g}") for k, v in values.items() if v is not None and math.isfinite(v)}
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """A part that could not do its work, and why."""
+
+    name: str
+    reason: str
+
+
+def not_run(detectors: Iterable[Detector | type[Detector]], seen: Collection[str]) -> list[NotRun]:
+    """The detectors that lack their metrics, of which ``seen`` were logged under their canonical names."""
+    return [
+        NotRun(detector.name, f"needs {alternatives(detector.requires)}, which this run has not logged")
+        for detector in detectors
+        if lacks_metrics(detector, seen)
+    ]
+
+
+def lacks_metrics(detector: Detector | type[Detector], seen: Collection[str]) -> bool:
+    """Whether no way to feed the detector was logged."""
+    return not any(all(_was_seen(name, seen) for name in needed) for needed in detector.requires)
+
+
+def alternatives(requires: Sequence[Sequence[str]]) -> str:
+    """Ways to feed a detector, in words."""
+    return " or ".join(" + ".join(needed) for needed in requires)
+
+
+def _was_seen(needed: str, seen: Collection[str]) -> bool:
+    """A name that ends in a slash stands for any metric of that open family."""
+    return needed in seen or (needed.endswith("/") and any(name.startswith(needed) for name in seen))

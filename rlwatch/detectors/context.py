@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from rlwatch.detectors.base import finite, number
+from rlwatch.detectors.base import finite
 from rlwatch.records import ClosedStep
 from rlwatch.stats import Baseline, Window, median, quantile
+from rlwatch.wording import number
 
 MEDIAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""

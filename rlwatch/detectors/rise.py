@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import CARRY_ROWS, BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.wording import number
 
 MOST = 1e9
 """Odds and weights beyond this are all the same."""

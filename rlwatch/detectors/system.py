@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector
 from rlwatch.detectors.rollouts.long_tail import inverse
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold
+from rlwatch.wording import number
 
 SLOWER = 2.0
 """Times the usual. Machines, prompts and evaluations vary; twice as slow for rows on end doubles the bill."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.detectors.base import NotRun, not_run
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
 from rlwatch.forecast import Forecast
@@ -52,14 +53,6 @@ def joined(outcomes: Iterable[Outcome]) -> Outcome:
         tuple(forecast for part in parts for forecast in part.forecasts),
         tuple(record for part in parts for record in part.kept),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """A part that could not do its work, and why."""
-
-    name: str
-    reason: str
 
 
 NOTHING = Outcome()
@@ -200,7 +193,7 @@ class Monitor:
 
     def not_run(self) -> list[NotRun]:
         """Detectors that lacked their metrics so far, and the forecaster if it has said nothing yet."""
-        lacking = [NotRun(d.name, reason) for d in self._detectors if (reason := self._lacks(d))]
+        lacking = not_run(self._detectors, self._seen)
         absent = self._forecasting.absent
         return [*lacking, NotRun(NAME, absent)] if absent else lacking
 
@@ -298,16 +291,6 @@ class Monitor:
         stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)
         self._published_findings.extend(stamped)
         return stamped
-
-    def _lacks(self, detector: Detector) -> str | None:
-        if any(all(map(self._was_seen, needed)) for needed in detector.requires):
-            return None
-        alternatives = " or ".join(" + ".join(needed) for needed in detector.requires)
-        return f"needs {alternatives}, which this run has not logged"
-
-    def _was_seen(self, needed: str) -> bool:
-        """A name that ends in a slash stands for any metric of that open family."""
-        return needed in self._seen or (needed.endswith("/") and any(name.startswith(needed) for name in self._seen))
 
 
 # Merging the records of a step into the closed step detectors see.

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rlwatch.detectors.base import lacks_metrics
 from rlwatch.detectors.registry import REGISTRY
-from rlwatch.diagnosis import Diagnosis, diagnose
-from rlwatch.metrics import BY_NAME, known, resolve
+from rlwatch.diagnosis import Diagnosis
+from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Series, Store
-from rlwatch.records import CULPRITS, JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, SpikeBatch
+from rlwatch.records import JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, SpikeBatch
 from rlwatch.redaction import recordable
+from rlwatch.view import view_of_run
 from rlwatch.wording import cell, cut, moment, number, percent, step, words
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ class Facts:
 
     title: str
     status: str
+    verdict: str = ""
     head: Mapping[str, str] = field(default_factory=dict)
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     timeline: tuple[Moment, ...] = ()
@@ -265,7 +268,6 @@ def _asked(command: Command) -> Moment:
 
 MOST_CULPRITS = 40
 """Tokens shown: the newest localised steps first."""
-MOST_BATCHES = 8
 ALTERNATIVES = 3
 """Ways to feed a detector that are named."""
 LONGEST_OPTION = 300
@@ -279,26 +281,24 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
     """
     run = store.run(run_id)
     names = store.metric_names(run_id)
-    findings, events = store.findings(run_id), store.events(run_id)
-    alerts, commands = store.alerts(run_id), store.commands(run_id)
-    metrics = known(names, run.source)
-    said = diagnose(findings, events=events, source=run.source, measured=metrics)
-    series = store.series(run_id, metrics_to_draw(names, run.source, findings))
-    rows = timeline(said, findings, alerts, events, commands)
+    view = view_of_run(store, run)
+    series = store.series(run_id, metrics_to_draw(names, run.source, view.findings))
+    rows = timeline(view.diagnosis, view.findings, view.alerts, view.events, view.commands)
     return Facts(
         title=run.name or run.run_id,
         status=status or run.state.value,
         head=_head(run, len(names)),
-        diagnosis=said,
+        verdict=view.verdict.text,
+        diagnosis=view.diagnosis,
         timeline=rows,
-        charts=charts(series, run.source, findings, attempt_starts(series.values())),
-        culprits=_culprits(store.spikes(run_id, last=MOST_BATCHES, reason=CULPRITS)),
-        findings=tuple(findings),
-        alerts=tuple(sorted(alerts, key=lambda alert: (alert.onset_step, alert.kind))),
-        commands=tuple(sorted(commands, key=lambda command: command.created_at)),
-        events=tuple(events),
+        charts=charts(series, run.source, view.findings, attempt_starts(series.values())),
+        culprits=_culprits(view.culprits),
+        findings=view.findings,
+        alerts=tuple(sorted(view.alerts, key=lambda alert: (alert.onset_step, alert.kind))),
+        commands=tuple(sorted(view.commands, key=lambda command: command.created_at)),
+        events=view.events,
         config=shown(run.config),
-        missing=missing(metrics),
+        missing=missing(view.metrics),
         made_at=moment(now),
     )
 
@@ -323,6 +323,7 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Fac
         title=report.run or report.source,
         status="no critical alarm" if report.ok else "critical alarm",
         head={label: text for label, text in head.items() if text},
+        verdict=report.view.verdict.text,
         diagnosis=report.diagnosis,
         timeline=timeline(report.diagnosis, report.findings, (), (), ()),
         charts=charts(series, source, report.findings, attempt_starts(series.values())),
@@ -338,7 +339,7 @@ def missing(metrics: Sequence[str] | set[str]) -> tuple[str, ...]:
     return tuple(
         f"{detector.name.replace('_', ' ')}: needs {_alternatives(detector.requires)}"
         for detector in REGISTRY
-        if have and not any(all(_has(have, name) for name in needed) for needed in detector.requires)
+        if have and lacks_metrics(detector, have)
     )
 
 
@@ -347,11 +348,6 @@ def _alternatives(requires: Sequence[Sequence[str]]) -> str:
     shown = " or ".join(" + ".join(needed) for needed in requires[:ALTERNATIVES])
     left = len(requires) - ALTERNATIVES
     return f"{shown}, or one of {left} others" if left > 1 else " or ".join(" + ".join(n) for n in requires)
-
-
-def _has(have: set[str], name: str) -> bool:
-    """A name that ends in a slash stands for any metric of that open family."""
-    return name in have or (name.endswith("/") and any(metric.startswith(name) for metric in have))
 
 
 def _head(run: RunInfo, metrics: int) -> dict[str, str]:

@@ -315,7 +315,9 @@ def html(facts: Facts) -> str:
 def _head(facts: Facts, title: str) -> Markup:
     look = "critical" if facts.status in BAD else "good" if facts.status in GOOD else "warning"
     rows = [part for label, text in facts.head.items() for part in (el("dt", label), el("dd", cut(text, 400)))]
-    return joined(el("h1", title), el("p", el("span", facts.status, cls=f"status {look}")), el("dl", *rows, cls="head"))
+    verdict = el("p", facts.verdict, cls="verdict") if facts.verdict else Markup()
+    status = el("p", el("span", facts.status, cls=f"status {look}"))
+    return joined(el("h1", title), status, verdict, el("dl", *rows, cls="head"))
 
 
 def _sections(facts: Facts) -> list[Markup]:

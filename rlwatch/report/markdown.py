@@ -17,6 +17,7 @@ COLUMNS = 60
 def markdown(facts: Facts) -> str:
     """The whole text; what others wrote is escaped, so that it cannot become a link, an image or a heading."""
     head = [f"# {for_markdown(cut(facts.title, 240))}", "", f"**{for_markdown(facts.status)}**", ""]
+    head += [for_markdown(facts.verdict), ""] if facts.verdict else []
     head += [f"- {for_markdown(label)}: {for_markdown(cut(text, 400))}" for label, text in facts.head.items()]
     sections = {
         "What happened": _verdict(facts.diagnosis),

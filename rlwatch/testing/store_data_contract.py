@@ -153,6 +153,14 @@ class ReadingContract(StoreHooks):
                 "int64",
             ]
 
+    def test_steps_are_those_of_each_attempt_once_and_ascending(self, store: Store) -> None:
+        """Also where several records share a step, a later attempt goes back, or an attempt recorded nothing."""
+        fill(store, [StepRecord(10, {"kl": 1.0}), StepRecord(5, {"kl": 1.0}), StepRecord(10, {"entropy": 1.0})])
+        fill(store, [Event("note", attempt=2)])
+        fill(store, [StepRecord(5, {"kl": 1.0}, attempt=3), StepRecord(20, {"kl": 1.0}, attempt=3)])
+
+        assert store.steps("run") == {1: [5, 10], 3: [5, 20]}
+
     def test_metric_names_are_all_ever_seen(self, store: Store) -> None:
         """Sorted; names of any text."""
         fill(store, [StepRecord(1, {"z": 1.0}), StepRecord(2, {"a/<script>": 1.0, "é" * 200: 1.0, "z": 1.0})])

@@ -85,6 +85,7 @@ _READS: list[Callable[[Store], object]] = [
     lambda store: store.records("absent"),
     lambda store: store.branch("absent", 2, 5),
     lambda store: store.metric_names("absent"),
+    lambda store: store.steps("absent"),
     lambda store: store.series("absent", ["kl"]),
     lambda store: store.last_values("absent"),
     lambda store: store.spikes("absent"),

@@ -65,8 +65,10 @@ def test_a_healthy_log_exits_0_and_says_ok(healthy_log: Path, invoke: Invoke) ->
 
     assert result.exit_code == 0
     assert "trl-console, 60 steps" in result.stdout
-    assert "not run: mismatch_growth: needs " in result.stdout
-    assert result.stdout.rstrip().endswith("ok: no alarm")
+    assert result.stdout.startswith("OK: no failure was found\n")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("not judged: ")]
+    assert line.endswith("--all lists them")
+    assert "not judged: mismatch_growth: needs " in invoke("scan", healthy_log, "--all").stdout
 
 
 def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, invoke: Invoke) -> None:
@@ -86,12 +88,13 @@ def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, in
     assert "grad_spike" in {alarm["kind"] for alarm in told["alarms"]}
 
 
-def test_a_critical_alarm_exits_1_and_is_named_last(broken_log: Path, invoke: Invoke) -> None:
+def test_a_critical_alarm_exits_1_and_is_named_first(broken_log: Path, invoke: Invoke) -> None:
     """Where a person looks first."""
     result = invoke("scan", broken_log)
 
     assert result.exit_code == 1
-    assert result.stdout.rstrip().endswith("CRITICAL: nonfinite at step 61")
+    assert result.stdout.startswith("CRITICAL: NaN or infinity from step 61\n")
+    assert result.stdout.index("most likely: ") < result.stdout.index("What to do") < result.stdout.index("Findings")
     assert "Findings" in result.stdout
     assert "Alarms" in result.stdout
 

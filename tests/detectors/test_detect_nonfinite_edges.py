@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.optimisation.nonfinite import SAYS, NonFinite, suspect
 from rlwatch.records import ClosedStep, Severity
+from rlwatch.wording import number
 
 NAN = math.nan
 GOOD = {"loss/policy": 0.01, "optim/grad_norm": 0.4, "policy/entropy": 0.3, "policy/kl_ref": 0.01, "reward/mean": 0.5}
@@ -207,8 +208,8 @@ def test_a_reading_starts_the_ten_blank_rows_anew():
         (1000.4, "1000"),
         (-152000.0, "-152000"),
         (1e6, "1e+06"),
-        (NAN, "nan"),
-        (-math.inf, "-inf"),
+        (NAN, "NaN"),
+        (-math.inf, "-Inf"),
     ],
 )
 def test_numbers_in_messages_are_short_and_without_needless_exponents(value, text):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import Change, RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
+from rlwatch.wording import number
 
 DRAWS = (64, 32, 16, 8, 4)
 """The k of pass@k, the largest first: two draws show little of what is left to find."""

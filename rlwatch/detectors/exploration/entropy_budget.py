@@ -9,10 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RunContext
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Thinned, Window, fit_line, slope_interval, theil_sen
+from rlwatch.wording import number
 
 POINTS = 12
 """Points (of at most 48, each a mean of rows) before a line is trusted."""

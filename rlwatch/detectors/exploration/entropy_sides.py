@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, theil_sen
+from rlwatch.wording import number
 
 POSITIVE, NEGATIVE = "policy/entropy_pos", "policy/entropy_neg"
 GROWN, MUCH = 1.5, 2.0

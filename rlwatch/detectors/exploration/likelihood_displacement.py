@@ -6,11 +6,12 @@ import math
 from itertools import pairwise
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, RunContext
 from rlwatch.detectors.rise import Limit, Rise, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, mad
+from rlwatch.wording import number
 
 
 class Likelihood:

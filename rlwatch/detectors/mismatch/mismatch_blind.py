@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.detectors.mismatch.mismatch_growth import SCALES
 from rlwatch.detectors.rise import Limit, Rise, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.wording import number
 
 QUIET = ("mismatch/k3", "mismatch/kl")
 """Estimates that stay flat."""

@@ -8,11 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import Limit, Standing, log_size, spread_of_ess
 from rlwatch.metrics import BY_NAME
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Cusum, Hold, Window, mad, theil_sen
+from rlwatch.wording import number
 
 
 def shortfall(share: float) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.wording import number
 
 GAPS = (
     "mismatch/logp_absdiff",

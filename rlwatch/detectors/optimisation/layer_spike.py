@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, number, rounded
+from rlwatch.detectors.base import BaseDetector, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.layers import SPIKE_TIMES, WINDOW_ROWS, LayerHealth, LayerStep, SpikingLayer, layer_norms
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold
+from rlwatch.wording import number
 
 FEW = 0.25
 """Largest share of the layers that may spike together: more are no matter of single layers."""

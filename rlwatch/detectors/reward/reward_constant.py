@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.wording import number
 
 SAME = 1e-9
 """Difference, relative to the size, up to which two means are one: what printing and parsing do to a number."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import LIKELY, RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
+from rlwatch.wording import number
 
 PREFIX = "reward/by_task/"
 TASKS = 16

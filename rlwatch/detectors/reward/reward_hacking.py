@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import Change, RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
+from rlwatch.wording import number
 
 HELD_OUT_FALL = 0.1
 """Of its best level that a held-out score must have lost."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import DETERMINISTIC, RunContext, silent_share
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.wording import number
 
 MOST = 0.7
 """Share of samples in groups that agree from which most of the batch is spent for nothing."""

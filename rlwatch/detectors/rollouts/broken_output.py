@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch, silent_share
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
+from rlwatch.wording import number
 
 SOME = 0.01
 """Share of responses from which it is no accident; healthy runs have none at all."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.wording import number
 
 ROWS, STEPS = 5, 15
 """Rows and steps the medians must stay beyond their limits."""

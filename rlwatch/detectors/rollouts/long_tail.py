@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import finite, number, rounded
+from rlwatch.detectors.base import finite, rounded
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
 from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.wording import number
 
 
 def inverse(value: float) -> float:

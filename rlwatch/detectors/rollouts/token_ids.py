@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.mismatch.mismatch_growth import shortfall
 from rlwatch.detectors.rise import Limit, Rise, Standing, odds
 from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.wording import number
 
 
 def missing(share: float) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
 from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.wording import number
 
 TOKENS = 0.1
 """Share of tokens a token-level loss may clip whatever it began with; GRPO clips 0.001 to 0.03 in healthy runs."""

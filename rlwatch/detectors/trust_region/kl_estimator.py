@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR
 from rlwatch.detectors.rise import Limit, Rise, odds
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
+from rlwatch.wording import number
 
 CLAMP = 10.0
 """verl clamps k3 of a token here: beyond it the penalty has no gradient."""

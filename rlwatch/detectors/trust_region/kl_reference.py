@@ -10,11 +10,12 @@ from itertools import pairwise
 from typing import ClassVar
 
 from rlwatch.catalogue import collapse_kinds, detector_class, kinds
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, NORMAL_80, RunContext, noise_of
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, mad, median, quantile, theil_sen
+from rlwatch.wording import number
 
 SCORE, SETS = "val/score", "val-core/"
 """One score, or those of several held-out sets under the trainer's own names."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from rlwatch.detectors.base import finite, number, rounded
+from rlwatch.detectors.base import finite, rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Window
+from rlwatch.wording import number
 
 NOTABLE = 0.5
 """Variance of a mean response's log-ratio, nats^2: the effective sample size is exp(-0.5) = 0.61 there."""

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, number, rounded
+from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Window, mad, median
+from rlwatch.wording import number
 
 NOTHING = 1e-3
 """Nats per token two engines may differ by though the weights are equal: right after a reset KL is below it."""

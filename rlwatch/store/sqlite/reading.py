@@ -201,6 +201,14 @@ def _as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
     return {"screen" if name == "contribution" else name: column for name, column in columns.items()}
 
 
+def read_steps(db: sqlite3.Connection) -> dict[int, list[int]]:
+    """Attempt -> the steps it has records of, ascending."""
+    found: dict[int, list[int]] = {}
+    for attempt, step in db.execute("SELECT DISTINCT attempt, step FROM record ORDER BY attempt, step"):
+        found.setdefault(attempt, []).append(step)
+    return found
+
+
 def branch_bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
     """Earlier attempt -> the step below which its records are what ``attempt`` continues."""
     firsts = db.execute(
@@ -368,6 +376,11 @@ class RunTables(ABC):
         """The newest checkpoint that fits."""
         with self._reading(run_id) as db:
             return runrow.newest_checkpoint(db, made_by, fits)
+
+    def steps(self, run_id: str) -> dict[int, list[int]]:
+        """Attempt -> the steps it has records of, ascending."""
+        with self._reading(run_id) as db:
+            return read_steps(db)
 
     def metric_names(self, run_id: str) -> list[str]:
         """Every metric name ever recorded, sorted."""

@@ -1,0 +1,228 @@
+"""The one view of a run: verdict, cause, advice, findings, forecast, what was done and what could not be judged.
+
+Every face (terminal, JSON, report, dashboard, alerts) renders a :class:`RunView`, whether the run is stored, live, or a
+log that was replayed: all of them say the same of it. Outside the monitor, which diagnoses while a run goes on, nobody
+else calls :func:`~rlwatch.diagnosis.diagnose`: its answer depends on how coarsely the run was logged and where its
+attempts began, so that two callers who knew different things would disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlwatch.detectors.base import NotRun, not_run
+from rlwatch.detectors.registry import REGISTRY
+from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness, diagnose, row_steps
+from rlwatch.diagnosis.signs import on_branch
+from rlwatch.metrics import known
+from rlwatch.ports import Store
+from rlwatch.records import (
+    CULPRITS,
+    JSON,
+    Alert,
+    Command,
+    Event,
+    Finding,
+    ForecastRecord,
+    RunInfo,
+    Severity,
+    SpikeBatch,
+)
+from rlwatch.wording import step, words
+
+if TYPE_CHECKING:
+    from rlwatch.forecast import Forecast
+
+NAMED = 3
+"""Kinds of findings that a verdict names."""
+CULPRIT_BATCHES = 8
+"""The newest localised steps of which tokens are shown."""
+LEVELS: Mapping[Severity | None, str] = {
+    Severity.CRITICAL: "CRITICAL",
+    Severity.WARNING: "WARNING",
+    Severity.INFO: "OK",
+    None: "OK",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run is, in one line. ``level``: the worst that was found and not run again since; None: nothing."""
+
+    level: Severity | None
+    text: str
+
+    @property
+    def bad(self) -> bool:
+        """Worse than a remark."""
+        return self.level in (Severity.WARNING, Severity.CRITICAL)
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Plain values."""
+        return {"level": None if self.level is None else self.level.value, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as every face shows it.
+
+    Parameters
+    ----------
+    steps
+        Attempt -> the steps it has records of.
+    metrics
+        Canonical names of what it logs, sorted.
+    findings, events, forecasts, alerts, commands
+        In order of arrival; a log that was replayed has neither alerts nor commands.
+    culprits
+        Tokens that localisation blames, the newest step first.
+    not_judged
+        Detectors, and the forecaster, that lacked their metrics.
+    """
+
+    run_id: str
+    name: str = ""
+    source: str = ""
+    steps: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    forecasts: tuple[ForecastRecord, ...] = ()
+    events: tuple[Event, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    commands: tuple[Command, ...] = ()
+    culprits: tuple[SpikeBatch, ...] = ()
+    not_judged: tuple[NotRun, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst that was found on the branch that counts, by kind and onset."""
+        return verdict_of(self.findings, self.steps)
+
+    @property
+    def cause(self) -> Cause | None:
+        """The likeliest cause, where one is at least plausible."""
+        return self.diagnosis.causes[0] if self.diagnosis.enough else None
+
+    @property
+    def sureness(self) -> Sureness | None:
+        """How sure the cause is."""
+        return None if self.cause is None else self.cause.sure
+
+    @property
+    def onset_step(self) -> int | None:
+        """Where the cause began, looking back."""
+        return None if self.cause is None else self.cause.onset_step
+
+    @property
+    def advice(self) -> tuple[Action, ...]:
+        """What to do about the cause, in order."""
+        return () if self.cause is None else self.cause.actions
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """The newest; it may be without a number, and then says why."""
+        from rlwatch.forecast.forecast import forecast_of
+
+        return forecast_of(self.forecasts[-1]) if self.forecasts else None
+
+
+def view_of_run(store: Store, run: RunInfo) -> RunView:
+    """A stored run. Raises ``StoreError`` where it cannot be read."""
+    run_id = run.run_id
+    names, steps = store.metric_names(run_id), store.steps(run_id)
+    metrics = tuple(sorted(known(names, run.source)))
+    findings, events = tuple(store.findings(run_id)), tuple(store.events(run_id))
+    culprits = store.spikes(run_id, last=CULPRIT_BATCHES, reason=CULPRITS)
+    return RunView(
+        run_id=run_id,
+        name=run.name,
+        source=run.source,
+        steps=steps,
+        metrics=metrics,
+        findings=findings,
+        diagnosis=diagnosis_of(findings, steps, events=events, source=run.source, metrics=metrics),
+        forecasts=tuple(store.forecasts(run_id)),
+        events=events,
+        alerts=tuple(store.alerts(run_id)),
+        commands=tuple(store.commands(run_id)),
+        culprits=tuple(sorted(culprits, key=lambda batch: -batch.step)),
+        not_judged=tuple(not_run(REGISTRY, frozenset(metrics))) if metrics else (),
+    )
+
+
+def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Diagnosis:
+    """What most likely caused the findings of a stored run, up to the step ``at``. Raises ``StoreError``."""
+    findings = store.findings(run.run_id)
+    if not findings:
+        return Diagnosis(why_not="nothing was found", at_step=at)
+    return diagnosis_of(
+        findings,
+        store.steps(run.run_id),
+        events=store.events(run.run_id),
+        source=run.source,
+        metrics=known(store.metric_names(run.run_id), run.source),
+        at=at,
+    )
+
+
+def stored_verdict(store: Store, run: RunInfo) -> Verdict:
+    """The verdict on a stored run, without the rest of its view. Raises ``StoreError``."""
+    findings = store.findings(run.run_id)
+    again = findings and run.attempt > 1
+    return verdict_of(findings, store.steps(run.run_id) if again else {})
+
+
+def diagnosis_of(
+    findings: Sequence[Finding],
+    steps: Mapping[int, Sequence[int]],
+    *,
+    events: Iterable[Event] = (),
+    source: str = "",
+    metrics: Iterable[str] = (),
+    at: int | None = None,
+) -> Diagnosis:
+    """What most likely caused ``findings``, of a run that has records of ``steps`` (by attempt)."""
+    reached = {attempt: [s for s in own if at is None or s <= at] for attempt, own in steps.items()}
+    return diagnose(
+        findings,
+        events=events,
+        source=source,
+        at=at,
+        row_steps=row_steps(sorted({s for own in reached.values() for s in own})),
+        measured=frozenset(metrics),
+        starts=_starts(reached),
+    )
+
+
+def verdict_of(findings: Iterable[Finding], steps: Mapping[int, Sequence[int]]) -> Verdict:
+    """The worst of ``findings``, each kind with its first onset; what a later attempt ran again no longer counts.
+
+    >>> verdict_of([Finding("d", "kl_drift", Severity.WARNING, 40, 31, "")], {1: range(50)}).text
+    'WARNING: drift from the reference from step 31'
+    """
+    judged = list(findings)
+    held = on_branch(judged, _starts(steps))
+    level = max((finding.severity for finding in held), key=lambda severity: severity.rank, default=None)
+    onsets: dict[str, int] = {}
+    for finding in sorted(held, key=lambda finding: finding.onset_step):
+        if finding.severity is level:
+            onsets.setdefault(finding.kind, finding.onset_step)
+    undone = "" if len(held) == len(judged) else "; what was found in steps that were run again is left out"
+    if level in (None, Severity.INFO):
+        remarks = f"; remarks: {_named(onsets)}" if onsets else ""
+        return Verdict(level, f"{LEVELS[level]}: no failure was found{remarks}{undone}")
+    return Verdict(level, f"{LEVELS[level]}: {_named(onsets)}{undone}")
+
+
+def _named(onsets: Mapping[str, int]) -> str:
+    more = len(onsets) - NAMED
+    parts = [f"{words(kind)} from step {step(onset)}" for kind, onset in list(onsets.items())[:NAMED]]
+    return ", ".join(parts) + (f", and {more} more" if more > 0 else "")
+
+
+def _starts(steps: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """The first step of each attempt."""
+    return {attempt: min(own) for attempt, own in steps.items() if own}
