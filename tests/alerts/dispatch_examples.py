@@ -51,7 +51,7 @@ class Office:
 
     def publish(self, *alerts: Alert, run: str = "run", final: bool = False) -> list[str]:
         """Put alerts down; what was written."""
-        return said(self.dispatcher.publish(run, alerts, final=final))
+        return summaries(self.dispatcher.publish(run, alerts, final=final))
 
     def reach(self, step: int, *alerts: Alert, run: str = "run") -> list[str]:
         """The run gets to this step, where these alerts change; what was written."""
@@ -63,7 +63,7 @@ class Office:
     def later(self, minutes: float, run: str = "run") -> list[str]:
         """Look again after so long; what was written."""
         self.clock.advance(60.0 * minutes)
-        return said(self.dispatcher.publish(run))
+        return summaries(self.dispatcher.publish(run))
 
     def kept(self) -> list[str]:
         """What the last plan kept back, and why."""
@@ -81,7 +81,7 @@ def sent(message: OutboxMessage, at: float) -> OutboxMessage:
     return replace(message, status=OutboxStatus.SENT, attempts=1, sent_at=at)
 
 
-def said(messages: list[OutboxMessage]) -> list[str]:
+def summaries(messages: list[OutboxMessage]) -> list[str]:
     """``hook firing warning kl_drift + grad_spike`` for each message."""
     return [" ".join([m.channel, m.payload["event"], m.payload["alert"]["severity"], kinds(m)]) for m in messages]
 

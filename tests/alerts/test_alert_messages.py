@@ -90,11 +90,13 @@ CAUSE = Cause("mismatch_growth", "Mismatch", 40, Sureness.STRONG, "entropy follo
 
 def test_the_cause_is_named_with_how_sure_it_is():
     """In the line for people only where it is another thing than the alert itself."""
-    told, same = (compose_message([notice()], cause=replace(CAUSE, kind=kind)) for kind in (CAUSE.kind, WORSE.kind))
+    published, same = (
+        compose_message([notice()], cause=replace(CAUSE, kind=kind)) for kind in (CAUSE.kind, WORSE.kind)
+    )
 
-    assert told.payload["text"].endswith("is bad; most likely cause: Mismatch (strong)")
+    assert published.payload["text"].endswith("is bad; most likely cause: Mismatch (strong)")
     assert same.payload["text"].endswith("is bad")
-    assert told.payload["cause"] == {
+    assert published.payload["cause"] == {
         "kind": "mismatch_growth",
         "title": "Mismatch",
         "sure": "strong",

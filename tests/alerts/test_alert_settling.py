@@ -21,8 +21,8 @@ CAUSE = Inhibition(("nonfinite",), ("grad_spike", "kl_drift"))
 def an_office(rule: Rule = KEEPS, **more: object) -> Office:
     """A cause fires from step 7 on and keeps a symptom of the same step back."""
     office = Office(rule, inhibitions=(CAUSE,), **more)
-    told = office.reach(7, alert("nonfinite", severity=CRITICAL), alert("grad_spike"))
-    assert told == ["hook firing critical nonfinite"]
+    published = office.reach(7, alert("nonfinite", severity=CRITICAL), alert("grad_spike"))
+    assert published == ["hook firing critical nonfinite"]
     return office
 
 
@@ -63,9 +63,9 @@ def test_a_symptom_that_goes_on_without_its_cause_is_told_once():
 def test_it_waits_for_the_longer_of_what_its_rule_asks_for_to_begin_and_to_end(rule, steps):
     """A rule that asks for neither waits for nothing."""
     office = an_office(rule)
-    told = [end_of_the_cause(office)[1:], *(office.reach(60 + step) for step in range(1, 50))]
+    published = [end_of_the_cause(office)[1:], *(office.reach(60 + step) for step in range(1, 50))]
 
-    assert [step for step, messages in enumerate(told) if messages] == [steps]
+    assert [step for step, messages in enumerate(published) if messages] == [steps]
 
 
 def test_by_default_a_symptom_waits_until_its_alert_would_have_ended():
@@ -170,8 +170,8 @@ def test_a_symptom_is_told_after_its_cause_only_if_it_held_without_it(lengths, b
     for step, holding in enumerate(holds, 1):
         found = [Finding("d", "grad_spike", WARNING, step, step, "", seq=step)] if holding else []
         changed = [transition.alert for transition in engine.step(step, step, found, NOON)]
-        told = office.reach(step, *changed, *([over("nonfinite", end, CRITICAL)] if step == end else []))
-        if any("firing warning grad_spike" in message for message in told) and keep + before:
+        published = office.reach(step, *changed, *([over("nonfinite", end, CRITICAL)] if step == end else []))
+        if any("firing warning grad_spike" in message for message in published) and keep + before:
             [fired] = [one for one in engine.active if one.state is AlertState.FIRING]
             assert step > end
             assert fired.step > end or any(holds[end - 1 : step])

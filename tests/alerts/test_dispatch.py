@@ -10,7 +10,7 @@ from datetime import time
 from pathlib import Path
 
 import pytest
-from dispatch_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, said
+from dispatch_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, summaries
 
 from rlwatch.alerts.dispatch import Dispatcher, alert_ids
 from rlwatch.alerts.rules import Grouping, Inhibition, Policy, QuietHours, Rule
@@ -34,14 +34,14 @@ def over(of: Alert) -> Alert:
 def test_firing_worse_and_over_are_told_once_each_on_every_channel():
     """However often somebody looks."""
     office = Office(Rule("r", channels=("hook", "chat")))
-    told = [
+    published = [
         office.publish(alert()),
         office.publish(alert()),
         office.publish(worse(alert())),
         office.publish(over(worse(alert()))),
     ]
 
-    assert told == [
+    assert published == [
         ["hook firing warning kl_drift", "chat firing warning kl_drift"],
         [],
         ["hook escalated critical kl_drift", "chat escalated critical kl_drift"],
@@ -59,13 +59,13 @@ def test_what_never_fired_is_never_told(state):
 def test_nobody_is_told_twice_by_two_who_look():
     """A trainer, a watcher and the dashboard over one store."""
     office = Office(PATIENT)
-    told = [office.publish(alert()), said(office.another_dispatcher().publish("run"))]
+    published = [office.publish(alert()), summaries(office.another_dispatcher().publish("run"))]
     office.deliver()
     office.clock.advance(3600.0)
 
-    assert told == [["hook firing warning kl_drift"], []]
-    assert said(office.another_dispatcher().publish("run")) == ["hook repeated warning kl_drift"]
-    assert said(office.dispatcher.publish("run")) == []
+    assert published == [["hook firing warning kl_drift"], []]
+    assert summaries(office.another_dispatcher().publish("run")) == ["hook repeated warning kl_drift"]
+    assert summaries(office.dispatcher.publish("run")) == []
 
 
 def test_what_a_dead_process_put_down_and_did_not_tell_the_next_tells():
@@ -73,7 +73,7 @@ def test_what_a_dead_process_put_down_and_did_not_tell_the_next_tells():
     office = Office()
     office.store.put_alerts([alert()], [])
 
-    assert said(office.another_dispatcher().publish("run")) == ["hook firing warning kl_drift"]
+    assert summaries(office.another_dispatcher().publish("run")) == ["hook firing warning kl_drift"]
 
 
 def test_alerts_of_one_step_are_one_message_led_by_the_severest():
@@ -151,13 +151,13 @@ def test_it_is_repeated_as_often_as_the_rule_says_until_it_is_over():
     office = Office(PATIENT)
     office.publish(alert())
     office.deliver()
-    told = [office.later(59), office.later(1)]
+    published = [office.later(59), office.later(1)]
     office.deliver()
-    told += [office.later(59), office.later(1)]
+    published += [office.later(59), office.later(1)]
     office.deliver()
     office.publish(over(alert()))
 
-    assert told == [[], ["hook repeated warning kl_drift"]] * 2
+    assert published == [[], ["hook repeated warning kl_drift"]] * 2
     assert office.later(600) == []
     assert len({m.message_id for m in office.store.outbox()}) == 4
 
@@ -302,9 +302,9 @@ def test_the_end_of_what_was_told_before_a_silence_is_told_after_it():
 def test_in_quiet_hours_only_the_critical_is_told_and_the_rest_in_the_morning():
     """What is over by then nobody need know."""
     office = Office(quiet_hours=(QuietHours(time(12), time(18)),))
-    told = office.publish(alert("a"), alert("b"), alert("c", severity=CRITICAL))
+    published = office.publish(alert("a"), alert("b"), alert("c", severity=CRITICAL))
 
-    assert told == ["hook firing critical c"]
+    assert published == ["hook firing critical c"]
     assert office.kept() == [f"{kind}: quiet hours until 18:00 UTC" for kind in "ab"]
     assert [office.publish(over(alert("a"))), office.later(360)] == [[], ["hook firing warning b"]]
 
@@ -366,12 +366,12 @@ def test_a_message_names_the_cause_that_explains_it_by_what_was_known_then():
     chain = [("mismatch_growth", 412), ("entropy_collapse", 455), ("long_tail", 470), ("reward_drop", 498)]
     found = [Finding("d", kind, CRITICAL, onset + 9, onset, "", seq=n) for n, (kind, onset) in enumerate(chain, 1)]
     writer.write(found)
-    told = [
+    published = [
         (kind, office.dispatcher.publish("run", [alert(kind, step=at)])[0].payload["cause"])
         for kind, at in (("entropy_collapse", 464), ("long_tail", 479), ("mismatch_growth", 421))
     ]
 
-    assert [(kind, cause and (cause["kind"], cause["sure"])) for kind, cause in told] == [
+    assert [(kind, cause and (cause["kind"], cause["sure"])) for kind, cause in published] == [
         ("entropy_collapse", ("mismatch_growth", "strong")),
         ("long_tail", None),
         ("mismatch_growth", None),
@@ -428,9 +428,9 @@ def test_two_who_tell_of_a_project_at_once_say_it_once():
     office.publish(run="one")
     helpers[-1].join(10.0)
 
-    told = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))
-    assert set(told.values()) == {1}
-    assert len(told) == 2
+    published = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))
+    assert set(published.values()) == {1}
+    assert len(published) == 2
 
 
 def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
@@ -446,9 +446,9 @@ def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(looks, range(8)))
 
-    told = Counter(alert_id for m in store.outbox() for alert_id in alert_ids(m))
-    assert set(told.values()) == {1}
-    assert len(told) == 3
+    published = Counter(alert_id for m in store.outbox() for alert_id in alert_ids(m))
+    assert set(published.values()) == {1}
+    assert len(published) == 3
 
 
 def test_two_who_tell_of_a_run_at_once_say_it_once():
@@ -471,6 +471,6 @@ def test_two_who_tell_of_a_run_at_once_say_it_once():
     office.publish(alert())
     helpers[0].join(10.0)
 
-    told = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))
-    assert set(told.values()) == {1}
-    assert len(told) == 2
+    published = Counter(alert_id for m in office.store.outbox() for alert_id in alert_ids(m))
+    assert set(published.values()) == {1}
+    assert len(published) == 2

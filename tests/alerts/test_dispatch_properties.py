@@ -95,8 +95,8 @@ def stories(world: World) -> dict[tuple[str, str], list[tuple[str, Severity]]]:
     telling, found = Publications(world.office.store.outbox("run")), {}
     for one in world.office.store.alerts("run"):
         for channel in telling.channels(one.alert_id):
-            told = telling.of(one.alert_id, channel)
-            found[one.alert_id, channel] = [(each.event.value, each.severity) for each in told]
+            published = telling.of(one.alert_id, channel)
+            found[one.alert_id, channel] = [(each.event.value, each.severity) for each in published]
     return found
 
 
@@ -121,15 +121,17 @@ def test_nothing_is_lost_once_nothing_keeps_it_back(history, grouping):
     world = lived(history, grouping)
     for what in (("resolve", "cause"), ("wait", 200), ("deliver", 0)):
         world.move(*what, 0)
-    told, telling = stories(world), Publications(world.office.store.outbox("run"))
+    published, telling = stories(world), Publications(world.office.store.outbox("run"))
 
     for one in world.office.store.alerts("run"):
         acknowledged = world.quiet.get(one.alert_id, -1) >= one.severity.rank
         if one.state is FIRING and not acknowledged:
             assert {"hook", "chat"} <= set(telling.channels(one.alert_id))
-            assert max(severity.rank for _, severity in told[one.alert_id, "hook"]) >= one.severity.rank
+            assert max(severity.rank for _, severity in published[one.alert_id, "hook"]) >= one.severity.rank
         if one.state is RESOLVED:
-            assert all(told[one.alert_id, channel][-1][0] == "resolved" for channel in telling.channels(one.alert_id))
+            assert all(
+                published[one.alert_id, channel][-1][0] == "resolved" for channel in telling.channels(one.alert_id)
+            )
 
 
 @settings(max_examples=100, deadline=None)
