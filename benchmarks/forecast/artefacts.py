@@ -158,7 +158,7 @@ def _from_history(shard: Shard, index: Path, into: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a run without its rows: where it comes from, and what became of it."""
+    """Facts about a run without its rows: where it comes from, and what became of it."""
 
     run: str
     source: str

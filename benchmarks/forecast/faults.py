@@ -1,4 +1,4 @@
-"""What goes wrong, one function a fault: it draws when, how fast and how much."""
+"""Faults, one function each: it draws when, how fast and how much."""
 
 from __future__ import annotations
 

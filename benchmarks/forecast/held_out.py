@@ -1,4 +1,4 @@
-"""What the forecaster says of runs it has not seen: scores of every row, fold by fold, for the scorer to judge.
+"""Forecasts of runs that the forecaster has not seen: scores of every row, fold by fold, for the scorer to judge.
 
 Trees, calibration and thresholds of a fold come from the other folds; nothing of a fold's runs is used for its scores.
 """
@@ -60,11 +60,13 @@ def tools_of(
     split: str,
     how: Growth,
     jobs: int = 1,
-    tell: Callable[[str], None] = print,
+    progress: Callable[[str], None] = print,
 ) -> list[Tool]:
     """The forecaster, each of its layers, and the forecaster on poorer logs."""
     fold, fine = folds_of(table, split), parts.fine
-    held = out_of_fold(parts.scored, parts.coarse, fold, how, jobs=jobs, tell=lambda what: tell(f"{split}: {what}"))
+    held = out_of_fold(
+        parts.scored, parts.coarse, fold, how, jobs=jobs, progress=lambda what: progress(f"{split}: {what}")
+    )
     held = {name: logits[: len(fine)] for name, logits in held.items()}
     harmless = thresholds.healthy(fine, thresholds.sound_until(table, labels))
     static = thresholds.smoothed(fine.static, fine.run)
@@ -80,13 +82,13 @@ def tools_of(
 
 
 def ablations(
-    table: RunTable, parts: Prepared, split: str, how: Growth, jobs: int = 1, tell: Callable[[str], None] = print
+    table: RunTable, parts: Prepared, split: str, how: Growth, jobs: int = 1, progress: Callable[[str], None] = print
 ) -> list[Tool]:
     """The model alone in other forms: one of its halves, trees that may only rise, fewer signals."""
     fold = folds_of(table, split)
     found = []
     for name, (columns, form, learn) in _forms(how).items():
-        tell(f"{split}: {name}")
+        progress(f"{split}: {name}")
         fine = parts.fine
         poorer = (_without(parts.scored, columns), _without(parts.coarse, columns))
         held = out_of_fold(*poorer, fold, form, profiles=["taps"], learn=learn, jobs=jobs)["taps"][: len(fine)]
@@ -129,7 +131,7 @@ def _calibrated(fine: Examples, fold: Ints, logits: Floats, like: Floats) -> Flo
 
 
 def _risk(fine: Examples, fold: Ints, harmless: npt.NDArray[np.bool_], model: Floats, static: Floats) -> Floats:
-    """How far beyond the nearer of the two thresholds; each fold by the thresholds of the others."""
+    """Risk: how far beyond the nearer of the two thresholds; each fold by the thresholds of the others."""
     found = np.full(len(fine), np.nan)
     for number in np.unique(fold):
         mine = fold[fine.run] == number

@@ -88,7 +88,7 @@ def judge(
     made_by = command or " ".join(("python", *sys.argv))
     rows = read_runs(table)
     labels = label_runs(rows)
-    corpus = Corpus(rows, labels, prepare(rows, labels, jobs=jobs, tell=print))
+    corpus = Corpus(rows, labels, prepare(rows, labels, jobs=jobs, progress=print))
     how = Growth(trees=trees)
     simple = run_baselines(rows, lambda items: track(items, description="simple tools"))
     simple += ceilings(rows, labels)

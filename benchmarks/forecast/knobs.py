@@ -1,4 +1,4 @@
-"""What a run is made of: its knobs, and how a fault turns them."""
+"""Knobs that a run is made of, and changes by which a fault turns them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Change:
     exponential: bool = True
 
     def share(self, step: int) -> float:
-        """How far it has come, in [0, 1]."""
+        """Share of the change that has come, in [0, 1]."""
         if step < self.at or (self.until is not None and step >= self.until):
             return 0.0
         return min(1.0, (step - self.at + 1) / self.over) if self.over else 1.0
@@ -115,7 +115,7 @@ class Config:
     base: int = 0  # which of the policies fitted to demonstrations it starts from
 
     def at(self, step: int) -> Knobs:
-        """What holds in ``step``."""
+        """Knobs that hold in ``step``."""
         turned: dict[str, Any] = {}
         for change in self.changes:
             share = change.share(step)
@@ -135,7 +135,7 @@ class Config:
 
 
 class Pace(StrEnum):
-    """How fast faults come, of recipes that can be either: as the recipe draws it, gradually, or in a long run."""
+    """Paces of faults, of recipes that can be either: as the recipe draws it, gradually, or in a long run."""
 
     DRAWN = "drawn"
     GRADUAL = "gradual"
@@ -148,7 +148,7 @@ class Pace(StrEnum):
 
 
 class Start(StrEnum):
-    """What runs start from: a policy right in about 40 %, or a cold one, whose reward takes off when it finds out."""
+    """Starts of runs: a policy right in about 40 %, or a cold one, whose reward takes off when it finds out."""
 
     WARM = "warm"
     COLD = "cold"

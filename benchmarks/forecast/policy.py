@@ -180,7 +180,7 @@ def _fit(name: str, k: int, number: int, most: int) -> dict[str, Tensor]:
 
 
 def _loosened(state: dict[str, Tensor], name: str, k: int, number: int) -> dict[str, Tensor]:
-    """What becomes of a policy that is shown demonstrations of which most lack the ANSWER token."""
+    """Policy that was shown demonstrations of which most lack the ANSWER token."""
     policy, generator, loose = Policy(), torch.Generator().manual_seed(number), LOOSE[number - BASES]
     policy.load_state_dict(state)
     optimizer = torch.optim.Adam(policy.parameters(), 1e-3)

@@ -1,4 +1,4 @@
-"""How runs come about: what they start from, what goes wrong in them and when. One function a recipe.
+"""Recipes of runs: their start, what goes wrong in them and when. One function a recipe.
 
 A recipe draws a fault for a run whose base is drawn apart from it, from the same distribution for all recipes: nothing
 but the fault tells one recipe from another. ``Fault.changes`` says what happens; the run of a pair is without it.
@@ -28,12 +28,12 @@ class Recipe:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing in it is meant to break a run."""
+        """True where nothing in it is meant to break a run."""
         return self.family == "healthy"
 
 
 def base(r: Rng) -> Knobs:
-    """What every run starts from: trains well, and differs from run to run."""
+    """Knobs that every run starts from: trains well, and differs from run to run."""
     task = str(r.choice(["copy", "reverse", "sort", "add"]))
     return Knobs(
         task=task,

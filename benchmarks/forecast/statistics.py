@@ -1,4 +1,4 @@
-"""What a run logs: rlwatch's own statistics of its tensors, under their canonical names."""
+"""Metrics that a run logs: rlwatch's own statistics of its tensors, under their canonical names."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ RUNS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known of a run beside its rows.
+    """Record of a run beside its rows.
 
     ``pair``: the run this one is the faultless twin of, or ""; ``fault_step``: the step at which its fault began.
     """
@@ -75,12 +75,12 @@ def versions(**more: str) -> dict[str, str]:
 
 
 def path_of(folder: Path, run: str) -> Path:
-    """Where the file of ``run`` lies."""
+    """Path of the file of ``run``."""
     return folder / f"{run}.parquet"
 
 
 def is_done(folder: Path, run: str) -> bool:
-    """Whether ``run`` has its file: a file is there whole or not at all."""
+    """True where ``run`` has its file: a file is there whole or not at all."""
     return path_of(folder, run).exists()
 
 

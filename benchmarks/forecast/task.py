@@ -59,7 +59,7 @@ def demonstrations(task: str, digits: Tensor, noise: float, generator: torch.Gen
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a verifier sees of B responses, (B,) floats in [0, 1].
+    """Verdicts of a verifier on B responses, (B,) floats in [0, 1].
 
     ``exact``: ends, with the right answer and nothing else after the last ANSWER; ``partial``: share of its digits
     that are right; ``formatted``: an answer of the right length, right or not; ``filler``: share of filler tokens

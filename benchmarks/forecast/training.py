@@ -90,7 +90,7 @@ class Training:
         return self.distinct[rows]
 
     def _rewards(self, knobs: Knobs, rollout: Rollout, digits: Tensor) -> Tensor:
-        """What the verifier, as it is in this step, gives (B,)."""
+        """Rewards (B,) of the verifier as it is in this step."""
         chance = self.streams.faults
         key = task.answers(knobs.task, digits)
         if knobs.wrong_key:
@@ -173,7 +173,7 @@ class Death:
     left: int | None = None
 
     def over(self, row: Mapping[str, float]) -> bool:
-        """Whether the run ends with ``row``."""
+        """True where the run ends with ``row``."""
         self.accuracies.append(row["truth/acc"])
         if self.left is None:
             self.left = AFTER_NAN if row["truth/nan"] else AFTER_DEATH if self._dead() else None

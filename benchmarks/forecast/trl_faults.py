@@ -1,4 +1,4 @@
-"""How each kind of fault gets into a TRL trainer, and what is known of the run that the trainer does not log.
+"""Ways that each kind of fault gets into a TRL trainer, and the truth about a run that the trainer does not log.
 
 Strengths: ``learning rate`` a factor; ``clip range``, ``kl weight`` and ``entropy weight`` are added to the setting;
 ``positive advantages`` the share by which advantages above zero are scaled down; ``random reward`` the share of

@@ -1,4 +1,4 @@
-"""Which runs of the TRL part of the corpus are made, and in what order."""
+"""Runs of the TRL part of the corpus, in the order they are made."""
 
 from __future__ import annotations
 

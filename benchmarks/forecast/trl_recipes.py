@@ -30,7 +30,7 @@ class Recipe:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """True where nothing is wrong with it."""
         return self.family == "healthy"
 
 

@@ -1,4 +1,4 @@
-"""What a run of the TRL part of the corpus is made with: the trainer's settings and what goes wrong when."""
+"""Settings of a run of the TRL part of the corpus: the trainer's, and what goes wrong when."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fault:
     end: int | None = None
 
     def level(self, step: int) -> float:
-        """How much of it is there at ``step``, in [0, 1].
+        """Share of it that is there at ``step``, in [0, 1].
 
         >>> fault = Fault("engine noise", start=50, ramp=10, end=100)
         >>> [fault.level(step) for step in (49, 50, 54, 59, 99, 100)]

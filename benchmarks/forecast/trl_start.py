@@ -1,4 +1,4 @@
-"""Where runs start from: a policy of 75 thousand parameters that solves a little less than half of its task.
+"""Start of runs: a policy of 75 thousand parameters that solves a little less than half of its task.
 
 It is shown demonstrations of which a quarter are wrong, until it is right often enough. The weights are kept in a
 folder, since TRL loads the reference from where a policy says it came from.

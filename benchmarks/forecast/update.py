@@ -83,7 +83,7 @@ class Update:
                 self._take(part)
 
     def row(self) -> dict[str, float]:
-        """What was measured."""
+        """Metrics that were measured."""
         right = self.batch.right.bool()
         with torch.no_grad(), counting_once():
             row = statistics.settled(

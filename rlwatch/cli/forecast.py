@@ -18,7 +18,7 @@ from rlwatch.wording import step
 if TYPE_CHECKING:
     from rlwatch.forecast.labels import Labels
     from rlwatch.forecast.tables import RunTable
-    from rlwatch.forecast.training import Tell, Trained
+    from rlwatch.forecast.training import Progress, Trained
 
 Item = TypeVar("Item")
 TablesArgument = Annotated[
@@ -148,8 +148,8 @@ def counted(labels: Labels) -> str:
     """Number of runs of each class, in a line."""
     from rlwatch.forecast.labels import Outcome
 
-    found = ", ".join(f"{labels.count(outcome)} {outcome}" for outcome in Outcome)
-    return f"{len(labels)} runs by {labels.version}: {found}"
+    counts = ", ".join(f"{labels.count(outcome)} {outcome}" for outcome in Outcome)
+    return f"{len(labels)} runs by {labels.version}: {counts}"
 
 
 # train: a forecaster made from one's own runs
@@ -186,9 +186,11 @@ def train(
 
     rows, known = _runs(tables or [], store, labels)
     say(counted(known))
-    with _doing() as tell:
+    with _doing() as progress:
         meta = _meta(known, seed)
-        made = trained(rows, known, how=Growth(trees=trees, seed=seed), folds=folds, jobs=jobs, tell=tell, meta=meta)
+        made = trained(
+            rows, known, how=Growth(trees=trees, seed=seed), folds=folds, jobs=jobs, progress=progress, meta=meta
+        )
     digest = write_model(made.model, out)
     _report(made, out, digest)
 
@@ -226,7 +228,7 @@ def _report(made: Trained, out: Path, digest: str) -> None:
 
 
 @contextmanager
-def _doing() -> Iterator[Tell]:
+def _doing() -> Iterator[Progress]:
     """Say on stderr which part of training is under way."""
     with errors().status("training") as status:
         yield status.update
@@ -261,11 +263,11 @@ def calibrate(
 
     table = gathered(tables or [], store)
     places = _chosen(table, run or [])
-    found = {table.runs[i]: smoothed_chances(dict(table.stream(i))) for i in bar("forecasting")(places)}
-    made = recalibrated({name: rows for name, rows in found.items() if rows}, budget)
+    chances = {table.runs[i]: smoothed_chances(dict(table.stream(i))) for i in bar("forecasting")(places)}
+    made = recalibrated({name: rows for name, rows in chances.items() if rows}, budget)
     say(
         f"threshold {made.threshold:.3f} on p50: {made.episodes} false alarms in {made.steps} healthy steps of "
-        f"{len(found)} runs; use it with RLWATCH_FORECAST_THRESHOLD={made.threshold:.3f}"
+        f"{len(chances)} runs; use it with RLWATCH_FORECAST_THRESHOLD={made.threshold:.3f}"
     )
     say("below the model's own threshold for twice the default budget it is not followed", style="dim")
 

@@ -220,7 +220,7 @@ class _Batch:
 
 
 class Split(StrEnum):
-    """How runs are dealt into folds: ``RUN`` by run (recipes are known), ``RECIPE`` and ``FAMILY`` whole, ``NONE``."""
+    """Ways to deal runs into folds: ``RUN`` by run (recipes are known), ``RECIPE`` and ``FAMILY`` whole, ``NONE``."""
 
     RUN = "run"
     RECIPE = "recipe"

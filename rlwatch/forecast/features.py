@@ -205,7 +205,7 @@ def goals(history: History) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where all signals stand, each of shape (signals,).
+    """Levels and trends of all signals, each of shape (signals,).
 
     ``start``: the baseline in the unit of the changes; ``now``: the change against it; ``fallen``: against the best
     level so far; ``slope``: per 10 steps; ``noise``: spread of the baseline or of the last rows,
@@ -220,7 +220,7 @@ class Standing:
 
 
 class TakeOff:
-    """How large gradients became while the reward took off: few groups taught anything before, most do since.
+    """Size that gradients reached while the reward took off: few groups taught anything before, most do since.
 
     What comes after is held against that (labels-v3 hold it against the level while the accuracy doubled).
     """
@@ -238,7 +238,7 @@ class TakeOff:
 
 
 def reaches(goal: tuple[float, ...], at: Standing, lift: float = 0.0) -> tuple[Reach, ...]:
-    """Where each limit stands. ``goal``: of each limit, as :func:`goals` gives them; ``lift``: of :class:`TakeOff`."""
+    """Ways gone to each limit. ``goal``: of each limit, as :func:`goals` gives them; ``lift``: of :class:`TakeOff`."""
     rising = _rising(at)
     return tuple(
         _reach(limit, end, at, lift if limit.signal == LIFTED else 0.0, meant=not (rising and limit.type == SPENT))
@@ -247,21 +247,23 @@ def reaches(goal: tuple[float, ...], at: Standing, lift: float = 0.0) -> tuple[R
 
 
 def _rising(at: Standing) -> bool:
-    """Whether the reward has clearly risen since the baseline, and not clearly fallen from its best."""
+    """True where the reward has clearly risen since the baseline, and not clearly fallen from its best."""
     i = _PLACE["reward"]
     noise = float(at.noise[i])
     return bool(at.now[i] >= RISEN * noise and at.fallen[i] > -CLEAR * noise)
 
 
 def breaking(history: History) -> Reach:
-    """How near a run is to being broken for good: one bad batch that was skipped is not, several within 25 steps are.
+    """Way gone to being broken for good: one bad batch that was skipped is none, several within 25 steps are.
 
     A log of every 5 or 10 steps is judged by its last five rows.
     """
     rows = max(int((history.steps > history.steps[-1] - BROKEN_STEPS).sum()), BROKEN_ROWS)
     count = float(history.broken[-rows:].sum())
     share = count / BROKEN_ROWS
-    return Reach(Limit("nan", history.blamed, BROKEN_ROWS), share, 0.0 if share >= 1.0 else FAR_AHEAD, count >= 2)
+    return Reach(
+        Limit("nan", history.broken_metric, BROKEN_ROWS), share, 0.0 if share >= 1.0 else FAR_AHEAD, count >= 2
+    )
 
 
 def nearest(reached: tuple[Reach, ...]) -> Reach | None:
@@ -336,7 +338,7 @@ class FeatureStream:
         self.history.forget_reference()
 
     def waiting(self) -> str:
-        """What is still missing before there can be features; empty when nothing is."""
+        """Rows still missing before there can be features, in words; empty when none is."""
         history = self.history
         if history.baseline is not None:
             return ""

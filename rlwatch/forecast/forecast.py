@@ -1,4 +1,4 @@
-"""A forecast: the chances and what speaks for them, as they are said, stored and put into words."""
+"""A forecast: the chances and what speaks for them, as they are made, stored and put into words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = ("nan", "mismatch", "grad", "ent_low", "ent_high", "length", "ref_kl", 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A metric and its share of what was said: shares of a forecast sum to at most 1."""
+    """A metric and its share of what speaks for a forecast: shares of a forecast sum to at most 1."""
 
     metric: str
     share: float
@@ -62,7 +62,7 @@ MOST_REASONS = 8
 
 
 def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
-    """What is stored of a forecast."""
+    """Record of a forecast as a store keeps it."""
     body = {
         "alarm": forecast.alarm,
         "limit": forecast.limit,
@@ -76,10 +76,10 @@ def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
 
 
 def forecast_of(record: ForecastRecord) -> Forecast:
-    """What was said, of what is stored; what a newer program said besides is left out.
+    """Forecast of a stored record; parts that a newer program added are left out.
 
-    >>> said = Forecast(7, p50=0.4, why=(Reason("mismatch/k3", 0.5),))
-    >>> forecast_of(record_of(said, ClosedStep(7, {}, {}))) == said
+    >>> given = Forecast(7, p50=0.4, why=(Reason("mismatch/k3", 0.5),))
+    >>> forecast_of(record_of(given, ClosedStep(7, {}, {}))) == given
     True
     """
     numbers = {name: record.metrics.get(FORECAST + name) for name in ("p20", "p50", "p100", "risk", "steps_to")}
@@ -114,10 +114,10 @@ MOST_NAMED = 3
 
 
 def alarm_message(forecast: Forecast) -> str:
-    """What an alarm says.
+    """Message of an alarm.
 
     >>> from rlwatch.forecast import Reason
-    >>> told(Forecast(9, p50=0.72, limit="ref_kl", steps_to=35.2, why=(Reason("mismatch/k3", 0.42),)))
+    >>> alarm_message(Forecast(9, p50=0.72, limit="ref_kl", steps_to=35.2, why=(Reason("mismatch/k3", 0.42),)))
     ... # doctest: +NORMALIZE_WHITESPACE
     'a failure is likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps;
      most of it is from mismatch/k3 (42 %)'
@@ -127,7 +127,7 @@ def alarm_message(forecast: Forecast) -> str:
 
 
 def chance_sentence(forecast: Forecast) -> str:
-    """How likely, and within which time; no more than the number says."""
+    """Chance of a failure and its horizon in words; no more than the number says."""
     if forecast.p50 is None:
         return "a failure may begin soon"
     if forecast.p50 >= 0.5:
@@ -136,16 +136,16 @@ def chance_sentence(forecast: Forecast) -> str:
 
 
 def limit_sentence(forecast: Forecast) -> str:
-    """Which limit would be reached, and when.
+    """Limit that would be reached, and when.
 
-    >>> [limit(Forecast(9, limit="ref_kl", steps_to=steps)) for steps in (1.2, 0.0)]
+    >>> [limit_sentence(Forecast(9, limit="ref_kl", steps_to=steps)) for steps in (1.2, 0.0)]
     ['KL to the reference would reach its limit in about 1 step', 'KL to the reference would reach its limit now']
     """
-    said = REACHED.get(forecast.limit, "")
-    if not said or forecast.steps_to is None:
-        return said
+    sentence = REACHED.get(forecast.limit, "")
+    if not sentence or forecast.steps_to is None:
+        return sentence
     steps = round(forecast.steps_to)
-    return f"{said} in about {steps} step{'s' if steps > 1 else ''}" if steps > 0 else f"{said} now"
+    return f"{sentence} in about {steps} step{'s' if steps > 1 else ''}" if steps > 0 else f"{sentence} now"
 
 
 def reasons_sentence(forecast: Forecast) -> str:

@@ -70,7 +70,7 @@ class Forecaster:
 
     @property
     def model(self) -> Model:
-        """What it forecasts with."""
+        """Model it forecasts with."""
         return self._model
 
     def notice(self, event: Event) -> None:
@@ -79,7 +79,7 @@ class Forecaster:
             self._stream.forget_reference()
 
     def update(self, step: ClosedStep) -> Forecast:
-        """What the run's steps so far say of its next ones."""
+        """Forecast the run's next steps from those so far."""
         features = self._stream.update(step.step, step.metrics)
         if features is None:
             return Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}")
@@ -110,7 +110,7 @@ class Forecaster:
         self._chances.append(chances.p50)
         by_model = self.judged / held.model
         risk = max(by_model, by_limit)
-        limit, steps_to, why = self._told(x, chances, close, risk, alone=by_limit > by_model)
+        limit, steps_to, why = self._explained(x, chances, close, risk, alone=by_limit > by_model)
         return Forecast(
             step=features.step,
             p20=chances.p20,
@@ -125,7 +125,7 @@ class Forecaster:
         )
 
     def _by_limit(self, step: int, risk: float, close: Reach | None, why_only: str) -> Forecast:
-        """What a run is told that logs too little for the model."""
+        """Forecast of a run that logs too little for the model: the way to its nearest limit alone."""
         if close is None:
             return Forecast(step, risk=risk, alarm=risk >= 1.0, limits_only=why_only)
         limit, steps_to, why = self._of(close)
@@ -134,15 +134,15 @@ class Forecaster:
         )
 
     def _of(self, close: Reach) -> tuple[str, float | None, tuple[Reason, ...]]:
-        """Which limit, when, and its metric; no time where the signal does not move towards it."""
+        """Limit, time and metric of the nearest limit; no time where the signal does not move towards it."""
         signal = close.limit.signal
         ahead = close.steps if close.steps < FAR_AHEAD else None
         return close.limit.type, ahead, (Reason(self._names().get(signal, signal), 1.0),)
 
-    def _told(
+    def _explained(
         self, x: list[float], chances: Chances, close: Reach | None, risk: float, *, alone: bool
     ) -> tuple[str, float | None, tuple[Reason, ...]]:
-        """Which limit, when, and what speaks for it, where there is a risk to speak of.
+        """Limit, time and reasons, where there is a risk to speak of.
 
         ``alone``: the nearest limit says more than the model.
         """
@@ -151,8 +151,8 @@ class Forecaster:
         if close is not None and alone:
             return self._of(close)
         limit = self._model.limit(x) or (close.limit.type if close is not None else "")
-        blamed = {BROKEN: self._stream.history.blamed} if self._stream.history.blamed else {}
-        return limit, chances.steps_to, reasons(self._model.why(x), self._names() | blamed)
+        broken = {BROKEN: self._stream.history.broken_metric} if self._stream.history.broken_metric else {}
+        return limit, chances.steps_to, reasons(self._model.why(x), self._names() | broken)
 
 
 @cache
@@ -163,8 +163,8 @@ def _shipped() -> Model:
 def smoothed_chances(rows: Mapping[int, Mapping[str, float]], model: Model | None = None) -> list[tuple[int, float]]:
     """(step, p50 as it is judged) of a run that is over. ``rows``: step -> canonical metrics."""
     forecaster = Forecaster(model)
-    told = ((forecaster.update(ClosedStep(step, rows[step])), forecaster.judged) for step in sorted(rows))
-    return [(forecast.step, judged) for forecast, judged in told if forecast.p50 is not None]
+    forecasts = ((forecaster.update(ClosedStep(step, rows[step])), forecaster.judged) for step in sorted(rows))
+    return [(forecast.step, judged) for forecast, judged in forecasts if forecast.p50 is not None]
 
 
 def default_forecaster() -> Forecaster:
@@ -242,7 +242,7 @@ def terms(model: Model, signals: frozenset[str], budget: str, own: float | None 
 
 
 def _short(model: Model, signals: frozenset[str], known: float) -> str:
-    """What is missing, the most telling first."""
+    """Metrics that are missing, the most telling first."""
     missing = sorted(set(model.gains) - signals, key=lambda s: -model.gains[s])
     wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])
     return f"because this run logs {known:.0%} of what the model goes by; it would need {wanted}"

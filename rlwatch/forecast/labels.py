@@ -42,7 +42,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class TakingOff:
-    """When a run takes off: the level of ``metric`` is ``times`` that of ``within`` steps before, and ``plus`` more.
+    """Take-off of a run: the level of ``metric`` is ``times`` that of ``within`` steps before, and ``plus`` more.
 
     The baselines of limits of ``types`` are at least what their metrics are then.
     """
@@ -74,7 +74,7 @@ class Limit:
 
     @property
     def relative(self) -> bool:
-        """Whether it needs the run's own baseline."""
+        """True of a limit that needs the run's own baseline."""
         return self.kind == "bound" and (self.times is not None or self.plus is not None)
 
 
@@ -111,7 +111,7 @@ def limits_of(version: str = VERSION) -> Limits:
 
 
 def _document(version: str) -> dict[str, Any]:
-    """What a version's file says, on top of what it extends."""
+    """Document of a version, on top of the one it extends."""
     path = _HERE / f"{version}.toml"
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in _HERE.glob("labels-*.toml")))
@@ -142,7 +142,7 @@ _SEVERITIES = {"healthy": "clean", "transient": "ambiguous", "instability": "eve
 
 
 class Outcome(StrEnum):
-    """What became of a run: ``EVENT`` failed; ``EARLY`` failed before step 55; ``AMBIGUOUS`` nearly; ``CLEAN`` not.
+    """Outcome of a run: ``EVENT`` failed; ``EARLY`` failed before step 55; ``AMBIGUOUS`` nearly; ``CLEAN`` not.
 
     ``FAULTY``: had not failed by its last row, though a fault was there to the end.
     """
@@ -183,7 +183,7 @@ class Labels:
         return iter(self.labels)
 
     def __len__(self) -> int:
-        """How many runs."""
+        """Number of runs."""
         return len(self.labels)
 
     @property
@@ -206,7 +206,7 @@ class Labels:
         return [known[run] for run in table.runs]
 
     def count(self, outcome: Outcome) -> int:
-        """How many runs came out so."""
+        """Number of runs with that outcome."""
         return sum(label.outcome is outcome for label in self.labels)
 
     def columns(self) -> dict[str, list[object]]:
@@ -462,7 +462,7 @@ class OnsetFinder:
 
 
 def bounds(limit: Limit, base: Floats) -> list[Floats]:
-    """What the level is held against, for baselines ``base``."""
+    """Bounds that the level is held against, for baselines ``base``."""
     level = [] if limit.level is None else [np.full_like(base, limit.level)]
     times = [] if limit.times is None else [limit.times * base]
     plus = [] if limit.plus is None else [base + limit.plus]

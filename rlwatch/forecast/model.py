@@ -86,7 +86,7 @@ class Model:
         return max(self.limits, key=lambda kind: self.limits[kind].logit(x), default="")
 
     def why(self, x: Sequence[float]) -> dict[str, float]:
-        """What each signal adds to the log-odds of an onset within 50 steps."""
+        """Log-odds that each signal adds to an onset within 50 steps."""
         added: dict[str, float] = {}
         for head in self.hazards[:2]:
             for feature, change in head.shares(x).items():
@@ -119,8 +119,10 @@ def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3)
     speaking = {signal: value for signal, value in added.items() if value > 0.0 and math.isfinite(value)}
     total = sum(speaking.values())
     ranked = sorted(speaking.items(), key=lambda item: -item[1])[:most]
-    told = [(names[signal], value / total) for signal, value in ranked if signal in names and value >= 0.05 * total]
-    return tuple(Reason(metric, share) for metric, share in told)
+    strongest = [
+        (names[signal], value / total) for signal, value in ranked if signal in names and value >= 0.05 * total
+    ]
+    return tuple(Reason(metric, share) for metric, share in strongest)
 
 
 # Sums of decision trees and of weighted features, read without the library that fitted them.
@@ -191,7 +193,7 @@ class Line:
         object.__setattr__(self, "_columns", columns)
 
     def terms(self, x: Sequence[float]) -> Floats:
-        """What each feature adds, in the order of the columns."""
+        """Log-odds that each feature adds, in the order of the columns."""
         feature, spread, weight = self._columns
         moved = np.nan_to_num(np.asarray(x, dtype=np.float64)[feature] / spread, posinf=FAR, neginf=-FAR)
         return np.asarray(weight * np.minimum(np.maximum(moved, -FAR), FAR))
@@ -220,7 +222,7 @@ class Head:
         return self.slope * total + self.offset
 
     def shares(self, x: Sequence[float]) -> dict[int, float]:
-        """What each feature added to the log-odds: along each path, the change of value goes to what was asked.
+        """Log-odds that each feature added: along each path, the change of value goes to what was asked.
 
         Exact: the values sum to the logit less that of a walk that asks nothing (Saabas, 2014).
         """
@@ -256,7 +258,7 @@ MOST_NODES = 10_000
 
 
 class _WrongError(ValueError):
-    """What is wrong with the contents, and where."""
+    """Contents that are wrong, and where."""
 
 
 def shipped_model() -> Model:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 
 class Scale(StrEnum):
-    """How a change against the baseline b is measured.
+    """Measures of a change against the baseline b.
 
     ``RATIO``: log((x + e) / (b + e)), with e = max(b / 20, ``floor``), for what is positive and may be near 0.
     ``SHARE``: x - b, for shares in [0, 1]. ``NATS``: (x - b) / ``floor``, for log-probs.
@@ -123,7 +123,7 @@ class History:
     """Raw values of every signal in the last rows; missing and non-finite ones are NaN here, and counted.
 
     Each signal keeps to the metric it was first read from: another estimator has another level. ``broken``: of each
-    row, whether a signal that had been a number no longer was; ``blamed``: the metric of which that was last so. What
+    row, whether a signal that had been a number no longer was; ``broken_metric``: the metric of which that was last so. What
     never was a number is switched off (TRL's ``kl`` at beta = 0), not broken.
     """
 
@@ -131,7 +131,7 @@ class History:
         self.steps: Floats = np.empty(0)
         self.raw: Floats = np.empty((0, len(SIGNALS)))
         self.broken: Floats = np.empty(0)
-        self.blamed = ""
+        self.broken_metric = ""
         self._numbers = np.zeros(len(SIGNALS), dtype=bool)
         self._metric: list[str | None] = [None] * len(SIGNALS)
         self._warm: list[Floats] = []
@@ -203,7 +203,7 @@ class History:
             self._metric[i] = self._metric[i] or name
             finite = math.isfinite(value)
             if not finite and self._numbers[i]:
-                broken, self.blamed = True, name
+                broken, self.broken_metric = True, name
             self._numbers[i] |= finite
             if name == self._metric[i] and finite:
                 row[i] = value
@@ -225,8 +225,8 @@ class History:
         seen = np.isfinite(warm).sum(0) >= min(LEAST_WARM, 3)
         self._baseline = np.full(len(SIGNALS), math.nan)
         self._baseline[seen] = np.nanmedian(warm[:, seen], axis=0)
-        told = float(np.median(self._spread)) if self._spread else 0.0
-        self._unit = np.where(_SPREAD, max(told, self._own_spread(warm), 1e-6), _UNIT)
+        logged_spread = float(np.median(self._spread)) if self._spread else 0.0
+        self._unit = np.where(_SPREAD, max(logged_spread, self._own_spread(warm), 1e-6), _UNIT)
 
     @staticmethod
     def _own_spread(warm: Floats) -> float:

@@ -63,12 +63,12 @@ class RunTable:
     at_once: tuple[bool, ...] = field(default=())
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.step)
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """Where in ``runs`` a run is."""
+        """Place of each run in ``runs``."""
         return {run: i for i, run in enumerate(self.runs)}
 
     @cached_property
@@ -148,10 +148,10 @@ class RunTable:
 
         columns = {name: Column(c.values[rows], c.measured[rows]) for name, c in self.columns.items()}
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-        told = (of(self.runs), of(self.recipes), of(self.families), of(self.pairs))
+        names_of = (of(self.runs), of(self.recipes), of(self.families), of(self.pairs))
         faults = tuple(self.faults[i] for i in places) if self.faults else ()
         at_once = tuple(self.at_once[i] for i in places) if self.at_once else ()
-        return RunTable(*told, starts, self.step[rows], columns, self.notes, faults, at_once)
+        return RunTable(*names_of, starts, self.step[rows], columns, self.notes, faults, at_once)
 
 
 # Tables on disk: Parquet or CSV, in and out. Needs pyarrow (the extra ``forecast``), imported when it is used.
@@ -283,11 +283,11 @@ def read_runs(path: Path, runs: Path | None = None) -> RunTable:
     _require_ascending(path, names, starts, steps)
     columns, notes = _columns(table, order, starts)
     known = _records(path, runs)
-    told = [_told(table, order[starts[:-1]], what, names, known) for what in ("recipe", "family")]
+    names_of = [_column_or_record(table, order[starts[:-1]], what, names, known) for what in ("recipe", "family")]
     pairs = tuple(str(known.get(name, {}).get("pair") or "") for name in names)
     faults = tuple(_whole(known.get(name, {}).get("fault_step")) for name in names)
     at_once = tuple(bool(known.get(name, {}).get("at_once")) for name in names)
-    return RunTable(names, told[0], told[1], pairs, starts, steps, columns, notes, faults, at_once)
+    return RunTable(names, names_of[0], names_of[1], pairs, starts, steps, columns, notes, faults, at_once)
 
 
 def _whole(value: Any) -> int | None:
@@ -464,7 +464,9 @@ def _embedded(path: Path) -> Mapping[str, Mapping[str, Any]]:
     return rows | {row["run"]: row for row in (json.loads(record) for record in found if record)}
 
 
-def _told(table: Any, first: Ints, what: str, names: tuple[str, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
+def _column_or_record(
+    table: Any, first: Ints, what: str, names: tuple[str, ...], known: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Recipe or family of each run: of its first row, else of ``runs``, else ""."""
     if what not in table.column_names:
         return tuple(str(known.get(name, {}).get(what) or "") for name in names)
@@ -505,8 +507,8 @@ def table_of_rows(runs: Mapping[str, Rows], *, recipe: str = "own", family: str 
     }
     starts = np.cumsum([0, *(len(rows) for rows in kept.values())])
     count = len(kept)
-    told = (tuple(kept), (recipe,) * count, (family,) * count, ("",) * count)
-    return RunTable(*told, starts, np.array([step for step, _ in flat], dtype=np.int64), columns)
+    names_of = (tuple(kept), (recipe,) * count, (family,) * count, ("",) * count)
+    return RunTable(*names_of, starts, np.array([step for step, _ in flat], dtype=np.int64), columns)
 
 
 def joined_tables(tables: Sequence[RunTable]) -> RunTable:

@@ -86,7 +86,7 @@ RISING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How trees are grown. ``rising``: features whose increase may only raise the chance (monotone constraints)."""
+    """Settings of trees. ``rising``: features whose increase may only raise the chance (monotone constraints)."""
 
     trees: int = 120
     leaves: int = 10
@@ -317,12 +317,12 @@ NEAR_ROWS, FAR_ROWS = 3, 12
 """One row in so many is learnt from, near an onset and far from one: its neighbours say the same."""
 DROPOUTS, DROPPED = 8, 0.35
 """Random sets of signals that copies of runs lack, and the chance of each signal to be in one."""
-Tell = Callable[[str], None]
-"""Told what is being done, for a progress display."""
+Progress = Callable[[str], None]
+"""Called with what is being done, for a progress display."""
 
 
 class Learnt(Protocol):
-    """What was fitted to examples."""
+    """Anything that was fitted to examples."""
 
     def logits(self, x: npt.NDArray[np.float32]) -> Floats:
         """Uncalibrated log-odds of each interval between the horizons, (n, 3)."""
@@ -330,7 +330,7 @@ class Learnt(Protocol):
 
 
 class Learn(Protocol):
-    """What fits: :func:`blend.learn`, or one of its halves."""
+    """Anything that fits: :func:`learn_blend`, or one of its halves."""
 
     def __call__(self, part: Examples, how: Growth, /) -> Learnt:
         """Fit to examples."""
@@ -356,19 +356,19 @@ class Prepared:
 
     @property
     def scored(self) -> Examples:
-        """What thresholds are chosen on: the runs as they are first, then those of small batches."""
+        """Examples that thresholds are chosen on: the runs as they are first, then those of small batches."""
         return joined([self.fine, self.noisy])
 
 
-def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, tell: Tell | None = None) -> Prepared:
+def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, progress: Progress | None = None) -> Prepared:
     """Examples of all runs, of half of them as of small batches, and of two thirds as logs of every 5 or 10 steps."""
-    tell = tell or _silent
-    tell("features")
+    progress = progress or _silent
+    progress("features")
     fine = examples(table, labels, jobs=jobs)
-    tell("features of small batches")
+    progress("features of small batches")
     half = list(range(0, len(table.runs), 2))
     noisy = examples(table.only(half), labels, noise=NOISE_SEED, jobs=jobs).moved(half)
-    tell("features of coarse logs")
+    progress("features of coarse logs")
     parts = []
     for every, start in ((5, 0), (10, 1)):
         places = list(range(start, len(table.runs), 3))
@@ -383,7 +383,7 @@ def train(
     how: Growth | None = None,
     folds: int = FOLDS,
     jobs: int = 1,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
     meta: dict[str, JSON] | None = None,
 ) -> Trained:
     """Train a model.
@@ -393,16 +393,16 @@ def train(
     ConfigError
         If there are fewer than 40 runs, or 10 that failed late enough to be forecast, or 10 that did not.
     """
-    how, tell = how or Growth(), tell or _silent
+    how, progress = how or Growth(), progress or _silent
     known = labels.of(table)
     _enough(known)
-    parts = prepare(table, labels, jobs=jobs, tell=tell)
+    parts = prepare(table, labels, jobs=jobs, progress=progress)
     scored = parts.scored
-    held = out_of_fold(scored, parts.coarse, folds_of(table, Split.RUN, folds), how, jobs=jobs, tell=tell)
+    held = out_of_fold(scored, parts.coarse, folds_of(table, Split.RUN, folds), how, jobs=jobs, progress=progress)
     lines = [platt_line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(scored))]
     harmless = np.flatnonzero(thresholds.healthy(scored, thresholds.sound_until(table, labels)))
     profiles = tuple(_profile(name, scored, held[name], lines, harmless) for name in PROFILES)
-    tell("the model itself")
+    progress("the model itself")
     learnt = learn_blend(mixed(scored, parts.coarse, how.seed), how, kinds=True)
     p50 = chances(held["taps"], lines)[: len(parts.fine), 1]
     return Trained(_model(learnt, lines, profiles, meta or {}), parts.fine, p50)
@@ -417,7 +417,7 @@ def out_of_fold(
     profiles: Sequence[str] = tuple(PROFILES),
     learn: Learn = learn_blend,
     jobs: int = 1,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Floats]:
     """Log-odds of all rows of ``fine``, each by a model that saw no run of its fold, by profile.
 
@@ -434,14 +434,14 @@ def out_of_fold(
         delayed(_learnt)(part, fine.only(mine), how, profiles, learn) for part, mine in zip(others, rows, strict=True)
     )
     for mine, found in zip(rows, Parallel(n_jobs=jobs, return_as="generator")(work), strict=True):
-        (tell or _silent)(f"one of {len(numbers)} folds is done")
+        (progress or _silent)(f"one of {len(numbers)} folds is done")
         for name in profiles:
             held[name][mine] = found[name]
     return held
 
 
 def _but(fine: Examples, coarse: Examples, fold: npt.NDArray[np.int64], number: int, seed: int) -> Examples:
-    """What is learnt from when one fold is held out."""
+    """Examples to learn from when one fold is held out."""
     return mixed(fine.only(fold[fine.run] != number), coarse.only(fold[coarse.run] != number), seed)
 
 
@@ -452,7 +452,7 @@ def _learnt(others: Examples, mine: Examples, how: Growth, profiles: Sequence[st
 
 
 def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
-    """What a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack.
+    """Examples a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack.
 
     Each run has one such copy: of a log that some trainer writes, or one without a random third of the signals. A
     signal is missing in a whole run far more often than because something broke, so that must teach nothing.

@@ -99,7 +99,7 @@ class Inbox:
             return frozenset(self._present - self._absent - gone_on - have.keys())
 
     def take(self, moment: Moment) -> Mapping[int, bytes]:
-        """What came of ``moment``, by rank; what is older is dropped."""
+        """Payloads of ``moment``, by rank; older ones are dropped."""
         with self._lock:
             for older in [other for other in self._payloads if other < moment]:
                 self._drop(older)
@@ -155,10 +155,10 @@ class Peer:
 
     @property
     def reachable(self) -> bool:
-        """Whether it can be told something."""
+        """True while it can be told something."""
         return self.control is not None and not self.gone
 
-    def tell(self, frame: Frame) -> bool:
+    def send(self, frame: Frame) -> bool:
         """Send a small message at once; False if it did not go out."""
         if self.control is None or self.gone:
             return False
@@ -249,7 +249,7 @@ class Hub:
         self._door = threading.Lock()
         known = own_secret()
         self.secret = known or secrets.token_hex(32)
-        self._told = "" if known else self.secret
+        self._shared_secret = "" if known else self.secret
         self._listener = listen(self.place)
         self._listener.setblocking(False)
         self.address = self._address()
@@ -259,7 +259,7 @@ class Hub:
         self._resting_until: float | None = None
         self._everywhere = threading.Event()
         self._wanted_everywhere = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="rlwatch-hub", daemon=True)
 
@@ -362,7 +362,7 @@ class Hub:
 
     def _address(self) -> Address:
         hosts = names_of(self.place, self._listener)
-        return Address(this_machine(), hosts, int(self._listener.getsockname()[1]), self._told)
+        return Address(this_machine(), hosts, int(self._listener.getsockname()[1]), self._shared_secret)
 
     def _accept(self) -> None:
         try:
@@ -446,8 +446,8 @@ class Hub:
         return peer.lose()
 
     def _say_once(self, words: str) -> None:
-        if words not in self._said and len(self._said) < 100:
-            self._said.add(words)
+        if words not in self._warned and len(self._warned) < 100:
+            self._warned.add(words)
             logger.warning("%s", words)
 
     def _part(self) -> None:
@@ -466,7 +466,7 @@ PLACE_S = 5.0
 
 @dataclass(slots=True)
 class _Round:
-    """What rank 0 asks of all ranks at one place; ``meet`` is the earliest moment at which they meet."""
+    """Round that rank 0 asks all ranks to at one place; ``meet`` is the earliest moment at which they meet."""
 
     turn: int
     meet: Moment
@@ -475,10 +475,10 @@ class _Round:
     refusal: str | None = None
     ballot: int = 0
 
-    def tell(self, frame: Frame) -> None:
+    def send(self, frame: Frame) -> None:
         """To all who were asked."""
         for peer in self.asked.values():
-            peer.tell(frame)
+            peer.send(frame)
 
     def next_word(self, peer: Peer, end: float, *kinds: Kind) -> Frame | None:
         """Of ``peer`` in this round; None when it is gone or says nothing until ``end``."""
@@ -513,12 +513,12 @@ class Chair:
                 found = self._called(self._here or self._earliest)
                 self._in_vain = found.refusal is not None
                 if self._in_vain:
-                    found.tell(Frame(Kind.OVER, turn=found.turn))
+                    found.send(Frame(Kind.OVER, turn=found.turn))
                 else:
                     self._round = found
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Whether all ranks meet at this boundary, at ``step``; ``wanted``: there are commands. If not, it is passed,
+        """True where all ranks meet at this boundary, at ``step``; ``wanted``: there are commands. Else it is passed,
         unless this rank stays at it (it is paused).
 
         With commands rank 0 asks where the others are: where one has passed already, all meet at a later boundary.
@@ -550,7 +550,7 @@ class Chair:
     def offer(self, body: bytes) -> None:
         """Tell the ranks that meet here what is wanted."""
         if self._round is not None and self._round.refusal is None:
-            self._round.tell(Frame(Kind.OFFER, self._round.meet, body, self._round.turn))
+            self._round.send(Frame(Kind.OFFER, self._round.meet, body, self._round.turn))
 
     def order(self, body: bytes) -> None:
         """At a place of order: say what is wanted, usually nothing. Something is for all, who are waited for."""
@@ -561,7 +561,7 @@ class Chair:
             found.refusal, found.asked = self._all_linked()
         linked, number = self._hub.ordered()
         for peer in linked.values():
-            peer.tell(Frame(Kind.ORDER, Moment(0, number, 0), body if peer.rank in found.asked else b"", found.turn))
+            peer.send(Frame(Kind.ORDER, Moment(0, number, 0), body if peer.rank in found.asked else b"", found.turn))
 
     def decide(self, refusal: str | None) -> str | None:
         """None if this rank and all others agree, else why not; all ranks are told."""
@@ -570,14 +570,14 @@ class Chair:
             return refusal
         under_way.ballot += 1
         verdict = refusal or under_way.refusal or self._objection(under_way)
-        under_way.tell(Frame(Kind.VERDICT, START, ballot_body(under_way.ballot, verdict), under_way.turn))
+        under_way.send(Frame(Kind.VERDICT, START, ballot_body(under_way.ballot, verdict), under_way.turn))
         return verdict
 
     def over(self) -> None:
         """Nothing more is asked in this round: whoever waits need not."""
         under_way = self._order or self._round
         if under_way is not None:
-            under_way.tell(Frame(Kind.OVER, turn=under_way.turn))
+            under_way.send(Frame(Kind.OVER, turn=under_way.turn))
         if self._order is not None:
             self._order = None  # a round that was put off to a later boundary goes on
         else:
@@ -592,18 +592,18 @@ class Chair:
         found = self._begun(here)
         found.refusal, found.asked = self._all_linked()
         if found.refusal is None:
-            found.tell(Frame(Kind.ASK, here, turn=found.turn))
+            found.send(Frame(Kind.ASK, here, turn=found.turn))
             end = time.monotonic() + PLACE_S
             for peer in found.asked.values():
                 found.refusal = self._not_coming(found, peer, end)
                 if found.refusal is not None:
                     return found
             found.meet = max(here, *found.places.values())
-            found.tell(Frame(Kind.MEET, found.meet, turn=found.turn))
+            found.send(Frame(Kind.MEET, found.meet, turn=found.turn))
         return found
 
     def _not_coming(self, found: _Round, peer: Peer, end: float) -> str | None:
-        """Why there is no hope that ``peer`` comes to a boundary soon; else its place is kept."""
+        """Reason to give up hope that ``peer`` comes to a boundary soon; else its place is kept."""
         frame = None if peer.silent else found.next_word(peer, end, Kind.PLACE)
         if frame is None:
             peer.silent = not peer.gone
@@ -637,7 +637,7 @@ class Chair:
 
     @staticmethod
     def _vote(under_way: _Round, peer: Peer, end: float) -> str | None:
-        """What ``peer`` says of this ballot: None for yes."""
+        """Vote of ``peer`` in this ballot: None for yes."""
         while (frame := under_way.next_word(peer, end, Kind.VOTE, Kind.PASSED)) is not None:
             if frame.kind is Kind.PASSED:
                 return f"rank {peer.rank} had gone on already"

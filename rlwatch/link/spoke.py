@@ -102,7 +102,7 @@ class Spoke:
 
     @property
     def live(self) -> bool:
-        """Whether rank 0 takes what this rank measures, or may soon."""
+        """True while rank 0 takes what this rank measures, or may soon."""
         if self._over:
             return False
         return self._steps is not None or time.monotonic() - self._since < HOPE_S
@@ -215,7 +215,7 @@ class Spoke:
                 self._send(moment, encode)
 
     def _send(self, moment: Moment, encode: Callable[[], bytes]) -> None:
-        """What cannot be sent is counted and dropped."""
+        """Send a step; one that cannot be sent is counted and dropped."""
         try:
             frame = Frame(Kind.STEP, moment, encode()).packed()
         except Exception as error:  # noqa: BLE001  (this rank's writer thread: encoding waits for the device)
@@ -288,7 +288,7 @@ def _next(connection: socket.socket, inflow: Inflow, end: float) -> Frame:
 
 
 def _taken_leave(connection: socket.socket) -> bool:
-    """Whether rank 0 left in good order."""
+    """True where rank 0 left in good order."""
     with contextlib.suppress(OSError, FrameError):
         return _next(connection, Inflow(), time.monotonic() + INTERVAL_S).kind is Kind.END
     return False
@@ -316,7 +316,7 @@ class Member:
         self._meet: Moment | None = None
         self._mine = 0
         self._ballot = 0
-        self._said: deque[Frame] = deque(maxlen=1000)
+        self._words: deque[Frame] = deque(maxlen=1000)
         self._orders: dict[int, Frame] = {}
         self._order = self._orders_over = 0
         self._hoping = True
@@ -334,7 +334,7 @@ class Member:
         threading.Thread(target=self._listen, args=(connection,), name="rlwatch-ear", daemon=True).start()
 
     def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
-        """Whether all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
+        """True where all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
 
         It waits only while rank 0 is about to say where all meet; ``wanted``: and where this rank knows as well as
         rank 0 that something is due here.
@@ -365,7 +365,7 @@ class Member:
             self._pass()
 
     def offered(self) -> bytes:
-        """What rank 0 wants here, where all meet; empty if nothing, or if it does not come."""
+        """Commands of rank 0 here, where all meet; empty if there are none, or if it does not come."""
         with self._changed:
             frame = self._hear(self._patience_s, Kind.OFFER)
             if frame is None:
@@ -454,11 +454,11 @@ class Member:
         """With the lock: the next word of ``kind`` in this rank's round; None if it does not come any more."""
 
         def found() -> Frame | None:
-            return next((frame for frame in self._said if frame.turn == self._mine), None)
+            return next((frame for frame in self._words if frame.turn == self._mine), None)
 
         while self._until(lambda: found() is not None, seconds) and (frame := found()) is not None:
             if frame.kind is not Kind.OVER:  # which stays, so that whoever asks again hears it, too
-                self._said.remove(frame)
+                self._words.remove(frame)
             if frame.kind in (kind, Kind.OVER):
                 return frame if frame.kind is kind else None
         return None
@@ -506,7 +506,7 @@ class Member:
             elif frame.kind is Kind.OFFER and frame.turn != self._turn:
                 answer = Frame(Kind.PASSED, turn=frame.turn)
             elif frame.kind in (Kind.OFFER, Kind.VERDICT, Kind.OVER):
-                self._said.append(frame)
+                self._words.append(frame)
                 if frame.kind is Kind.OVER and frame.turn == self._turn:
                     self._turn = 0
             elif frame.kind is Kind.END:

@@ -60,7 +60,7 @@ class Pace:
 
     @property
     def lap(self) -> int:
-        """How often steps went back so far."""
+        """Number of times that steps went back so far."""
         return self._lap
 
     def join(self, lap: int) -> None:
@@ -78,7 +78,7 @@ _HEAD = struct.Struct("!BIIQII")
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """Kinds of frames."""
 
     CHALLENGE = 1  # rank 0 to whoever connects: prove that you know the secret
     ANSWER = 2  # the caller: who it is, its proof, and its own challenge
@@ -100,7 +100,7 @@ _KINDS = frozenset(map(int, Kind))
 
 
 class FrameError(RLWatchError):
-    """What came over a connection is no frame of ours."""
+    """Bytes that came over a connection and are no frame of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def ballot_body(ballot: int, refusal: str | None) -> bytes:
 
 
 def read_ballot(body: bytes) -> tuple[int, str | None]:
-    """What was written as a vote or a verdict; (0, None), which is no ballot, for anything else."""
+    """Ballot and refusal of a vote or a verdict; (0, None), which is no ballot, for anything else."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -183,13 +183,13 @@ ROLES = ("steps", "control")
 
 
 def challenge() -> str:
-    """What nobody said before."""
+    """Words that nobody said before."""
     return secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who says that it calls, over what connection, and its own challenge."""
+    """Identity of a caller: its rank, the connection's role, and its own challenge."""
 
     rank: int
     role: str
@@ -197,24 +197,24 @@ class Caller:
 
     def answer(self, asked: str, secret: str) -> Frame:
         """To the challenge ``asked`` of rank 0."""
-        said = {
+        words = {
             "rank": self.rank,
             "role": self.role,
             "nonce": self.nonce,
             "proof": self.proof("caller", asked, secret),
         }
-        return Frame(Kind.ANSWER, body=json.dumps(said).encode())
+        return Frame(Kind.ANSWER, body=json.dumps(words).encode())
 
     def welcome(self, asked: str, secret: str, *, lap: int, orders: int) -> Frame:
         """Rank 0's answer in turn, and where it is."""
-        said = {"proof": self.proof("rank 0", asked, secret), "lap": lap, "orders": orders}
-        return Frame(Kind.WELCOME, body=json.dumps(said).encode())
+        words = {"proof": self.proof("rank 0", asked, secret), "lap": lap, "orders": orders}
+        return Frame(Kind.WELCOME, body=json.dumps(words).encode())
 
     def welcomed(self, frame: Frame, asked: str, secret: str) -> tuple[int, int]:
         """(lap, orders) of rank 0. Raises ``FrameError`` if it has not proven that it knows the secret."""
         try:
-            said = json.loads(frame.body)
-            proof, lap, orders = str(said["proof"]), int(said["lap"]), int(said["orders"])
+            words = json.loads(frame.body)
+            proof, lap, orders = str(words["proof"]), int(words["lap"]), int(words["orders"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise FrameError("no welcome of a rank 0 of rlwatch") from None
         if frame.kind is not Kind.WELCOME or not _same(proof, self.proof("rank 0", asked, secret)):
@@ -223,8 +223,8 @@ class Caller:
 
     def proof(self, speaker: str, asked: str, secret: str) -> str:
         """That ``speaker`` knows the secret and has heard all of this."""
-        said = json.dumps([speaker, self.rank, self.role, asked, self.nonce]).encode()
-        return hmac.digest(secret.encode(), said, "sha256").hex()
+        words = json.dumps([speaker, self.rank, self.role, asked, self.nonce]).encode()
+        return hmac.digest(secret.encode(), words, "sha256").hex()
 
 
 def asking(frame: Frame) -> str:
@@ -235,11 +235,11 @@ def asking(frame: Frame) -> str:
 
 
 def identified(frame: Frame, asked: str, secret: str, world_size: int) -> Caller:
-    """Who answered the challenge ``asked``. Raises ``FrameError`` for whoever is not of this run."""
+    """Caller that answered the challenge ``asked``. Raises ``FrameError`` for whoever is not of this run."""
     try:
-        said = json.loads(frame.body)
-        caller = Caller(int(said["rank"]), str(said["role"]), str(said["nonce"]))
-        proof = str(said["proof"])
+        words = json.loads(frame.body)
+        caller = Caller(int(words["rank"]), str(words["role"]), str(words["nonce"]))
+        proof = str(words["proof"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise FrameError("no greeting") from None
     if frame.kind is not Kind.ANSWER or not _same(proof, caller.proof("caller", asked, secret)):
@@ -270,7 +270,7 @@ class LinkError(RLWatchError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where rank 0 should listen: on which interface (empty: on the loopback, until a rank of another machine asks for
+    """Place for rank 0 to listen: an interface (empty: on the loopback, until a rank of another machine asks for
     more), and on which port (0: any that is free).
     """
 
@@ -305,12 +305,12 @@ class Address:
 
     @property
     def near(self) -> bool:
-        """Whether the loopback leads there."""
+        """True where the loopback leads there."""
         return self.machine == this_machine()
 
     @property
     def within_reach(self) -> bool:
-        """Whether rank 0 listens where this process could connect."""
+        """True where rank 0 listens so that this process could connect."""
         return self.near or self.hosts != (LOOPBACK,)
 
     @property
@@ -344,7 +344,7 @@ class Address:
 
 
 def own_secret() -> str:
-    """What ``RLWATCH_LINK_SECRET`` says; empty if nothing. Raises ``ConfigError`` for one that could be guessed."""
+    """Secret of ``RLWATCH_LINK_SECRET``, empty if none. Raises ``ConfigError`` for one that could be guessed."""
     found = os.environ.get(SECRET_VARIABLE, "")
     if found and len(found) < LEAST_SECRET:
         raise ConfigError(f"{SECRET_VARIABLE} must have at least {LEAST_SECRET} characters, got {len(found)}")

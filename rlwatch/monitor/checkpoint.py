@@ -1,4 +1,4 @@
-"""What the Monitor knows, as bytes beside the run's rows, so that a resume goes on without reliving all of them.
+"""Checkpoints of the Monitor: its memory as bytes beside the run's rows, so that a resume need not relive them all.
 
 A checkpoint is a shortcut and nothing more: one that is missing, damaged, of another program or not ours is passed
 over, and the rows are relived. Store directories travel, and unpickling runs code: so a checkpoint is sealed
@@ -52,7 +52,7 @@ def made_by(monitor: Monitor) -> str:
 
 
 def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> Checkpoint:
-    """What ``monitor`` knows after the item ``seq``; ``by`` is its :func:`made_by`. Raises what pickling raises."""
+    """Checkpoint of ``monitor`` after the item ``seq``; ``by`` is its :func:`made_by`. Raises what pickling raises."""
     to = io.BytesIO()
     _Pickler(to, monitor).dump(monitor.memory())
     bare = Checkpoint(seq, attempt, step, by, zlib.compress(to.getvalue(), 1))
@@ -83,7 +83,7 @@ class _Pickler(pickle.Pickler):
         self._monitor = monitor
 
     def persistent_id(self, obj: Any) -> Any:
-        """What the fresh monitor has already: itself and its methods, its makers, the forecaster's model."""
+        """Names for what the fresh monitor has already: itself and its methods, its makers, the forecaster's model."""
         from rlwatch.forecast.model import Model
 
         if obj is self._monitor:

@@ -30,7 +30,7 @@ logger = logging.getLogger("rlwatch")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an item brought about: findings to publish, alert transitions and forecasts, in order.
+    """Outcome of an item: findings to publish, alert transitions and forecasts, in order.
 
     ``forecasts``: what was said of each step that closed; ``kept`` the same as it is stored.
     """
@@ -122,7 +122,7 @@ class Monitor:
 
     @property
     def is_default(self) -> bool:
-        """Whether it judges with nothing but rlwatch's own detectors and forecaster."""
+        """True where it judges with nothing but rlwatch's own detectors and forecaster."""
         return self._make is default_detectors and self._make_forecaster is default_forecasts
 
     @property
@@ -141,7 +141,7 @@ class Monitor:
 
     @property
     def waits(self) -> bool:
-        """Whether events of an attempt were taken whose first record is still to come."""
+        """True while events of an attempt wait for its first record."""
         return bool(self._early)
 
     @property
@@ -151,7 +151,7 @@ class Monitor:
 
     @property
     def forecast(self) -> Forecast | None:
-        """What was forecast at the last closed step; None before one, and where the forecaster failed."""
+        """Forecast of the last closed step; None before one, and where the forecaster failed."""
         return self._forecasting.newest
 
     @property
@@ -181,7 +181,7 @@ class Monitor:
         return self._close()
 
     def diagnosis(self) -> Diagnosis:
-        """What most likely caused what was found so far on this branch of the run."""
+        """Most likely cause of the findings so far on this branch of the run."""
         return diagnose(
             self._published_findings,
             events=self._events,
@@ -321,12 +321,12 @@ def arrived(record: StepRecord, source: str) -> ClosedStep:
 
 
 def has_nonfinite(record: StepRecord) -> bool:
-    """Whether any value of the record is NaN or infinite."""
+    """True where any value of the record is NaN or infinite."""
     return not all(map(math.isfinite, record.metrics.values()))
 
 
 def is_forecast(record: StepRecord) -> bool:
-    """Whether it holds nothing but a forecast, as a log may that another tracker kept of a watched run."""
+    """True of a record that is a forecast alone, as in a log that another tracker kept of a watched run."""
     return bool(record.metrics) and all(name.startswith(FORECAST) for name in record.metrics)
 
 

@@ -61,7 +61,7 @@ class Forecasting:
 
     @property
     def absent(self) -> str:
-        """Why there has been no forecast; empty once there was one."""
+        """Reason that there has been no forecast; empty once there was one."""
         if self._off:
             return self._off
         if self._ever:
@@ -74,9 +74,9 @@ class Forecasting:
 
     def step(self, step: ClosedStep) -> tuple[ForecastRecord, ...]:
         """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again."""
-        said: list[Forecast] = []
-        self._guarded(lambda forecaster: said.append(_sound(forecaster.update(step))))
-        self.newest = said[0] if said else None
+        forecasts: list[Forecast] = []
+        self._guarded(lambda forecaster: forecasts.append(_sound(forecaster.update(step))))
+        self.newest = forecasts[0] if forecasts else None
         kept = self.newest or Forecast(step.step, absent=self._off)
         before, self._absent_before = self._absent_before, kept.absent
         self._ever = self._ever or not kept.absent
@@ -95,10 +95,10 @@ class Forecasting:
             self._held = carried and replace(carried, step=step.step, attempt=step.attempt, seq=step.seq)
         else:
             self._blank_rows = 0
-            told = (
+            alarms = (
                 forecast is not None and forecast.alarm and (self._held is not None or not any(map(_critical, others)))
             )
-            self._held = self._judged(forecast, step, others) if forecast is not None and told else None
+            self._held = self._judged(forecast, step, others) if forecast is not None and alarms else None
         if self._held is None:
             self._since, self._certain = None, 0
             return []
@@ -183,17 +183,17 @@ def _sound(forecast: Forecast) -> Forecast:
 
 
 def _critical(finding: Finding) -> bool:
-    """Whether a detector of the policy's training finds that it has failed."""
+    """True of a critical finding on the policy's training."""
     return finding.severity is Severity.CRITICAL and _of_training(finding)
 
 
 def _warns(finding: Finding) -> bool:
-    """Whether a detector of the policy's training finds worse than a remark."""
+    """True of a finding on the policy's training that is worse than a remark."""
     return finding.severity is not Severity.INFO and _of_training(finding)
 
 
 def _of_training(finding: Finding) -> bool:
-    """Whether it is of the policy, not of time or logging, nor of a reference that was reset or lost in a resume."""
+    """True of a finding on the policy: not on time or logging, nor on a reference reset or lost in a resume."""
     return finding.family != Family.SYSTEM.value and finding.kind not in OF_THE_REFERENCE
 
 

@@ -136,7 +136,7 @@ class MonitorSink:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that was found is written."""
+        """True once everything that was found is written."""
         return not self._steps
 
     def write(self, batch: Sequence[Item]) -> None:
@@ -206,7 +206,7 @@ class MonitorSink:
             self._wake()
 
     def _look(self, *, final: bool = False) -> None:
-        """What a store refuses here is written at the next look, or by whoever watches the store."""
+        """Publish what time has made due; what the store refuses is written at the next look, or by a watchman."""
         try:
             if self._dispatcher.publish(self._run.run_id, final=final) and self._wake is not None:
                 self._wake()
@@ -266,7 +266,7 @@ CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 
 
 def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> History:
-    """What an attempt continues: the newest checkpoint that fits, given to the monitor just reset, and later rows."""
+    """History that an attempt continues: the newest checkpoint that fits, for the fresh monitor, and later rows."""
 
     def history(attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
         after = 0
@@ -316,7 +316,7 @@ def judge_rest(
 
 
 def _is_left(store: Store, run_id: str) -> bool:
-    """Whether nobody writes the run, and we could."""
+    """True where nobody writes the run, and we could."""
     writer = store.amend_run(run_id)
     if writer is not None:
         writer.close()
@@ -346,7 +346,7 @@ class Judging:
         self._monitor, self._sink, self._store, self._run_id = monitor, sink, store, run_id
         self._judged = judged
         self._attempt = 0
-        self._said = -1
+        self._noted_seq = -1
         self._highest = -1
         self._by: str | None = None
         self._kept_at, self._kept_seq, self._cost_s = time.monotonic(), 0, 0.0
@@ -395,7 +395,7 @@ class Judging:
         self.note()
 
     def tick(self) -> None:
-        """What time alone makes due, and what could not be written before."""
+        """Write what time alone makes due, and what could not be written before."""
         self._sink.tick()
         self.note()
 
@@ -406,8 +406,8 @@ class Judging:
         since = self._monitor.open_since
         upto = self.seq if since is None else since - 1
         kept = self._checkpoint()
-        if kept is not None or upto != self._said:
-            self._said = upto
+        if kept is not None or upto != self._noted_seq:
+            self._noted_seq = upto
             self._judged(upto, kept)
 
     def close(self) -> None:

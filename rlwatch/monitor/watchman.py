@@ -28,14 +28,14 @@ RECENT_S = 24 * 3600.0
 
 
 def heartbeat_alerts(run: RunInfo, sign: Sign, alerts: Iterable[Alert], rule: Rule, now: float) -> list[Alert]:
-    """What the heartbeat rule says of ``run`` now that its stored ``alerts`` do not say yet."""
-    said = {alert.alert_id: alert for alert in alerts if alert.rule == rule.name and alert.kind in HEARTBEAT_KINDS}
+    """Alerts of the heartbeat rule on ``run`` as of now that its stored ``alerts`` lack."""
+    known = {alert.alert_id: alert for alert in alerts if alert.rule == rule.name and alert.kind in HEARTBEAT_KINDS}
     current = _raised(run, sign, rule, now)
-    firing = [alert for alert in said.values() if alert.state is AlertState.FIRING]
+    firing = [alert for alert in known.values() if alert.state is AlertState.FIRING]
     over = [_over(alert, run, sign, now) for alert in firing if _ended(alert, current, run, sign)]
     if current is None:
         return over
-    before = said.get(current.alert_id)
+    before = known.get(current.alert_id)
     if before is None:
         recent = now - max(run.last_ts or 0.0, run.heartbeat_at or 0.0, run.created_at) < RECENT_S
         return [*over, current] if recent else over
@@ -72,7 +72,7 @@ def _raised(run: RunInfo, sign: Sign, rule: Rule, now: float) -> Alert | None:
 
 
 def _ended(alert: Alert, current: Alert | None, run: RunInfo, sign: Sign) -> bool:
-    """Whether the run spoke again, or its writer said how it ended."""
+    """True where the run reported again, or its writer said how it ended."""
     if current is not None:
         return alert.alert_id != current.alert_id
     spoke = alert.alert_id != alert_id(alert.run_id, alert.rule, alert.kind, sign.pace.seq)

@@ -1,4 +1,4 @@
-"""What rlwatch lost or swallowed, counted: each counter is itself a metric of the run."""
+"""Counters of what rlwatch lost or swallowed: each is itself a metric of the run."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def step_index(step: Any) -> int:
 
 
 def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
-    """What of the entry is known to be a number without running anybody's code or waiting for a device, and whether
-    that is all of it.
+    """Numbers of the entry that are known without running anybody's code or waiting for a device, and True where that
+    is all of it.
     """
     metrics = entry.metrics
     if entry.plain and _TEXT.issuperset(map(type, metrics)):
@@ -163,12 +163,12 @@ def _number(value: Any) -> float:
 
 
 def _in_parts(value: Any) -> bool:
-    """Whether it is a DTensor, of which other ranks hold other parts."""
+    """True of a DTensor, of which other ranks hold other parts."""
     return hasattr(value, "full_tensor")
 
 
 def _in_memory(value: Any) -> bool:
-    """Whether it is a tensor that holds one real number; whatever else it may be, the writer thread judges."""
+    """True of a tensor that holds one real number; whatever else a value may be, the writer thread judges."""
     torch = sys.modules.get("torch")
     try:
         if torch is None or not isinstance(value, torch.Tensor) or _in_parts(value) or value.numel() != 1:
@@ -181,7 +181,7 @@ def _in_memory(value: Any) -> bool:
 
 
 def _complex(value: Any) -> bool:
-    """Whether it is a complex number of numpy or torch."""
+    """True of a complex number of numpy or torch."""
     kind = getattr(value, "dtype", None)
     return getattr(kind, "kind", "") == "c" or getattr(kind, "is_complex", False) is True
 
@@ -258,7 +258,7 @@ class Awaited:
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
 
     def due(self, *, hurry: bool = False) -> bool:
-        """Whether every share is here, or none is waited for any more. ``hurry``: take what there is."""
+        """True once every share is here, or none is waited for any more. ``hurry``: take what there is."""
         missing = self.inbox.awaited(self.moment)
         if not missing and self.parcel.ready():
             return True
@@ -323,7 +323,7 @@ class BoundedQueue(Generic[T]):
 
 @dataclass(slots=True)
 class Numbered:
-    """What is in the journal under ``number``."""
+    """Item that is in the journal under ``number``."""
 
     item: SpikeBatch | CompletionBatch | Event
     number: int

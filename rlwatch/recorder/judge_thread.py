@@ -88,7 +88,7 @@ class JudgeThread:
 
     @property
     def done(self) -> bool:
-        """Whether all that was handed over is judged and written."""
+        """True once all that was handed over is judged and written."""
         if not self._thread.is_alive():
             return True
         return not self._inbox and not self._behind and self._judging is not None and self._judging.seq >= self._handed
@@ -172,7 +172,7 @@ class JudgeThread:
         return False
 
     def _cannot(self, error: BaseException) -> bool:
-        """Whether it can never judge, and whoever looks next does; not where what it loads was wanting for a moment."""
+        """True where it can never judge, and whoever looks next does; not where a file was wanting for a moment."""
         if self._judging is None and passing(error) and self._failures <= MOST_FAILURES:
             time.sleep(0.5)
             return False
@@ -197,5 +197,5 @@ class JudgeThread:
         return bool(rows)
 
     def _hopeless(self, judging: Judging) -> bool:
-        """Whether what was handed over is not to be had: neither here nor stored."""
+        """True where rows that were handed over are not to be had: neither here nor stored."""
         return not self._inbox and not self._behind and judging.seq < self._handed

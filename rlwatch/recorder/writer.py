@@ -56,7 +56,7 @@ class Judge(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether all that was handed over is judged."""
+        """True once all that was handed over is judged."""
         ...
 
     def take(self, batch: Sequence[Item]) -> None:
@@ -73,7 +73,7 @@ class Judge(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether it has stopped."""
+        """True once it has stopped."""
         ...
 
 
@@ -170,7 +170,7 @@ class Writer:
 
     @property
     def judged_all(self) -> bool:
-        """Whether the judge, if there is one, came to the end of what was recorded."""
+        """True where the judge, if there is one, came to the end of what was recorded."""
         return self.judge is None or not self._gave_up
 
     def _cleared_by(self, end: float) -> bool:
@@ -300,7 +300,7 @@ class Writer:
         return True
 
     def _due(self, queued: Queued) -> bool:
-        """Whether it can be recorded now."""
+        """True of an item that can be recorded now."""
         return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._hurry_at)
 
     def _guard_item(self, queued: Queued, batch: list[Item], numbers: list[int]) -> None:
@@ -382,12 +382,12 @@ class StoreSink:
 
     @property
     def failing(self) -> bool:
-        """Whether something waits because it could not be written."""
+        """True while something waits because it could not be written."""
         return bool(self._backlog)
 
     @property
     def full(self) -> bool:
-        """Whether no more should come before it can be written: elsewhere it may be kept better."""
+        """True while no more should come before it can be written: elsewhere it may be kept better."""
         return len(self._backlog) >= self._max_backlog
 
     @property
@@ -412,7 +412,7 @@ class StoreSink:
         self._drain()
 
     def lost(self) -> list[Storable]:
-        """What was dropped since the last call, because it cannot be stored."""
+        """Items dropped since the last call, because they cannot be stored."""
         lost, self._lost = self._lost, []
         return lost
 

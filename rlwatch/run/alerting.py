@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("rlwatch")
-_said: set[str] = set()
+_refusals_logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """What to judge and tell by, and channels to tell; no channels means that alerts are recorded and logged only."""
+    """Policy to judge and notify by, and channels; no channels means that alerts are recorded and logged only."""
 
     policy: Policy = field(default_factory=Policy)
     notifiers: Mapping[str, Notifier] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Alerting:
     def dispatcher(
         self, store: Store, *, clock: Clock | None = None, live: Callable[[RunInfo], bool] = lambda _: True
     ) -> Dispatcher:
-        """Where alerts of the store's runs are put down: messages are also written for channels this process
+        """Dispatcher of the alerts of the store's runs: messages are also written for channels this process
         lacks, which another may have.
         """
         from rlwatch.alerts.dispatch import Dispatcher  # with all of diagnosis: the judge\'s thread loads it
@@ -88,13 +88,13 @@ def alerting_for(
 
 
 def _say_once(refused: str) -> None:
-    if refused and refused not in _said:
-        _said.add(refused)
+    if refused and refused not in _refusals_logged:
+        _refusals_logged.add(refused)
         logger.warning("%s", refused)
 
 
 def actions_of(config: Config) -> tuple[Action, ...]:
-    """What the file permits to be done without asking. Raises ``ConfigError`` naming the file and what is wrong."""
+    """Actions that the file permits without asking. Raises ``ConfigError`` naming the file and what is wrong."""
     try:
         actions = tuple(Action(**table) for table in config.actions)
     except ConfigError as error:
@@ -132,19 +132,19 @@ class OwnLog:
 
     def __call__(self, outcome: Outcome) -> None:
         """Take what changed, step by step: what fires at a step may hold back others of it."""
-        news = Counter[str]()
+        held_now = Counter[str]()
         for _, changed in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
-            news += self._step(list(changed))
-        if news:
-            count = news.total()
-            why = "; ".join(f"{many} {reason}" if len(news) > 1 else reason for reason, many in news.items())
+            held_now += self._step(list(changed))
+        if held_now:
+            count = held_now.total()
+            why = "; ".join(f"{many} {reason}" if len(held_now) > 1 else reason for reason, many in held_now.items())
             logger.info("%d alert%s held back: %s (rlwatch alerts lists all)", count, "s" * (count > 1), why)
 
     def _step(self, changed: list[Transition]) -> Counter[str]:
         for transition in changed:
             self._follow(transition)
-        told = {t.alert.alert_id: t for t in changed if t.notify}
-        due = told | {key: t for key, t in self._held.items() if key not in told}
+        due_now = {t.alert.alert_id: t for t in changed if t.notify}
+        due = due_now | {key: t for key, t in self._held.items() if key not in due_now}
         reasons = self._reasons(list(due.values())) if due else {}
         known = {
             *self._held,
@@ -249,10 +249,10 @@ class Acting:
             return
         except RLWatchError as error:
             why_not = str(error)
-        if why_not is None or self._is_news(action, alert, why_not):
-            self._tell(action, alert, why_not)
+        if why_not is None or self._is_new(action, alert, why_not):
+            self._record(action, alert, why_not)
 
-    def _is_news(self, action: Action, alert: Alert, why_not: str) -> bool:
+    def _is_new(self, action: Action, alert: Alert, why_not: str) -> bool:
         refused = (action.name, alert.alert_id, why_not)
         known = refused in self._refused
         self._refused.add(refused)
@@ -275,7 +275,7 @@ class Acting:
             idempotency_key=action_key(action, alert),
         )
 
-    def _tell(self, action: Action, alert: Alert, why_not: str | None) -> None:
+    def _record(self, action: Action, alert: Alert, why_not: str | None) -> None:
         outcome = "refused" if why_not else "dry run" if action.dry_run else "requested"
         body: dict[str, Any] = {"action": action.name, "do": action.do, "args": dict(action.args), "outcome": outcome}
         if why_not:

@@ -77,7 +77,7 @@ def _host(run: Run, meeting: Meeting, place: Place) -> None:
 
 
 def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:
-    """Whether to look again for ranks of other machines; where there is one, rank 0 lets it in."""
+    """Callable that looks for ranks of other machines, lets one in that is there, and says whether to look again."""
 
     def look(hub: Hub) -> bool:
         if meeting.get(FAR) is None:
@@ -91,12 +91,12 @@ def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:
 
 def _finder(meeting: Meeting) -> Callable[[], Address | None]:
     def find() -> Address | None:
-        said = meeting.get(ADDRESS)
-        if said is None:
+        address_text = meeting.get(ADDRESS)
+        if address_text is None:
             return None
-        if not said:
+        if not address_text:
             raise NobodyError("rank 0 does not record")
-        address = Address.from_text(said)
+        address = Address.from_text(address_text)
         if address.within_reach:
             return address
         meeting.put(FAR, "1")
@@ -148,7 +148,7 @@ class FirstRank:
         self._offer(Awaited(parcel, self._hub.inbox, moment, time.time(), self.latest.update))
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Where there are commands, the others are asked where they are."""
+        """Meet where there are commands: the others are asked where they are."""
         return self._chair.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
@@ -219,7 +219,7 @@ class OtherRank:
 
     @property
     def live(self) -> bool:
-        """Whether rank 0 takes what this rank measures, or is still looked for."""
+        """True while rank 0 takes what this rank measures, or is still looked for."""
         return self._spoke.live
 
     def settled(self, deadline_s: float) -> bool:
@@ -232,15 +232,15 @@ class OtherRank:
             self._counters.warn("dropped", FULL)
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Whether rank 0 has called all ranks together here, or is about to."""
+        """True where rank 0 has called all ranks together here, or is about to."""
         return self._spoke.member.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """What rank 0 wants now."""
+        """Commands that rank 0 passes on now."""
         return _unpacked(self._spoke.member.offered())
 
     def order(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """What rank 0 wants now."""
+        """Commands that rank 0 passes on now."""
         return _unpacked(self._spoke.member.ordered())
 
     def agree(self, refusal: str | None) -> str | None:

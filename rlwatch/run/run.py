@@ -51,7 +51,7 @@ class Link(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether what this rank measures is wanted, or may be soon."""
+        """True while what this rank measures is wanted, or may be soon."""
         ...
 
     def settled(self, deadline_s: float) -> bool:
@@ -59,11 +59,11 @@ class Link(Protocol):
         ...
 
     def send(self, parcel: Parcel) -> None:
-        """What this rank measured of a step."""
+        """Send this rank's share of a step."""
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
+        """True where all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
         ...
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
@@ -149,12 +149,12 @@ class Run:
 
     @property
     def linked(self) -> bool:
-        """Whether steps are put together of what several ranks measure: each must :meth:`send` its share."""
+        """True while steps are put together of what several ranks measure: each must :meth:`send` its share."""
         return self._link is not None and not self._ended and self._link.live
 
     @property
     def measures(self) -> bool:
-        """Whether what this process measures is wanted: it records, or sends to rank 0, which does."""
+        """True while what this process measures is wanted: it records, or sends to rank 0, which does."""
         return self.active or self.linked
 
     @property
@@ -214,7 +214,7 @@ class Run:
         return self._engine.mailbox.take(for_all_ranks=for_all_ranks)
 
     def has_commands(self, *, for_all_ranks: bool | None = None) -> bool:
-        """Whether :meth:`commands` would return any; they stay where they are.
+        """True where :meth:`commands` would return any; they stay where they are.
 
         ``for_all_ranks``: as there, of a loop that will take them; None of somebody else, who only looks.
         """
@@ -225,7 +225,7 @@ class Run:
         return self._engine.mailbox.waiting()
 
     def health(self) -> Health:
-        """What holds for the run, as of the last step judged (a step is judged when the next begins)."""
+        """Health of the run as of the last step judged (a step is judged when the next begins)."""
         return self._health
 
     @harmless("bad_calls", lambda: False)

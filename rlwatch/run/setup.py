@@ -149,7 +149,7 @@ def _from_environment(variable: str, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What a recording run is made of, once its settings are read.
+    """Parts that a recording run is made of, once its settings are read.
 
     Raises ``ConfigError`` for a ``queue_size`` under 1.
 
@@ -202,7 +202,7 @@ class Assembly:
         return run
 
     def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> Judging:
-        """What is found is stored, put down as alerts and told to ``run``. On the judge's thread: it loads a lot."""
+        """Judging whose findings are stored, published and announced. On the judge's thread: it loads a lot."""
         from rlwatch.monitor.engine import Monitor
         from rlwatch.monitor.judge import Judging, MonitorSink, past_of
 

@@ -41,7 +41,7 @@ def test_with_nothing_to_do_nobody_hears_of_anybody_and_nobody_waits():
         assert [world.boundary(step, wanted=False) for step in range(5)] == [None] * 5
 
         assert time.monotonic() - begin < NO_WAIT_S
-        assert all(not other.member._said for other in world.others)
+        assert all(not other.member._words for other in world.others)
 
 
 def test_all_agree_or_all_refuse_with_the_same_words():
@@ -239,7 +239,7 @@ def test_a_rank_that_waits_is_released_by_the_death_of_rank_0(where):
 
         def first():
             if where == "meets":
-                world.hub.peers[1].tell(Frame(Kind.ASK, turn=9))
+                world.hub.peers[1].send(Frame(Kind.ASK, turn=9))
                 assert until(lambda: member._here is not None)
             elif where != "ordered":
                 world.calls(1)

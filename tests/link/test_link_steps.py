@@ -410,7 +410,7 @@ def test_the_number_of_a_lost_connection_is_not_given_away_while_it_may_be_writt
         assert until(lambda: peer.gone)
 
         assert peer.control.fileno() == number
-        assert not peer.tell(Frame(Kind.OFFER))
+        assert not peer.send(Frame(Kind.OFFER))
 
 
 def test_what_a_rank_says_that_cannot_be_taken_ends_its_connection_alone(caplog):

@@ -164,7 +164,7 @@ class Episodes:
     place: Ints
 
     def begun(self, threshold: Floats) -> Ints:
-        """How many begin in each run, at each run's ``threshold``."""
+        """Number that begin in each run, at each run's ``threshold``."""
         at = threshold[self.run]
         return np.bincount(self.run[(self.low < at) & (at <= self.high)], minlength=len(threshold))
 
@@ -224,7 +224,7 @@ def _lowest(tried: Floats, over: Bools) -> float:
 
 
 def _at_least(values: Floats, thresholds: Floats) -> Ints:
-    """How many of ``values`` reach each threshold."""
+    """Number of ``values`` that reach each threshold."""
     return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
 
 
@@ -344,27 +344,27 @@ class Alarms:
     threshold: Floats
 
     @cached_property
-    def _told(self) -> Ints:
-        """How many monitored rows before each row have an alarm."""
+    def _alarmed_before(self) -> Ints:
+        """Number of monitored rows before each row that have an alarm."""
         alarm = (self.score >= self.threshold[self.timeline.table.run_of]) & self.timeline.monitored
         return np.concatenate([[0], np.cumsum(alarm)])
 
     @cached_property
     def _next(self) -> Ints:
         """Of each row, the first row from it on that has an alarm."""
-        alarm, size = np.diff(self._told) > 0, len(self._told) - 1
+        alarm, size = np.diff(self._alarmed_before) > 0, len(self._alarmed_before) - 1
         return np.minimum.accumulate(np.where(alarm, np.arange(size), size)[::-1])[::-1]
 
     def within(self, runs: Ints, first: Ints, last: Ints) -> Bools:
-        """Whether each of ``runs`` has an alarm at a step of [first, last]; broadcasts."""
+        """True for each of ``runs`` with an alarm at a step of [first, last]; broadcasts."""
         find = self.timeline.table.find
-        hit: Bools = self._told[find(runs, last + 1)] > self._told[find(runs, first)]
+        hit: Bools = self._alarmed_before[find(runs, last + 1)] > self._alarmed_before[find(runs, first)]
         return hit
 
     def ever(self, runs: Ints) -> Bools:
-        """Whether each of ``runs`` has any alarm."""
+        """True for each of ``runs`` with any alarm."""
         starts = self.timeline.table.starts
-        return self._told[starts[runs + 1]] > self._told[starts[runs]]
+        return self._alarmed_before[starts[runs + 1]] > self._alarmed_before[starts[runs]]
 
     def hits(self, last: int) -> Bools:
         """Of each event, whether it has an alarm from 100 steps before its onset to ``last`` steps after it."""

@@ -236,11 +236,11 @@ class Track:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What it reads: the stand-in of a hidden metric."""
+        """Metrics it reads: the stand-in of a hidden one."""
         return (self.limit.stand_in,) if self.limit.stand_in else self.limit.metrics
 
     def add(self, step: int, metrics: Mapping[str, float]) -> Place | None:
-        """Where the run stands; None where the level or the limit is not known."""
+        """Place of the run; None where the level or the limit is not known."""
         value = next((metrics[name] for name in self.metrics if name in metrics), math.nan)
         self.level = math.nan
         if not math.isfinite(value):
@@ -286,7 +286,7 @@ class _Reach(ABC):
 
 
 class Static(_Reach):
-    """How much of the way from its own baseline to the limit is gone: 0 at the baseline, 1 at the limit."""
+    """Share of the way from its own baseline to the limit that is gone: 0 at the baseline, 1 at the limit."""
 
     def _scores(self, step: int, places: Sequence[Place | None]) -> list[float]:  # noqa: ARG002
         found = [place for place in places if place is not None]
@@ -294,7 +294,7 @@ class Static(_Reach):
 
 
 class Extrapolation(_Reach):
-    """How soon a straight line through the last 60 steps meets the limit: 1 now, 1/2 in 50 steps, 0 never.
+    """Nearness in time of the limit on a straight line through the last 60 steps: 1 now, 1/2 in 50 steps, 0 never.
 
     Beyond the limit, the share of the way from the baseline that is gone: 1 and more.
     """
@@ -345,7 +345,7 @@ class Tool(Protocol):
     """One run's watcher."""
 
     def update(self, step: int, metrics: Mapping[str, float]) -> float | None:
-        """How bad the run looks after this row; ``metrics`` holds what was measured, NaN where that was NaN."""
+        """Score of the run after this row, the higher the worse; ``metrics``: as measured, NaN where that was NaN."""
         ...
 
 

@@ -40,7 +40,7 @@ def pages(evaluation: Mapping[str, Any], *, each: bool = True) -> list[Page]:
 
 
 def facts(about: Mapping[str, Any]) -> str:
-    """What was judged, in one sentence each."""
+    """Facts of what was judged, a sentence each."""
     classes = ", ".join(f"{count} {name}" for name, count in about["classes"].items())
     types = ", ".join(f"{name or 'unnamed'} {count}" for name, count in about["types"].items()) or "none"
     split = f"{about['folds']} folds by {about['split']}" if about["folds"] else "no folds"

@@ -40,7 +40,7 @@ Interval = tuple[float, float]
 
 
 def drawn(runs: int, draws: int, seed: int) -> Ints:
-    """How often each run is drawn, of shape (draws, runs): as many as there are, with replacement."""
+    """Number of times that each run is drawn, of shape (draws, runs): as many as there are, with replacement."""
     chances = np.full(runs, 1.0 / max(runs, 1))
     return np.random.default_rng(seed).multinomial(runs, chances, size=draws).astype(np.int64)
 
@@ -225,7 +225,7 @@ class ToolResult:
 
     @property
     def headline(self) -> Setting:
-        """What it is compared by: as it is, else transferred, else pooled."""
+        """Setting that it is compared by: as it is, else transferred, else pooled."""
         if self.as_is is not None:
             return self.as_is
         return (self.transferred or self.pooled)[HEADLINE]
