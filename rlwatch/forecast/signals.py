@@ -123,8 +123,8 @@ class History:
     """Raw values of every signal in the last rows; missing and non-finite ones are NaN here, and counted.
 
     Each signal keeps to the metric it was first read from: another estimator has another level. ``broken``: of each
-    row, whether a signal that had been a number no longer was; ``broken_metric``: the metric of which that was last so. What
-    never was a number is switched off (TRL's ``kl`` at beta = 0), not broken.
+    row, whether a signal that had been a number no longer was; ``broken_metric``: the metric of which that was last so.
+    What never was a number is switched off (TRL's ``kl`` at beta = 0), not broken.
     """
 
     def __init__(self) -> None:
