@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types compiled compiled-dev compiled-verl unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -32,21 +32,21 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/mypy app
 
-# Imports every test once: what three workers would each compile, at the same time, is compiled and kept.
-compiled: compiled-dev compiled-verl
-
-compiled-dev: $(VENV)/.dev
+# Imports every test once in a new environment: what workers would each compile, at the same time, is compiled and kept.
+$(VENV)/.compiled: $(VENV)/.dev
 	$(BIN)/python -m pytest --collect-only -qq >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
+	@touch $@
 
-compiled-verl: $(VENV_VERL)/.openrlhf
+$(VENV_VERL)/.compiled: $(VENV_VERL)/.openrlhf
 	$(VENV_VERL)/bin/python -m pytest --collect-only -qq tests/verl >$(VENV_VERL)/collected || { cat $(VENV_VERL)/collected; exit 1; }
+	@touch $@
 
 # Two workers for two cores, beside what else runs. What is marked `thorough` is left out, and counted as deselected.
-unit: compiled-dev browser
+unit: $(VENV)/.compiled browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The rest of the tests: more of a kind that `make test` has one of, and loads. The faults have a command of their own.
-thorough: compiled-dev browser
+thorough: $(VENV)/.compiled browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m thorough $(ARGS)
 
 # Which instructions torch computes with decides how sums are rounded: the rooms that compute, also under each set that
@@ -55,13 +55,13 @@ thorough: compiled-dev browser
 NUMERICAL ?= tests/gradloc tests/tensors
 EXACT := $(addprefix --ignore=tests/gradloc/test_gradloc_,$(addsuffix .py,budget causes nonfinite refusal replay rows trigger unharmed)) \
   $(addprefix --ignore=tests/tensors/test_tensors_,$(addsuffix .py,counting finite padded shipping text))
-numerical: compiled-dev
+numerical: $(VENV)/.compiled
 	@others=$$($(BIN)/python -c 'import torch; known = ["default", "avx2", "avx512"]; own = torch.backends.cpu.get_cpu_capability().lower(); \
 	  print(*(known[:known.index(own)] if own in known else ["default"]), sep="\n")') && echo "$$others" \
 	| xargs -r -P 2 -I@ env ATEN_CPU_CAPABILITY=@ OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -p no:cacheprovider $(NUMERICAL) $(EXACT) $(ARGS)
 
 # The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
-verl: compiled-verl
+verl: $(VENV_VERL)/.compiled
 	$(VENV_VERL)/bin/python -m pytest -n 2 --dist loadfile tests/verl $(ARGS)
 
 # The OpenRLHF integration against OpenRLHF's own loss and training step.

@@ -136,7 +136,7 @@ class Dashboard:
         self._port, self._token = _free_port(), secrets.token_urlsafe(32)
         self._log = directory / "dashboard.log"
         self._directory = directory
-        self._command = [sys.executable, "-P", "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
+        self.command = [sys.executable, "-P", "-m", "rlwatch.cli", "ui", "--store", store, "--port", str(self._port)]
 
     @staticmethod
     def possible() -> bool:
@@ -154,7 +154,7 @@ class Dashboard:
         environment["RLWATCH_UI_TOKEN"] = self._token
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command,
+                self.command,
                 env=environment,
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,

@@ -493,7 +493,7 @@ class Chair:
 
     def __init__(self, hub: Hub, patience_s: float = PATIENCE_S, acting_s: float = ACTING_S) -> None:
         self._hub = hub
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._acting_s = acting_s
         self._pace = Pace()
         self._here: Moment | None = None
@@ -624,14 +624,14 @@ class Chair:
 
     def _await_all(self) -> None:
         """An order can be the first thing ranks do: give those time to link who are about to."""
-        end = time.monotonic() + self._patience_s
+        end = time.monotonic() + self.patience_s
         while len(self._hub.linked()) < self._hub.world_size - 1 and time.monotonic() < end:
             if any(peer.gone for peer in list(self._hub.peers.values())):
                 return
             time.sleep(0.01)
 
     def _objection(self, under_way: _Round) -> str | None:
-        end = time.monotonic() + (self._patience_s if under_way.ballot == 1 else self._acting_s)
+        end = time.monotonic() + (self.patience_s if under_way.ballot == 1 else self._acting_s)
         votes = [self._vote(under_way, peer, end) for peer in under_way.asked.values()]
         return next((vote for vote in votes if vote is not None), None)
 

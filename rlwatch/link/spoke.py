@@ -305,7 +305,7 @@ class Member:
     """Another rank: its training thread, and a thread that listens to rank 0 for it."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._connection: socket.socket | None = None
@@ -345,8 +345,8 @@ class Member:
                 self._pass()
                 self._here = self._pace.next(step)
             if wanted and not self._turn and self._hoping and self.open:
-                self._hoping = self._until(lambda: self._turn != 0, self._patience_s)
-            if self._turn and not self._until(lambda: self._meet is not None or not self._turn, self._patience_s):
+                self._hoping = self._until(lambda: self._turn != 0, self.patience_s)
+            if self._turn and not self._until(lambda: self._meet is not None or not self._turn, self.patience_s):
                 self._turn = 0
             if self._turn and self._meet is not None and self._meet < self._earliest:
                 passed, self._turn = self._turn, 0  # training left that boundary in the middle of a round
@@ -367,7 +367,7 @@ class Member:
     def offered(self) -> bytes:
         """Commands of rank 0 here, where all meet; empty if there are none, or if it does not come."""
         with self._changed:
-            frame = self._hear(self._patience_s, Kind.OFFER)
+            frame = self._hear(self.patience_s, Kind.OFFER)
             if frame is None:
                 if self._turn == self._mine:
                     self._turn = 0  # what comes now comes too late, and is answered so
@@ -379,7 +379,7 @@ class Member:
         """At a place of order: what rank 0 wants, usually nothing."""
         with self._changed:
             number = self._order + 1
-            patience = self._patience_s if self._hoping else 0.0
+            patience = self.patience_s if self._hoping else 0.0
             self._hoping = self._until(lambda: self._knows_order(number), patience, though_closed=True)
             self._order = number
             frame = self._orders.pop(number, None)
@@ -467,7 +467,7 @@ class Member:
         with self._sending:
             if self.open and self._connection is not None:
                 try:
-                    send_all(self._connection, frame.packed(), self._patience_s)
+                    send_all(self._connection, frame.packed(), self.patience_s)
                 except OSError:
                     self.close()
 

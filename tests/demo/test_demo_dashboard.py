@@ -11,7 +11,7 @@ from rlwatch.demo.run import Dashboard
 def stand_in(tmp_path, program):
     """A dashboard whose command is replaced by ``program``."""
     dashboard = Dashboard("sqlite:///runs", tmp_path)
-    dashboard._command = [sys.executable, "-c", program]
+    dashboard.command = [sys.executable, "-c", program]
     return dashboard
 
 
@@ -19,11 +19,11 @@ def test_it_is_the_ordinary_command_on_a_loopback_port(tmp_path):
     """What a user would type, with the store given; the token goes by the environment, which others cannot read."""
     dashboard = Dashboard("sqlite:///runs", tmp_path)
 
-    assert dashboard._command[1:7] == ["-P", "-m", "rlwatch.cli", "ui", "--store", "sqlite:///runs"]
+    assert dashboard.command[1:7] == ["-P", "-m", "rlwatch.cli", "ui", "--store", "sqlite:///runs"]
     address, token = dashboard.url.split("/login?token=")
-    assert address == f"http://127.0.0.1:{dashboard._command[-1]}"
+    assert address == f"http://127.0.0.1:{dashboard.command[-1]}"
     assert len(token) == 43
-    assert token not in " ".join(dashboard._command)
+    assert token not in " ".join(dashboard.command)
 
 
 def test_its_link_is_that_of_an_operator(tmp_path, monkeypatch):

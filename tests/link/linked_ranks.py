@@ -38,7 +38,7 @@ class Other:
             rank, find if callable(find) else lambda: find, lambda: self.queue.drain(10), self.lost.append
         )
         self.member = self.spoke.member
-        self.member._patience_s = patience_s
+        self.member.patience_s = patience_s
         self.spoke.start()
 
     def send(self, step, payload=b"x"):

@@ -111,7 +111,7 @@ def test_what_is_due_on_one_rank_alone_is_waited_for_once():
     with ranks(2, patience_s=0.05) as world:
         other = world.others[0]
         assert other.boundary(1, wanted=True) is None
-        other.member._patience_s = 1000.0
+        other.member.patience_s = 1000.0
         assert other.boundary(2, wanted=True) is None
 
 
@@ -304,7 +304,7 @@ def test_acting_may_take_longer_than_agreeing_to_act():
             world.calls(1)
             world.chair.offer(b"x")
             able = world.chair.decide(None)
-            world.chair._patience_s = 0.0
+            world.chair.patience_s = 0.0
             return able, world.chair.decide(None)
 
         def other():
@@ -312,7 +312,7 @@ def test_acting_may_take_longer_than_agreeing_to_act():
             member.meets(1)
             member.offered()
             able = member.vote(None)
-            assert until(lambda: world.chair._patience_s == 0.0)
+            assert until(lambda: world.chair.patience_s == 0.0)
             return able, member.vote("disk full")
 
         assert together(first, other) == [(None, "rank 1: disk full")] * 2
@@ -325,7 +325,7 @@ def test_a_rank_that_was_asked_to_a_boundary_rank_0_does_not_come_to_goes_on(cap
         world.calls(1)
         assert world.heard_of(other)
         assert other.boundary(1, None) == (b"", UNDECIDED)
-        other.member._patience_s = world.chair._patience_s = 20.0
+        other.member.patience_s = world.chair.patience_s = 20.0
         world.chair.offer(b"x")
 
         assert world.chair.decide(None) == "rank 1 had gone on already"
@@ -355,11 +355,11 @@ def test_a_rank_that_does_not_come_is_waited_for_once():
     """One command may wait for it; the next is refused at once, until it has come to a boundary."""
     with ranks(2, patience_s=0.05) as world:
         assert world.boundary(1, None) == (b"x", "rank 1 does not answer")
-        world.chair._patience_s = 1000.0
+        world.chair.patience_s = 1000.0
         reason = "rank 1 has not come to a boundary since it was last waited for"
         assert world.boundary(1, None) == (b"x", reason)
 
-        world.others[0].member._patience_s = 20.0
+        world.others[0].member.patience_s = 20.0
         assert world.others[0].boundary(1) is None
         world.chair.leave()
         assert round_of(world, 3, None) == [(b"x", None)] * 2
@@ -498,9 +498,9 @@ def test_an_order_that_rank_0_never_gives_is_waited_for_once(caplog):
     with ranks(2, patience_s=0.05) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
         member = world.others[0].member
         assert member.ordered() == b""
-        member._patience_s = 1000.0
+        member.patience_s = 1000.0
         assert member.ordered() == b""
-        world.chair._patience_s = 20.0
+        world.chair.patience_s = 20.0
         world.chair.order(b"restore")
         assert world.chair.decide(None) == "rank 1 had gone on already"
         world.chair.over()
