@@ -62,6 +62,17 @@ def test_shares_of_a_complete_report_and_its_layers_add_up(name):
     assert all(sum(c.own.layers.values()) == pytest.approx(1.0) for c in report.culprits)
 
 
+@pytest.mark.parametrize("most", [1, 5])
+def test_nobody_is_named_who_is_small_beside_the_worst(most):
+    """A tenth of its size is the least, however many may be named."""
+    model = policy()
+    planted, [worst] = plant(rollouts(model), "ratio", 1, math.e**5)
+
+    report = located(model, planted, options=LocateOptions(culprits=most))
+
+    assert places(report) == {worst}
+
+
 def test_a_step_without_advantages_has_no_gradient_to_localise():
     """All zero: said so, not guessed."""
     model = policy()

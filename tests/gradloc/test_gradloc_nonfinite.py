@@ -508,6 +508,22 @@ def test_a_trace_is_plain_and_bounded():
     assert "every token of sequence 0" in found.message
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said"), [(1, "at token 0 "), (2, "at every token of sequence 3"), (3, "every token")]
+)
+def test_a_response_of_few_tokens_is_broken_at_its_token_or_at_all(tokens, said):
+    """From two on it is all of them."""
+    model = policy()
+    batch = rollouts(model)
+    batch.mask[3, tokens:] = False
+    batch.advantages[3] = math.nan
+
+    found = trace(model, take_step(model, batch))
+
+    assert said in found.message
+    assert len(found.tokens) == tokens
+
+
 def test_a_step_of_nothing_is_finite():
     """No pass was kept."""
     assert trace(policy(), Passes()).kind is Kind.NOTHING
