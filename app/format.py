@@ -10,8 +10,13 @@ import math
 import unicodedata
 from collections.abc import Mapping
 
-from rlwatch.catalogue import entry
 from rlwatch.records import JSON, Event
+from rlwatch.wording import plural, words
+
+__all__ = [
+    "NOTHING", "THIN", "age", "chance", "duration", "event_words", "evidence_line", "evidence_lines", "evidence_value",
+    "number", "percent", "plural", "shorten", "step", "words",
+]  # fmt: skip
 
 THIN = "\u202f"
 """Narrow no-break space: parts thousands, and a number from its unit."""
@@ -112,15 +117,6 @@ def age(then: float | None, now: float) -> str:
     return "now" if elapsed < 1 else f"{duration(round(elapsed) if elapsed < 10 else elapsed).replace('.0', '')} ago"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    r"""``1 run``, ``2 runs``.
-
-    >>> plural(1, "run"), plural(1200, "run")
-    ('1 run', '1\u202f200 runs')
-    """
-    return f"{step(count)} {one if count == 1 else many or one + 's'}"
-
-
 def shorten(text: str, limit: int) -> str:
     """At most ``limit`` characters, the cut shown; line ends, control characters and marks that turn the
     reading direction become spaces.
@@ -130,22 +126,6 @@ def shorten(text: str, limit: int) -> str:
     """
     clean = "".join(" " if unicodedata.category(c) == "Cc" or c in _TURNS else c for c in text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
-
-
-def words(kind: str) -> str:
-    """A kind of finding, event or command as a person says it.
-
-    >>> words("entropy_collapse"), words("lower-lr")
-    ('entropy collapse', 'lower learning rate')
-    """
-    return _OTHERS.get(kind) or entry(kind).label
-
-
-_OTHERS = {
-    "lower-lr": "lower learning rate",
-    "set-kl-coef": "set KL coefficient",
-}
-"""Commands whose names leave something out; kinds of findings have their words from the catalogue."""
 
 
 # The numbers a finding, an alert or an event carries, as text.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,6 +9,7 @@ import streamlit as st
 
 from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.records import Alert, AlertState, RunInfo, RunState
+from rlwatch.wording import code_in
 
 from . import charts, commands, layout, queries, run_charts, run_forecast, run_history
 from . import format as fmt
@@ -61,7 +61,7 @@ def _other(cause: Cause) -> str:
 
 def _action(action: Action) -> Markup:
     options = [
-        el("div", el("span", f"{trainer} ", cls="rl-project"), _options(text))
+        el("div", el("span", f"{trainer} ", cls="rl-project"), code_in(text))
         for trainer, text in action.options.items()
     ]
     return el(
@@ -73,13 +73,7 @@ def _action(action: Action) -> Markup:
     )
 
 
-def _options(text: str) -> Markup:
-    """``text`` with its backticked parts as code."""
-    parts = re.split(r"`([^`]+)`", text)
-    return joined(*(el("code", part) if place % 2 else part for place, part in enumerate(parts)))
-
-
-# On a run's page: what most likely caused its trouble, and what to do about it; and its post-mortem as a file.
+# The likely cause of the run's trouble, what to do about it, and its post-mortem as a file.
 
 
 def show_cause(run_id: str) -> None:
