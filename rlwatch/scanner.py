@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 
 from rlwatch.alerts.rules import Rule
+from rlwatch.detectors.base import NotRun
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.forecast import forecast_of
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
 from rlwatch.metrics import canonicalise, known, metric_of, resolve
-from rlwatch.monitor.engine import Monitor, NotRun, Outcome, joined
+from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord
