@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlwatch.version import __version__
+
 if TYPE_CHECKING:
     from rlwatch.clipping import LayerClip
     from rlwatch.errors import RLWatchError
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from rlwatch.run import Run, init
     from rlwatch.scanner import Report, scan
     from rlwatch.store.url import open_store
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "LayerClip": "rlwatch.clipping",

@@ -23,13 +23,14 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-import rlwatch
 from rlwatch.ports import Checkpoint
+from rlwatch.version import __version__
 
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Monitor
 
-_ROOMS = ("detectors", "stats", "forecast", "alerts", "monitor", "metrics", "records")
+_ROOMS = ("detectors", "layers", "stats", "forecast", "alerts", "monitor", "metrics", "records", "catalogue")
+"""Rooms whose classes a monitor's memory is made of, and whose code and data decide what it observes."""
 _OUTSIDE = {
     ("collections", "deque"): collections.deque,
     ("collections", "OrderedDict"): collections.OrderedDict,
@@ -131,10 +132,11 @@ def _environment() -> dict[str, str]:
 @cache
 def _program() -> str:
     """Digest of everything that judges: another program's state may mean something else."""
-    root = Path(rlwatch.__file__).parent
-    digest = hashlib.sha256(rlwatch.__version__.encode())
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256(__version__.encode())
     for room in _ROOMS:
-        for file in sorted([*(root / room).rglob("*.py"), *(root / room).glob("shipped/*"), root / f"{room}.py"]):
+        code, data = (root / room).rglob("*.py"), (root / room).rglob("*.toml")
+        for file in sorted([*code, *data, *(root / room).glob("shipped/*"), root / f"{room}.py"]):
             with suppress(OSError):
                 digest.update(file.read_bytes())
     return digest.hexdigest()

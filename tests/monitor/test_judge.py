@@ -73,6 +73,16 @@ class Evil:
         return (eval, ("open('/tmp/rlwatch-evil', 'w')",))
 
 
+def test_a_monitor_that_knows_layers_is_kept_as_well():
+    """Norms of layers are remembered by a class of a room of its own."""
+    monitor = Monitor(run_id="run", rules=RULES)
+    for step in range(60):
+        norms = {f"grad_layer/model.layers.{layer}": 1.0 + 0.01 * ((step * layer) % 7) for layer in range(6)}
+        monitor.observe(StepRecord(step, {"grad_norm": 2.5, **norms}, ts=float(step), seq=step + 1))
+
+    assert checkpoint.opened(sealed(monitor), Monitor(run_id="run", rules=RULES))
+
+
 def test_only_our_own_seal_opens_a_checkpoint_and_only_what_judges_is_looked_up(tmp_path, monkeypatch):
     """Store directories travel: a stranger's checkpoint is as good as none."""
     monitor = Monitor(run_id="run", rules=RULES)

@@ -1,0 +1,3 @@
+"""The version of rlwatch, where every room may read it."""
+
+__version__ = "0.1.0"
