@@ -454,7 +454,7 @@ def diagnosis(run: RunInfo) -> Diagnosis:
 
 
 def verdict(run: RunInfo) -> Verdict:
-    """How the run is, in a line."""
+    """The verdict on the run, in a line."""
     return stored_verdict(store(), run)
 
 

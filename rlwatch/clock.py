@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where code asks for the time."""
+    """The clock that code asks for the time."""
 
     def now(self) -> float:
         """Seconds since the Unix epoch (wall time: for people and for rows)."""

@@ -45,7 +45,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replay found.
+    """The findings of a replay.
 
     ``view`` is the run as every face shows it; ``steps`` counts distinct steps. ``guessed``: names that are no
     trainer's, read by their words as the metric named; ``unknown``: names that nothing reads.
@@ -242,7 +242,7 @@ def replay(
 
 
 def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
-    """What ``attempt``, starting at ``before_step``, continues, of a log that holds several attempts."""
+    """Items that ``attempt``, starting at ``before_step``, continues, of a log that holds several attempts."""
     first: dict[int, int] = {}
     for record in takewhile(lambda r: r.attempt < attempt, records):
         first[record.attempt] = min(record.step, first.get(record.attempt, record.step))

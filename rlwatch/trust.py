@@ -1,4 +1,4 @@
-"""Whose configuration a file is: the user's own, which is obeyed, or something that came with the data.
+"""Trust in a configuration file: the user's own is obeyed, one that came with the data is data.
 
 A file that was named (``--config``, ``RLWATCH_CONFIG``, in code) is the user's. One that was only found is theirs if
 they made it, as git and ssh judge: it belongs to them, and not everybody may write it. What lies beside runs is data,
@@ -15,7 +15,7 @@ FILE_NAME = "rlwatch.toml"
 
 
 def why_not_obeyed(file: Path, store_root: str | os.PathLike[str] | None = None) -> str:
-    """Why a file that was found, not named, is data and no configuration; "" if it is the user's own.
+    """The reason why a file that was found, not named, is data and no configuration; "" if it is the user's own.
 
     Links are followed, and their own place and owner count as well as the file's.
     """

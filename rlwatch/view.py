@@ -49,7 +49,7 @@ LEVELS: Mapping[Severity | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a run is, in one line. ``level``: the worst that was found and not run again since; None: nothing."""
+    """The state of a run in one line. ``level``: the worst severity observed and not run again since; None: nothing."""
 
     level: Severity | None
     text: str
@@ -108,17 +108,17 @@ class RunView:
 
     @property
     def sureness(self) -> Sureness | None:
-        """How sure the cause is."""
+        """Sureness of the cause."""
         return None if self.cause is None else self.cause.sure
 
     @property
     def onset_step(self) -> int | None:
-        """Where the cause began, looking back."""
+        """The step at which the cause began, looking back."""
         return None if self.cause is None else self.cause.onset_step
 
     @property
     def advice(self) -> tuple[Action, ...]:
-        """What to do about the cause, in order."""
+        """Actions against the cause, in order."""
         return () if self.cause is None else self.cause.actions
 
     @property
@@ -154,7 +154,7 @@ def view_of_run(store: Store, run: RunInfo) -> RunView:
 
 
 def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Diagnosis:
-    """What most likely caused the findings of a stored run, up to the step ``at``. Raises ``StoreError``."""
+    """Diagnose the findings of a stored run, up to the step ``at``. Raises ``StoreError``."""
     findings = store.findings(run.run_id)
     if not findings:
         return Diagnosis(why_not="nothing was found", at_step=at)
@@ -184,7 +184,7 @@ def diagnosis_of(
     metrics: Iterable[str] = (),
     at: int | None = None,
 ) -> Diagnosis:
-    """What most likely caused ``findings``, of a run that has records of ``steps`` (by attempt)."""
+    """Diagnose ``findings`` of a run that has records of ``steps`` (by attempt)."""
     reached = {attempt: [s for s in own if at is None or s <= at] for attempt, own in steps.items()}
     return diagnose(
         findings,

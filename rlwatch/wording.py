@@ -103,7 +103,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(then: float | None, now: float) -> str:
-    r"""How long ago ``then`` was (both Unix seconds); clocks that disagree read as "now".
+    r"""Time since ``then`` (both Unix seconds); clocks that disagree read as "now".
 
     >>> age(1000.0, 1180.0), age(1000.0, 999.0), age(None, 5.0)
     ('3\u202fmin ago', 'now', '-')

@@ -1,5 +1,7 @@
 """The shape of the house: names that say something, and an import that costs a trainer nothing."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +58,19 @@ def test_an_unknown_name_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match="no attribute 'scann'"):
         rlwatch.scann  # noqa: B018
+
+
+QUESTION = re.compile(r"(What|Whether|Which|How|Who|Whose|Why|Where|When)\b")
+
+
+def test_no_docstring_begins_with_a_question_word():
+    """The first line is an imperative or a noun phrase that stands alone."""
+    wrong = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if QUESTION.match(text):
+                    wrong.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
+
+    assert wrong == []

@@ -220,7 +220,7 @@ def unsilence(
 
 
 def matchers(silence: Silence) -> str:
-    """What it is about: ``run seed3, kind kl_drift``."""
+    """Its subject in words: ``run seed3, kind kl_drift``."""
     keys = ("run", "project", "kind", "rule")
     found = [f"{key} {getattr(silence, key)}" for key in keys if getattr(silence, key)]
     return ", ".join([*found, *(f"label {key}={value}" for key, value in silence.labels.items())]) or "everything"

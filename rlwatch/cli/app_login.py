@@ -1,4 +1,4 @@
-"""Who may use the dashboard, and where: its tokens, the secret its sessions are signed with, its origins."""
+"""Access to the dashboard: its tokens, the secret its sessions are signed with, its origins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET_FILE = "ui-secret"  # noqa: S105  (a file's name)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What opens the dashboard to one role; ``source`` says where it was set, empty: made for this start."""
+    """A token that opens the dashboard to one role; ``source`` says where it was set, empty: made for this start."""
 
     value: str = field(repr=False)
     source: str = ""
@@ -63,7 +63,7 @@ def _configured(name: str, env: Mapping[str, str]) -> Token | None:
 
 
 def _private_text(path: Path) -> str:
-    """What stands in ``path``. Raises ``ConfigError`` if it cannot be read or others can read it, too."""
+    """Read ``path``. Raises ``ConfigError`` if it cannot be read or others can read it, too."""
     try:
         with path.open(encoding="utf-8") as file:
             state = os.fstat(file.fileno())
@@ -97,7 +97,7 @@ class Login:
             return cls(chosen, secrets.token_urlsafe(48), kept=False)
 
     def signing_key(self, store_url: str) -> str:
-        """What sessions of this store are signed with: another store's are worth nothing here, nor are those of a token
+        """The key that signs sessions of this store: another store's are worth nothing here, nor are those of a token
         that somebody has set anew.
         """
         set_ones = [f"{role} {token.value}" for role, token in sorted(self.tokens.items()) if token.source]
@@ -108,7 +108,7 @@ class Login:
 
 
 def secret_path(env: Mapping[str, str] | None = None) -> Path:
-    """Where the secret of the sessions lies."""
+    """The file with the secret of the sessions."""
     from rlwatch.integrations.verl.heartbeat import state_home
 
     return state_home(env) / SECRET_FILE
@@ -153,7 +153,7 @@ def forget_sessions(path: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the dashboard listens, and the addresses people know it by.
+    """The address the dashboard listens on, and those that people know it by.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class Place:
 
     @property
     def wildcard(self) -> bool:
-        """Whether it listens on every interface."""
+        """True if it listens on every interface."""
         return self.host in {"0.0.0.0", "::"}  # noqa: S104
 
     @property
@@ -197,17 +197,17 @@ class Place:
 
     @property
     def address(self) -> str:
-        """What a person opens."""
+        """The address that a person opens."""
         host = socket.gethostname() if self.wildcard else self.host
         return f"{self.public[0] if self.public else origin('http', host, self.port)}{self.base_path}/"
 
     def link(self, token: Token) -> str:
-        """What logs a person in."""
+        """The link that logs a person in."""
         return f"{self.address}login?{urlencode({'token': token.value})}"
 
     @property
     def plain_beyond_loopback(self) -> bool:
-        """Whether tokens would cross a network unencrypted."""
+        """True if tokens would cross a network unencrypted."""
         if self.public:
             return any(not url.startswith("https:") and not _loopback_origin(url) for url in self.public)
         return not is_loopback(self.host)

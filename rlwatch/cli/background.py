@@ -46,7 +46,7 @@ def deliver_once(store: Store, alerting: Alerting) -> str:
 
 
 def watchman(store: Store, alerting: Alerting, run_id: str | None = None) -> Watchman:
-    """Who judges from outside whether runs live; of one run or of all."""
+    """The watchman that judges from outside whether runs live; of one run or of all."""
     from rlwatch.monitor.watchman import Watchman
 
     return Watchman(store, alerting.policy, dashboard_url=alerting.dashboard_url, run_id=run_id)

@@ -57,7 +57,7 @@ class Kind(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """What becomes of the optimizer's state when the reference is reset."""
+    """Fate of the optimizer's state when the reference is reset."""
 
     CLEAR = "clear"
     KEEP = "keep"

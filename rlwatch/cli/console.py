@@ -174,7 +174,7 @@ GAP = 2
 def columns_that_fit(
     headers: Sequence[str], rows: Sequence[Sequence[str]], importance: Sequence[str], width: int
 ) -> list[int]:
-    """Which columns to show in ``width`` characters, in their order; ``importance`` names them, most important first.
+    """Columns that fit into ``width`` characters, in their order; ``importance`` names them, most important first.
 
     One is always shown, however narrow it is; a column that does not fit makes room for less important, narrower ones.
     """

@@ -101,7 +101,7 @@ def sqlite_check(version: str = sqlite3.sqlite_version) -> Check:
 
 
 def package_check() -> Check:
-    """Which rlwatch this is, and from where."""
+    """Name the rlwatch in use, and where it lies."""
     where = Path(rlwatch.__file__).parent
     installed = _version(DISTRIBUTION)
     text = f"{rlwatch.__version__} from {where}"
@@ -113,7 +113,7 @@ def package_check() -> Check:
 
 
 def namesake_check() -> Check:
-    """Whether the unrelated distribution called ``rlwatch`` is installed as well."""
+    """Look for the unrelated distribution called ``rlwatch``."""
     version = _version(NAMESAKE)
     if version is None:
         return Check("namesake", Level.OK, f"the unrelated PyPI distribution {NAMESAKE!r} is not installed")
@@ -131,7 +131,7 @@ def extras_checks() -> list[Check]:
 
 
 def login_check() -> Check:
-    """Whether the dashboard's tokens and the secret its sessions are signed with are secret."""
+    """Check that the dashboard's tokens and the secret of its sessions are secret."""
     path = app_login.secret_path()
     try:
         set_ones = [token.source for token in app_login.tokens().values() if token.source]

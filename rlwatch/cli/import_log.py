@@ -101,7 +101,7 @@ def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> d
 
 
 def holds(store: RunReader, run_id: str) -> bool:
-    """Whether the store has a run of this id. Raises ``StoreError`` for one it cannot read."""
+    """True if the store has a run of this id. Raises ``StoreError`` for one it cannot read."""
     try:
         store.run(run_id)
     except RunNotFoundError:
@@ -121,7 +121,7 @@ def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
 
 
 def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, source: str, now: float) -> RunInfo:
-    """Who the imported run is; times are the log's own where it has any."""
+    """Identity of the imported run; times are the log's own where it has any."""
     first = next((record.ts for record in imported.records if record.ts), now)
     return RunInfo(
         run_id=run_id,

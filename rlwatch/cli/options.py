@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What a command prints."""
+    """Form in which a command prints."""
 
     TEXT = "text"
     JSON = "json"

@@ -1,4 +1,4 @@
-"""What would have been sent while a log was written: its rows put through everything a live run goes through."""
+"""Rehearse alerts: the rows of a log put through everything a live run goes through, and what would have been sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What was told and kept back, in order. ``timed``: the rows carry their times."""
+    """Alerts published and kept back, in order. ``timed``: the rows carry their times."""
 
     name: str
     lines: tuple[Line, ...]

@@ -24,7 +24,7 @@ EPILOG = examples(
 
 
 class Kind(StrEnum):
-    """How the report is written."""
+    """Form in which the report is written."""
 
     HTML = "html"
     MD = "md"

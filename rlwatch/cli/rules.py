@@ -167,7 +167,7 @@ def _line_cells(line: Line, when: str) -> list[Cell]:
 
 
 def _policy_lines(policy: Policy) -> Iterator[str]:
-    """What applies to all rules, a line each."""
+    """Settings that apply to all rules, a line each."""
     grouping = policy.grouping
     wait = f", waiting {grouping.wait_s:g} s for each other" if grouping.wait_s else ""
     yield f"one message for alerts that begin together: by {grouping.by.value}{wait}"
@@ -213,7 +213,7 @@ def _about(rule: Rule) -> str:
 
 
 def _later(rule: Rule) -> str:
-    """What happens if nobody acknowledges it."""
+    """The escalation if nobody acknowledges it."""
     parts = [f"repeats every {rule.repeat_minutes:g} min"] if rule.repeat_minutes else []
     after = [f"{rule.escalate_after_minutes:g} min"] if rule.escalate_after_minutes else []
     after += [f"{rule.escalate_after_steps} steps"] if rule.escalate_after_steps else []

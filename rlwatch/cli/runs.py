@@ -89,7 +89,7 @@ def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _verdict_cell(level: str | None) -> Cell:
-    """How bad what was found is, in a word."""
+    """The verdict in a word."""
     return ("ok", "green") if level in (None, Severity.INFO) else (level, SEVERITY_STYLES[Severity(level)])
 
 

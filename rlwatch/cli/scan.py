@@ -105,7 +105,7 @@ def print_report(report: Report, *, everything: bool = False) -> None:
 
 
 def print_names(report: Report) -> None:
-    """What the log's names were taken for, where that is not told by the trainer, and which nothing reads."""
+    """Print what names no trainer gives were taken for, and which names nothing reads."""
     if report.guessed:
         pairs = [f"{name} as {metric}" for name, metric in report.guessed.items()]
         say(f"read by their words: {some(pairs)}", style="dim")

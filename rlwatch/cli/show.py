@@ -285,7 +285,7 @@ def column_values(column: object) -> list[JSON]:
 
 
 def _badness(value: float, name: str) -> float:
-    """How far out a value is: a ratio of 1/8 is as far from 1 as a ratio of 8; NaN is beyond all."""
+    """Distance from the usual: a ratio of 1/8 is as far from 1 as a ratio of 8; NaN is beyond all."""
     if math.isnan(value):
         return math.inf
     if name == "ratio":
@@ -309,7 +309,7 @@ def culprit_rows(batches: Sequence[SpikeBatch], most: int = MOST_CULPRITS) -> li
 
 
 def localisations(events: Sequence[Event], most: int = MOST_CULPRITS) -> list[Row]:
-    """What each localisation said of its step, newest first."""
+    """Localisations of steps, newest first."""
     found = [event for event in events if event.kind == LOCALISED]
     return [{"step": event.step, **event.body} for event in reversed(found[-most:])]
 

@@ -33,7 +33,7 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = False) -> None:
-    """How many detectors lacked their metrics, in one line; with ``everything`` which, and what each needs."""
+    """Count the detectors that lacked their metrics, in one line; with ``everything`` name each and its needs."""
     if everything:
         for part in parts:
             say(f"not judged: {part.name}: {part.reason}", style="dim")

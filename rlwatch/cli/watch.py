@@ -131,7 +131,7 @@ def _not_a_log(path: Path) -> None:
 
 
 def _is_run(directory: Path) -> bool:
-    """Whether the only log in it and below is the run of a tracker that it stands for itself."""
+    """True if the only log in it and below is the run of a tracker that it stands for itself."""
     from rlwatch.importers.registry import logs_below, run_directory
 
     run = run_directory(directory)

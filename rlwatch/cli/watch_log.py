@@ -44,7 +44,7 @@ class Positions:
         self._directory = Path(unquote(store.url[len(_SCHEME) :])) / _PLACE if store.url.startswith(_SCHEME) else None
 
     def load(self, run_id: str) -> tuple[Position | None, int]:
-        """Where reading of the run's log stood, and the ``seq`` of its last record; None and 0 if it is new."""
+        """Position in the run's log, and the ``seq`` of its last record; None and 0 if it is new."""
         try:
             last = self._store.records(run_id, last=1)
         except RunNotFoundError:
@@ -125,7 +125,7 @@ class Recording:
 
     @property
     def kept(self) -> tuple[tuple[Notification, str], ...]:
-        """What was due when somebody last looked, but kept back, and why."""
+        """Notices that were due at the last look, but kept back, and why."""
         return self._dispatcher.decision.held_back
 
     def take(self, records: Sequence[StepRecord]) -> None:
@@ -231,22 +231,22 @@ class LogWatch:
 
     @property
     def records(self) -> int:
-        """How many records were new to the store."""
+        """Number of records that were new to the store."""
         return self.recording.records if self.recording else 0
 
     @property
     def behind(self) -> bool:
-        """Whether there is more to be read at once."""
+        """True if there is more to be read at once."""
         return self.tail.behind
 
     @property
     def left_out(self) -> str:
-        """What of the log could not be used, and how often; empty if all could."""
+        """Parts of the log that could not be used, and how often; empty if all could."""
         return "; ".join(f"{skipped.count:,} x {skipped.reason}" for skipped in self.tail.skipped)
 
     @property
     def why_nothing(self) -> str:
-        """Why no row of the log could be recorded so far."""
+        """The reason why no row of the log could be recorded so far."""
         if self.tail.problem:
             return self.tail.problem
         left_out = self.left_out
@@ -305,7 +305,7 @@ class LogWatch:
             self._save_due = self._clock.monotonic() + SAVE_S
 
     def _quiet(self) -> bool:
-        """Whether nobody has written to the log for a while."""
+        """True if nobody has written to the log for a while."""
         try:
             return self._clock.now() - self.tail.modified >= QUIET_S
         except OSError:  # it is gone
@@ -414,7 +414,7 @@ def watch_of(
 
 
 def ever_critical(store: Store, run_id: str) -> bool:
-    """Whether a critical alert of the run ever fired: what ``rlwatch scan`` answers 1 to."""
+    """True once a critical alert of the run fired: what ``rlwatch scan`` answers 1 to."""
     return any(
         alert.severity is Severity.CRITICAL and alert.state is not AlertState.PENDING for alert in store.alerts(run_id)
     )

@@ -136,7 +136,7 @@ class Fleet:
             self._guarded(member, lambda one: self._rest(one, "the log is gone"))
 
     def _guarded(self, member: Member, do: Callable[[Member], bool]) -> bool:
-        """What one log does wrong, also what nobody foresaw, is told once, and concerns no other."""
+        """Report once what one log does wrong, also what nobody foresaw, and go on with the others."""
         began = self._clock.monotonic()
         try:
             return do(member)
@@ -197,7 +197,7 @@ class Fleet:
         return member.watch
 
     def _has_room(self) -> bool:
-        """Whether one more run may be begun: in one look a directory must not have all its runs open at once."""
+        """True if one more run may be begun: in one look a directory must not have all its runs open at once."""
         self._begun += 1
         if self._begun <= MOST_LIVE // 4:
             return True
@@ -219,7 +219,7 @@ class Fleet:
         return False
 
     def _say_why_not(self, member: Member, watch: LogWatch, *, also_empty: bool = False) -> None:
-        """Why nothing of the log was recorded."""
+        """Say why nothing of the log was recorded."""
         if also_empty or watch.tail.read[1]:
             self._complain(member, watch.why_nothing)
 
@@ -326,7 +326,7 @@ def status_line(fleet: Fleet) -> Iterator[Callable[[], None]]:
 
 
 def summary(fleet: Fleet) -> str:
-    """How many logs there are, in which state, and which of them said something last."""
+    """Count the logs by state, and name the one that was read last."""
     runs = fleet.runs
     behind = sum(member.watch is not None and member.watch.behind for member in runs)
     broken = sum(bool(member.problem) for member in fleet.members.values())

@@ -47,7 +47,7 @@ class StoreWatch:
                 yield alert
 
     def critical(self) -> bool:
-        """Whether a critical alert is firing now."""
+        """True if a critical alert is firing now."""
         return any(
             alert.state is AlertState.FIRING and alert.severity is Severity.CRITICAL
             for alert in self._store.alerts(self._run_id)

@@ -136,7 +136,7 @@ def not_run(detectors: Iterable[Detector | type[Detector]], seen: Collection[str
 
 
 def lacks_metrics(detector: Detector | type[Detector], seen: Collection[str]) -> bool:
-    """Whether no way to feed the detector was logged."""
+    """True if no way to feed the detector was logged."""
     return not any(all(_was_seen(name, seen) for name in needed) for needed in detector.requires)
 
 

@@ -460,7 +460,7 @@ def alerts_table(facts: Facts) -> Rows:
 
 
 def commands_table(facts: Facts) -> Rows:
-    """What people asked of the run, oldest first."""
+    """Commands of the run, oldest first."""
     rows = [
         (moment(c.created_at), words(c.kind), c.status.value, step(c.finished_step), c.requested_by, c.why, c.result)
         for c in facts.commands

@@ -75,7 +75,7 @@ APART = 14.0
 
 
 class Frame:
-    """Where steps and values lie in the picture. ``window``: first and last step of all charts."""
+    """Coordinates of steps and values in the picture. ``window``: first and last step of all charts."""
 
     def __init__(self, chart: Chart, window: tuple[int, int]) -> None:
         values = sorted(chart.curve.values)
