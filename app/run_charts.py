@@ -113,7 +113,7 @@ def shelves(all_sections: Sequence[Section], columns: int) -> list[list[tuple[Se
 
 
 def unchanging_words(section: Section) -> str:
-    """``never changed: optim/lr 1.00e−6``; empty if all did."""
+    """``never changed: optim/lr 1e-06``; empty if all did."""
     if not section.unchanging:
         return ""
     return "never changed: " + " · ".join(f"{name} {fmt.number(value)}" for name, value in section.unchanging)

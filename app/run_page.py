@@ -87,7 +87,7 @@ def show_cause(run_id: str) -> None:
         line = el("div", el("span", "Verdict", cls="label"), verdict.text, cls="rl-why")
         diagnosis = queries.diagnosis(run)
         if not diagnosis.causes or not (firing or verdict.bad):
-            st.html(line)
+            st.html(joined(line))
             return
         st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Why, and what to do in order", key="remedies"):

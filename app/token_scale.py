@@ -98,7 +98,7 @@ def _level(value: float, place: float) -> Level:
 DEEPEST = 62
 """Per cent of the colour at the end of the scale, as in ``response.js``."""
 
-HATCHED = {"nan": (45, "NaN"), "inf": (90, "Inf or −Inf")}
+HATCHED = {"nan": (45, "NaN"), "inf": (90, "Inf or -Inf")}
 """Direction of the hatching (degrees) and name of what is not finite, as in ``response.css``."""
 
 _STOPS = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)

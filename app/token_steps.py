@@ -246,7 +246,7 @@ METHODS = {
 
 
 def completeness(report: Report) -> str:
-    """``complete to 0.02 %``, or ``incomplete: 7.0 % of the norm is not accounted for``; empty if not known."""
+    """``complete to 0.02%``, or ``incomplete: 7% of the norm is not accounted for``; empty if not known."""
     if report.gap is None or not np.isfinite(report.gap):
         return ""
     gap = fmt.percent(abs(report.gap))
@@ -359,13 +359,12 @@ def exactly(token: Token) -> list[tuple[str, str]]:
 
 
 def exact(value: float) -> str:
-    """Six significant digits, without zeros that say nothing.
+    """Six significant digits.
 
     >>> exact(0.8), exact(-1234.5678), exact(2.5e-7), exact(float("inf"))
-    ('0.8', '−1\u202f234.57', '2.5e−7', 'Inf')
+    ('0.8', '-1234.57', '2.5e-07', 'Inf')
     """
-    mantissa, e, power = fmt.number(value, 6).partition("e")
-    return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + e + power
+    return fmt.number(value, 6)
 
 
 def top_layer(token: Token) -> str:

@@ -29,7 +29,7 @@ _COMMANDS = {"lower-lr": "lower learning rate", "set-kl-coef": "set KL coefficie
 """Commands whose names leave something out; kinds of findings have their words from the catalogue."""
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, whole thousands in full, no needless exponent; NaN and the infinities by name.
 
     >>> [number(x) for x in (0.0213456, 12483.0, 999.9, 2.5e6, -0.00002, 0.0)]
@@ -41,7 +41,8 @@ def number(value: float | None) -> str:
         return NOTHING
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
-    return f"{value:.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
+    value = value or 0.0  # -0.0 is no other number
+    return f"{value:.0f}" if 10**digits - 0.5 <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
 def step(value: int | None) -> str:

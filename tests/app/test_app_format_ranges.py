@@ -13,7 +13,7 @@ from rlwatch.records import Event
 
 THIN = fmt.THIN
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-NOT_FINITE = [(math.nan, "NaN"), (math.inf, "Inf"), (-math.inf, "−Inf")]
+NOT_FINITE = [(math.nan, "NaN"), (math.inf, "Inf"), (-math.inf, "-Inf")]
 
 
 def seconds_of(text):
@@ -38,7 +38,7 @@ def test_a_length_of_time_is_told_within_its_rounding(seconds):
         (-3.0, "0 ms"),
         (0.0, "0 ms"),
         (0.9994, "999 ms"),
-        (0.9996, "1.0 s"),
+        (0.9996, "1 s"),
         (9.94, "9.9 s"),
         (9.96, "10 s"),
         (59.4, "59 s"),
@@ -71,7 +71,7 @@ def test_a_time_that_is_none_is_shown_as_nothing(odd):
 def test_a_chance_is_never_told_as_certain(value):
     """Whole per cents between 1 and 99; beyond, only that it is."""
     told = fmt.chance(value)
-    shown = int(re.fullmatch(rf"[<>]?{THIN}?(\d+){THIN}%", told)[1])
+    shown = int(re.fullmatch(r"[<>]?(\d+)%", told)[1])
 
     assert 1 <= shown <= 99
     assert told[0] == "<" if value < 0.01 else told[0] == ">" if value > 0.99 else abs(shown - 100 * value) <= 0.5001
@@ -86,7 +86,7 @@ def test_what_is_no_chance_and_no_share_is_called_by_its_name(value, told):
 @given(st.floats(-2.0, 2.0))
 def test_a_share_is_told_to_two_digits(share):
     """Of per cents; three where it is nearly all."""
-    told = float(fmt.percent(share).removesuffix(f"{THIN}%").replace("−", "-"))
+    told = float(fmt.percent(share).removesuffix("%").replace("-", "-"))
 
     assert told == pytest.approx(100 * share, rel=0.051, abs=1e-300)
 
@@ -123,7 +123,7 @@ def test_any_body_is_lines_of_text(body, limit):
         (False, "no"),
         (None, "none"),
         (1, "1"),
-        (0.5, "0.500"),
+        (0.5, "0.5"),
         *NOT_FINITE,
         ("a", "a"),
         ([1, "ü"], '[1, "ü"]'),
@@ -156,5 +156,5 @@ def test_another_event_is_told_by_its_entries():
     """A report in it is one of them."""
     assert event_words(Event("reference_reset", 7, {"kl": 0.31, "report": {"a": 1}})) == (
         "reference reset",
-        'kl 0.310 · report {"a": 1}',
+        'kl 0.31 · report {"a": 1}',
     )

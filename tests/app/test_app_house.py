@@ -59,6 +59,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "records",
         "report",
         "store",
+        "view",
         "wording",
     }
 

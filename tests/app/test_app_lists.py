@@ -51,7 +51,7 @@ def test_a_row_answers_who_how_and_why():
     (entry,) = runs_page.run_entries(fleet(run("bad"), alerts={"bad": [alert("bad")]}), NOW)
     row = runs_page.run_row(entry, NOW)
     assert row_cells(row) == [
-        "danger", "bad", "30", "0.500", "spark", "0.900", "–", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
+        "danger", "bad", "30", "0.5", "spark", "0.9", "-", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
     ]  # fmt: skip
     assert len(row.cells) == len(runs_page.RUN_COLUMNS)
     assert row.opens == "bad"

@@ -136,7 +136,7 @@ def test_events_are_listed_and_resets_marked(store_dir):
     write_run(store_dir, events=[Event("reference_reset", step=15, body={"optimizer": "keep", "kl": 0.31})])
     page = run_page()
     (row,) = tables(page)["events"]["rows"]
-    assert cells(row) == ["15", "reference reset", "optimizer keep · kl 0.310"]
+    assert cells(row) == ["15", "reference reset", "optimizer keep · kl 0.31"]
     marks = lines(charts(page)["chart-TRUST_REGION"])[0]["markLine"]["data"]
     assert [(mark["xAxis"], mark["label"]["formatter"]) for mark in marks] == [(15, "⟲")]
 

@@ -63,9 +63,9 @@ def test_a_finding_row_opens_its_evidence():
     row = run_history.finding_row(finding())
     assert said(row)[:4] == ["critical", "entropy collapse", "12", "20"]
     assert row.cells[4]["lines"] == [
-        ["entropy", "0.100"],
+        ["entropy", "0.1"],
         ["ratio", "NaN"],
-        ["times its threshold", "4.00"],
+        ["times its threshold", "4"],
         ["metric", "policy/entropy"],
     ]
     assert len(row.cells) == len(run_history.FINDING_COLUMNS)

@@ -98,11 +98,11 @@ def test_what_it_cost_is_told_as_far_as_it_is_known(cost, told):
         (
             {"share": 0.41, "ratio": 148.0},
             {"layers.27": 0.62, "layers.3": 0.38},
-            "share 41\u202f%, ratio 148, layers.27 62\u202f%",
+            "share 41%, ratio 148, layers.27 62%",
         ),
         ({"ratio": math.inf}, {}, "ratio Inf"),
         ({"share": math.nan}, {}, "share NaN"),
-        ({}, {"lm_head": 1.0}, "lm_head 100\u202f%"),
+        ({}, {"lm_head": 1.0}, "lm_head 100%"),
         ({}, {}, ""),
     ],
 )

@@ -25,7 +25,7 @@ def response(**columns):
 
 @given(floats, st.sampled_from(QUANTITIES))
 def test_every_value_is_on_the_scale_or_has_a_name(found, quantity):
-    """Finite ones between −1 and 1 with their sign; NaN and infinities by name, never a colour."""
+    """Finite ones between -1 and 1 with their sign; NaN and infinities by name, never a colour."""
     for value, level in zip(found.tolist(), levels(found, scale_end(found), quantity), strict=True):
         if math.isnan(value):
             assert level == "nan"
@@ -92,16 +92,16 @@ def test_nan_in_a_column_stays_nan():
 def test_the_legend_says_where_the_scale_ends_and_of_what():
     """Both ends of a signed scale, none below zero of another, the unit once."""
     signed = legend(BY_NAME["log ratio"], 4.97, COLOURS, [1.0])
-    assert "−4.97" in signed
+    assert "-4.97" in signed
     assert "4.97 nats" in signed
     one = legend(BY_NAME["entropy"], 3.0, COLOURS, [1.0])
-    assert "−3" not in one
-    assert "3.00 nats" in one
+    assert "-3" not in one
+    assert "3 nats" in one
     assert "no value other than 0" in legend(BY_NAME["entropy"], 0.0, COLOURS, [0.0])
 
 
 @pytest.mark.parametrize(
-    ("level", "word"), [("nan", "NaN"), ("inf", "Inf or −Inf"), ("-inf", "Inf or −Inf"), (None, "not measured")]
+    ("level", "word"), [("nan", "NaN"), ("inf", "Inf or -Inf"), ("-inf", "Inf or -Inf"), (None, "not measured")]
 )
 def test_the_legend_names_what_is_on_no_scale(level, word):
     """If there is any, and only then."""

@@ -28,7 +28,7 @@ def test_newest_first_with_norm_cause_culprits_and_the_worst():
     first, second = Spiked(10), Spiked(4766, norm=12.3, cause="layer", blamed=1)
     rows = [said(entry) for entry in listed(first, second, far=[far_out(11, 4)])]
 
-    assert rows[0] == ["4\u202f766", "12.3", "1.90", "layer", "1", "85\u202f%", "complete to 0.020\u202f%", ""]
+    assert rows[0] == ["4\u202f766", "12.3", "1.9", "layer", "1", "85%", "complete to 0.02%", ""]
     assert [row[0] for row in rows] == ["4\u202f766", "11", "10"]
     assert rows[1] == ["11", "", "", "far-out tokens", "", "", "", "4"]
 
@@ -54,7 +54,7 @@ def test_culprits_too_old_to_be_read_are_unknown_not_none():
     (entry,) = entries([event], [], [])
 
     assert (entry.culprits, entry.worst) == (None, 0.4)
-    assert said(entry)[4:6] == ["", "40\u202f%"]
+    assert said(entry)[4:6] == ["", "40%"]
 
 
 def test_tokens_that_were_not_finite_are_told_from_far_out_ones():
@@ -112,9 +112,9 @@ def test_the_filter_keeps_the_chosen_causes():
 @pytest.mark.parametrize(
     ("gap", "complete", "words"),
     [
-        (2e-4, True, "complete to 0.020\u202f%"),
-        (-0.07, False, "incomplete: 7.0\u202f% of the norm is not accounted for"),
-        (0.3, False, "incomplete: 30\u202f% of the norm too much"),
+        (2e-4, True, "complete to 0.02%"),
+        (-0.07, False, "incomplete: 7% of the norm is not accounted for"),
+        (0.3, False, "incomplete: 30% of the norm too much"),
         (None, False, ""),
         (math.nan, False, ""),
     ],
