@@ -14,10 +14,13 @@ export HF_HUB_OFFLINE ?= 1
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
 
-# Everything at once, each as soon as what it needs is there, so that two cores always have something to do: the second
-# environment is made, and the code checked, while the tests of the first run already. What takes longest is begun first.
+# Environments are made and the code is checked at once; the tests come one part after the other, each with two cores:
+# browsers, ranks and trainings that have to share them with another part run into deadlines.
 test:
-	$(MAKE) -j3 --output-sync=line browser unit environments verl check numerical openrlhf wheel
+	$(MAKE) -j3 --output-sync=target environments browser check $(VENV)/.compiled $(VENV_VERL)/.compiled
+	$(MAKE) unit
+	$(MAKE) verl
+	$(MAKE) numerical openrlhf wheel
 
 environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
 
@@ -41,9 +44,10 @@ $(VENV_VERL)/.compiled: $(VENV_VERL)/.openrlhf
 	$(VENV_VERL)/bin/python -m pytest --collect-only -qq tests/verl >$(VENV_VERL)/collected || { cat $(VENV_VERL)/collected; exit 1; }
 	@touch $@
 
-# Two workers for two cores, beside what else runs. What is marked `thorough` is left out, and counted as deselected.
+# Three workers on two cores: many tests wait for a browser, a server or another process. What is marked `thorough` is
+# left out, and counted as deselected.
 unit: $(VENV)/.compiled browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The rest of the tests: more of a kind that `make test` has one of, and loads. The faults have a command of their own.
 thorough: $(VENV)/.compiled browser
@@ -62,7 +66,7 @@ numerical: $(VENV)/.compiled
 
 # The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
 verl: $(VENV_VERL)/.compiled
-	$(VENV_VERL)/bin/python -m pytest -n 2 --dist loadfile tests/verl $(ARGS)
+	$(VENV_VERL)/bin/python -m pytest -n 3 --dist loadfile tests/verl $(ARGS)
 
 # The OpenRLHF integration against OpenRLHF's own loss and training step.
 openrlhf: $(VENV_VERL)/.openrlhf

@@ -131,7 +131,7 @@ def test_an_alert_leads_to_its_run_and_back(app, page, store_url):
     page.goto(f"{app}/alerts")
     expect(page.get_by_text("1 alert firing")).to_be_visible()
     page.get_by_role("link", name="seed3").click()
-    expect(page.locator(".rl-why")).to_contain_text("entropy collapse from step 12")
+    expect(page.locator(".rl-why").first).to_contain_text("entropy collapse from step 12")
     page.get_by_role("link", name="Runs").click()
     expect(page.get_by_text("1 run needs you")).to_be_visible()
 

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import trainer_training
 from several import recorded, several
 
 import rlwatch
@@ -47,5 +48,7 @@ def test_both_ranks_stop_at_the_same_step(trained):
     folder, ranks = trained
     (command,) = rlwatch.open_store(folder / "store").commands("stopped")
 
-    assert [rank["stopped"]["steps"] for rank in ranks] == [4, 4]
-    assert (command.status, command.finished_step) == ("done", 4)
+    # asked at 4; where a rank has passed that boundary already, all stop at the next one
+    (steps,) = {rank["stopped"]["steps"] for rank in ranks}
+    assert 4 <= steps < trainer_training.STEPS
+    assert (command.status, command.finished_step) == ("done", steps)

@@ -35,7 +35,9 @@ def trained(tmp_path_factory):
     ]
     environment = {**os.environ, "RLWATCH_STATE_DIR": str(folder / "state")}
 
-    out = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    out = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200, check=False
+    )
 
     assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-3000:]
     return folder, out.stdout
