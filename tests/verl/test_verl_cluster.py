@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
     command += [part for text in COMMANDS for part in ("--command", text)]
     command += [
         "+trainer.rlwatch.completions={every:2,rows:3}",
-        "+trainer.rlwatch.localise={threshold:1e-9,culprits:1}",
+        "+trainer.rlwatch.localise={threshold:1e-9,culprits:1,share:0.9,allowance_s:3600}",
     ]
     environment = {**os.environ, "RLWATCH_STATE_DIR": str(folder / "state")}
 
