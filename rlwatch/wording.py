@@ -41,7 +41,6 @@ def number(value: float | None, digits: int = 3) -> str:
         return NOTHING
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
-    value = value or 0.0  # -0.0 is no other number
     return f"{value:.0f}" if 10**digits - 0.5 <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
