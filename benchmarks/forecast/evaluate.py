@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -19,7 +20,6 @@ from rlwatch import __version__
 from rlwatch.cli.console import dumps, print_table, reading, say
 from rlwatch.cli.forecast import RunsOption, TableArgument, bar
 from rlwatch.cli.options import examples
-from rlwatch.cli.written import write_text
 from rlwatch.errors import ConfigError, ImportFormatError
 from rlwatch.forecast.examples import Split
 from rlwatch.forecast.labels import Labels, label_runs, labels_of_index, read_labels
@@ -177,3 +177,16 @@ def _section(given: str) -> tuple[str, dict[str, Any]]:
         return title if equals else "", {"about": made["about"], "tools": made["tools"]}
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
         raise ImportFormatError(str(file), "is no evaluation; make one with evaluate --format json") from None
+
+
+def write_text(path: Path | None, text: str) -> None:
+    """Write ``text``, whole or not at all: beside ``path`` and then put it in its place; without a path, on stdout."""
+    if path is None:
+        sys.stdout.write(text)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)  # noqa: PTH105  (atomic on one file system)
+    finally:
+        beside.unlink(missing_ok=True)
