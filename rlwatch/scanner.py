@@ -22,7 +22,7 @@ from rlwatch.metrics import canonicalise, known, metric_of, resolve
 from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
-from rlwatch.records import JSON, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord
+from rlwatch.records import JSON, Alert, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord
 from rlwatch.view import RunView, diagnosis_of
 
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
@@ -48,7 +48,8 @@ class Report:
     """The findings of a replay.
 
     ``view`` is the run as every face shows it; ``steps`` counts distinct steps. ``guessed``: names that are no
-    trainer's, read by their words as the metric named; ``unknown``: names that nothing reads.
+    trainer's, read by their words as the metric named; ``unknown``: names that nothing reads. ``firing``: the alerts
+    that still fire at the end of the log, as they are then.
     """
 
     source: str
@@ -61,6 +62,7 @@ class Report:
     notes: tuple[str, ...] = ()
     guessed: dict[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    firing: tuple[Alert, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -238,6 +240,7 @@ def replay(
             name: metric for metric, name in origin.items() if (read := readings[name]) is not None and read.guess
         },
         unknown=tuple(name for name, read in readings.items() if read is None and metric_of(name) is None),
+        firing=monitor.firing,
     )
 
 

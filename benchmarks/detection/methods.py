@@ -7,41 +7,51 @@ import math
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from detection.runs import Labelled
+from detection.score import Alarm, Told
 
-from rlwatch.records import Severity
+from rlwatch.monitor.forecasting import NoForecasts
+from rlwatch.records import Alert, Finding, Severity
+from rlwatch.scanner import Alarm as ScannedAlarm
 from rlwatch.scanner import scan
 
-
-@dataclass(frozen=True)
-class Alarm:
-    """Somebody is told, at ``step``; ``critical``: is woken."""
-
-    step: int
-    critical: bool = True
-
-
-Method = Callable[[Sequence[Labelled]], list[list[Alarm]]]
+Judge = Callable[[Labelled], Told]
 Rows = list[tuple[int, dict[str, float]]]
 
 
-def ours(runs: Sequence[Labelled]) -> list[list[Alarm]]:
+def ours(run: Labelled) -> Told:
     """rlwatch with its default rules."""
-    return [
-        [
-            Alarm(alarm.step, alarm.severity is Severity.CRITICAL)
-            for alarm in scan(run.records, source=run.source).alarms
-        ]
-        for run in runs
-    ]
+    return _scanned(run)
 
 
-def by_row(judge: Callable[[Rows], list[Alarm]]) -> Method:
-    """A method that looks at one run at a time."""
-    return lambda runs: [judge(run.rows) for run in runs]
+def without_forecasts(run: Labelled) -> Told:
+    """rlwatch without its forecaster, in a third of the time; to try a detector by."""
+    return _scanned(run, forecaster=lambda: NoForecasts("not asked for"))
+
+
+def _scanned(run: Labelled, **options: Callable[[], NoForecasts]) -> Told:
+    report = scan(run.records, source=run.source, **options)
+    return Told(
+        tuple(_alarm(alarm) for alarm in report.alarms),
+        any(alert.severity is Severity.CRITICAL for alert in report.firing),
+        tuple(_alarm(finding) for finding in report.findings if finding.severity is not Severity.INFO),
+    )
+
+
+def _alarm(said: ScannedAlarm | Finding | Alert) -> Alarm:
+    return Alarm(said.step, said.severity is Severity.CRITICAL, said.kind, said.onset_step)
+
+
+def by_row(judge: Callable[[Rows], list[Alarm]]) -> Judge:
+    """A rule over the rows: each of its alarms is critical, and stands where it is one of the last row."""
+
+    def told(run: Labelled) -> Told:
+        alarms = tuple(judge(run.rows))
+        return Told(alarms, bool(alarms) and alarms[-1].step == run.rows[-1][0])
+
+    return told
 
 
 def static(rows: Rows) -> list[Alarm]:
@@ -77,7 +87,7 @@ def ewma(rows: Rows) -> list[Alarm]:
                 alarms.append(Alarm(step))
                 continue
             window = seen[-128:]
-            if len(window) >= 16 and value > statistics.mean(window) + 6 * max(statistics.pstdev(window), 1e-12):
+            if len(window) >= 16 and value > statistics.fmean(window) + 6 * max(statistics.pstdev(window), 1e-12):
                 alarms.append(Alarm(step))
             seen.append(value)
     return sorted(alarms, key=lambda alarm: alarm.step)
@@ -93,13 +103,17 @@ def clock(rows: Rows) -> list[Alarm]:
     return [Alarm(rows[39][0])] if len(rows) >= 40 else []
 
 
-def peer(python: Path, worker: Path) -> Method:
-    """A package run by its own code, in its own environment."""
+Peer = Callable[[Sequence[Labelled]], list[Told]]
 
-    def run_all(runs: Sequence[Labelled]) -> list[list[Alarm]]:
+
+def peer(python: Path, worker: Path) -> Peer:
+    """A package run by its own code, in its own environment; what it said it does not take back."""
+
+    def run_all(runs: Sequence[Labelled]) -> list[Told]:
         given = "".join(json.dumps(run.rows) + "\n" for run in runs)
         done = subprocess.run([python, worker], input=given, capture_output=True, text=True, check=True)
-        return [[Alarm(step, critical) for step, critical in json.loads(line)] for line in done.stdout.splitlines()]
+        told = [[Alarm(step, critical) for step, critical in json.loads(line)] for line in done.stdout.splitlines()]
+        return [Told(tuple(alarms), any(alarm.critical for alarm in alarms)) for alarms in told]
 
     return run_all
 

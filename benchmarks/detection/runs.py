@@ -1,46 +1,46 @@
-"""Labelled runs: rows of canonical metrics, and when it began to go wrong.
+"""Labelled runs: their records as they were logged, and when it began to go wrong.
 
-Two sources, both read the same way: our own recorded logs (``sample_logs`` with ``expected.toml``) and any long CSV
-(``run_id,step,metric,value``) with an index that has ``run_id``, ``severity`` and ``onset_step``.
+Our own recorded logs (``sample_logs`` with ``expected.toml``), any long CSV (``run_id,step,metric,value``) with an
+index that has ``run_id``, ``repo``, ``severity``, ``onset_step`` and ``note``, and a folder of logs as their owners
+left them.
 """
 
 from __future__ import annotations
 
 import csv
+import json
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from detection.score import Run
+
+from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
 from rlwatch.metrics import canonicalise
 from rlwatch.records import StepRecord
 
-EVENTS = ("instability", "dead")
-"""Severities that somebody should have been woken for."""
+DOUBT = "DOUBT"
+"""In the note of a label that whoever gave it calls contestable."""
+BROKEN = "alexchilton+CAS_NLP_MODULE4_GRPO/lara/4070/output5/wordle-grpo-rtx4070/logs"
+"""The one directory of ``wild`` that is not healthy by its README: 23 trainings, several of them broken."""
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
+_LEAST_ROWS = 10
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """``onset``: first step of the trouble, None in a run without; ``severity`` as in the index.
+    """A run as it is judged, and its records; ``source`` is the trainer."""
 
-    ``by``: the step by which a person who watches the chart would be sure, where that was written down.
-    """
-
-    name: str
-    severity: str
-    onset: float | None
+    run: Run
     records: list[StepRecord]
     source: str = ""
-    by: float | None = None
 
-    @property
-    def event(self) -> bool:
-        """Whether it is to be found."""
-        return self.severity in EVENTS and self.onset is not None
-
-    @property
+    @cached_property
     def rows(self) -> list[tuple[int, dict[str, float]]]:
         """(step, canonical metrics), records of a step merged."""
         merged: dict[int, dict[str, float]] = {}
@@ -49,20 +49,30 @@ class Labelled:
         return sorted(merged.items())
 
 
+def labelled(
+    imported: ImportedRun, severity: str, onset: float | None = None, *, project: str, name: str = "", note: str = ""
+) -> Labelled:
+    """A run that was read, with its label."""
+    steps = tuple(sorted({record.step for record in imported.records}))
+    run = Run(name or imported.name, project, severity, onset, steps, DOUBT in note)
+    return Labelled(run, list(imported.records), imported.source)
+
+
 def long_csv(runs: Path, index: Path) -> list[Labelled]:
     """Of a long CSV with its index."""
     with index.open(newline="") as file:
         labels = {row["run_id"]: row for row in csv.DictReader(file)}
-    return [_labelled(run, labels[run.name]) for run in read_log(runs) if run.name in labels]
+    return [_indexed(run, labels[run.name]) for run in read_log(runs) if run.name in labels]
 
 
-def _labelled(run: ImportedRun, label: dict[str, str]) -> Labelled:
+def _indexed(run: ImportedRun, label: dict[str, str]) -> Labelled:
     onset = float(label["onset_step"]) if label.get("onset_step") else None
-    return Labelled(run.name, label["severity"], onset, list(run.records), run.source)
+    project = label.get("repo") or run.name
+    return labelled(run, label["severity"], onset, project=project, note=label.get("note") or "")
 
 
 def sample_logs(folder: Path) -> list[Labelled]:
-    """Our own: onset and ``by`` are those of the critical finding that ``expected.toml`` expects first."""
+    """Our own: the onset is the last step at which ``expected.toml`` lets the first critical finding date it."""
     expected = tomllib.loads((folder / "expected.toml").read_text())
     return list(_samples(folder, expected["log"]))
 
@@ -72,6 +82,52 @@ def _samples(folder: Path, logs: list[dict[str, object]]) -> Iterator[Labelled]:
         finds = [find for find in log.get("find", ()) if find["severity"] == "critical"]
         (run,) = read_log(folder / str(log["file"]))
         first = min(finds, key=lambda find: find["found_by"], default=None)
-        severity = "healthy" if not log.get("find") else "instability" if finds else "transient"
-        onset, by = (None, None) if first is None else (float(first["onset"][1]), float(first["found_by"]))
-        yield Labelled(str(log["file"]), severity, onset, list(run.records), run.source, by)
+        onset = None if first is None else float(first["onset"][1])
+        severity = "transient" if log.get("find") else "healthy"
+        if first is not None:
+            severity = "dead" if first["kind"] == "no_signal" else "instability"
+        yield labelled(run, severity, onset, project=str(log["file"]), name=str(log["file"]))
+
+
+def wild(folder: Path) -> tuple[list[Labelled], dict[str, str]]:
+    """The runs of a folder of logs with its ``provenance.json``, healthy but for one directory; and what is refused.
+
+    Of the checkpoints of one training the last is taken. Runs of fewer than ten rows are left out, as refused.
+    """
+    listed = json.loads((folder / "provenance.json").read_text())
+    paths = [f"{entry['repo'].replace('/', '+')}/{entry['path']}" for entry in listed]
+    found, refused = list[Labelled](), dict[str, str]()
+    for path in _units(paths):
+        try:
+            imported = read_log(folder / path)
+        except ImportFormatError as error:
+            refused[path] = str(error).removeprefix(str(folder)).strip()
+            continue
+        for run in imported:
+            name = path if len(imported) == 1 else f"{path}#{run.name}"
+            one = labelled(
+                run, "unlabelled" if path.startswith(BROKEN) else "healthy", project=path.split("/")[0], name=name
+            )
+            if len(one.run.steps) >= _LEAST_ROWS:
+                found.append(one)
+            else:
+                refused[name] = f"{len(one.run.steps)} rows"
+    return found, refused
+
+
+def _units(paths: list[str]) -> list[str]:
+    """What holds a log: directories of event files once, of the states of one training the last."""
+    units: dict[str, tuple[int, str]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        checkpoint = _CHECKPOINT.search(folder)
+        if "tfevents" in name:
+            units[folder] = (0, folder)
+        elif checkpoint:
+            key = folder[: checkpoint.start()] + name
+            units[key] = max(units.get(key, (-1, "")), (int(checkpoint[1]), path))
+        elif name.endswith((".json", ".jsonl", ".log", ".out", ".txt", ".csv", ".wandb")) and not name.startswith(
+            ("wandb-metadata", "wandb-summary")
+        ):
+            units[path] = (0, path)
+    return sorted(unit for _, unit in units.values())

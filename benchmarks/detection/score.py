@@ -1,104 +1,335 @@
-"""How alarms are judged: counts first, rates beside them, and what a mere clock would have got."""
+"""How alarms are judged: the definitions, the counts, and what each would be worth by chance.
+
+**Event**: a run that crashed or became unstable, with the onset step of its failure. **Hit**: an alarm at or above the
+level from 100 steps before the onset to 10 steps (or two rows, if that is more) after it. **Early**: one from 100 to 10
+steps before. **Lead**: steps from the first alarm of the window to the onset.
+
+**Placebo**: the share of healthy runs that alarm in the same steps: twins (of the same project, with the same steps
+between rows) where there are five that reach the onset, else all healthy runs of the set that reach it. *p* is the
+chance of as many hits or more among events that are hit as often as their twins are alarmed, (k + .5) / (n + 1) each.
+
+**False alarms**: on healthy runs, and earlier than 100 steps before the onset of events; those within 20 rows of an
+episode's first belong to it. A *transient* recovered by itself: what is still critical at its end is wrong. A *dead*
+run never learns: it is to be said, once.
+
+Every rate has two intervals of 95 %: one that takes runs (of false alarms: episodes) for independent, Wilson's or
+Poisson's, and one by drawing whole projects.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from detection.methods import Alarm
-from detection.runs import Labelled
+import numpy as np
 from forecast.scoring.alarms import at_least
+from scipy.stats import chi2
 
-BEFORE, AFTER_STEPS, AFTER_ROWS = 100, 10, 10
-"""An event is found in time by an alarm from 100 steps before its onset to 10 steps (or 10 logged rows) after it, or to
-the step by which a person would be sure, where that was written down."""
-QUIET_ROWS = 25
-"""Alarms closer than this are one episode."""
+BEFORE, EARLY = 100, 10
+AFTER_STEPS, AFTER_ROWS = 10, 2
+JOINED_ROWS = 20
+TWINS = 5
+"""Fewer healthy runs of the event's own project and row spacing are no measure of it."""
+EVENTS = ("crash", "instability")
+FORECAST = "crash_forecast"
+DRAWS = 2000
+Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is judged of a run besides its alarms.
+
+    ``severity``: healthy, transient, instability, crash, dead, or unlabelled (in no count). ``onset``: first step of
+    the trouble. ``steps``: those that were logged, ascending. ``doubt``: whoever labelled it was not sure.
+    """
+
+    name: str
+    project: str
+    severity: str
+    onset: float | None
+    steps: tuple[int, ...]
+    doubt: bool = False
+
+    @property
+    def event(self) -> bool:
+        """Whether it is to be found."""
+        return self.severity in EVENTS and self.onset is not None
+
+    @cached_property
+    def spacing(self) -> float:
+        """Steps from row to row, in the median; 1 where there is one row."""
+        return statistics.median([b - a for a, b in zip(self.steps, self.steps[1:], strict=False)] or [1])
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """First and last step of an alarm that counts as a hit. Of events only."""
+        assert self.onset is not None
+        return self.onset - BEFORE, self.onset + max(AFTER_STEPS, AFTER_ROWS * self.spacing)
+
+    @property
+    def quiet_before(self) -> float:
+        """The step before which an alarm is a false one: any of a healthy run, none where nobody can say."""
+        if self.severity == "healthy":
+            return math.inf
+        return self.window[0] if self.event else -math.inf
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Somebody is told at ``step``: by an alert that fires or worsens."""
+
+    step: int
+    critical: bool = True
+    kind: str = ""
+    onset: int | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of one run: the alarms in order, and whether a critical one still stands at the run's end.
+
+    ``findings``: the same before the alert rules' wait, where the method has such.
+    """
+
+    alarms: tuple[Alarm, ...] = ()
+    critical_at_end: bool = False
+    findings: tuple[Alarm, ...] = ()
+
+
+Level = Callable[[Alarm], bool]
+LEVELS: dict[str, Level] = {
+    "critical": lambda alarm: alarm.critical,
+    "any": lambda alarm: True,  # noqa: ARG005
+    "any but forecasts": lambda alarm: alarm.kind != FORECAST,
+    "forecasts": lambda alarm: alarm.kind == FORECAST,
+}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """``count`` of ``total``, times ``scale``; its intervals of 95 %, None of nothing.
+
+    ``exact``: Wilson's of a share, Poisson's of a rate. ``drawn``: over projects, None with fewer than three.
+    """
+
+    count: float
+    total: float
+    scale: float = 1.0
+    exact: tuple[float, float] | None = None
+    drawn: tuple[float, float] | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The rate itself; None of nothing."""
+        return self.scale * self.count / self.total if self.total else None
 
 
 @dataclass(frozen=True)
 class Score:
-    """Of one method on one set of runs."""
+    """Of one method, at one level, on one set of runs; see the module for what each means.
+
+    ``leads``: of the events hit. ``ever``: events with an alarm at 100 steps before the onset or at any time later.
+    ``placebo``, ``placebo_early``: mean over the events that have healthy runs beside them. ``twinned``: events judged
+    by twins. ``projects``: with events.
+    """
 
     events: int
-    found: int
-    found_late: int
-    delays: tuple[float, ...]
-    placebo: float
+    projects: int
+    hits: Rate
+    early: Rate
+    ever: Rate
+    crashes: Rate
+    leads: tuple[float, ...]
+    placebo: float | None
     p: float
-    healthy: int
-    healthy_any: int
-    healthy_critical: int
-    transients_critical: int
-    rows: int
-    episodes: int
-    critical_episodes: int
+    placebo_early: float | None
+    p_early: float
+    twinned: int
+    per_1000_rows: Rate
+    per_1000_steps: Rate
+    healthy: Rate
+    transients: Rate
+    dead: Rate
+    dead_repeated: int
 
     @property
-    def per_thousand(self) -> float:
-        """False alarm episodes in 1000 healthy rows."""
-        return 1000 * self.episodes / max(1, self.rows)
-
-    @property
-    def critical_per_thousand(self) -> float:
-        """The same of critical ones."""
-        return 1000 * self.critical_episodes / max(1, self.rows)
-
-    @property
-    def delay(self) -> float | None:
-        """Median steps from onset to the first alarm, of the events found; negative is early."""
-        return statistics.median(self.delays) if self.delays else None
+    def lead(self) -> float | None:
+        """Median lead in steps; negative is late."""
+        return statistics.median(self.leads) if self.leads else None
 
 
-def score(runs: Sequence[Labelled], alarms: Sequence[Sequence[Alarm]]) -> Score:
-    """Judge ``alarms`` of each of ``runs``."""
-    pairs = list(zip(runs, alarms, strict=True))
-    healthy = [(run, told) for run, told in pairs if run.severity == "healthy"]
-    events = [(run, told) for run, told in pairs if run.event]
-    hits = [_found(run, told, late=False) for run, told in events]
-    late = [_found(run, told, late=True) for run, told in events]
-    placebos = [_placebo(run, healthy) for run, _ in events]
-    count = sum(hit is not None for hit in hits)
+@dataclass(frozen=True)
+class _Heard:
+    run: Run
+    steps: tuple[int, ...]
+    stands: bool = False
+    rows: list[int] = field(default_factory=list)
+
+    def within(self, first: float, last: float) -> bool:
+        return bisect_left(self.steps, first) < bisect_right(self.steps, last)
+
+
+def score(runs: Sequence[Run], told: Sequence[Told], level: Level, *, findings: bool = False) -> Score:
+    """Judge what was ``told`` of each of ``runs`` at ``level``; with ``findings`` what was found before any wait."""
+    heard = [_heard(run, each, level, findings) for run, each in zip(runs, told, strict=True)]
+    healthy = [each for each in heard if each.run.severity == "healthy"]
+    events = [each for each in heard if each.run.event]
+    crashes = [each for each in events if each.run.severity == "crash"]
+    dead = [each for each in heard if each.run.severity == "dead"]
+    transients = [each for each in heard if each.run.severity == "transient"]
+    hit = {each.run.name: each.within(*each.run.window) for each in events}
+    early = {each.run.name: each.within(each.run.window[0], _onset(each.run) - EARLY) for each in events}
+    chances = [_alarmed(each.run, healthy, each.run.window[1]) for each in events]
+    chances_early = [_alarmed(each.run, healthy, _onset(each.run) - EARLY) for each in events]
+    judged = [each for each in heard if each.run.severity == "healthy" or each.run.event]
+    false = [_episodes(each) for each in judged]
     return Score(
         events=len(events),
-        found=count,
-        found_late=sum(hit is not None for hit in late),
-        delays=tuple(hit for hit in late if hit is not None),
-        placebo=sum(placebos),
-        p=at_least(count, placebos),
-        healthy=len(healthy),
-        healthy_any=sum(bool(told) for _, told in healthy),
-        healthy_critical=sum(any(alarm.critical for alarm in told) for _, told in healthy),
-        transients_critical=sum(any(a.critical for a in told) for run, told in pairs if run.severity == "transient"),
-        rows=sum(len(run.rows) for run, _ in healthy),
-        episodes=sum(_episodes(run, told) for run, told in healthy),
-        critical_episodes=sum(_episodes(run, [a for a in told if a.critical]) for run, told in healthy),
+        projects=len({each.run.project for each in events}),
+        hits=_share(events, [hit[each.run.name] for each in events]),
+        early=_share(events, [early[each.run.name] for each in events]),
+        ever=_share(events, [each.within(each.run.window[0], math.inf) for each in events]),
+        crashes=_share(crashes, [hit[each.run.name] for each in crashes]),
+        leads=tuple(_onset(each.run) - _first(each) for each in events if hit[each.run.name]),
+        placebo=_mean(chances),
+        p=at_least(sum(hit.values()), [_smoothed(k, n) for k, n, _ in chances]),
+        placebo_early=_mean(chances_early),
+        p_early=at_least(sum(early.values()), [_smoothed(k, n) for k, n, _ in chances_early]),
+        twinned=sum(twins for _, _, twins in chances),
+        per_1000_rows=_rate(judged, false, [_quiet_rows(each.run) for each in judged], 1000.0),
+        per_1000_steps=_rate(judged, false, [_quiet_steps(each.run) for each in judged], 1000.0),
+        healthy=_share(healthy, [bool(each.steps) for each in healthy]),
+        transients=_share(transients, [each.stands for each in transients]),
+        dead=_share(dead, [bool(each.steps) for each in dead]),
+        dead_repeated=sum(len(each.steps) > 1 for each in dead),
     )
 
 
-def _window(run: Labelled) -> tuple[float, float]:
-    """Steps within which an alarm counts as in time."""
+def _heard(run: Run, told: Told, level: Level, findings: bool) -> _Heard:
+    given = told.findings if findings else told.alarms
+    return _Heard(run, tuple(sorted(alarm.step for alarm in given if level(alarm))), told.critical_at_end)
+
+
+def _onset(run: Run) -> float:
     assert run.onset is not None
-    after = [step for step, _ in run.rows if step >= run.onset]
-    rows = after[min(AFTER_ROWS, len(after) - 1)] if after else run.onset
-    return run.onset - BEFORE, max(run.onset + AFTER_STEPS, rows) if run.by is None else run.by
+    return run.onset
 
 
-def _found(run: Labelled, told: Sequence[Alarm], *, late: bool) -> float | None:
-    first, last = _window(run)
-    steps = [alarm.step for alarm in told if alarm.step >= first and (late or alarm.step <= last)]
-    return min(steps) - run.onset if steps and run.onset is not None else None
+def _first(heard: _Heard) -> int:
+    """The first alarm of the window of an event that was hit."""
+    return heard.steps[bisect_left(heard.steps, heard.run.window[0])]
 
 
-def _placebo(event: Labelled, healthy: Sequence[tuple[Labelled, Sequence[Alarm]]]) -> float:
-    """Share of healthy runs that alarm in the same window, of those that reach it."""
-    first, last = _window(event)
-    reach = [told for run, told in healthy if run.rows and run.rows[-1][0] >= first]
-    return sum(any(first <= a.step <= last for a in told) for told in reach) / len(reach) if reach else 0.0
+# What chance would have hit.
 
 
-def _episodes(run: Labelled, told: Sequence[Alarm]) -> int:
-    places = {step: i for i, (step, _) in enumerate(run.rows)}
-    rows = sorted(places.get(alarm.step, 0) for alarm in told)
-    return sum(i == 0 or row - rows[i - 1] > QUIET_ROWS for i, row in enumerate(rows))
+def _alarmed(event: Run, healthy: Sequence[_Heard], last: float) -> tuple[int, int, bool]:
+    """Healthy runs that alarm from the beginning of the event's window to ``last``, of how many, and if of twins."""
+    onset = _onset(event)
+    reach = [each for each in healthy if each.run.steps and each.run.steps[-1] >= onset]
+    twins = [each for each in reach if each.run.project == event.project and each.run.spacing == event.spacing]
+    beside = twins if len(twins) >= TWINS else reach
+    return sum(each.within(event.window[0], last) for each in beside), len(beside), len(twins) >= TWINS
+
+
+def _smoothed(alarmed: int, of: int) -> float:
+    return (alarmed + 0.5) / (of + 1)
+
+
+def _mean(chances: Iterable[tuple[int, int, bool]]) -> float | None:
+    """Mean share over the events that have any healthy run beside them."""
+    shares = [k / n for k, n, _ in chances if n]
+    return statistics.fmean(shares) if shares else None
+
+
+# False alarms.
+
+
+def _episodes(heard: _Heard) -> int:
+    """Episodes of false alarms: an alarm up to 20 rows after an episode's first belongs to it."""
+    last, count = -math.inf, 0
+    for step in heard.steps:
+        if step >= heard.run.quiet_before:
+            break
+        row = bisect_left(heard.run.steps, step)
+        if row - last > JOINED_ROWS:
+            last, count = row, count + 1
+    return count
+
+
+def _quiet_rows(run: Run) -> int:
+    return bisect_left(run.steps, run.quiet_before)
+
+
+def _quiet_steps(run: Run) -> float:
+    """Steps of those rows: each row stands for the steps since the one before."""
+    rows = _quiet_rows(run)
+    return run.steps[rows - 1] - run.steps[0] + run.spacing if rows else 0.0
+
+
+# Rates and their intervals.
+
+
+def wilson(count: float, total: float) -> tuple[float, float]:
+    """Interval of 95 % of a share of independent trials.
+
+    >>> [round(edge, 3) for edge in wilson(0, 39)]
+    [0.0, 0.09]
+    """
+    share, squared = count / total, Z * Z
+    middle = (share + squared / (2 * total)) / (1 + squared / total)
+    half = Z / (1 + squared / total) * math.sqrt(share * (1 - share) / total + squared / (4 * total * total))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def poisson(count: float, total: float, scale: float) -> tuple[float, float]:
+    """Interval of 95 % of a rate of independent events (Garwood's).
+
+    >>> [round(edge, 2) for edge in poisson(0, 1000, 1000.0)]
+    [0.0, 3.69]
+    """
+    low = chi2.ppf(0.025, 2 * count) / 2 if count else 0.0
+    return scale * float(low) / total, scale * float(chi2.ppf(0.975, 2 * count + 2)) / 2 / total
+
+
+def _share(of: Sequence[_Heard], counted: Sequence[bool]) -> Rate:
+    rate = _rate(of, counted, [1] * len(of), 1.0)
+    return Rate(rate.count, rate.total, 1.0, wilson(rate.count, rate.total) if of else None, rate.drawn)
+
+
+def _rate(of: Sequence[_Heard], counts: Sequence[float], totals: Sequence[float], scale: float) -> Rate:
+    count, total = sum(counts), sum(totals)
+    return Rate(
+        count,
+        total,
+        scale,
+        poisson(count, total, scale) if total else None,
+        _drawn([each.run.project for each in of], counts, totals, scale),
+    )
+
+
+def _drawn(
+    projects: Sequence[str], counts: Sequence[float], totals: Sequence[float], scale: float
+) -> tuple[float, float] | None:
+    """Interval of 95 % of a rate over sets of as many projects, drawn with replacement; None with fewer than three.
+
+    The draws are the same every time.
+    """
+    names = sorted(set(projects))
+    if len(names) < 3:
+        return None
+    place = {name: i for i, name in enumerate(names)}
+    sums = np.zeros((2, len(names)))
+    for project, count, total in zip(projects, counts, totals, strict=True):
+        sums[:, place[project]] += count, total
+    drawn = sums[:, np.random.default_rng(0).integers(len(names), size=(DRAWS, len(names)))].sum(axis=2)
+    rates = scale * drawn[0][drawn[1] > 0] / drawn[1][drawn[1] > 0]
+    if not len(rates):
+        return None
+    low, high = np.percentile(rates, (2.5, 97.5))
+    return float(low), float(high)
