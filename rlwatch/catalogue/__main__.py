@@ -28,7 +28,8 @@ def page(text: str) -> str:
 def findings() -> str:
     """Tables of all kinds, by family."""
     known = kinds().values()
-    tables = [_table(family.value, (k for k in known if k.detector and k.family == family.value)) for family in Family]
+    found = [(family, [k for k in known if k.detector and k.family == family.value]) for family in Family]
+    tables = [_table(family.value, of_it) for family, of_it in found if of_it]
     return "\n".join((*tables, _table(WHOLE, (kind for kind in known if not kind.detector))))
 
 

@@ -12,18 +12,26 @@ from rlwatch.records import StepRecord
 
 _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
     ("ms-swift", frozenset({"train_speed(iter/s)", "train_speed(s/it)", "memory(GiB)"})),
+    ("slime", frozenset({"train/pg_loss", "rollout/raw_reward", "train/train_rollout_logprob_abs_diff"})),
+    ("prime-rl", frozenset({"mismatch_kl/all/mean", "entropy/all/mean", "off_policy/mean", "kl_ent_ratio/mean"})),
+    (
+        "areal",
+        frozenset({"ppo_actor/task_reward/avg", "ppo_actor/update/entropy/avg", "ppo_actor/update/actor_loss/avg"}),
+    ),
+    ("nemo-rl", frozenset({"token_mult_prob_error", "gen_kl_error", "approx_entropy", "probs_ratio_clamped"})),
+    ("skyrl", frozenset({"policy/policy_entropy", "policy/ppo_clip_ratio", "reward/avg_raw_reward"})),
+    ("tinker", frozenset({"env/all/reward/total", "optim/kl_sample_train_v1"})),
+    ("roll", frozenset({"actor/ppo_ratio_clipfrac", "actor/policykl", "critic/entropy/mean"})),
+    ("verl", frozenset({"actor/ppo_kl", "actor/pg_loss", "critic/score/mean", "global_seqlen/mean"})),
+    ("verl", frozenset({"actor_ppo_kl", "actor_pg_loss", "critic_score_mean", "critic_rewards_mean"})),
     (
         "openrlhf",
         frozenset({"actor_grad_norm", "ppo_clip_ratio", "vllm_kl", "rollout/reward_mean", "group_reward_std"}),
     ),
-    ("slime", frozenset({"train/pg_loss", "rollout/raw_reward", "train/train_rollout_logprob_abs_diff"})),
-    ("prime-rl", frozenset({"mismatch_kl/all/mean", "entropy/all/mean"})),
-    ("areal", frozenset({"ppo_actor/task_reward/avg", "ppo_actor/update/entropy/avg"})),
-    ("roll", frozenset({"actor/ppo_ratio_clipfrac", "actor/policykl", "critic/entropy/mean"})),
-    ("verl", frozenset({"actor/ppo_kl", "actor/pg_loss", "critic/score/mean", "global_seqlen/mean"})),
     ("trl/online_dpo", frozenset({"objective/scores_margin"})),
     ("trl/ppo", frozenset({"policy/approxkl_avg", "objective/rlhf_reward"})),
     ("trl/dpo", frozenset({"rewards/accuracies"})),
+    ("trl/async_grpo", frozenset({"sample/staleness_mean", "sample/rollout_queue_size", "sample/time_in_queue_s"})),
     (
         "trl/grpo",
         frozenset({"completions/mean_length", "completion_length", "frac_reward_zero_std", "clip_ratio/region_mean"}),

@@ -111,6 +111,24 @@ def _index() -> dict[str, list[tuple[Metric, Alias]]]:
 
 
 _ALIASES = _index()
+_NO_LETTER = re.compile(r"[^a-z0-9]+")
+
+
+def _flat(name: str) -> str:
+    """A name as tables and databases write it that allow no slash: ``critic/score/mean`` as ``critic_score_mean``."""
+    return _NO_LETTER.sub("_", name.lower())
+
+
+def _flat_index() -> dict[str, list[tuple[Metric, Alias]]]:
+    index: dict[str, list[tuple[Metric, Alias]]] = {}
+    for name, found in _ALIASES.items():
+        if "/" in name:
+            index.setdefault(_flat(name), []).extend(found)
+    return index
+
+
+_FLAT = _flat_index()
+_FLAT_CANONICAL = {_flat(metric.name): metric for metric in TABLE}
 _PROXY = 2
 _TRACKER_PREFIXES = ("train/", "tap/")
 
@@ -123,28 +141,56 @@ def _matches(alias: Alias, source: str) -> bool:
 def resolve(name: str, source: str = "") -> Reading | None:
     """Reading of ``name`` in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
 
-    Dots read as slashes; the ``train/`` prefix trackers add is looked through. An alias of the very
-    source wins over one of any trainer, also where it says that there the name is something else. Where the
-    trainer is not known, a name that is none's is read by its words (:mod:`rlwatch.metrics.reading`).
+    Dots read as slashes, and a name in which they became underscores as what it was; the ``train/`` prefix trackers
+    add is looked through. An alias of the very source wins over one of any trainer, also where it says that there the
+    name is something else. Where the trainer is not known, a name that is none's is read by its words, and so is one
+    of plain words that a single trainer uses for what it means.
 
     >>> resolve("actor/grad_norm", "verl").metric.name
     'optim/grad_norm'
     >>> resolve("kl", "trl/rloo").closeness
     2
+    >>> resolve("critic_score_mean").metric.name
+    'reward/mean'
     """
     if len(name) > LONGEST_NAME:
         return None
     slashed = name.replace(".", "/")
     if slashed in BY_NAME:
         return Reading(BY_NAME[slashed], None)
-    candidates = [(m, a) for m, a in (_ALIASES.get(name) or _ALIASES.get(slashed) or ()) if _matches(a, source)]
-    if candidates:
-        metric, alias = max(candidates, key=lambda pair: len(pair[1].source) if source else -len(pair[1].source))
+    found = _closest(_ALIASES.get(name) or _ALIASES.get(slashed) or (), source)
+    plain = not source and found is not None and found[1].source and "/" not in slashed and everyday(name)
+    if found is not None and not plain:
+        metric, alias = found
         return None if alias.relation is Relation.OTHER else Reading(metric, alias)
     for prefix in _TRACKER_PREFIXES:
         if name.startswith(prefix):
             return resolve(name.removeprefix(prefix), source)
-    meant = None if source or metric_of(name) else everyday(name)  # a trainer's log means what the trainer means
+    return _written_flat(name, source) or (None if source else _guessed(name))
+
+
+def _closest(candidates: Iterable[tuple[Metric, Alias]], source: str) -> tuple[Metric, Alias] | None:
+    """The alias of the very source, else of any trainer; where the trainer is unknown the least particular one."""
+    matching = [(metric, alias) for metric, alias in candidates if _matches(alias, source)]
+    if not matching:
+        return None
+    return max(matching, key=lambda pair: len(pair[1].source) if source else -len(pair[1].source))
+
+
+def _written_flat(name: str, source: str) -> Reading | None:
+    """Reading of a trainer's name with ``_`` for ``/``, where no two metrics are written so; None otherwise."""
+    flat = _flat(name)
+    candidates = [pair for pair in _FLAT.get(flat, ()) if _matches(pair[1], source)]
+    if len({metric.name for metric, _ in candidates}) == 1:
+        found = _closest(candidates, source)
+        return None if found is None or found[1].relation is Relation.OTHER else Reading(*found)
+    canonical = None if source else _FLAT_CANONICAL.get(flat)
+    return None if canonical is None else Reading(canonical, Alias(name))
+
+
+def _guessed(name: str) -> Reading | None:
+    """Reading of a name that is no trainer's, by its words."""
+    meant = None if metric_of(name) else everyday(name)
     return None if meant is None else Reading(BY_NAME[meant[0]], None, 1 + meant[1])
 
 
@@ -207,6 +253,7 @@ def family_of(name: str, source: str = "") -> Family:
 
 _FAMILY_PREFIXES: tuple[tuple[str, Family], ...] = (
     ("reward", Family.REWARD),
+    ("critic/v", Family.CRITIC),
     ("critic/", Family.REWARD),
     ("val", Family.REWARD),
     ("eval", Family.REWARD),

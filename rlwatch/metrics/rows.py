@@ -13,6 +13,7 @@ class Family(StrEnum):
     EXPLORATION = "Exploration"
     TRUST_REGION = "Trust region"
     OPTIMISATION = "Optimisation"
+    CRITIC = "Critic"
     MISMATCH = "Engine mismatch"
     ROLLOUTS = "Rollouts"
     SYSTEM = "System"

@@ -11,30 +11,40 @@ from rlwatch.metrics.rows import Family, Metric, fraction, nats, other, proxy, s
 
 # fmt: off
 
+_RESPONSES = "mean of responses' means"
 DRAWS = (1, 2, 4, 8, 16, 32, 64)
 """The k of pass@k and all-correct@k."""
 
 REWARD: tuple[Metric, ...] = (
     Metric("reward/mean", Family.REWARD, "", "mean reward of the batch", aggregator="sequence mean", aliases=(
         same("reward"), same("critic/score/mean", "verl"), same("rollout/reward_mean", "openrlhf"),
-        same("rollout/raw_reward", "slime"), same("ppo_actor/task_reward/avg", "areal"),
+        same("rollout/raw_reward", "slime"), same("ppo_actor/task_reward/avg", "areal"), same("reward/avg_raw_reward", "skyrl"),
+        same("env/all/reward/total", "tinker"), same("reward/all/mean", "prime-rl"), same("score", "openrlhf"), same("self_distillation/reward_mean", "trl"),
+        proxy("accuracy", "nemo-rl", aggregator="mean reward of the prompts that count"), proxy("filtered_reward", "nemo-rl", aggregator="after dynamic sampling"),
+        proxy("total_reward", "nemo-rl"), proxy("rewards", "nemo-rl"), proxy("loss/avg_final_rewards", "skyrl", aggregator="after penalties"),
+        proxy("rollout/rewards", "slime", aggregator="after normalisation within the group"), proxy("ppo_actor/final_reward/avg", "areal"),
         proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl", aggregator="log-ratio to the reference, times beta"),
         same("objective/scores", "trl"), proxy("return", "openrlhf")),
-        panel=1, vital=True, everyday=("reward", "episode reward", "reward score", "score", "accuracy")),
+        panel=1, vital=True, everyday=("reward", "episode reward", "reward score", "rollout reward", "reward data", "reward total", "score", "accuracy",
+        "answer accuracy", "success fraction", "solve fraction", "pass fraction")),
     Metric("reward/std", Family.REWARD, "", "standard deviation of the reward over the batch", 0.0, aliases=(
-        same("reward_std"), same("rollout/reward_std", "openrlhf")), panel=2, everyday=("reward std", "r std")),
-    Metric("reward/max", Family.REWARD, "", "largest reward of the batch", aggregator="maximum", aliases=(same("critic/score/max", "verl"),),
-        everyday=("reward max",)),
-    Metric("reward/min", Family.REWARD, "", "smallest reward of the batch", aggregator="minimum", aliases=(same("critic/score/min", "verl"),),
-        everyday=("reward min",)),
+        same("reward_std"), same("rollout/reward_std", "openrlhf"), same("self_distillation/reward_std", "trl")), panel=2, everyday=("reward std", "r std", "rollout reward std", "reward total std")),
+    Metric("reward/max", Family.REWARD, "", "largest reward of the batch", aggregator="maximum", aliases=(
+        same("critic/score/max", "verl"), proxy("critic/rewards/max", "verl", aggregator="after the KL penalty"), same("self_distillation/reward_max", "trl")),
+        everyday=("reward max", "rollout reward max")),
+    Metric("reward/min", Family.REWARD, "", "smallest reward of the batch", aggregator="minimum", aliases=(
+        same("critic/score/min", "verl"), proxy("critic/rewards/min", "verl", aggregator="after the KL penalty"), same("self_distillation/reward_min", "trl")),
+        everyday=("reward min", "rollout reward min")),
     Metric("reward/group_std", Family.REWARD, "", "standard deviation of the reward within a group (n - 1), mean over responses", 0.0,
-           aggregator="sequence mean", aliases=(same("group_reward_std", "openrlhf"),)),
+           aggregator="sequence mean", aliases=(same("group_reward_std", "openrlhf"), same("self_distillation/group_reward_std_mean", "trl"))),
     fraction("reward/zero_std_frac", Family.REWARD, "samples whose group all got the same reward (no gradient)",
            aggregator="sample fraction", aliases=(
-               same("frac_reward_zero_std"), proxy("frac_reward_zero_std", "trl/rloo", aggregator="after reward clip and KL penalty")),
+               same("frac_reward_zero_std"), same("self_distillation/flat_group_fraction", "trl"), proxy("frac_reward_zero_std", "trl/rloo", aggregator="after reward clip and KL penalty")),
         panel=3, everyday=("zero std", "zero std fraction", "zero variance fraction", "reward zero std fraction")),
-    fraction("reward/zero_std_right_frac", Family.REWARD, "samples whose group is right as a whole (too easy)", aggregator="sample fraction"),
-    fraction("reward/zero_std_wrong_frac", Family.REWARD, "samples whose group is wrong as a whole (too hard)", aggregator="sample fraction"),
+    fraction("reward/zero_std_right_frac", Family.REWARD, "samples whose group is right as a whole (too easy)", aggregator="sample fraction", aliases=(
+        same("env/all/by_group/frac_all_good", "tinker", aggregator="groups of one reward, at least 0.5"), same("solve_all/all", "prime-rl"))),
+    fraction("reward/zero_std_wrong_frac", Family.REWARD, "samples whose group is wrong as a whole (too hard)", aggregator="sample fraction", aliases=(
+        same("env/all/by_group/frac_all_bad", "tinker", aggregator="groups of one reward, below 0.5"), same("solve_none/all", "prime-rl"))),
     fraction("reward/zero_std_other_frac", Family.REWARD, "samples whose group got one reward that is neither right nor wrong",
            aggregator="sample fraction"),
     Metric("reward/groups_right", Family.REWARD, "groups", "groups right as a whole", 0.0, aggregator="sum", aliases=(
@@ -43,18 +53,21 @@ REWARD: tuple[Metric, ...] = (
         same("rollout/zero_std/count_0", "slime"), same("rollout/zero_std/count_0.0", "slime"))),
     Metric("reward/effective_groups", Family.REWARD, "groups", "groups whose rewards differ, so that they teach something", 0.0, aggregator="sum"),
     *(fraction(f"reward/pass_at_{k}", Family.REWARD, f"chance that of {k} responses to a prompt at least one is right, unbiased",
-               aggregator="group mean", aliases=(same(f"passrate/pass@{k}", "slime"),)) for k in DRAWS),
+               aggregator="group mean", aliases=(same(f"passrate/pass@{k}", "slime"), same(f"reward/avg_pass_at_{k}", "skyrl"))) for k in DRAWS),
     *(fraction(f"reward/all_correct_at_{k}", Family.REWARD, f"chance that {k} responses to a prompt are all right, unbiased",
                aggregator="group mean") for k in DRAWS[1:]),
     fraction("reward/unique_answers", Family.REWARD, "distinct extracted answers of a group over its answers", aggregator="group mean"),
     fraction("reward/majority_share", Family.REWARD, "share of a group's answers that are its most frequent one", aggregator="group mean"),
     Metric("reward/answer_entropy", Family.REWARD, "nats", "entropy of the answers of a group", 0.0, aggregator="group mean"),
     Metric("val/score", Family.REWARD, "", "score on held-out prompts, measured now and then", aggregator="evaluation", aliases=(
-        same("eval_reward"), proxy("eval/reward")), everyday=("val reward", "val accuracy", "val score")),
-    Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(same("critic/advantages/mean"),), everyday=("advantage",)),
+        same("eval_reward"), proxy("eval/reward"), same("test/env/all/reward/total", "tinker"), same("eval/all/avg_score", "skyrl"),
+        same("val/accuracy", "nemo-rl"), same("validation/accuracy", "nemo-rl")), everyday=("val reward", "val accuracy", "val score")),
+    Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(
+        same("critic/advantages/mean"), same("rollout/advantages", "slime"), same("ppo_actor/advantages/avg", "areal"), same("loss/avg_raw_advantages", "skyrl"),
+        same("advantages/mean", "nemo-rl")), everyday=("advantage",)),
     Metric("adv/std", Family.REWARD, "", "standard deviation of the advantage", 0.0, everyday=("advantage std",)),
-    Metric("adv/max", Family.REWARD, "", "largest advantage", aliases=(same("critic/advantages/max"),), everyday=("advantage max",)),
-    Metric("adv/min", Family.REWARD, "", "smallest advantage", aliases=(same("critic/advantages/min"),), everyday=("advantage min",)),
+    Metric("adv/max", Family.REWARD, "", "largest advantage", aliases=(same("critic/advantages/max"), same("ppo_actor/advantages/max", "areal")), everyday=("advantage max",)),
+    Metric("adv/min", Family.REWARD, "", "smallest advantage", aliases=(same("critic/advantages/min"), same("ppo_actor/advantages/min", "areal")), everyday=("advantage min",)),
 )
 OPEN_REWARD: tuple[Metric, ...] = (
     Metric("val-core/", Family.REWARD, "", "score on one held-out set, as verl names it", aggregator="evaluation"),
@@ -69,19 +82,22 @@ _OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
 EXPLORATION: tuple[Metric, ...] = (
     nats("policy/entropy", Family.EXPLORATION, "full-softmax entropy at rollout temperature", low=0.0, aliases=(
         same("entropy"), same("actor/entropy", "verl", aggregator="loss_agg_mode, old policy"),
-        same("entropy/mean"), same("entropy/all/mean", "prime-rl"), same("ppo_actor/update/entropy/avg", "areal"),
+        same("entropy/mean"), same("entropy/all/mean", "prime-rl"), same("entropy/all", "prime-rl"), same("ppo_actor/update/entropy/avg", "areal"),
+        same("policy/policy_entropy", "skyrl"), proxy("optim/entropy", "tinker", aggregator="mean surprise of the sampled tokens"),
+        proxy("approx_entropy", "nemo-rl", aggregator="mean surprise of the sampled tokens"), proxy("rollout/entropy", "slime", aggregator="policy before the update"),
+        proxy("objective/entropy", "trl", aggregator="surprise of the sampled tokens, summed over a sequence"),
         same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
         proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
         proxy("train/entropy_loss", "slime"),
         *(other("entropy", source) for source in _OF_A_DATASET)),
-        panel=1, vital=True, everyday=("entropy", "token entropy", "policy entropy", "actor entropy")),
+        panel=1, vital=True, everyday=("entropy", "token entropy", "policy entropy", "actor entropy", "response entropy")),
     nats("policy/entropy_pos", Family.EXPLORATION, "entropy of the tokens of positive advantage", low=0.0),
     nats("policy/entropy_neg", Family.EXPLORATION, "entropy of the tokens of negative advantage: it is these that explode", low=0.0),
     nats("policy/entropy_p10", Family.EXPLORATION, "10th percentile of token entropy", low=0.0, panel=2),
     nats("policy/entropy_p90", Family.EXPLORATION, "90th percentile of token entropy", low=0.0, panel=3),
     Metric("policy/vocab_size", Family.EXPLORATION, "tokens", "vocabulary size: entropy cannot exceed its logarithm", 1.0),
     nats("policy/logp_mean", Family.EXPLORATION, "mean log-prob of the sampled tokens", high=0.0,
-           aliases=(same("train/log_probs", "slime"),), everyday=("logp", "log prob", "log probs")),
+           aliases=(same("train/log_probs", "slime"), proxy("rollout/log_probs", "slime", aggregator="policy before the update"), same("ppo_actor/update/new_logp/avg", "areal")), everyday=("logp", "log prob", "log probs")),
     nats("policy/logp_min", Family.EXPLORATION, "lowest log-prob of a sampled token", high=0.0, aggregator="minimum"),
     Metric("policy/cov", Family.EXPLORATION, "nats", "covariance c of log-prob and advantage over tokens: a step lowers entropy in proportion to it"),
     Metric("policy/cov_top", Family.EXPLORATION, "nats", "mean c of the 0.2 % of tokens where it is largest", aggregator="mean of the top 0.2 %"),
@@ -111,8 +127,10 @@ TRUST_REGION: tuple[Metric, ...] = (
         proxy("kl", "openrlhf", "k1|k2|k3"), proxy("kl", "trl/kto", "k1", "sequence sum of mismatched pairs, at least 0"),
         proxy("objective/kl", "trl", "k1", "sequence sum"), same("kl", "", "k3"),
         same("actor/kl_loss", "verl", "kl_loss_type"), proxy("actor/reward_kl_penalty", "verl"),
-        proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss")),
-        panel=1, vital=True, everyday=("kl", "kl div", "kl ref", "kl ref div", "policy kl ref", "actor kl loss")),
+        proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss"), same("policy/policy_kl", "skyrl"),
+        proxy("kl_policy_base", "tinker", "k1", "policy that sampled"), same("kl_penalty", "nemo-rl", "k3"), proxy("rollout/kl", "slime", "k1", "policy before the update"),
+        proxy("ppo_actor/kl_rewards/avg", "areal", "k1", "as part of the reward, with its sign and weight"), proxy("loss/avg_kl", "skyrl")),
+        panel=1, vital=True, everyday=("kl", "kl div", "kl ref", "kl ref div", "policy kl ref", "actor kl loss", "policy kl")),
     nats("policy/kl_ref_k1", Family.TRUST_REGION, "KL to the reference, k1 = x, x = log(pi/ref); may be negative", aliases=(
         proxy("logprobs_diff", "openrlhf", "k1", "token mean, or sequence mean where KL is part of the reward; 0 without a reference"),)),
     nats("policy/kl_ref_k2", Family.TRUST_REGION, "KL to the reference, k2 = x^2/2", low=0.0),
@@ -127,13 +145,17 @@ TRUST_REGION: tuple[Metric, ...] = (
            aggregator="share of the sum"),
     nats("policy/kl_old", Family.TRUST_REGION, "k1 between the policy before and during the update", estimator="k1", aliases=(
         same("actor/ppo_kl", "verl", "k1"), same("ppo_kl", "", "k1"), same("train/ppo_kl", "slime"),
-        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl")), panel=5, everyday=("approxkl", "kl approx", "kl old")),
+        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl"), same("ppo_actor/update/approx_kl/avg", "areal"),
+        proxy("kl_pre_post_v1", "tinker", "k1", "after the update")), panel=5, everyday=("approxkl", "kl approx", "kl old")),
     Metric("policy/kl_coef", Family.TRUST_REGION, "", "weight of the KL term (beta)", 0.0, aliases=(same("actor/kl_coef"), same("beta"))),
-    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio")),
+    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio"), same("train/ois", "slime", aggregator=_RESPONSES), same("ppo_actor/update/importance_weight/avg", "areal"),
+        same("probs_ratio", "nemo-rl"), same("actor/ratio_mean", "roll")),
         everyday=("ratio", "is ratio", "policy ratio")),
-    Metric("ratio/max", Family.TRUST_REGION, "", "largest importance ratio", 0.0, aggregator="maximum",
+    Metric("ratio/max", Family.TRUST_REGION, "", "largest importance ratio", 0.0, aggregator="maximum", aliases=(
+        same("ppo_actor/update/importance_weight/max", "areal"), same("probs_ratio_max", "nemo-rl"), same("actor/ratio_max", "roll")),
         panel=4, everyday=("ratio max", "is ratio max")),
-    Metric("ratio/min", Family.TRUST_REGION, "", "smallest importance ratio", 0.0, aggregator="minimum",
+    Metric("ratio/min", Family.TRUST_REGION, "", "smallest importance ratio", 0.0, aggregator="minimum", aliases=(
+        same("ppo_actor/update/importance_weight/min", "areal"), same("probs_ratio_min", "nemo-rl"), same("actor/ratio_min", "roll")),
         everyday=("ratio min", "is ratio min")),
     Metric("ratio/p99", Family.TRUST_REGION, "", "99th percentile of token ratios", 0.0, aggregator="99th percentile"),
     nats("ratio/log_absmax", Family.TRUST_REGION, "largest |log ratio| of a token", low=0.0, aggregator="maximum"),
@@ -154,7 +176,8 @@ TRUST_REGION: tuple[Metric, ...] = (
         same("clip_ratio/region_mean", "", aggregator="token fraction, sign-aware"), same("actor/pg_clipfrac", "verl"),
         same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"),
         same("actor/ppo_ratio_clipfrac", "roll"), same("clip_ratio"), same("policy/clipfrac_avg", "trl"),
-        proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl")),
+        proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl"), proxy("cispo_clip_ratio", "ms-swift"),
+        same("ppo_actor/update/clip_ratio/avg", "areal"), same("policy/ppo_clip_ratio", "skyrl"), same("policy/loss_metrics/clip_ratio", "skyrl")),
         panel=3, everyday=("clip fraction", "clipfrac", "ratio clip fraction", "pg clip fraction")),
     fraction("ratio/clipfrac_low", Family.TRUST_REGION, "tokens clipped below (advantage < 0)", aliases=(
         same("clip_ratio/low_mean"), proxy("clip_ratio/low_mean", "trl/rloo", aggregator="sequence fraction"),
@@ -163,7 +186,7 @@ TRUST_REGION: tuple[Metric, ...] = (
         same("clip_ratio/high_mean"), proxy("clip_ratio/high_mean", "trl/rloo", aggregator="sequence fraction"),
         same("actor/ppo_ratio_high_clipfrac", "roll"))),
     fraction("ratio/clipfrac_dual", Family.TRUST_REGION, "tokens beyond the dual clip (advantage < 0, ratio > c)", aliases=(
-        proxy("actor/pg_clipfrac_lower", "verl", aggregator="0 where the loss has no dual clip"),)),
+        proxy("actor/pg_clipfrac_lower", "verl", aggregator="0 where the loss has no dual clip"), same("ppo_actor/update/dual_clip_ratio/avg", "areal"))),
     fraction("offpolicy/masked", Family.TRUST_REGION, "responses that V3.2's off-policy mask drops, at the loss's threshold or 0.5 nats/token",
            aggregator="sequence fraction", aliases=(proxy("train/opsm_clipfrac", "slime", aggregator="sequences, counted"),)),
     fraction("offpolicy/masked_neg", Family.TRUST_REGION, "the same, of responses of negative advantage", aggregator="sequence fraction"),
@@ -175,17 +198,20 @@ TRUST_REGION: tuple[Metric, ...] = (
 OPTIMISATION: tuple[Metric, ...] = (
     Metric("loss/policy", Family.OPTIMISATION, "", "policy loss (comparable only within one aggregation mode)", aliases=(
         same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
-        proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl")),
+        same("policy/policy_loss", "skyrl"), same("ppo_actor/update/actor_loss/avg", "areal"), proxy("policy/final_loss", "skyrl"),
+        proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"), same("self_distillation/policy_loss", "trl")),
         panel=3, everyday=("policy loss", "pg loss", "actor loss", "loss")),
     Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
     Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
         same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"),
-        same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm")),
+        same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm"), same("policy/raw_grad_norm", "skyrl"), same("policy/grad_norm", "skyrl"),
+        same("ppo_actor/update/grad_norm", "areal"), same("ppo_actor/grad_norm", "areal"), same("train/actor-grad_norm", "slime")),
         panel=1, vital=True, everyday=("grad", "grad norm", "gradnorm", "gnorm", "global grad norm", "policy grad norm", "grad norm total")),
     Metric("optim/grad_norm_max", Family.OPTIMISATION, "", "largest global gradient norm of several optimizer steps in one step", 0.0, aggregator="maximum"),
     Metric("optim/lr", Family.OPTIMISATION, "", "learning rate", 0.0, aliases=(
         same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"),
-        same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr")), panel=5, everyday=("lr", "learning rate")),
+        same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr"), same("policy/policy_lr", "skyrl"), same("ppo_actor/update/lr", "areal"),
+        same("ppo_actor/lr", "areal")), panel=5, everyday=("lr", "learning rate")),
     Metric("optim/layers_clipped", Family.OPTIMISATION, "layers", "layers that layer-wise clipping scaled down", 0.0, aggregator="last optimizer step"),
     fraction("optim/clip_scale_min", Family.OPTIMISATION, "smallest factor that layer-wise clipping scaled a layer by (1: none)", aggregator="last optimizer step"),
     fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps skipped because a gradient was not finite (float16 loss scaler, verl)", aggregator="step fraction"),
@@ -196,7 +222,7 @@ OPTIMISATION: tuple[Metric, ...] = (
         panel=4),
     fraction("layers/participation", Family.OPTIMISATION, "how evenly the squared gradient norm is spread over the L layers: 1 evenly, 1/L on one layer", aggregator="(sum n^2)^2 / (L sum n^4)"),
     fraction("layers/max_share", Family.OPTIMISATION, "largest share of one layer in the squared gradient norm", aggregator="maximum over layers"),
-    Metric("nonfinite/loss", Family.OPTIMISATION, "count", "micro-batches whose loss was NaN or Inf", 0.0, aggregator="sum"),
+    Metric("nonfinite/loss", Family.OPTIMISATION, "count", "micro-batches whose loss was NaN or Inf", 0.0, aggregator="sum", aliases=(same("loss/nan_count", "prime-rl"),)),
     Metric("nonfinite/logp", Family.OPTIMISATION, "tokens", "response tokens whose policy log-prob was NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/old_logp", Family.OPTIMISATION, "tokens", "the same for the old policy", 0.0, aggregator="sum"),
     Metric("nonfinite/ref_logp", Family.OPTIMISATION, "tokens", "the same for the reference", 0.0, aggregator="sum"),
@@ -204,6 +230,37 @@ OPTIMISATION: tuple[Metric, ...] = (
     Metric("nonfinite/advantage", Family.OPTIMISATION, "sequences", "advantages that were NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/reward", Family.OPTIMISATION, "sequences", "rewards that were NaN or Inf", 0.0, aggregator="sum"),
     Metric("nonfinite/grad", Family.OPTIMISATION, "parameters", "parameter tensors with a NaN or Inf gradient", 0.0, aggregator="sum"),
+)
+# The value head of PPO: its loss, how well it predicts, and what it learns from.
+
+CRITIC: tuple[Metric, ...] = (
+    Metric("critic/value_loss", Family.CRITIC, "", "loss of the value head (squared error, halved by some)", 0.0, aliases=(
+        same("critic/vf_loss", "verl"), same("loss/value_avg", "trl"), same("train/value_loss", "slime"), same("critic_loss", "openrlhf"),
+        same("ppo_critic/update/value_loss/avg", "areal"), same("ppo_critic/update/loss/avg", "areal"), same("critic/critic_loss", "skyrl"),
+        same("critic/loss", "roll"), same("value_loss"), same("vf_loss")), panel=1, everyday=("value loss", "vf loss", "critic loss", "value function loss")),
+    Metric("critic/explained_var", Family.CRITIC, "", "share of the variance of the returns that the values explain: 1 all, 0 none, below 0 worse than their mean", None, 1.0, aliases=(
+        same("critic/vf_explained_var", "verl"), same("explained_variance"), same("explained_var")),
+        panel=2, everyday=("explained variance", "explained var", "vf explained var", "value explained variance")),
+    fraction("critic/value_clipfrac", Family.CRITIC, "values whose update is clipped", aliases=(
+        same("critic/vf_clipfrac", "verl"), same("val/clipfrac_avg", "trl"), same("train/value_clipfrac", "slime"), same("critic/values_clipfrac", "skyrl"),
+        same("ppo_critic/update/clip_ratio/avg", "areal"), same("vf_clipfrac")),
+        panel=4, everyday=("vf clip fraction", "value clip fraction", "vf clipfrac", "value clipfrac", "values clipfrac", "critic clip fraction")),
+    Metric("critic/value_mean", Family.CRITIC, "", "mean value predicted", aliases=(
+        same("critic/values/mean", "verl"), proxy("critic/vpred_mean", "verl", aggregator="update pass"), same("critic/values_mean", "skyrl"),
+        same("values", "openrlhf"), same("rollout/values", "slime"), same("critic/values/mean", "roll"), same("ppo_critic/update/values/avg", "areal")),
+        panel=3, everyday=("value", "values", "critic value", "vpred", "value estimate")),
+    Metric("critic/value_max", Family.CRITIC, "", "largest value predicted", aggregator="maximum", aliases=(same("critic/values/max"),)),
+    Metric("critic/value_min", Family.CRITIC, "", "smallest value predicted", aggregator="minimum", aliases=(same("critic/values/min"),)),
+    Metric("critic/returns_mean", Family.CRITIC, "", "mean return: what the values are to predict", aliases=(
+        same("critic/returns/mean"), same("rollout/returns", "slime"), same("ppo_actor/returns/avg", "areal"))),
+    Metric("critic/returns_max", Family.CRITIC, "", "largest return", aggregator="maximum", aliases=(same("critic/returns/max"),)),
+    Metric("critic/returns_min", Family.CRITIC, "", "smallest return", aggregator="minimum", aliases=(same("critic/returns/min"),)),
+    Metric("critic/grad_norm", Family.CRITIC, "", "gradient norm of the value head's model before clipping", 0.0, aggregator="last optimizer step", aliases=(
+        same("critic_grad_norm", "openrlhf"), same("train/critic-grad_norm", "slime"), same("ppo_critic/update/grad_norm", "areal"),
+        same("critic/raw_grad_norm", "skyrl")), panel=5, everyday=("critic grad norm", "value grad norm")),
+    Metric("critic/lr", Family.CRITIC, "", "learning rate of the value head", 0.0, aliases=(
+        same("critic_lr", "openrlhf"), same("train/critic-lr-pg_0", "slime"), same("ppo_critic/update/lr", "areal"), same("critic/critic_lr", "skyrl")),
+        everyday=("critic lr", "critic learning rate")),
 )
 OPEN_OPTIMISATION: tuple[Metric, ...] = (
     Metric("grad_layer/", Family.OPTIMISATION, "", "gradient norm of one layer before clipping", 0.0, aggregator="last optimizer step"),
@@ -216,23 +273,23 @@ OPEN_OPTIMISATION: tuple[Metric, ...] = (
 
 _ANY_BAND = "at the run's own threshold, of tokens or of responses"
 _EMPTY = "sequence mean; a response without tokens counts as perplexity 1"
-_RESPONSES = "mean of responses' means"
 
 _LEVEL: tuple[Metric, ...] = (
     nats("mismatch/kl", Family.MISMATCH, "KL(rollout || trainer) on the sampled tokens", estimator="k1", aliases=(
         same("rollout_corr/kl", "verl", "k1"), same("vllm_kl", "openrlhf", "k1"),
-        proxy("ppo_actor/update/behave_approx_kl/avg", "areal")),
-        panel=2, everyday=("mismatch kl", "rollout kl", "rollout trainer kl", "vllm kl", "sglang kl")),
+        proxy("ppo_actor/update/behave_approx_kl/avg", "areal"), same("optim/kl_sample_train_v1", "tinker", "k1")),
+        panel=2, everyday=("mismatch kl", "rollout trainer kl", "vllm kl", "sglang kl")),
     nats("mismatch/k3", Family.MISMATCH, "the same by the k3 estimator", low=0.0, estimator="k3", aliases=(
-        same("rollout_corr/k3_kl", "verl", "k3"), same("rollout_correction/k3_kl", "", "k3"), same("mismatch_kl/all/mean", "prime-rl", "k3"),
+        same("rollout_corr/k3_kl", "verl", "k3"), same("rollout_correction/k3_kl", "", "k3"), same("mismatch_kl/all/mean", "prime-rl", "k3"), same("mismatch_kl/all", "prime-rl", "k3"),
         same("mismatch_k3"), same("gen_kl_error", "nemo-rl", "k3"), same("train_rollout_kl", "", "k3", _RESPONSES),
         proxy("kl", "trl/async", "k3", "current policy against the sampling one")),
         panel=1, everyday=("mismatch k 3", "mismatch k 3 kl", "rollout k 3", "rollout k 3 kl")),
     nats("mismatch/logp_absdiff", Family.MISMATCH, "mean |log trainer - log rollout|", low=0.0, aliases=(
-        same("sampling/sampling_logp_difference/mean"), same("train/train_rollout_logprob_abs_diff", "slime", "", _RESPONSES)),
+        same("sampling/sampling_logp_difference/mean"), same("train/train_rollout_logprob_abs_diff", "slime", "", _RESPONSES),
+        same("policy/rollout_train_logprobs_abs_diff_mean", "skyrl"), same("ppo_actor/update/logp_abs_diff/avg", "areal"), same("self_distillation/server_logprob_abs_diff", "trl")),
         panel=3, everyday=("logp abs diff", "logp absdiff", "log prob abs diff")),
     nats("mismatch/logp_absdiff_max", Family.MISMATCH, "largest |log trainer - log rollout|", low=0.0, aggregator="maximum",
-           aliases=(same("sampling/sampling_logp_difference/max"),), everyday=("logp abs diff max", "logp absdiff max", "log prob abs diff max")),
+           aliases=(same("sampling/sampling_logp_difference/max"), same("ppo_actor/update/logp_abs_diff/max", "areal")), everyday=("logp abs diff max", "logp absdiff max", "log prob abs diff max")),
     nats("mismatch/logp_absdiff_p99", Family.MISMATCH, "99th percentile of |log trainer - log rollout|", low=0.0, aggregator="99th percentile"),
     Metric("mismatch/m2", Family.MISMATCH, "nats^2", "mean squared log trainer - log rollout", 0.0),
     Metric("mismatch/mult_prob_error", Family.MISMATCH, "", "mean factor exp|d| between the two probabilities of a token; trouble where it trends past 1.01 to 1.02", 1.0,
@@ -250,16 +307,19 @@ _LEVEL: tuple[Metric, ...] = (
 _WEIGHTS: tuple[Metric, ...] = (
     Metric("mismatch/weight_mean", Family.MISMATCH, "", "mean raw weight trainer/rollout: 1 but for noise", 0.0, aliases=(
         same("sampling_importance_ratio", "nemo-rl", aggregator="token mean; older versions truncate first"),
-        same("train/tis", "slime", aggregator=_RESPONSES))),
+        same("train/tis", "slime", aggregator=_RESPONSES), same("importance_ratio/mean", "prime-rl"))),
     Metric("mismatch/weight_max", Family.MISMATCH, "", "largest raw weight", 0.0, aggregator="maximum"),
     Metric("mismatch/weight_min", Family.MISMATCH, "", "smallest raw weight", 0.0, aggregator="minimum"),
     Metric("mismatch/is_ratio", Family.MISMATCH, "", "mean trainer/rollout weight after truncation or masking", 0.0, aliases=(
         same("sampling/importance_sampling_ratio/mean"), same("rollout_corr/rollout_is_mean", "verl"),
-        same("mismatch/is_ratio_mean"), same("rollout_correction/is_weight_mean")), everyday=("is weight",)),
+        same("mismatch/is_ratio_mean"), same("rollout_correction/is_weight_mean"), same("ppo_actor/update/behave_imp_weight/avg", "areal"),
+        same("policy/tis_imp_ratio", "skyrl"), same("policy/is_ratio_mean", "skyrl"), same("policy/loss_metrics/is_ratio_mean", "skyrl")), everyday=("is weight",)),
     Metric("mismatch/is_ratio_max", Family.MISMATCH, "", "largest weight after truncation or masking", 0.0, aggregator="maximum", aliases=(
-        same("sampling/importance_sampling_ratio/max"), same("rollout_corr/rollout_is_max", "verl"))),
+        same("sampling/importance_sampling_ratio/max"), same("rollout_corr/rollout_is_max", "verl"), same("policy/is_ratio_max", "skyrl"),
+        same("policy/loss_metrics/is_ratio_max", "skyrl"), same("ppo_actor/update/behave_imp_weight/max", "areal"))),
     Metric("mismatch/is_ratio_min", Family.MISMATCH, "", "smallest weight after truncation or masking", 0.0, aggregator="minimum", aliases=(
-        same("sampling/importance_sampling_ratio/min"), same("rollout_corr/rollout_is_min", "verl"))),
+        same("sampling/importance_sampling_ratio/min"), same("rollout_corr/rollout_is_min", "verl"), same("policy/is_ratio_min", "skyrl"),
+        same("policy/loss_metrics/is_ratio_min", "skyrl"), same("ppo_actor/update/behave_imp_weight/min", "areal"))),
     Metric("mismatch/is_ratio_std", Family.MISMATCH, "", "standard deviation of the weights after truncation or masking", 0.0, aggregator="token deviation",
            aliases=(same("rollout_corr/rollout_is_std", "verl"),)),
     fraction("mismatch/is_zero", Family.MISMATCH, "tokens whose weight the run's own correction sets to 0: they teach nothing"),
@@ -276,7 +336,8 @@ _WEIGHTS: tuple[Metric, ...] = (
         proxy("train/tis_clipfrac", "slime", aggregator="of both sides, or of IcePop"))),
     fraction("mismatch/icepop_masked", Family.MISMATCH, "tokens whose weight lies outside [0.5, 5]: falls while the gap widens, so read it beside logp_absdiff", aliases=(
         proxy("rollout_corr/rollout_is_oob_ratio", "verl", aggregator=_ANY_BAND),
-        proxy("is_oob_ratio", "nemo-rl", aggregator=_ANY_BAND), proxy("is_filter_ratio", "openrlhf", aggregator=_ANY_BAND))),
+        proxy("is_oob_ratio", "nemo-rl", aggregator=_ANY_BAND), proxy("is_filter_ratio", "openrlhf", aggregator=_ANY_BAND),
+        proxy("is_masked/mean", "prime-rl", aggregator=_ANY_BAND), proxy("is_masked/all/mean", "prime-rl", aggregator=_ANY_BAND))),
     nats("mismatch/icepop_entropy", Family.MISMATCH, "entropy of those tokens", low=0.0),
 )
 
@@ -345,7 +406,7 @@ _ROUTING: tuple[Metric, ...] = (
     Metric("mismatch/moe_avg_vio", Family.MISMATCH, "", "mean size of load violations: load of an expert times the number of experts, less 1", 0.0,
            aggregator="mean over experts and layers", aliases=(same("rollout/moe/avg_vio/avg", "verl"),)),
     Metric("mismatch/moe_max_vio", Family.MISMATCH, "", "load violation of the busiest expert: 0 when all are equally busy", 0.0,
-           aggregator="maximum over experts, mean over layers", aliases=(same("rollout/moe/max_vio/avg", "verl"),)),
+           aggregator="maximum over experts, mean over layers", aliases=(same("rollout/moe/max_vio/avg", "verl"), same("max_vio/mean", "prime-rl"))),
     Metric("mismatch/moe_worst_vio", Family.MISMATCH, "", "the same in the layer where it is largest", 0.0, aggregator="maximum over experts and layers",
            aliases=(same("rollout/moe/max_vio/max", "verl"),)),
 )
@@ -358,12 +419,20 @@ ROLLOUTS: tuple[Metric, ...] = (
     Metric("len/mean", Family.ROLLOUTS, "tokens", "mean response length", 0.0, aliases=(
         same("completions/mean_length"), same("response_length/mean", "verl"), same("completion_length"),
         same("rollout/response_length_mean", "openrlhf"), same("response_length", "openrlhf"),
-        same("rollout/response_len/mean", "slime"), same("tokens/response_length/mean", "roll")), panel=1, everyday=("length", "response length")),
+        same("rollout/response_len/mean", "slime"), same("tokens/response_length/mean", "roll"), same("generate/avg_num_tokens", "skyrl"),
+        same("policy/response_length", "skyrl"), same("mean_gen_tokens_per_sample", "nemo-rl"), same("decode_len/all/mean", "prime-rl"),
+        proxy("env/all/ac_tokens_per_turn", "tinker", aggregator="mean of turns"), proxy("ppo_actor/seq_len/avg", "areal", aggregator="with the prompt"),
+        proxy("total_length", "openrlhf", aggregator="with the prompt"), proxy("seq_len/all/mean", "prime-rl", aggregator="with the prompt"),
+        proxy("mean_total_tokens_per_sample", "nemo-rl", aggregator="with the prompt"), proxy("sample/trained_tokens_mean", "trl", aggregator="tokens that are trained on"),
+        proxy("response_length_non_aborted/mean", "verl", aggregator="without aborted responses"), proxy("train_seq_len", "trl", aggregator="with the prompt")),
+        panel=1, everyday=("length", "response length", "response token length", "rollout response length", "rollout response token length", "response tokens")),
     Metric("len/max", Family.ROLLOUTS, "tokens", "longest response", 0.0, aggregator="maximum", aliases=(
-        same("completions/max_length"), same("response_length/max", "verl"), same("rollout/response_len/max", "slime"),
+        same("completions/max_length"), same("response_length/max", "verl"), same("rollout/response_len/max", "slime"), same("generate/max_num_tokens", "skyrl"),
+        same("decode_len/all/max", "prime-rl"), proxy("response_length_non_aborted/max", "verl", aggregator="without aborted responses"),
         same("tokens/response_length/max", "roll")), everyday=("length max", "response length max")),
     Metric("len/min", Family.ROLLOUTS, "tokens", "shortest response", 0.0, aggregator="minimum", aliases=(
-        same("completions/min_length"), same("response_length/min", "verl"), same("rollout/response_len/min", "slime"),
+        same("completions/min_length"), same("response_length/min", "verl"), same("rollout/response_len/min", "slime"), same("generate/min_num_tokens", "skyrl"),
+        proxy("response_length_non_aborted/min", "verl", aggregator="without aborted responses"),
         same("tokens/response_length/min", "roll")), everyday=("length min", "response length min")),
     Metric("len/p50", Family.ROLLOUTS, "tokens", "median response length", 0.0, aggregator="quantile", aliases=(
         same("rollout/response_len/median", "slime"),)),
@@ -375,8 +444,10 @@ ROLLOUTS: tuple[Metric, ...] = (
     fraction("len/bubble", Family.ROLLOUTS, "1 - mean / longest response: least share of idle slots while a batch is generated", aggregator="sequences"),
     fraction("len/clipped", Family.ROLLOUTS, "responses cut at the length limit", aggregator="sequence fraction", aliases=(
         same("completions/clipped_ratio"), same("response_length/clip_ratio", "verl"), same("truncated", "openrlhf"),
-        same("rollout/truncated_rate", "openrlhf"), same("rollout/truncated_ratio", "slime")),
-        panel=2, everyday=("truncated", "truncated fraction", "response truncated", "response truncated fraction")),
+        same("rollout/truncated_rate", "openrlhf"), same("rollout/truncated_ratio", "slime"), same("response_clip_ratio", "openrlhf"),
+        same("is_truncated/all/mean", "prime-rl"), same("is_truncated/mean", "prime-rl"),
+        proxy("response_length_non_aborted/clip_ratio", "verl", aggregator="without aborted responses")),
+        panel=2, everyday=("response clip ratio", "response clip fraction", "response clipped ratio", "clipped ratio", "truncated", "truncated fraction", "response truncated", "response truncated fraction")),
     Metric("len/terminated_mean", Family.ROLLOUTS, "tokens", "mean length of the responses that were not cut", 0.0, aliases=(
         proxy("completions/mean_terminated_length", aggregator="0 where none terminated"),)),
     fraction("len/empty", Family.ROLLOUTS, "responses without a token", aggregator="sequence fraction", aliases=(
@@ -426,17 +497,41 @@ ROLLOUTS: tuple[Metric, ...] = (
     Metric("tokens/total", Family.ROLLOUTS, "tokens", "tokens seen so far", 0.0, aggregator="cumulative", aliases=(
         same("num_tokens"), proxy("perf/total_num_tokens", "verl", aggregator="per step"))),
     Metric("staleness/mean", Family.ROLLOUTS, "versions", "policy versions between rollout and update", aliases=(
-        same("sample/staleness_mean", "trl"), same("training/off_policy/trajectory_staleness/mean", "verl"), same("staleness"))),
+        same("sample/staleness_mean", "trl"), same("training/off_policy/trajectory_staleness/mean", "verl"), same("staleness"), same("off_policy/mean", "prime-rl"),
+        same("async/staleness_mean"), same("avg_trajectory_age", "nemo-rl"), same("ppo_actor/update/version_stats/sample_staleness_theta_avg", "areal"),
+        same("ppo_actor/update/version_stats/sample_staleness_avg", "areal"), same("version/sample_staleness_avg"),
+        proxy("ppo_actor/update/version_stats/sample_staleness_proximal_avg", "areal", aggregator="to the proximal policy")),
+        panel=4, everyday=("staleness", "policy lag", "off policy steps", "staleness steps")),
     Metric("staleness/max", Family.ROLLOUTS, "versions", "the same, of the oldest response", aggregator="maximum", aliases=(
-        same("sample/staleness_max", "trl"), same("training/off_policy/trajectory_staleness/max", "verl"))),
+        same("sample/staleness_max", "trl"), same("training/off_policy/trajectory_staleness/max", "verl"), same("off_policy/max", "prime-rl"),
+        same("async/staleness_max"), same("max_trajectory_policy_age", "nemo-rl"), same("ppo_actor/update/version_stats/sample_staleness_theta_max", "areal"),
+        same("version/sample_staleness_max")), everyday=("staleness max",)),
+    fraction("staleness/stale_frac", Family.ROLLOUTS, "samples of an earlier policy than the one that is updated", aggregator="sample fraction", aliases=(
+        same("async/staleness_ratio", "skyrl", aggregator="group fraction"),
+        same("ppo_actor/update/version_stats/stale_token_fraction", "areal", aggregator="token fraction")),
+        everyday=("stale fraction", "staleness fraction", "staleness ratio", "stale ratio", "off policy fraction", "off policy ratio")),
+    Metric("staleness/in_flight_mean", Family.ROLLOUTS, "versions", "versions that came while a response was generated", 0.0, aggregator="sequence mean", aliases=(
+        same("off_policy/in_flight/mean", "prime-rl"),)),
+    Metric("staleness/in_flight_max", Family.ROLLOUTS, "versions", "the same, largest", 0.0, aggregator="maximum", aliases=(same("off_policy/in_flight/max", "prime-rl"),)),
+    Metric("staleness/in_queue_mean", Family.ROLLOUTS, "versions", "versions that came while a finished response waited", 0.0, aggregator="sequence mean", aliases=(
+        same("off_policy/in_queue/mean", "prime-rl"),)),
+    Metric("staleness/in_queue_max", Family.ROLLOUTS, "versions", "the same, largest", 0.0, aggregator="maximum", aliases=(same("off_policy/in_queue/max", "prime-rl"),)),
+    Metric("staleness/dropped", Family.ROLLOUTS, "samples", "samples dropped because they were too old", 0.0, aggregator="since the last row", aliases=(
+        same("off_policy/dropped", "prime-rl"), same("training/off_policy/evicted_samples", "verl"),
+        proxy("sample/dropped_stale_total", "trl", aggregator="so far"))),
+    Metric("staleness/queue", Family.ROLLOUTS, "samples", "finished samples that wait for an update", 0.0, aliases=(
+        same("sample/rollout_queue_size", "trl"), same("buffer_size", "nemo-rl")), aggregator="sum", everyday=("rollout queue size", "queue size")),
+    Metric("staleness/queue_wait", Family.ROLLOUTS, "s", "time a finished sample waited for its update", 0.0, aggregator="sequence mean", aliases=(
+        same("sample/time_in_queue_s", "trl"),)),
     Metric("staleness/worst_mean", Family.ROLLOUTS, "versions", "the same as the mean, from the first version a response was sampled under", aliases=(
         same("training/off_policy/trajectory_staleness_worst/mean", "verl"),)),
     Metric("staleness/spans_mean", Family.ROLLOUTS, "versions", "policy versions a response was sampled under", 1.0, aggregator="sequence mean", aliases=(
         same("training/off_policy/trajectory_spans/mean", "verl"),)),
     Metric("staleness/spans_max", Family.ROLLOUTS, "versions", "most policy versions a response was sampled under", 1.0, aggregator="maximum", aliases=(
         same("training/off_policy/trajectory_spans/max", "verl"),)),
-    Metric("turns/mean", Family.ROLLOUTS, "turns", "turns of a conversation", 0.0, aggregator="sequence mean", aliases=(same("num_turns/mean", "verl"),)),
-    Metric("turns/max", Family.ROLLOUTS, "turns", "turns of the longest conversation", 0.0, aggregator="maximum", aliases=(same("num_turns/max", "verl"),)),
+    Metric("turns/mean", Family.ROLLOUTS, "turns", "turns of a conversation", 0.0, aggregator="sequence mean", aliases=(same("num_turns/mean", "verl"), same("training/num_turns/mean", "verl"), same("env/all/turns_per_episode", "tinker"), same("num_turns/all/mean", "prime-rl"),
+        same("num_turns", "ms-swift"), same("effective/num_turns/mean", "prime-rl"))),
+    Metric("turns/max", Family.ROLLOUTS, "turns", "turns of the longest conversation", 0.0, aggregator="maximum", aliases=(same("num_turns/max", "verl"), same("training/num_turns/max", "verl"))),
 )
 OPEN_ROLLOUTS: tuple[Metric, ...] = (
     Metric("len/by_task/", Family.ROLLOUTS, "tokens", "mean length of the responses to one task or data source", 0.0, aggregator="sequence mean"),
@@ -447,8 +542,9 @@ OPEN_ROLLOUTS: tuple[Metric, ...] = (
 SYSTEM: tuple[Metric, ...] = (
     Metric("time/step", Family.SYSTEM, "s", "duration of a step", 0.0, aliases=(
         same("step_time"), same("timing_s/step", "verl"), same("perf/time_per_step", "verl"),
-        same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime")),
-        panel=1, everyday=("step time", "step seconds", "step duration")),
+        same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime"), same("timing/step", "skyrl"), same("time/total", "tinker"),
+        same("total_step_time", "nemo-rl"), same("perf/step_s", "trl")),
+        panel=1, everyday=("step elapsed", "step time", "step seconds", "step duration")),
     Metric("time/throughput", Family.SYSTEM, "tokens/s", "tokens of prompts and responses processed per second (and GPU, where the trainer says so)", 0.0,
            aggregator="sum", aliases=(same("perf/throughput", "verl"),)),
     fraction("time/rollout_idle", Family.SYSTEM, "share of the time in which the rollout engines waited", aggregator="time fraction", aliases=(
@@ -479,6 +575,7 @@ TABLE: tuple[Metric, ...] = (
     *LIKELIHOOD,
     *TRUST_REGION,
     *OPTIMISATION,
+    *CRITIC,
     *MISMATCH,
     *ROLLOUTS,
     *SYSTEM,
