@@ -55,16 +55,18 @@ def masked_crc32c(data: bytes | bytearray) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-TOO_LONG = f"a record of more than {LONGEST_RECORD:,} bytes"
+def _too_long(longest: int) -> str:
+    return f"a record of more than {longest:,} bytes"
 
 
 class TfRecords:
     """TFRecords. After a damaged one nothing more can be found, since nothing says where the next begins.
 
-    One that is too long is passed over without being held.
+    One of more than ``longest`` bytes is passed over without being held.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, longest: int = LONGEST_RECORD) -> None:
+        self._longest = longest
         self.damage = ""
         self._lost = False
         self._buffer = bytearray()
@@ -84,8 +86,8 @@ class TfRecords:
             end = at + 12 + length + 4
             if masked_crc32c(self._buffer[at : at + 8]) != check:
                 self._lose("a record whose length is damaged; nothing after it can be read")
-            elif length > LONGEST_RECORD:
-                self.damage = TOO_LONG
+            elif length > self._longest:
+                self.damage = _too_long(self._longest)
                 self._pass = max(0, end - len(self._buffer))
                 at = min(end, len(self._buffer))
             elif end > len(self._buffer):
@@ -109,7 +111,8 @@ class TfRecords:
 class LevelDbLog:
     """The log that wandb writes. Damage costs the rest of its block; reading goes on with the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, longest: int = LONGEST_RECORD) -> None:
+        self._longest = longest
         self.damage = ""
         self._buffer = bytearray()
         self._before = 0
@@ -156,8 +159,8 @@ class LevelDbLog:
             self._parts = bytearray()
         if self._parts is not None:
             self._parts += body
-            if len(self._parts) > LONGEST_RECORD:
-                self.damage, self._parts = TOO_LONG, None
+            if len(self._parts) > self._longest:
+                self.damage, self._parts = _too_long(self._longest), None
             elif kind in (_FULL, _LAST):
                 found.append(bytes(self._parts))
                 self._parts = None

@@ -125,11 +125,12 @@ def without_prefix(text: str) -> str:
 class _Splitter:
     """Text in, (line, text) between line ends out; keeps the unfinished end, in the pieces it came in.
 
-    Of a line that is too long nothing is kept; ``too_long`` is told its number.
+    Of a line of more than ``longest`` characters nothing is kept; ``too_long`` is told its number.
     """
 
-    def __init__(self, too_long: Callable[[int], None]) -> None:
+    def __init__(self, too_long: Callable[[int], None], longest: int) -> None:
         self._too_long = too_long
+        self._longest = longest
         self._kept: list[str] = []
         self._length = 0
 
@@ -152,7 +153,7 @@ class _Splitter:
 
     def _keep(self, text: str) -> None:
         self._length += len(text)
-        if self._length > LONGEST_LINE:
+        if self._length > self._longest:
             self._kept.clear()
         elif text:
             self._kept.append(text)
@@ -165,7 +166,7 @@ class _Splitter:
             self._kept, self._length = [], 0
         else:
             length = len(piece)
-        if length > LONGEST_LINE:
+        if length > self._longest:
             self._too_long(line)
             return []
         return [(line, piece)] if piece else []
@@ -176,13 +177,13 @@ class Segments:
 
     UTF-8 and UTF-16 with a byte order mark; bytes that are neither become U+FFFD. Lines of Kaggle
     (``{"stream_name":...,"data":...}``) and Docker (``{"log":...,"stream":...}``) logs are unwrapped. A line of more
-    than 8 Mi characters is left out; ``too_long`` is told its number.
+    than ``longest`` characters is left out; ``too_long`` is told its number.
     """
 
-    def __init__(self, too_long: Callable[[int], None] = lambda _line: None) -> None:
+    def __init__(self, too_long: Callable[[int], None] = lambda _line: None, *, longest: int = LONGEST_LINE) -> None:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._head = b""
-        self._outer, self._inner = _Splitter(too_long), _Splitter(too_long)
+        self._outer, self._inner = _Splitter(too_long, longest), _Splitter(too_long, longest)
         self._line = 1
 
     def feed(self, data: bytes) -> list[Segment]:

@@ -23,7 +23,7 @@ _WITHIN = 2 * LONGEST_NAME
 """Characters within which a pair must end: the search for its end looks at each colon."""
 
 
-def _pair(piece: str) -> tuple[str, float] | None:
+def pair_of(piece: str) -> tuple[str, float] | None:
     """``name:value`` as a pair; None if the value is no number. Output glued behind the number is dropped."""
     piece = piece.strip()
     match = _PAIR.match(piece[:_WITHIN])
@@ -73,7 +73,7 @@ class VerlConsoleParser(LineParser):
         """One row of the pieces that are pairs. The last piece, if it is none, waits for its end."""
         metrics: dict[str, float] = {}
         for index, piece in enumerate(pieces):
-            pair = _pair(piece)
+            pair = pair_of(piece)
             if pair is not None:
                 metrics[pair[0]] = pair[1]
             elif piece and index < len(pieces) - 1:
@@ -90,14 +90,14 @@ class VerlConsoleParser(LineParser):
         dashed = text.lstrip().startswith("- ") or not self._tail
         if not dashed:
             pieces[0] = self._tail + pieces[0]
-        if _continues(pieces, dashed=dashed, open_end=_pair(self._tail) is None):
+        if _continues(pieces, dashed=dashed, open_end=pair_of(self._tail) is None):
             self._tail = ""
             yield from self._rows(pieces, line)
         else:
             self._close()
 
     def _close(self) -> None:
-        if self._step is not None and self._tail and _pair(self._tail) is None:
+        if self._step is not None and self._tail and pair_of(self._tail) is None:
             self.skips.add(f"{shown(self._tail.partition(':')[0].strip())} is cut off or not a number", self._line)
         self._step, self._tail = None, ""
 
@@ -115,7 +115,7 @@ def _continues(pieces: list[str], *, dashed: bool, open_end: bool) -> bool:
     Without a dash at the seam either the seam must complete a pair, or another pair must follow: a bare number
     printed by something else must not lengthen the last value.
     """
-    firm = [_pair(piece) is not None for piece in pieces if piece]
+    firm = [pair_of(piece) is not None for piece in pieces if piece]
     if not firm or not all(firm[:-1]):
         return False
     return firm[0] and (dashed or open_end or sum(firm) > 1)

@@ -54,10 +54,13 @@ class Inbox:
     """Payloads by moment and rank. Filled by one thread, emptied by another.
 
     A rank is *expected* from the start, until it leaves or keeps rank 0 waiting in vain. What nobody asks for is
-    dropped: the oldest moments first, beyond 64 of them or 512 MiB.
+    dropped: the oldest moments first, beyond ``most_steps`` of them or ``most_bytes``.
     """
 
-    def __init__(self, ranks: Iterable[int] = ()) -> None:
+    def __init__(
+        self, ranks: Iterable[int] = (), *, most_steps: int = MOST_STEPS, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._most_steps, self._most_bytes = most_steps, most_bytes
         self._lock = threading.Lock()
         self._payloads: dict[Moment, dict[int, bytes]] = {}
         self._size = 0
@@ -88,7 +91,7 @@ class Inbox:
             self._absent.discard(rank)
             self._payloads.setdefault(moment, {})[rank] = payload
             self._size += len(payload)
-            while self._payloads and (len(self._payloads) > MOST_STEPS or self._size > MOST_BYTES):
+            while self._payloads and (len(self._payloads) > self._most_steps or self._size > self._most_bytes):
                 self._drop(min(self._payloads))
 
     def awaited(self, moment: Moment) -> frozenset[int]:
@@ -157,6 +160,11 @@ class Peer:
     def reachable(self) -> bool:
         """True while it can be told something."""
         return self.control is not None and not self.gone
+
+    @property
+    def waiting(self) -> bool:
+        """True while words of it wait to be taken by :meth:`next_word`."""
+        return not self._heard.empty()
 
     def send(self, frame: Frame) -> bool:
         """Send a small message at once; False if it did not go out."""
@@ -232,6 +240,8 @@ class Hub:
         Ranks of the run, this one included.
     place
         Where it listens. By default on the loopback, until :meth:`open_up`.
+    greeting_s
+        Longest somebody may stay connected without proving that it is of this run, in seconds.
 
     Raises
     ------
@@ -239,8 +249,9 @@ class Hub:
         If it cannot listen there.
     """
 
-    def __init__(self, world_size: int, place: Place | None = None) -> None:
+    def __init__(self, world_size: int, place: Place | None = None, *, greeting_s: float = GREETING_S) -> None:
         self.world_size = world_size
+        self._greeting_s = greeting_s
         self.place = place or Place()
         self.inbox = Inbox(range(1, world_size))
         self.peers: dict[int, Peer] = {}
@@ -268,6 +279,22 @@ class Hub:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread.start()
+
+    @property
+    def listens_at(self) -> tuple[str, int]:
+        """Host and port of the interface it is bound to; ``0.0.0.0`` or ``::`` for all of them."""
+        host, port = self._listener.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def strangers(self) -> int:
+        """Connections of those who have not proven that they are of this run."""
+        return len(self._strangers)
+
+    @property
+    def resting(self) -> bool:
+        """True while it takes no new connections, so that training keeps its time and files."""
+        return self._resting_until is not None
 
     def linked(self) -> Mapping[int, Peer]:
         """The ranks that can be told something."""
@@ -374,7 +401,7 @@ class Hub:
                     self._drop(guest)
                 self._rest(FULL_S)
             return
-        guest = Guest(connection, time.monotonic() + GREETING_S)
+        guest = Guest(connection, time.monotonic() + self._greeting_s)
         try:
             tuned(connection).setblocking(False)
             connection.send(Frame(Kind.CHALLENGE, body=guest.asked.encode()).packed())
@@ -489,20 +516,33 @@ class _Round:
 
 
 class Chair:
-    """The training thread of rank 0 over a :class:`~rlwatch.link.hub.Hub`."""
+    """The training thread of rank 0 over a :class:`~rlwatch.link.hub.Hub`; ``rounds`` counts those it has begun."""
 
-    def __init__(self, hub: Hub, patience_s: float = PATIENCE_S, acting_s: float = ACTING_S) -> None:
+    def __init__(
+        self, hub: Hub, patience_s: float = PATIENCE_S, acting_s: float = ACTING_S, place_s: float = PLACE_S
+    ) -> None:
         self._hub = hub
         self.patience_s = patience_s
+        self.place_s = place_s
+        self.rounds = 0
         self._acting_s = acting_s
         self._pace = Pace()
         self._here: Moment | None = None
         self._earliest = START
-        self._turns = 0
         self._round: _Round | None = None
         self._order: _Round | None = None
         self._calling = threading.Lock()
         self._in_vain = False
+
+    @property
+    def called(self) -> bool:
+        """True while all ranks are asked to a boundary."""
+        return self._round is not None
+
+    @property
+    def earliest(self) -> Moment:
+        """The first boundary that this rank has not passed."""
+        return self._earliest
 
     def call(self) -> None:
         """On another thread, as soon as there are commands: find the first boundary that nobody has passed, so that all
@@ -584,8 +624,8 @@ class Chair:
             self._round = None
 
     def _begun(self, meet: Moment) -> _Round:
-        self._turns += 1
-        return _Round(self._turns, meet)
+        self.rounds += 1
+        return _Round(self.rounds, meet)
 
     def _called(self, here: Moment) -> _Round:
         """A round at the first boundary that nobody has passed."""
@@ -593,7 +633,7 @@ class Chair:
         found.refusal, found.asked = self._all_linked()
         if found.refusal is None:
             found.send(Frame(Kind.ASK, here, turn=found.turn))
-            end = time.monotonic() + PLACE_S
+            end = time.monotonic() + self.place_s
             for peer in found.asked.values():
                 found.refusal = self._not_coming(found, peer, end)
                 if found.refusal is not None:

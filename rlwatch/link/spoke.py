@@ -68,6 +68,8 @@ class Spoke:
         Called with the number of steps that could not be sent.
     joined
         Called with the lap rank 0 is in, whenever a connection is made.
+    hope_s
+        A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on.
     """
 
     def __init__(
@@ -77,7 +79,10 @@ class Spoke:
         take: Callable[[], list[tuple[Moment, Callable[[], bytes]]]],
         lost: Callable[[int], None],
         joined: Callable[[int], None] = lambda _: None,
+        *,
+        hope_s: float = HOPE_S,
     ) -> None:
+        self._hope_s = hope_s
         self.member = Member()
         self._rank = rank
         self._find = find
@@ -105,7 +110,7 @@ class Spoke:
         """True while rank 0 takes what this rank measures, or may soon."""
         if self._over:
             return False
-        return self._steps is not None or time.monotonic() - self._since < HOPE_S
+        return self._steps is not None or time.monotonic() - self._since < self._hope_s
 
     def settled(self, deadline_s: float) -> bool:
         """Wait until it is known whether there is a link; whether there is one."""
@@ -163,7 +168,7 @@ class Spoke:
 
     def _seek(self, *, hurry: bool) -> None:
         now = time.monotonic()
-        if now - self._since > HOPE_S and not self._warned:
+        if now - self._since > self._hope_s and not self._warned:
             self._warned = True
             logger.warning(APART, self._rank, self._why)
             self._settled.set()
@@ -332,6 +337,31 @@ class Member:
             self.open, self._hoping = True, True
             self._changed.notify_all()
         threading.Thread(target=self._listen, args=(connection,), name="rlwatch-ear", daemon=True).start()
+
+    @property
+    def here(self) -> Moment | None:
+        """The boundary at which this rank is; None between two."""
+        return self._here
+
+    @property
+    def earliest(self) -> Moment:
+        """The first boundary that this rank has not passed."""
+        return self._earliest
+
+    @property
+    def called(self) -> bool:
+        """True while rank 0 asks all ranks to a boundary."""
+        return self._turn != 0
+
+    @property
+    def meet(self) -> Moment | None:
+        """The boundary at which all ranks meet, once rank 0 has named it."""
+        return self._meet
+
+    @property
+    def taking_part(self) -> bool:
+        """True while this rank is in a round: it met the others, and may vote."""
+        return self._mine != 0
 
     def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
         """True where all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.

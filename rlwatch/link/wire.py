@@ -112,10 +112,10 @@ class Frame:
     body: bytes = b""
     turn: int = 0
 
-    def packed(self) -> bytes:
-        """As it travels. Raises ``FrameError`` for a body beyond :data:`LARGEST`."""
-        if len(self.body) > LARGEST:
-            raise FrameError(f"a message of {len(self.body)} bytes is too long; at most {LARGEST} can be sent")
+    def packed(self, largest: int = LARGEST) -> bytes:
+        """As it travels. Raises ``FrameError`` for a body of more than ``largest`` bytes, which nobody would take."""
+        if len(self.body) > largest:
+            raise FrameError(f"a message of {len(self.body)} bytes is too long; at most {largest} can be sent")
         return _HEAD.pack(self.kind, self.turn, *self.moment, len(self.body)) + self.body
 
 

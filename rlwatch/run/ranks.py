@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from rlwatch.link.hub import Chair, Hub
-from rlwatch.link.spoke import NobodyError, Spoke
+from rlwatch.link.spoke import HOPE_S, NobodyError, Spoke
 from rlwatch.link.wire import LOOPBACK, Address, LinkError, Moment, Pace, Place
 from rlwatch.ports import Meeting, Parcel
 from rlwatch.recorder.counters import Counters
@@ -25,7 +25,7 @@ ADDRESS, FAR = "address", "far"
 """What rank 0 leaves at the meeting, and what a rank of another machine does."""
 
 
-def join(run: Run, meeting: Meeting, *, link: str | None = None) -> None:
+def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float = HOPE_S) -> None:
     """Link the ranks of ``run``. Every rank calls it at set-up, with its own run and the same meeting.
 
     It returns at once; the ranks find each other on threads of their own, however much later one comes. From then on a
@@ -42,6 +42,8 @@ def join(run: Run, meeting: Meeting, *, link: str | None = None) -> None:
         Where rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as ``RLWATCH_LINK_HOST`` and
         ``RLWATCH_LINK_PORT`` say. Without a host it listens on the loopback, until a rank of another machine looks for
         it, then on every interface; without a port on a free one.
+    hope_s
+        A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on.
 
     Raises
     ------
@@ -56,7 +58,7 @@ def join(run: Run, meeting: Meeting, *, link: str | None = None) -> None:
     if run.rank == 0:
         _host(run, meeting, place)
     else:
-        run.link(OtherRank(run.rank, _finder(meeting), run.counters))
+        run.link(OtherRank(run.rank, _finder(meeting), run.counters, hope_s=hope_s))
         watch_over(run, sigterm=False)
 
 
@@ -128,15 +130,20 @@ class FirstRank:
         wanted: Callable[[], bool],
         seek: Callable[[Hub], bool] | None = None,
     ) -> None:
-        self._hub = hub
+        self.hub = hub
         self._offer = offer
         self._wanted = wanted
         self._seek = seek
-        self._chair = Chair(hub)
+        self.chair = Chair(hub)
         self.latest: dict[str, float] = {}
         self._measured = Pace()
         self._ended = False
         threading.Thread(target=self._look_out, name="rlwatch-lookout", daemon=True).start()
+
+    @property
+    def seeks(self) -> bool:
+        """True while it looks for ranks of other machines, to let them in over the network."""
+        return self._seek is not None
 
     def settled(self, deadline_s: float) -> bool:  # noqa: ARG002  (rank 0 need not look for itself)
         """At once."""
@@ -145,54 +152,54 @@ class FirstRank:
     def send(self, parcel: Parcel) -> None:
         """Into the queue of the writer thread, where the step awaits the others' shares."""
         moment = self._measured.next(parcel.step)
-        self._offer(Awaited(parcel, self._hub.inbox, moment, time.time(), self.latest.update))
+        self._offer(Awaited(parcel, self.hub.inbox, moment, time.time(), self.latest.update))
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
         """Meet where there are commands: the others are asked where they are."""
-        return self._chair.meets(step, wanted=wanted, staying=staying)
+        return self.chair.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
         """As passed; the others are told."""
-        self._chair.offer(_packed(commands))
+        self.chair.offer(_packed(commands))
         return list(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
         """As passed; the others are told."""
-        self._chair.order(_packed(commands) if commands else b"")
+        self.chair.order(_packed(commands) if commands else b"")
         return list(commands)
 
     def agree(self, refusal: str | None) -> str | None:
         """The verdict, which the others are told."""
-        return self._chair.decide(refusal)
+        return self.chair.decide(refusal)
 
     def over(self) -> None:
         """Whoever still waits for a verdict need not."""
-        self._chair.over()
+        self.chair.over()
 
     def leave(self) -> None:
         """The boundary is passed."""
-        self._chair.leave()
+        self.chair.leave()
 
     def close(self, deadline_s: float) -> bool:
         """Take leave of the others."""
         self._ended = True
-        self._hub.close(min(1.0, deadline_s))
+        self.hub.close(min(1.0, deadline_s))
         return True
 
     def forked(self) -> None:
         """Close our copies of the connections."""
         self._ended = True
-        self._hub.forked()
+        self.hub.forked()
 
     def _look_out(self) -> None:
         due, pause = 0.0, SEEK_S[0]
         while not self._ended:
             try:
                 if self._wanted():
-                    self._chair.call()
+                    self.chair.call()
                 if self._seek is not None and time.monotonic() >= due:
-                    missing = len(self._hub.linked()) < self._hub.world_size - 1
-                    self._seek = self._seek if missing and self._seek(self._hub) else None
+                    missing = len(self.hub.linked()) < self.hub.world_size - 1
+                    self._seek = self._seek if missing and self._seek(self.hub) else None
                     due, pause = time.monotonic() + pause, min(2.0 * pause, SEEK_S[1])
             except BaseException as error:  # noqa: BLE001  (the seam of this thread)
                 say(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
@@ -203,28 +210,31 @@ class FirstRank:
 class OtherRank:
     """Any other rank, over its spoke. ``find`` says where rank 0 is, once it is known."""
 
-    def __init__(self, rank: int, find: Callable[[], Address | None], counters: Counters) -> None:
+    def __init__(
+        self, rank: int, find: Callable[[], Address | None], counters: Counters, *, hope_s: float = HOPE_S
+    ) -> None:
         self._counters = counters
         self._queue: BoundedQueue[tuple[Moment, Callable[[], bytes]]] = BoundedQueue(QUEUE_SIZE)
         self._measured = Pace()
-        self._spoke = Spoke(
+        self.spoke = Spoke(
             rank,
             find,
             lambda: self._queue.drain(BATCH),
             lambda n: counters.add("dropped", n),
             self._measured.join,
+            hope_s=hope_s,
         )
         self.latest: dict[str, float] = {}
-        self._spoke.start()
+        self.spoke.start()
 
     @property
     def live(self) -> bool:
         """True while rank 0 takes what this rank measures, or is still looked for."""
-        return self._spoke.live
+        return self.spoke.live
 
     def settled(self, deadline_s: float) -> bool:
         """Wait until it is known whether rank 0 can be reached."""
-        return self._spoke.settled(deadline_s)
+        return self.spoke.settled(deadline_s)
 
     def send(self, parcel: Parcel) -> None:
         """Into the queue of the sending thread."""
@@ -233,35 +243,35 @@ class OtherRank:
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
         """True where rank 0 has called all ranks together here, or is about to."""
-        return self._spoke.member.meets(step, wanted=wanted, staying=staying)
+        return self.spoke.member.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
         """Commands that rank 0 passes on now."""
-        return _unpacked(self._spoke.member.offered())
+        return _unpacked(self.spoke.member.offered())
 
     def order(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
         """Commands that rank 0 passes on now."""
-        return _unpacked(self._spoke.member.ordered())
+        return _unpacked(self.spoke.member.ordered())
 
     def agree(self, refusal: str | None) -> str | None:
         """The verdict of rank 0."""
-        return self._spoke.member.vote(refusal)
+        return self.spoke.member.vote(refusal)
 
     def over(self) -> None:
         """Answer nothing more in this round."""
-        self._spoke.member.over()
+        self.spoke.member.over()
 
     def leave(self) -> None:
         """The boundary is passed."""
-        self._spoke.member.leave()
+        self.spoke.member.leave()
 
     def close(self, deadline_s: float) -> bool:
         """Send what waits and leave."""
-        return self._spoke.close(deadline_s)
+        return self.spoke.close(deadline_s)
 
     def forked(self) -> None:
         """Close our copies of the connections."""
-        self._spoke.forked()
+        self.spoke.forked()
 
 
 def _packed(commands: Sequence[Command]) -> bytes:

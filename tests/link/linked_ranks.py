@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rlwatch.link.hub import Chair, Hub
-from rlwatch.link.spoke import Spoke
-from rlwatch.link.wire import Moment
+from rlwatch.link.spoke import Spoke, introduced
+from rlwatch.link.wire import Frame, Inflow, Moment, send_all
 from rlwatch.recorder.intake import BoundedQueue
 
 DEADLINE_S = 20.0
@@ -34,9 +34,8 @@ class Other:
         self.rank = rank
         self.queue = BoundedQueue(100)
         self.lost = []
-        self.spoke = Spoke(
-            rank, find if callable(find) else lambda: find, lambda: self.queue.drain(10), self.lost.append
-        )
+        self.find = find if callable(find) else lambda: find
+        self.spoke = Spoke(rank, lambda: self.find(), lambda: self.queue.drain(10), self.lost.append)  # noqa: PLW0108  (changes)
         self.member = self.spoke.member
         self.member.patience_s = patience_s
         self.spoke.start()
@@ -56,16 +55,42 @@ class Other:
 
     def die(self):
         """As a killed process does: the connections close without a word, and it never comes back."""
-        self.spoke._find = lambda: None
-        self.spoke._steps.shutdown(2)
-        self.member._connection.shutdown(2)
+        self.find = lambda: None
+        self.member.close()
+
+
+class Mute:
+    """A rank that is linked and answers nothing by itself, as one whose thread is dead."""
+
+    def __init__(self, rank, address):
+        self._steps, _, _ = introduced(rank, address, "steps")
+        self._control, _, _ = introduced(rank, address, "control")
+        self._control.settimeout(DEADLINE_S)
+        self._inflow = Inflow()
+        self._frames = []
+
+    def hear(self, kind):
+        """The next word of rank 0 that is of ``kind``."""
+        while True:
+            while self._frames:
+                frame = self._frames.pop(0)
+                if frame.kind is kind:
+                    return frame
+            self._frames += self._inflow.feed(self._control.recv(2**16))
+
+    def say(self, kind, **more):
+        send_all(self._control, Frame(kind, **more).packed(), DEADLINE_S)
+
+    def close(self):
+        self._steps.close()
+        self._control.close()
 
 
 class Ranks:
     """Rank 0 with its hub and chair, and the others, all linked but ``missing``, the last ones, which are yet to come."""
 
-    def __init__(self, size, patience_s=DEADLINE_S, missing=0):
-        self.hub = Hub(size)
+    def __init__(self, size, patience_s=DEADLINE_S, missing=0, **hub):
+        self.hub = Hub(size, **hub)
         self.hub.start()
         self.chair = Chair(self.hub, patience_s)
         self.others = [Other(rank, self.hub.address, patience_s) for rank in range(1, size - missing)]
@@ -80,6 +105,17 @@ class Ranks:
             assert late.spoke.settled(DEADLINE_S)
             assert until(lambda: late.rank in self.hub.linked())
         return late
+
+    @contextmanager
+    def mute(self):
+        """The rank that is missing is linked now, and silent until the end of the block; then it is gone."""
+        rank = len(self.others) + 1
+        mute = Mute(rank, self.hub.address)
+        try:
+            assert until(lambda: rank in self.hub.linked())
+            yield mute
+        finally:
+            mute.close()
 
     def boundary(self, step, *refusals, body=b"x", wanted=True):
         """Rank 0 at a boundary where it has commands: the verdict on each of its words; None where all meet later."""
@@ -98,7 +134,7 @@ class Ranks:
 
     def heard_of(self, other):
         """Whether ``other`` knows where all meet."""
-        return until(lambda: other.member._meet is not None)
+        return until(lambda: other.member.meet is not None)
 
     def close(self):
         for other in self.others:

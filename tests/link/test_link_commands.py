@@ -28,7 +28,7 @@ def round_of(world, step, *refusals, of=None):
 
 def arrive(one, step, refusals):
     """Come to the boundary only when rank 0 has asked, so that all meet at it."""
-    assert until(lambda: one.member._turn)
+    assert until(lambda: one.member.called)
     return one.boundary(step, *refusals)
 
 
@@ -41,7 +41,8 @@ def test_with_nothing_to_do_nobody_hears_of_anybody_and_nobody_waits():
         assert [world.boundary(step, wanted=False) for step in range(5)] == [None] * 5
 
         assert time.monotonic() - begin < NO_WAIT_S
-        assert all(not other.member._words for other in world.others)
+        assert not any(other.member.called for other in world.others)
+        assert not any(peer.waiting for peer in world.hub.peers.values())
 
 
 def test_all_agree_or_all_refuse_with_the_same_words():
@@ -84,7 +85,7 @@ def test_all_act_at_one_boundary_whoever_has_passed_how_many(ahead, shared):
         return next((first + step, found) for step in range(begin, 9) if (found := boundary(first + step)) is not None)
 
     def walked(other, begin):
-        assert until(lambda: other.member._turn)
+        assert until(lambda: other.member.called)
         return walk(lambda step: other.boundary(step, None), begin)
 
     met = together(
@@ -134,9 +135,9 @@ def test_a_call_in_vain_is_made_once_and_answered_at_the_boundary():
     with ranks(3, patience_s=1000.0, missing=1) as world:
         world.chair.call()
         world.chair.call()
-        assert world.chair._turns == 1
+        assert world.chair.rounds == 1
         assert world.others[0].boundary(1) is None
-        world.chair._earliest = world.others[0].member._earliest
+        assert world.boundary(1, wanted=False) is None
         world.comes()
         world.others[1].boundary(1)
 
@@ -166,7 +167,7 @@ def test_whatever_the_order_every_command_is_done_at_one_step_by_all(world_of_th
     all are at the same: what each heard, and where, is the same for all.
     """
     world, log = world_of_three, ([], [], [])
-    base = max([world.chair._earliest.step, *(other.member._earliest.step for other in world.others)]) + 1
+    base = 100 * next(HUNDREDS)
     world.boundary(base, wanted=False)
     for other in world.others:
         other.boundary(base)
@@ -208,7 +209,7 @@ def test_a_rank_that_dies_before_it_votes_is_a_refusal():
     with ranks(2, patience_s=1000.0) as world:
 
         def other():
-            assert until(lambda: world.others[0].member._turn)
+            assert until(lambda: world.others[0].member.called)
             assert world.others[0].member.meets(1)
             assert world.others[0].member.offered() == b"x"
             world.others[0].die()
@@ -240,22 +241,22 @@ def test_a_rank_that_waits_is_released_by_the_death_of_rank_0(where):
         def first():
             if where == "meets":
                 world.hub.peers[1].send(Frame(Kind.ASK, turn=9))
-                assert until(lambda: member._here is not None)
+                assert until(lambda: member.here is not None)
             elif where != "ordered":
                 world.calls(1)
-                assert until(lambda: member._mine)
+                assert until(lambda: member.taking_part)
             if where == "vote":
                 world.chair.offer(b"x")
-                assert until(lambda: not world.hub.peers[1]._heard.empty())
+                assert until(lambda: world.hub.peers[1].waiting)
             world.hub.close()
 
         def other():
             if where == "ordered":
                 return member.ordered()
             if where == "meets":
-                assert until(lambda: member._turn)
+                assert until(lambda: member.called)
                 return member.meets(1)
-            assert until(lambda: member._meet is not None)
+            assert until(lambda: member.meet is not None)
             assert member.meets(1)
             return member.offered() if where == "offered" else (member.offered(), member.vote(None))
 
@@ -271,7 +272,7 @@ def test_a_rank_is_let_go_where_rank_0_does_not_ask():
         def first():
             world.calls(1)
             world.chair.offer(b"x")
-            assert until(lambda: not world.hub.peers[1]._heard.empty())
+            assert until(lambda: world.hub.peers[1].waiting)
             world.chair.over()
 
         _, heard = together(first, lambda: arrive(world.others[0], 1, [None]))
@@ -284,7 +285,7 @@ def test_a_rank_that_leaves_a_round_lets_rank_0_go():
     with ranks(2, patience_s=1000.0) as world:
 
         def other():
-            assert until(lambda: world.others[0].member._turn)
+            assert until(lambda: world.others[0].member.called)
             world.others[0].member.meets(1)
             world.others[0].member.offered()
             world.others[0].member.over()
@@ -308,7 +309,7 @@ def test_acting_may_take_longer_than_agreeing_to_act():
             return able, world.chair.decide(None)
 
         def other():
-            assert until(lambda: member._turn)
+            assert until(lambda: member.called)
             member.meets(1)
             member.offered()
             able = member.vote(None)
@@ -383,19 +384,19 @@ def test_a_rank_that_never_connected_stands_in_the_way_of_commands_only():
         assert world.others[0].boundary(1, None) is None
 
 
-def test_a_rank_whose_thread_is_dead_is_not_waited_for_twice(monkeypatch):
+def test_a_rank_whose_thread_is_dead_is_not_waited_for_twice():
     """It answers nothing: once it is waited for, shortly; then no more until it says something."""
-    monkeypatch.setattr("rlwatch.link.hub.PLACE_S", 0.05)
-    with ranks(2) as world:
-        world.others[0].member._take = lambda frame: None
-        assert world.boundary(1, None) == (b"x", "rank 1 does not answer")
-        monkeypatch.setattr("rlwatch.link.hub.PLACE_S", 1000.0)
-        assert world.boundary(2, None) == (b"x", "rank 1 does not answer")
+    with ranks(2, missing=1) as world:
+        with world.mute() as dead:
+            world.chair.place_s = 0.05
+            assert world.boundary(1, None) == (b"x", "rank 1 does not answer")
+            world.chair.place_s = 1000.0
+            assert world.boundary(2, None) == (b"x", "rank 1 does not answer")
 
-        del world.others[0].member._take
-        world.others[0].member._send(Frame(Kind.PLACE))
-        assert until(lambda: not world.hub.peers[1].silent)
-        assert world.others[0].boundary(0) is None
+            dead.say(Kind.PLACE)
+            assert until(lambda: not world.hub.peers[1].silent)
+        assert until(lambda: not world.hub.linked())
+        assert world.comes().boundary(0) is None
         assert round_of(world, 3, None) == [(b"x", None)] * 2
 
 
@@ -425,7 +426,7 @@ def test_a_rank_that_comes_late_is_where_the_others_are():
         assert late.boundary(1) is None
 
         assert round_of(world, 2, None) == [(b"x", None)] * 3
-        assert late.member._earliest == world.chair._earliest == at(2, lap=2, again=1)
+        assert late.member.earliest == world.chair.earliest == at(2, lap=2, again=1)
 
 
 def test_an_order_is_heard_by_all_and_by_whoever_comes_late_as_over():
@@ -520,11 +521,15 @@ def _ordered(chair):
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"[1]", b'{"a": 1}', b"[null, null]"])
 def test_a_vote_that_cannot_be_read_is_no_yes(body):
     """Garbage is waited out and counts as silence."""
-    with ranks(2, patience_s=0.2) as world:
-        world.calls(1)
-        assert world.heard_of(world.others[0])
-        world.others[0].member._send(Frame(Kind.VOTE, body=body, turn=world.chair._round.turn))
+    with ranks(2, patience_s=0.2, missing=1) as world, world.mute() as other:
 
+        def votes():
+            asked = other.hear(Kind.ASK)
+            other.say(Kind.PLACE, moment=asked.moment, turn=asked.turn)
+            assert other.hear(Kind.MEET).moment == asked.moment
+            other.say(Kind.VOTE, body=body, turn=asked.turn)
+
+        together(lambda: world.calls(1), votes)
         assert world.chair.decide(None) == "rank 1 does not answer"
 
 

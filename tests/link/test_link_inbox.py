@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linked_ranks import at
 
-from rlwatch.link import hub as inbox_module
 from rlwatch.link.hub import Inbox
 
 
@@ -99,16 +98,12 @@ def test_steps_nobody_asked_for_go_when_a_later_one_is_taken():
 @given(st.integers(1, 300), st.integers(0, 60))
 def test_memory_is_bounded_when_rank_0_never_asks(steps, size):
     """The oldest go first."""
-    limit = inbox_module.MOST_BYTES
-    inbox_module.MOST_BYTES = 1000
-    try:
-        box = inbox(1)
-        for step in range(steps):
-            box.put(1, at(step), bytes(size))
+    box = Inbox([1], most_steps=64, most_bytes=1000)
+    for step in range(steps):
+        box.put(1, at(step), bytes(size))
+    dropped = box.dropped
 
-        assert len(box._payloads) <= inbox_module.MOST_STEPS
-        assert sum(len(p) for step in box._payloads.values() for p in step.values()) == box._size <= 1000
-        assert steps == box.dropped + len(box._payloads)
-        assert at(steps - 1) in box._payloads
-    finally:
-        inbox_module.MOST_BYTES = limit
+    kept = [step for step in range(steps) if box.take(at(step))]
+    assert kept == list(range(dropped, steps))
+    assert 1 <= len(kept) <= 64
+    assert size * len(kept) <= 1000

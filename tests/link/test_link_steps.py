@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 from linked_ranks import Other, at, ranks, together, until
 
-from rlwatch.link import hub as hub_module
 from rlwatch.link.hub import STRANGERS, Hub
 from rlwatch.link.spoke import NobodyError, introduced
 from rlwatch.link.wire import LOOPBACK, Caller, Frame, Inflow, Kind, LinkError, Place, challenge, connect, send_all
@@ -65,9 +65,10 @@ def test_a_rank_goes_on_when_rank_0_is_gone(caplog):
     """What it measured is dropped and counted, with one warning."""
     with ranks(2) as world, caplog.at_level(logging.WARNING, logger="rlwatch"):
         other = world.others[0]
-        world.hub._part = lambda: [peer.lose() for peer in world.hub.peers.values()]  # no farewell, as a killed process
+        other.find = lambda: None
+        for peer in world.hub.peers.values():
+            peer.lose()  # no farewell, as a killed process
         world.hub.close()
-        world.hub._listener.close()
         assert until(lambda: any("takes no more" in message for message in caplog.messages))
         for step in range(20):
             other.send(step)
@@ -214,18 +215,17 @@ def test_idle_strangers_do_not_take_the_trainers_files_nor_keep_ranks_out():
     with ranks(3, missing=1) as world, idle(world.hub.address, 300):
         late = world.comes()
 
-        assert len(world.hub._strangers) <= STRANGERS + 2
+        assert world.hub.strangers <= STRANGERS + 2
         late.send(1)
         world.others[0].send(1)
         assert taken(world, 1) == {1: b"x", 2: b"x"}
 
 
-def test_a_stranger_may_not_stay(monkeypatch):
+def test_a_stranger_may_not_stay():
     """Whoever proves nothing is sent away in time, also if nobody else comes."""
-    monkeypatch.setattr(hub_module, "GREETING_S", 0.1)
-    with ranks(2) as world, idle(world.hub.address, 3):
-        assert until(lambda: world.hub._strangers)
-        assert until(lambda: not world.hub._strangers)
+    with ranks(2, greeting_s=0.5) as world, idle(world.hub.address, 3):
+        assert until(lambda: world.hub.strangers)
+        assert until(lambda: not world.hub.strangers)
 
 
 def test_running_out_of_files_is_survived(tmp_path):
@@ -249,7 +249,7 @@ def test_running_out_of_files_is_survived(tmp_path):
                 pass
             for caller in callers:
                 caller.connect(("127.0.0.1", world.hub.address.port))
-            assert until(lambda: world.hub._resting_until is not None)
+            assert until(lambda: world.hub.resting)
             world.others[0].send(1)
             assert until(lambda: not world.hub.inbox.awaited((0, 1, 0)) - {{2}})
             for file in held:
@@ -280,7 +280,7 @@ def test_rank_0_opens_up_when_a_rank_of_another_machine_is_there():
         assert world.hub.open_up()
         assert world.hub.open_up()
 
-        assert world.hub._listener.getsockname()[0] in ("::", "0.0.0.0")
+        assert world.hub.listens_at[0] in ("::", "0.0.0.0")
         assert world.hub.address.port == before.port
         assert world.hub.address.hosts != (LOOPBACK,)
         late = world.comes(lambda: before)
@@ -297,7 +297,7 @@ def test_rank_0_listens_where_it_is_told_only():
     hub.start()
 
     assert hub.open_up()
-    assert hub._listener.getsockname() == (LOOPBACK, port)
+    assert hub.listens_at == (LOOPBACK, port)
     with pytest.raises(LinkError, match=rf"cannot listen for the other ranks at localhost:{port}: "):
         Hub(2, Place("localhost", port))
     hub.close(5.0)
@@ -358,7 +358,7 @@ def test_a_rank_whose_connection_breaks_connects_again(caplog):
 
 
 def _arrive(other, step):
-    assert until(lambda: other.member._turn)
+    assert until(lambda: other.member.called)
     return other.boundary(step, None)
 
 
@@ -380,7 +380,7 @@ def test_a_rank_that_restarts_before_its_end_was_seen_replaces_itself():
     """Its machine vanished: the old connections look alive, and are ended."""
     with ranks(2) as world:
         old = world.hub.peers[1]
-        world.others[0].spoke._find = lambda: None
+        world.others[0].find = lambda: None
         again = Other(1, world.hub.address)
         world.others.append(again)
         assert again.spoke.settled(20.0)
@@ -391,11 +391,16 @@ def test_a_rank_that_restarts_before_its_end_was_seen_replaces_itself():
         assert taken(world, 1) == {1: b"x"}
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_lets_go_without_ending_the_parents_connections():
     """Closing a copy is not shutting the connection down."""
     with ranks(2) as world:
-        ours = world.others[0].spoke._steps
-        socket.fromfd(ours.fileno(), ours.family, ours.type).close()
+        child = os.fork()
+        if child == 0:
+            world.hub.forked()
+            world.others[0].spoke.forked()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
         world.others[0].send(1)
 
         assert taken(world, 1) == {1: b"x"}
@@ -428,4 +433,5 @@ def test_what_a_rank_says_that_cannot_be_taken_ends_its_connection_alone(caplog)
         assert until(lambda: 2 in world.hub.linked())
         world.others[1].send(2)
 
-        assert until(lambda: world.hub.inbox._payloads.get(at(2)) == {2: b"x"})
+        assert until(lambda: 2 not in world.hub.inbox.awaited(at(2)))
+        assert world.hub.inbox.take(at(2)) == {2: b"x"}

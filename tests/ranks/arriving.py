@@ -172,7 +172,7 @@ def besieged(rank, ranks, folder):
         wait_for("strangers are there", ranks - 1)
     loop = Loop(folder, "r")
     if rank == 0:
-        loop.watcher.run.ranks._hub.inbox.leave(ranks - 1)  # the stranger is no rank of this run
+        loop.watcher.run.ranks.hub.inbox.leave(ranks - 1)  # the stranger is no rank of this run
         wait_for("strangers are there", ranks - 1)
     opened = 0
     for step in range(STEPS):

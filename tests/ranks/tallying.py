@@ -103,7 +103,7 @@ def all_linked(run, ranks):
     """Wait until this rank is linked, or on rank 0 all are: a command that comes before is refused."""
     link = run.ranks
     for _ in range(6000):
-        if len(link._hub.linked()) == ranks - 1 if run.rank == 0 else link.settled(0.0):
+        if len(link.hub.linked()) == ranks - 1 if run.rank == 0 else link.settled(0.0):
             return
         time.sleep(0.01)
 
@@ -113,7 +113,7 @@ def round_of(run, commands, step):
     ranks = run.ranks
     store = dist.distributed_c10d._get_default_store()
     try:
-        while run.rank and not (ranks._spoke.member._turn or not ranks._spoke.member.open):
+        while run.rank and not (ranks.spoke.member.called or not ranks.spoke.member.open):
             if store.check([f"round {step}/0"]):
                 break
             time.sleep(0.001)

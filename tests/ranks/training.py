@@ -92,7 +92,7 @@ def called_together(run):
     """Wait until rank 0 has heard of the command and this rank knows that all meet at its next boundary."""
     for _ in range(6000):
         link = run.ranks
-        if run.has_commands() if link is None else link._spoke.member._meet if run.rank else link._chair._round:
+        if run.has_commands() if link is None else link.spoke.member.meet if run.rank else link.chair.called:
             return
         time.sleep(0.01)
     raise AssertionError("no command came")

@@ -7,10 +7,12 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 import rlwatch
 from rlwatch.errors import ConfigError, RLWatchError
@@ -44,6 +46,20 @@ class Place:
 def linked(run):
     """Whether the other rank finds rank 0."""
     return run.ranks.settled(20.0)
+
+
+class SeenFromAfar:
+    """The same meeting, for a rank of another machine: rank 0's is not its own."""
+
+    def __init__(self, place):
+        self.put = place.put
+        self._place = place
+
+    def get(self, name):
+        text = self._place.get(name)
+        if name == "address" and text:
+            return replace(Address.from_text(text), machine="another machine").to_text()
+        return text
 
 
 @dataclass
@@ -187,12 +203,11 @@ def test_a_run_of_one_rank_has_nobody_to_meet(tmp_path):
     run.finish()
 
 
-def test_a_rank_that_hears_nothing_of_rank_0_goes_on_unlinked(tmp_path, caplog, monkeypatch):
+def test_a_rank_that_hears_nothing_of_rank_0_goes_on_unlinked(tmp_path, caplog):
     """It waits nowhere, says so after a while, and measures nothing from then on; training is not stopped for it."""
-    monkeypatch.setattr("rlwatch.link.spoke.HOPE_S", 0.1)
     run = begin(tmp_path, 1)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        join(run, Place())
+        join(run, Place(), hope_s=0.5)
         assert run.measures
         assert not linked(run)
 
@@ -203,13 +218,12 @@ def test_a_rank_that_hears_nothing_of_rank_0_goes_on_unlinked(tmp_path, caplog, 
     assert run.finish(deadline_s=20.0)
 
 
-def test_a_rank_that_cannot_reach_rank_0_goes_on_unlinked(tmp_path, caplog, monkeypatch):
+def test_a_rank_that_cannot_reach_rank_0_goes_on_unlinked(tmp_path, caplog):
     """A wall between the machines."""
-    monkeypatch.setattr("rlwatch.link.spoke.HOPE_S", 0.1)
     place = Place(address='{"machine": "elsewhere", "hosts": ["localhost"], "port": 1, "token": "x"}')
     run = begin(tmp_path, 1)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        join(run, place)
+        join(run, place, hope_s=0.1)
         assert not linked(run)
 
     assert not run.measures
@@ -252,17 +266,19 @@ def test_where_rank_0_cannot_listen_everybody_goes_on_unlinked(tmp_path, monkeyp
     """One warning, by rank 0; nobody waits."""
     place, first, other = Place(), begin(tmp_path, 0), begin(tmp_path, 1)
 
-    def refuse(place):
-        raise LinkError("not permitted")
+    def refuse(*_, **__):
+        raise PermissionError("not permitted")
 
-    monkeypatch.setattr("rlwatch.link.hub.listen", refuse)
+    monkeypatch.setattr(socket, "create_server", refuse)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         join(first, place)
         join(other, place)
         assert not linked(other)
 
     assert (first.active, first.linked, other.measures) == (True, False, False)
-    assert caplog.messages == ["the ranks are not linked: only rank 0's share of the batch is measured (not permitted)"]
+    (words,) = caplog.messages
+    assert words.startswith("the ranks are not linked: only rank 0's share of the batch is measured (")
+    assert words.endswith(": not permitted)")
     first.finish()
 
 
@@ -406,16 +422,18 @@ def test_without_a_process_group_there_is_no_meeting(tmp_path):
 
 def test_an_error_at_set_up_is_raised_and_the_others_do_not_wait(monkeypatch):
     """Rank 0 tells them that it will not be there."""
-    place = Place()
-    monkeypatch.setattr("rlwatch.integrations.ranks.meeting", lambda: place)
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    said = {}
+    store = SimpleNamespace(set=said.__setitem__)
+    for name, value in {"is_initialized": True, "get_world_size": 2, "get_rank": 0}.items():
+        monkeypatch.setattr(dist, name, lambda value=value: value)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
 
     def broken():
         raise ConfigError("no such store")
 
     with pytest.raises(ConfigError, match="no such store"):
         begin_together(broken)
-    assert place.said == ""
+    assert [(name.rpartition("/")[2], text) for name, text in said.items()] == [("address", "")]
 
 
 def test_no_port_is_open_to_the_network_until_a_rank_of_another_machine_is_there(tmp_path):
@@ -426,11 +444,9 @@ def test_no_port_is_open_to_the_network_until_a_rank_of_another_machine_is_there
     assert linked(other)
     assert Address.from_text(place.said).hosts == ("127.0.0.1",)
 
-    with pytest.MonkeyPatch.context() as far:
-        far.setattr("rlwatch.link.wire.this_machine", lambda: "another machine")
-        late = begin(tmp_path, 2, world_size=3)
-        join(late, place)
-        assert linked(late)
+    late = begin(tmp_path, 2, world_size=3)
+    join(late, SeenFromAfar(place))
+    assert linked(late)
     assert Address.from_text(place.said).hosts != ("127.0.0.1",)
     for run in (other, late, first):
         run.finish(deadline_s=5.0)
@@ -442,7 +458,7 @@ def test_where_all_ranks_are_on_one_machine_rank_0_does_not_look_for_others(tmp_
     place, run = Place(far="1"), begin(tmp_path, 0)
     join(run, place)
 
-    assert run.ranks._seek is None
+    assert not run.ranks.seeks
     assert Address.from_text(place.said).hosts == ("127.0.0.1",)
     run.finish()
 

@@ -46,3 +46,16 @@ def policy(tmp_path_factory):
     work = tmp_path_factory.mktemp("work")
     save_policy(work / "policy")
     return work
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """``installed(name, version)``: as if that were what is installed."""
+
+    def install(name, version):
+        about = tmp_path / "site" / f"{name}-{version}.dist-info" / "METADATA"
+        about.parent.mkdir(parents=True)
+        about.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return install

@@ -161,7 +161,7 @@ def test_extreme_tokens_carry_their_ids(worker):
 
 def test_every_loss_of_the_registry_is_tapped(worker):
     """And so is one that is registered later, from the next step on."""
-    taps = worker.rlwatch._taps
+    taps = worker.rlwatch.taps
     assert all(getattr(loss, TAPPED) is taps for loss in POLICY_LOSS_REGISTRY.values())
 
     @register_policy_loss("late")
@@ -218,25 +218,32 @@ def test_one_end_of_the_clip_may_be_left_out():
     assert Clipping.of("vanilla", None) == Clipping()
 
 
-def test_what_our_tap_raises_never_reaches_training(worker, monkeypatch, caplog):
+@pytest.fixture
+def another(policy, worker):
+    """A worker of its own: its taps may fail for good."""
+    other = tiny.make_worker(policy)
+    tiny.attach(other)
+    yield other
+    tiny.measured(worker)  # takes the registry of losses back
+
+
+def test_what_our_tap_raises_never_reaches_training(another, monkeypatch, caplog):
     """Training goes on with the same numbers; one warning, and after three errors the tap is off."""
-    taps = worker.rlwatch._taps
     monkeypatch.setattr("rlwatch.integrations.verl.taps.loss_batch", broken)
     with caplog.at_level(logging.WARNING, "rlwatch"):
-        theirs = tiny.update(worker, tiny.batch_of(11))
+        theirs = tiny.update(another, tiny.batch_of(11))
 
     assert np.isfinite(theirs["grad_norm"]).all()
     assert caplog.text.count("could not read policy loss (training goes on)") == 1
-    assert not taps._seam.works("policy loss")
-    assert worker.rlwatch_collect(1)["errors"] == 3
-    taps._seam._failures.clear()
+    assert not another.rlwatch.taps.seam.works("policy loss")
+    assert another.rlwatch_collect(1)["errors"] == 3
 
 
 def broken(*args):
     raise RuntimeError("a bug of ours")
 
 
-def test_a_loss_with_another_signature_goes_unmeasured_but_works(worker, caplog):
+def test_a_loss_with_another_signature_goes_unmeasured_but_works(another, caplog):
     """A user's loss need not name its arguments as verl does."""
 
     def unusual(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights):
@@ -246,28 +253,26 @@ def test_a_loss_with_another_signature_goes_unmeasured_but_works(worker, caplog)
         return unusual(**everything)
 
     POLICY_LOSS_REGISTRY["stranger"] = stranger
-    tiny.measured(worker)
-    config = worker.loss_fn.keywords["config"]
+    tiny.measured(another)
+    config = another.loss_fn.keywords["config"]
     object.__setattr__(config.policy_loss, "loss_mode", "stranger")
     try:
-        tiny.update(worker, tiny.batch_of(12))
+        tiny.update(another, tiny.batch_of(12))
     finally:
         object.__setattr__(config.policy_loss, "loss_mode", "vanilla")
 
-    assert tiny.measured(worker).metrics["nonfinite/loss"] == 0
-    worker.rlwatch._taps._seam._failures.clear()
+    assert tiny.measured(another).metrics["nonfinite/loss"] == 0
 
 
-def test_what_nobody_asks_for_is_thrown_away(worker, monkeypatch, caplog):
+def test_what_nobody_asks_for_is_thrown_away(another, caplog):
     """A driver that never collects must not fill the worker's memory."""
-    monkeypatch.setattr("rlwatch.integrations.verl.taps.UNCOLLECTED", 8)
+    another.rlwatch.taps.uncollected = 8
     with caplog.at_level(logging.WARNING, "rlwatch"):
-        theirs = tiny.update(worker, tiny.batch_of(13))
+        theirs = tiny.update(another, tiny.batch_of(13))
 
     assert np.isfinite(theirs["grad_norm"]).all()
     assert "nobody asks for what is measured" in caplog.text
-    assert worker.rlwatch._taps._tokens < int(tiny.batch_of(13)["response_mask"].values().sum())
-    worker.rlwatch._taps._seam._failures.clear()
+    assert another.rlwatch.taps.tokens < int(tiny.batch_of(13)["response_mask"].values().sum())
 
 
 def test_a_rank_with_the_same_tokens_tells_of_its_gradients_only(worker, monkeypatch):

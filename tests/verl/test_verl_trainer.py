@@ -5,11 +5,12 @@ import logging
 import types
 from concurrent.futures import wait
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
+import ray
 import tiny_verl as tiny
 import torch
+import transfer_queue
 from omegaconf import open_dict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -20,9 +21,8 @@ from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.checkpoints import read_facts
 from rlwatch.integrations.verl import attach as hooks
-from rlwatch.integrations.verl import heartbeat, ranks
-from rlwatch.integrations.verl.batch import StepBatch
-from rlwatch.integrations.verl.compat import PARTS, missing_parts
+from rlwatch.integrations.verl import heartbeat
+from rlwatch.integrations.verl.compat import missing_parts
 from rlwatch.records import Command, RunState
 from rlwatch.store.url import open_store
 
@@ -30,7 +30,7 @@ from rlwatch.store.url import open_store
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch):
     """No Ray here: what the group returns are the answers."""
-    monkeypatch.setattr(ranks, "_got", lambda pending, limit_s: list(pending))
+    monkeypatch.setattr(ray, "get", lambda pending, timeout: list(pending))
     yield
     tiny.untap()
 
@@ -83,7 +83,7 @@ def driver_of(trainer):
 def started(trainer):
     """As after ``init`` and at the beginning of ``fit``."""
     trainer.init()
-    hooks._tap(trainer, driver_of(trainer))
+    hooks.tap_steps(trainer, driver_of(trainer))
     return driver_of(trainer)
 
 
@@ -93,14 +93,14 @@ def send(driver, kind, *, force=False, **args):
     command = Command("c1", driver.run.info.run_id, kind, args, force, requested_by="ann@lab", why="a test")
     driver.run.commands = lambda **_: [PendingCommand(command, answers.append)] if not answers else []
     driver.run.has_commands = lambda **_: not answers
-    driver._trainer.on_step_end()
+    driver.trainer.on_step_end()
     del driver.run.commands, driver.run.has_commands
     return answers[0]
 
 
 def events(driver, kind):
     driver.run.flush()
-    store = open_store(driver._trainer.config.trainer.rlwatch["store"])
+    store = open_store(driver.trainer.config.trainer.rlwatch["store"])
     return [event for event in store.events(driver.run.info.run_id) if event.kind == kind]
 
 
@@ -179,7 +179,7 @@ def test_the_end_waits_for_the_last_statistics_but_not_for_ever(make, monkeypatc
             raise error
 
     with nullcontext() if error is None else pytest.raises(type(error)):
-        hooks._fit(loop)(trainer)
+        hooks.watched_fit(loop)(trainer)
 
     assert waited == [longest]
 
@@ -232,7 +232,7 @@ def test_a_reset_at_a_step_is_in_the_checkpoints_from_then_on(make):
             assert apart(again) == pytest.approx(expected, abs=1e-6)
             again.step_to(4)
             again._save_checkpoint()
-            assert read_facts(resumed._checkpoints.here / "actor").step == 2, "a resumed run keeps it too"
+            assert read_facts(resumed.checkpoints.here / "actor").step == 2, "a resumed run keeps it too"
         resumed.run.finish()
         tiny.untap()
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_written_again_forgets_an_undone_reset(make):
     trainer.step_to(1)
     send(driver, "reset-reference")
     trainer._save_checkpoint()
-    kept = driver._checkpoints.here / "actor" / "rlwatch_reference"
+    kept = driver.checkpoints.here / "actor" / "rlwatch_reference"
     assert kept.exists()
     driver.run.finish()
 
@@ -292,7 +292,7 @@ def test_a_reference_that_does_not_fit_is_not_restored(make, caplog, damage, rea
     trainer.step_to(1)
     send(driver, "reset-reference")
     trainer._save_checkpoint()
-    damage(driver._checkpoints.here / "actor" / "rlwatch_reference")
+    damage(driver.checkpoints.here / "actor" / "rlwatch_reference")
     driver.run.finish()
 
     tiny.untap()
@@ -320,14 +320,14 @@ def test_a_disk_that_is_full_costs_the_copy_only(make, caplog, monkeypatch):
 
     with monkeypatch.context() as full:
         full.setattr(torch, "save", no_space)
-        driver._checkpoints.saved()
+        driver.checkpoints.saved()
     (event,) = events(driver, "reference_not_kept")
-    assert not list((driver._checkpoints.here / "actor" / "rlwatch_reference").iterdir())
+    assert not list((driver.checkpoints.here / "actor" / "rlwatch_reference").iterdir())
     trainer._save_checkpoint()
 
     assert "No space left" in event.body["reason"]
     assert caplog.text.count("did not keep the reference") == 1
-    assert (driver._checkpoints.here / "actor" / "rlwatch_reference" / "reference.json").exists()
+    assert (driver.checkpoints.here / "actor" / "rlwatch_reference" / "reference.json").exists()
 
 
 def test_lora_adapters_are_kept_too(make, policy):
@@ -382,7 +382,7 @@ def test_stop_saves_and_leaves_verls_loop(make):
 
     assert "training ends with step 3, after saving a checkpoint" in send(driver, "stop").result
     assert trainer.total_training_steps == 3
-    assert driver._checkpoints.here.exists()
+    assert driver.checkpoints.here.exists()
 
 
 def test_save_checkpoint_saves_once_a_step(make, monkeypatch):
@@ -401,13 +401,13 @@ def test_how_many_checkpoints_verl_keeps(make):
     trainer = make()
     driver = started(trainer)
 
-    assert driver._checkpoints.kept() is None
+    assert driver.checkpoints.kept() is None
     with open_dict(trainer.config):
         trainer.config.trainer.max_actor_ckpt_to_keep = 3
-    assert driver._checkpoints.kept() == 3
+    assert driver.checkpoints.kept() == 3
     with open_dict(trainer.config):
         trainer.config.trainer.remove_previous_ckpt_in_save = True
-    assert driver._checkpoints.kept() == 1
+    assert driver.checkpoints.kept() == 1
 
 
 def test_a_failing_save_is_answered_and_training_goes_on(make, monkeypatch):
@@ -467,11 +467,11 @@ def test_kl_in_the_reward_is_weighed_by_the_driver(make):
     assert trainer.kl_ctrl_in_reward.value == 0.1
 
 
-def test_a_hook_that_breaks_is_a_warning(make, monkeypatch, caplog):
+def test_a_hook_that_breaks_is_a_warning(make, caplog):
     """The seam holds: verl's own method runs, returns what it returns, and training goes on."""
     trainer = make()
-    driver = started(trainer)
-    monkeypatch.setattr(driver._controller, "obey", lambda step: 1 / 0)
+    started(trainer)
+    trainer.global_steps = "no number"
 
     with caplog.at_level(logging.WARNING, "rlwatch"):
         trainer.on_step_end()
@@ -493,30 +493,30 @@ def test_another_trainer_keeps_its_scalars():
 
 
 @pytest.mark.parametrize("version", ["0.8.0", "0.10.0.dev0", "1.0"])
-def test_no_version_is_refused_for_its_number(version, monkeypatch, caplog, make):
+def test_no_version_is_refused_for_its_number(version, installed, caplog, make):
     """The same code under another number is watched the same: every part of it is there."""
-    monkeypatch.setattr("rlwatch.integrations.verl.compat.verl_version", lambda: version)
+    installed("verl", version)
 
     assert missing_parts(PPOTrainer) == {}
     with caplog.at_level(logging.WARNING, "rlwatch"):
         driver = started(make())
-    assert driver._controller is not None
+    assert driver.controller is not None
     assert caplog.text == ""
 
 
-def test_a_trainer_without_a_part_has_the_others_and_one_line_says_which(make, monkeypatch, caplog):
-    """No ``_compute_metrics`` under that name: no tokens of the batch; commands, gradients and scalars all the same."""
-    needs = {**PARTS, "the tokens of a step's batch": {"_compute_numbers": ("batch",)}}
-    monkeypatch.setattr("rlwatch.integrations.verl.compat.PARTS", needs)
-    monkeypatch.setattr("rlwatch.integrations.verl.compat.verl_version", lambda: "0.11.0")
+def test_a_trainer_without_a_part_has_the_others_and_one_line_says_which(make, installed, caplog):
+    """No ``_compute_metrics`` any more: no tokens of the batch; commands, gradients and scalars all the same."""
+    installed("verl", "0.11.0")
+    trainer = make()
+    trainer._compute_metrics = None
     with caplog.at_level(logging.WARNING, "rlwatch"):
-        driver = started(make())
+        driver = started(trainer)
 
     assert [record.getMessage() for record in caplog.records] == [
         "of verl 0.11.0 rlwatch does not record everything (not the tokens of a step's batch: Trainer has no "
-        "_compute_numbers); all the rest is, see docs/verl.md"
+        "_compute_metrics); all the rest is, see docs/verl.md"
     ]
-    assert driver._controller is not None
+    assert driver.controller is not None
 
 
 def test_a_second_driver_of_the_same_run_is_refused(make):
@@ -537,14 +537,13 @@ def test_a_reset_is_told_with_the_kl_of_its_own_step(make, monkeypatch):
     trainer = make()
     driver = started(trainer)
     keys = [f"prompt_{row}_0" for row in range(tiny.ROWS)]
-    monkeypatch.setattr(
-        driver, "_fetch", lambda _, step: partial(StepBatch.of, keys, [{}] * len(keys), tiny.batch_of(step), step)
-    )
+    meta = types.SimpleNamespace(keys=keys, partition_id="train", tags=[{}] * len(keys))
+    monkeypatch.setattr(transfer_queue, "kv_batch_get", lambda *_, **__: tiny.batch_of(trainer.global_steps))
     for step in (1, 2, 3):
         trainer.step_to(step)
         if step == 3:
             assert send(driver, "reset-reference").status == "done"
-        driver.measure(None)
+        driver.measure(meta)
         wait(driver.statistics.thread.pending)  # a step whose turn does not come goes without
     driver.settle(30.0)
     (reset,) = events(driver, "reference_reset")

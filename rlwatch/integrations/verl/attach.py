@@ -202,7 +202,7 @@ def install_trainer(module: ModuleType) -> str:
     reason = lacking(cls, TRAINER)
     if reason is not None:
         return REFUSED + reason
-    for name, around in {"init": _init, "_load_checkpoint": _load_checkpoint, "fit": _fit}.items():
+    for name, around in {"init": _init, "_load_checkpoint": _load_checkpoint, "fit": watched_fit}.items():
         if hasattr(cls, name):
             setattr(cls, name, around(getattr(cls, name)))
     missing = missing_parts(cls)
@@ -253,7 +253,9 @@ def _load_checkpoint(original: Method) -> Method:
     return load
 
 
-def _fit(original: Method) -> Method:
+def watched_fit(original: Method) -> Method:
+    """``original``, a trainer's ``fit``, with the taps of its driver in place, and its end reported."""
+
     @wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         driver = getattr(self, HELD, None)
@@ -261,7 +263,7 @@ def _fit(original: Method) -> Method:
             return original(self, *args, **kwargs)
         if not driver.attached:  # this verl loads no checkpoint where we could see that its workers are there
             driver.attach()
-        _tap(self, driver)
+        tap_steps(self, driver)
         with fitting(Session(driver.run), self):
             deadline_s = CRASHED_S
             try:
@@ -274,7 +276,7 @@ def _fit(original: Method) -> Method:
     return fit
 
 
-def _tap(trainer: Any, driver: Driver) -> None:
+def tap_steps(trainer: Any, driver: Driver) -> None:
     """Subclasses override these methods without calling ``super``, so the instance is changed."""
     _hook(trainer, "on_step_end", driver, before=driver.obey)
     _hook(trainer, "_save_checkpoint", driver, after=lambda *_args, **_kwargs: driver.saved())

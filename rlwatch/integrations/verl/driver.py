@@ -43,12 +43,12 @@ class Driver:
         self.run = run
         self.seam = Seam(run)
         self.statistics = Statistics(self.seam, settings)
-        self._trainer = trainer
+        self.trainer = trainer
         self._settings = settings
         self.attached = False
         self._workers: Workers | None = None
-        self._checkpoints: Checkpoints | None = None
-        self._controller: Controller | None = None
+        self.checkpoints: Checkpoints | None = None
+        self.controller: Controller | None = None
         self._kept: KeptSettings | None = None
 
     def attach(self) -> None:
@@ -64,31 +64,31 @@ class Driver:
 
     def loaded(self) -> None:
         """A checkpoint was loaded, or none was there."""
-        step = int(self._trainer.global_steps)
-        if self._checkpoints is None or self._kept is None or self._controller is None or not step:
+        step = int(self.trainer.global_steps)
+        if self.checkpoints is None or self._kept is None or self.controller is None or not step:
             return
-        self._checkpoints.loaded()
+        self.checkpoints.loaded()
         self.seam.attempt(
-            "settings of a checkpoint", self._kept.restore, self._checkpoints.origin, self._controller, step
+            "settings of a checkpoint", self._kept.restore, self.checkpoints.origin, self.controller, step
         )
 
     def saved(self) -> None:
         """A checkpoint was saved."""
-        if self._checkpoints is not None and self._kept is not None:
-            self._checkpoints.saved()
-            self.seam.attempt("settings of a checkpoint", self._kept.save, self._checkpoints.here)
+        if self.checkpoints is not None and self._kept is not None:
+            self.checkpoints.saved()
+            self.seam.attempt("settings of a checkpoint", self._kept.save, self.checkpoints.here)
 
     def obey(self) -> None:
         """The policy of this step is final and the rollout engine still sleeps: carry out commands."""
-        if self._controller is not None:
-            self._controller.obey(int(self._trainer.global_steps))
+        if self.controller is not None:
+            self.controller.obey(int(self.trainer.global_steps))
 
     def measure(self, meta: Any) -> None:
         """Read the step's batch ``meta`` (a ``KVBatchMeta``) before verl drops it; compute on another thread."""
         if not self._settings.level.includes(Level.TOKENS):
             self.statistics.pass_over()
             return
-        step, answers = int(self._trainer.global_steps), None
+        step, answers = int(self.trainer.global_steps), None
         if self._workers is not None:  # asked even if there is no room: what they keep of this step must go
             answers = self.seam.attempt("workers", self._workers.ask, "collect", step)
         if self.statistics.thread.room():
@@ -103,7 +103,7 @@ class Driver:
             failing(f"{self.seam.errors} errors in the driver, see its log")
 
     def _attach(self) -> None:
-        trainer = self._trainer
+        trainer = self.trainer
         reading = self.statistics.reading = Reading.of(trainer.config, trainer.tokenizer)
         workers = Workers(trainer.actor_rollout_wg)
         given = {
@@ -115,12 +115,12 @@ class Driver:
         self._attached(accepted(workers.call("attach", given)))
         self.seam.attempt("tokenizer", self._decode, trainer.tokenizer)
         self._workers = workers
-        self._checkpoints = Checkpoints(trainer, workers, self.seam)
+        self.checkpoints = Checkpoints(trainer, workers, self.seam)
         coefficient = Coefficient(trainer, workers)
         set_kl = SetKLCoef(coefficient.read, coefficient.write, self.seam)
         self._kept = KeptSettings(set_kl, self.seam, lambda: True)
-        commands = [*handlers(trainer, workers, self._checkpoints, self.seam), set_kl]
-        self._controller = Controller(self.seam, commands, measured=self.statistics.when_measured)
+        commands = [*handlers(trainer, workers, self.checkpoints, self.seam), set_kl]
+        self.controller = Controller(self.seam, commands, measured=self.statistics.when_measured)
 
     def _attached(self, replies: Sequence[Reply]) -> None:
         missing = {part: str(reason) for reply in replies for part, reason in reply["missing"].items()}

@@ -74,7 +74,7 @@ class WorkerTaps:
         self.tally = StepTally()
         self._actor = actor
         self._registry = registry
-        self._seam = seam
+        self.seam = seam
         self._level = level
         self._bypass = bypass
         self._layers = layers
@@ -82,7 +82,9 @@ class WorkerTaps:
         self._localising = localising
         self._data: Any = None
         self._inside = False
-        self._tokens = 0
+        self.tokens = 0
+        """Tokens whose statistics wait to be taken."""
+        self.uncollected = UNCOLLECTED
 
     def attach(self) -> None:
         """Put the wrappers in place, on what this verl has."""
@@ -98,9 +100,9 @@ class WorkerTaps:
 
     def take(self) -> StepTally:
         """Hand over what was measured since the last call."""
-        tally, self.tally, self._tokens = self.tally, StepTally(), 0
+        tally, self.tally, self.tokens = self.tally, StepTally(), 0
         if self._level.includes(Level.TOKENS):
-            self._seam.attempt("policy losses", self._wrap_registry)
+            self.seam.attempt("policy losses", self._wrap_registry)
         return tally
 
     def _wrap_loss_fn(self) -> None:
@@ -110,14 +112,14 @@ class WorkerTaps:
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             self._data = kwargs.get("data")
-            if self._localising is not None and self._seam.works(SPIKE) and torch.is_grad_enabled():
-                self._seam.attempt("loss pass", self._localising.keep, kwargs.get("model_output"), self._data)
+            if self._localising is not None and self.seam.works(SPIKE) and torch.is_grad_enabled():
+                self.seam.attempt("loss pass", self._localising.keep, kwargs.get("model_output"), self._data)
             try:
                 result = original(*args, **kwargs)
             finally:
                 self._data = None
             if torch.is_grad_enabled():
-                self._seam.attempt("loss", self._after_loss, result)
+                self.seam.attempt("loss", self._after_loss, result)
             return result
 
         self._actor.loss_fn = tapped
@@ -140,7 +142,7 @@ class WorkerTaps:
             finally:
                 self._inside = not outermost
             if outermost and torch.is_grad_enabled():
-                self._seam.attempt("policy loss", self._after_policy_loss, mode, signature, args, kwargs)
+                self.seam.attempt("policy loss", self._after_policy_loss, mode, signature, args, kwargs)
             return result
 
         setattr(tapped, TAPPED, self)
@@ -153,7 +155,7 @@ class WorkerTaps:
     def _after_policy_loss(
         self, mode: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if self._tokens > UNCOLLECTED:
+        if self.tokens > self.uncollected:
             self.take()
             raise RLWatchError("nobody asks for what is measured; it is thrown away")
         given = dict(signature.bind(*args, **kwargs).arguments)
@@ -164,7 +166,7 @@ class WorkerTaps:
             known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
             self.tally.add_stats(observe(known, full=self._level.includes(Level.FULL)))
             self.tally.add_spikes(batch)
-            self._tokens += batch.logp.numel()
+            self.tokens += batch.logp.numel()
 
     def _wrap_optimizer_step(self) -> None:
         """Gradients are complete and unclipped when the engine's step begins; it returns their norm."""
@@ -173,13 +175,13 @@ class WorkerTaps:
 
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            norms = self._seam.attempt("gradients", self._read_gradients, engine)
+            norms = self.seam.attempt("gradients", self._read_gradients, engine)
             if self._localising is not None:
-                self._seam.attempt(SPIKE, self._localising.check, norms)
+                self.seam.attempt(SPIKE, self._localising.check, norms)
             total = original(*args, **kwargs)
             if self._level.includes(Level.GRADIENTS):
                 scaled = getattr(engine, "scaler", None) is not None
-                self._seam.attempt("gradients", self._after_step, norms, total, scaled)
+                self.seam.attempt("gradients", self._after_step, norms, total, scaled)
             return total
 
         engine.optimizer_step = tapped

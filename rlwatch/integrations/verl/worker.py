@@ -64,7 +64,7 @@ class Inside:
         self.keeper = Keeper(self.anchor, rank=int(worker.rank), world_size=int(worker.world_size))
         self._worker = worker
         self._seam = seam
-        self._taps = taps
+        self.taps = taps
         lower: CommandHandler = LowerLR(self._paced, seam)
         self._handlers = {handler.kind: handler for handler in (lower, self.anchor)}
 
@@ -95,9 +95,9 @@ class Inside:
         Of ranks that see the same tokens (sequence parallelism) one reports them; each reports its own gradients.
         Waits for the device: the actor has updated and is idle.
         """
-        if self._taps is None:
+        if self.taps is None:
             return {}
-        tally = self._taps.take()
+        tally = self.taps.take()
         if not _tells_of_tokens(self._worker.actor.engine):
             tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
         parcel = {} if tally.empty else {"parcel": encoded_tally(tally, step)}
