@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -118,10 +119,9 @@ def cause_of_step(culprits: Sequence[Culprit], step: StepLevels) -> Cause:
         return Cause.NON_FINITE
     if _layer(step):
         return Cause.LAYER
-    weights: dict[Cause, float] = {}
+    weights: defaultdict[Cause, float] = defaultdict(float)
     for place, culprit in enumerate(culprits):
-        weight = abs(culprit.share) if culprit.share is not None else 1.0 / (1 + place)
-        weights[culprit.cause] = weights.get(culprit.cause, 0.0) + weight
+        weights[culprit.cause] += abs(culprit.share) if culprit.share is not None else 1.0 / (1 + place)
     return max(weights, key=weights.__getitem__, default=Cause.UNEXPLAINED)
 
 

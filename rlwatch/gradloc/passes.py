@@ -165,7 +165,7 @@ class Passes:
     @property
     def broken(self) -> bool:
         """True where a coefficient of this step could not be read."""
-        return self._unread > 0
+        return self._unread > 0 or not self.seam.works(COEFFICIENTS)
 
     def contained(self, read: Read) -> Read:
         """``read`` as a hook of training's backward."""
@@ -196,11 +196,9 @@ class Passes:
         Once reading coefficients was given up, nothing is kept: every step is broken.
         """
         one = LossPass(forward, tokens, random, drew, self.rows, rewards, differentiable=differentiable)
-        if not self.seam.works(COEFFICIENTS):
-            self._unread += 1
-            return one
-        one.hook(outputs, self.contained)
-        self.all.append(one)
+        if self.seam.works(COEFFICIENTS):
+            one.hook(outputs, self.contained)
+            self.all.append(one)
         return one
 
     def clear(self) -> None:

@@ -154,6 +154,29 @@ def test_what_is_no_pause(run, commands):
     assert pause_of(run, commands, NOW) is None
 
 
+def test_a_run_may_be_paused_before_its_first_step():
+    """Which it then has not made; the first one ends the pause."""
+    before = replace(PAUSED[0], finished_step=None)
+
+    assert pause_of(replace(RUN, last_step=None), [before], NOW) == Pause(0, "ann", "look", NOW + 1200)
+    assert pause_of(replace(RUN, last_step=0), [before], NOW) == Pause(0, "ann", "look", NOW + 1200)
+    assert pause_of(replace(RUN, last_step=1), [before], NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "commands"),
+    [
+        (replace(RUN, heartbeat_at=NOW - PAUSE_ALIVE_S), PAUSED),
+        (replace(RUN, heartbeat_at=None), PAUSED),
+        (RUN, [command("pause", 30, NOW - 540 - PAUSE_ALIVE_S, minutes=9)]),
+    ],
+    ids=["still alive", "nothing heard yet", "ends this moment"],
+)
+def test_what_is_a_pause_still(run, commands):
+    """Exactly at the limit it has not ended yet."""
+    assert pause_of(run, commands, NOW) is not None
+
+
 def test_the_command_carried_out_last_counts_whatever_their_order():
     """And commands that turn nothing do not end a pause."""
     again = command("pause", 30, NOW - 60, minutes=5)

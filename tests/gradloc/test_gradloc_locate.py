@@ -10,6 +10,9 @@ from peft import LoraConfig, get_peft_model
 from tiny_step import LOSSES, dapo, dapo_kl, plant, policy, rollouts, take_step
 
 from rlwatch.gradloc import locate as locate_module
+from rlwatch.gradloc.attribution import attribute
+from rlwatch.gradloc.bisection import follow_larger
+from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.locate import LocateOptions, locate
 from rlwatch.gradloc.passes import Passes
 from rlwatch.gradloc.report import Cause, Method
@@ -230,6 +233,23 @@ def test_a_forward_that_is_not_the_one_that_was_trained_shows_in_the_gap():
     assert not report.complete
 
 
+def test_the_cost_counts_the_search_where_attribution_is_incomplete():
+    """A forward and a backward for each of its probes; without it, those of the method and of the verification."""
+    model = policy()
+    batch = rollouts(model)
+    whole = locate(model, take_step(model, batch, micro_batches=2)).report
+    passes = take_step(model, batch, micro_batches=2)
+    passes.all.pop()
+    half = locate(model, passes, options=LocateOptions(culprits=1)).report
+    alone = follow_larger(model, passes, culprits=1, budget=64)
+
+    assert (whole.complete, whole.cost.forwards) == (True, 2)
+    assert not half.complete
+    assert half.cost.forwards == attribute(model, passes, Direction.of(model)).forwards + alone.probes
+    verified = half.cost.backwards - alone.probes
+    assert 1 <= verified <= 5, "two by contribution, two by the screen, one found by the search"
+
+
 def test_a_layer_that_takes_over_is_blamed_itself():
     """No token stands out, one layer's share is far above its usual: GradLoc's third class."""
     model = policy(layers=3)
@@ -247,6 +267,20 @@ def test_a_layer_that_takes_over_is_blamed_itself():
     assert not scaled.complete
     assert scaled.cause is Cause.LAYER
     assert layer in scaled.message
+
+
+def test_a_step_is_localised_from_where_nothing_is_differentiated():
+    """An optimizer's hooks run without grad, and that is how they go on afterwards."""
+    model = policy()
+    passes = take_step(model, rollouts(model), micro_batches=2)
+    expected = locate(model, passes).report
+    with torch.no_grad():
+        found = locate(model, passes).report
+        assert not torch.is_grad_enabled()
+
+    assert found.complete
+    assert found.culprits == expected.culprits
+    assert all(culprit.own is not None for culprit in found.culprits)
 
 
 def test_without_passes_there_is_nothing_to_say():

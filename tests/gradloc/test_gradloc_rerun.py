@@ -12,7 +12,7 @@ from torch import nn
 from rlwatch.gradloc.attribution import METHODS, attribute
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.report import Method, NotLocalised
-from rlwatch.gradloc.rerun import SHOWN, Precision, rerunning, tried, without_autocast
+from rlwatch.gradloc.rerun import SHOWN, Precision, rerunning, routed, tried, without_autocast
 
 METHODS_ALONE = [[method] for method in METHODS]
 
@@ -215,6 +215,16 @@ def test_flash_attention_and_grouped_experts_stand_aside():
 
     assert model.config._attn_implementation == "flash_attention_2"
     assert Method.FD in METHODS
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+@pytest.mark.parametrize(("count", "chosen"), [(1, False), (2, True), (8, True), (None, False)])
+def test_tokens_are_routed_from_two_experts_on(name, count, chosen):
+    """Whatever the configuration calls them; one expert is an ordinary layer."""
+    model = policy()
+    setattr(model.config, name, count)
+
+    assert routed(model) is chosen
 
 
 def raising(error):

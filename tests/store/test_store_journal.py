@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -234,3 +235,36 @@ def test_a_handed_on_limit_is_a_limit(tmp_path):
 
     assert [number for number, _ in journal.missing({1}, 3)] == [2, 4, 5]  # the part of the third is not to be had
     assert [path.name for path in files_in(tmp_path)] == ["run.journal-1"]
+
+
+class SlowDisk:
+    """A clock that runs on by ``step`` seconds whenever it is looked at: so long does each write take."""
+
+    def __init__(self) -> None:
+        self.now, self.step = 1000.0, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_a_journal_on_a_slow_disk_is_left_alone_for_longer_each_time(tmp_path, monkeypatch):
+    """A minute, two, four... an hour at most; the write that waited is kept, and a quick one is no reason to rest."""
+    disk = SlowDisk()
+    monkeypatch.setattr(time, "monotonic", disk)
+    journal = Journal(tmp_path)
+    event = Event("note", 1, {}, 1.0)
+
+    def rests() -> float:
+        """Seconds until it writes again."""
+        disk.step = 0.5
+        assert journal.append_record(1, 1.0, {"kl": 1.0})
+        disk.step, begun = 0.0, disk.now
+        while not journal.append(event):
+            assert not journal.append_record(1, 1.0, {"kl": 1.0})
+            disk.now += 30.0
+        return disk.now - begun
+
+    assert [rests() for _ in range(8)] == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
+    disk.step = 0.25  # as long as a busy machine may take
+    assert all(journal.append_record(step, 1.0, {"kl": 1.0}) for step in range(9))

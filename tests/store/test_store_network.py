@@ -1,7 +1,9 @@
 """Runs on network file systems: written on the node, shared as snapshots."""
 
 import os
+import sqlite3
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -122,9 +124,21 @@ def test_a_snapshot_is_a_plain_file_for_any_sqlite(tmp_path: Path, shared: Share
     writer.write(steps(1, 2))
     writer.heartbeat(2000.0)
 
+    path = tmp_path / "nfs" / "run" / "run.db"
     assert [record.step for record in open_store(tmp_path / "nfs").records("run")] == [1, 2]
-    assert (tmp_path / "nfs" / "run" / "run.db").stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o600
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",), "a log needs a side file beside it"
     writer.close()
+
+
+def test_the_store_says_where_it_is_in_a_form_that_opens_it(tmp_path: Path):
+    """Absolute, and quoted where a path has what a URL has not."""
+    root = tmp_path / "a run's #1 ?"
+    store = SharedStore(root, "nfs4", local_root=tmp_path / "local", clock=ManualClock(1000.0))
+    fill(store, steps(1), finish=True)
+
+    assert [run.run_id for run in open_store(store.url).runs()] == ["run"]
 
 
 def test_a_run_goes_on_elsewhere_from_the_last_snapshot(tmp_path: Path, shared: SharedStore):
@@ -234,6 +248,10 @@ def test_the_nodes_directory_must_be_ours_and_local(tmp_path: Path, monkeypatch)
     with pytest.raises(StoreError, match="RLWATCH_LOCAL_DIR"):
         store.open_run(RunInfo("run"))
     monkeypatch.undo()
+
+    store = SharedStore(tmp_path / "nfs", "nfs4", local_root=tmp_path / "new" / "x")
+    store.open_run(RunInfo("mine")).close()
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("new", "new/x")] == [0o700, 0o700]
 
     real = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: real + 1)

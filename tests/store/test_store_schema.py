@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlwatch.errors import StoreCorruptError, StoreVersionError
-from rlwatch.records import CompletionBatch, ForecastRecord, RunInfo
+from rlwatch.records import CompletionBatch, Event, ForecastRecord, RunInfo
 from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.rows import pack_columns, unpack_columns, worst_rows
 from rlwatch.store.sqlite.schema import Migration, check_readable, migrate, transaction, version_of
@@ -64,6 +64,21 @@ def test_a_run_recorded_before_there_were_forecasts_has_none(tmp_path: Path, mon
 
     fill(store, [*steps(3), ForecastRecord(3, {"forecast/p50": 0.5}, seq=3)])
     assert store.last_values("run")["forecast/p50"] == (3, 0.5)
+
+
+@pytest.mark.parametrize("last", [steps(1, 2), [*steps(1), Event("note", 1, {})], []], ids=["record", "event", "none"])
+def test_a_run_recorded_before_judging_was_noted_is_taken_to_be_judged(tmp_path: Path, monkeypatch, last: list):
+    """Up to its last record or event, whichever came later: nobody is alarmed today of what was then."""
+    store = open_store(tmp_path)
+    with monkeypatch.context() as older:
+        older.setattr(schema, "RUN_TABLES", schema.RUN_TABLES[:3])
+        fill(store, last, finish=True)
+    ended = store.judged("run")[1]
+    assert store.judged("run") == (ended, ended)
+
+    fill(store, steps(3))
+    judged, newest = store.judged("run")
+    assert judged == ended < newest
 
 
 def test_a_file_three_versions_old_wants_its_writer_first(tmp_path: Path, monkeypatch):

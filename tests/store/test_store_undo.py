@@ -159,6 +159,17 @@ def test_a_lock_names_who_holds_it_and_is_free_again(tmp_path: Path):
     RunLock(path).release()
 
 
+@pytest.mark.parametrize("amending", [True, False])
+def test_a_lock_says_if_it_is_held_for_a_moment_only(tmp_path: Path, amending: bool):
+    """Then whoever wants to write the run waits for it instead of giving up."""
+    held = RunLock(tmp_path / "run.lock", amending=amending)
+    with pytest.raises(RunLockedError) as refused:
+        RunLock(tmp_path / "run.lock")
+    held.release()
+
+    assert refused.value.amending is amending
+
+
 @pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"pid": 3}', b"\xff\xfe", b"null"])
 def test_a_holder_that_left_no_name_is_another_process(tmp_path: Path, note: bytes):
     """It was killed while it wrote it down, or is another version."""
