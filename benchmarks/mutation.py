@@ -166,6 +166,11 @@ class Places(ast.NodeVisitor):
             self._change(node.func, "call", OTHERWISE[node.func.id])
         self.generic_visit(node)
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        """That ``zip`` is given as much of each makes no difference where it is."""
+        if node.arg != "strict":
+            self.generic_visit(node)
+
     def visit_Expr(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Call) and not QUIET.search(ast.unparse(node.value.func)):
             self._change(node, "left out", "pass")

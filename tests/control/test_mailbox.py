@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from rlwatch.clock import ManualClock
@@ -166,6 +167,30 @@ def test_the_store_is_polled_at_most_once_a_second(store, clock):
         clock.advance(0.1)
 
     assert len(polls) == 3
+
+
+@pytest.mark.parametrize(
+    ("step", "kept"),
+    [
+        (2**63 - 1, 2**63 - 1),
+        (2**63, None),
+        (-(2**63), -(2**63)),
+        (-(2**63) - 1, None),
+        (np.int32(7), 7),
+        (7.0, None),
+        ("seven", None),
+        (None, None),
+    ],
+)
+def test_a_step_that_is_no_number_of_64_bits_is_none(store, clock, step, kept):
+    """The answer counts all the same."""
+    mailbox = listening(store, clock)
+    ask(store, clock)
+    mailbox.tick()
+    mailbox.take()[0].done("ok", step=step)
+    mailbox.tick()
+
+    assert status(store) == [(CommandStatus.DONE, kept, "ok")]
 
 
 def test_a_busy_store_is_tried_again(store, clock):

@@ -9,6 +9,7 @@ import torch
 from tiny_step import LOSSES, Outputs, dapo, dapo_kl, gspo, outputs, policy, rollouts, take_step
 from torch import nn
 
+from rlwatch.gradloc.broken import listening
 from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.nonfinite import shared_trace, trace
 from rlwatch.gradloc.passes import Passes, RandomState
@@ -302,6 +303,31 @@ def test_an_infinity_that_arises_only_going_back_is_named_by_module_and_place(ch
     assert (found.chain, found.broken["gradients"]) == (("gradients",), len(broken_gradients(model)))
     for name, p in model.named_parameters():
         assert torch.equal(p.grad.nan_to_num(7.0), gradients[name].nan_to_num(7.0))
+
+
+def test_the_graph_is_followed_back_to_where_it_begins():
+    """The embedding's own gradient is the last of all."""
+    model = policy(tie=False)
+    model.model.embed_tokens = _Fragile(model.model.embed_tokens, 1, 5)
+    passes = take_step(model, rollouts(model, **SMALL))
+
+    found = trace(model, passes)
+
+    assert (found.kind, found.name) == (Kind.OUTPUT_GRADIENT, "model.embed_tokens.inner")
+    assert (found.index, found.cost.backwards) == ((1, 5), 1)
+
+
+def test_the_graph_begins_at_modules_without_parts_whose_inputs_have_no_gradient():
+    """All others are on the way to these: their gradients need not be kept."""
+    model = policy()
+    marked = {}
+    with listening(model, lambda name, source, output: marked.update({name: (source, output.requires_grad)})):
+        outputs(model, rollouts(model, **SMALL).ids, 4)
+
+    assert [name for name, (source, differentiable) in marked.items() if source and differentiable] == [
+        "model.embed_tokens"
+    ]
+    assert {"", "model", "model.layers.0", "model.layers.0.mlp.up_proj", "lm_head"} <= set(marked)
 
 
 def test_gradients_that_no_kept_pass_explains_are_named_at_least():

@@ -5,10 +5,12 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_step import LOSSES, policy, rollouts, take_step
+from tiny_step import LOSSES, outputs, policy, rollouts, take_step
 from torch.distributed.fsdp import fully_shard
 
+from rlwatch.gradloc.attribution import METHODS, attribute
 from rlwatch.gradloc.bisection import BudgetSpent, Probes, Segment, follow_larger
+from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.gradients import beside_training
 
@@ -94,17 +96,54 @@ def test_what_is_left_out_has_no_norm(step):
     assert passes.all[0].tokens.mask[at.row, : at.position].sum() + passes.all[0].tokens.mask[: at.row].sum() == 3
 
 
-def test_sharded_parameters_are_searched_alike():
-    """FSDP2 on one process: the same tokens, the same norms, at the same price."""
-    model, sharded = policy(), policy()
-    batch = rollouts(model, batch=4, length=8)
-    whole = follow_larger(model, take_step(model, batch, LOSSES["dapo_entropy"]), culprits=3)
+@pytest.fixture
+def sharded():
+    """A model in FSDP2's shards, on one process."""
+    model = policy()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        fully_shard(sharded)
-        found = follow_larger(sharded, take_step(sharded, batch, LOSSES["dapo_entropy"]), culprits=3)
+        yield fully_shard(model)
     finally:
         dist.destroy_process_group()
+
+
+def test_gradients_are_those_of_the_shards_where_weights_are_gathered(sharded):
+    """An evaluation between backward and step leaves whole weights behind, which have none."""
+    batch = rollouts(sharded, batch=4, length=8)
+    take_step(sharded, batch)
+    before = [p.grad.full_tensor().clone() for p in sharded.parameters()]
+    with torch.no_grad():
+        outputs(sharded, batch.ids, batch.prompt)
+
+    with beside_training(sharded):
+        sharded.reshard()
+        for parameter in sharded.parameters():
+            parameter.grad = None
+        outputs(sharded, batch.ids, batch.prompt).logp.sum().backward()
+
+    after = [p.grad.full_tensor() for p in sharded.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(after, before, strict=True))
+
+
+def test_sharded_parameters_are_attributed_alike(sharded):
+    """The same contributions, by each method."""
+    whole = policy()
+    batch = rollouts(whole, batch=4, length=8)
+    for method in METHODS:
+        expected = attribute(whole, (passes := take_step(whole, batch)), Direction.of(whole), methods=[method])
+        passes = take_step(sharded, batch)
+        found = attribute(sharded, passes, Direction.of(sharded), methods=[method])
+        assert found.complete
+        scale = float(expected.contributions[0].abs().max())
+        torch.testing.assert_close(found.contributions[0], expected.contributions[0], rtol=0, atol=1e-3 * scale)
+
+
+def test_sharded_parameters_are_searched_alike(sharded):
+    """FSDP2 on one process: the same tokens, the same norms, at the same price."""
+    model = policy()
+    batch = rollouts(model, batch=4, length=8)
+    whole = follow_larger(model, take_step(model, batch, LOSSES["dapo_entropy"]), culprits=3)
+    found = follow_larger(sharded, take_step(sharded, batch, LOSSES["dapo_entropy"]), culprits=3)
 
     assert [hit.at for hit in found.hits] == [hit.at for hit in whole.hits]
     assert [hit.norm for hit in found.hits] == pytest.approx([hit.norm for hit in whole.hits], rel=1e-5)

@@ -115,6 +115,8 @@ def test_culprits_are_kept_in_columns_worst_first(step):
     assert columns["own_norm"].tolist() == [3.5, 0.0]
     assert [json.loads(text) for text in columns["layers"]] == [{"model.layers.0": 0.75, "lm_head": 0.25}, {}]
     assert columns["cause"][0] == "token ratio"
+    assert "times as likely" in columns["why"][0]
+    assert len(columns["why"]) == len(columns["cause"]) == 2
     assert {columns[name].dtype.kind for name in ("microbatch", "sequence", "position", "token_id")} == {"i"}
     assert "text" not in columns
     assert "rollout_logp" not in columns

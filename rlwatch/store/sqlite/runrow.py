@@ -166,7 +166,7 @@ def keep_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint) -> None:
     while len(seqs) > CHECKPOINTS_KEPT:  # the one goes that leaves the smallest hole in proportion to its age
         ages = [seqs[-1] - seq + 1 for seq in seqs]
         inner = range(1, len(seqs) - 1)
-        goes = min(inner, key=lambda k: (ages[k - 1] - ages[k + 1]) / ages[k + 1])
+        goes = min(inner, key=lambda k: ages[k - 1] / ages[k + 1])
         db.execute("DELETE FROM checkpoint WHERE seq = ?", (seqs.pop(goes),))
 
 
