@@ -283,6 +283,19 @@ def test_a_step_is_localised_from_where_nothing_is_differentiated():
     assert all(culprit.own is not None for culprit in found.culprits)
 
 
+def test_a_gradient_that_no_kept_pass_made_is_not_searched():
+    """Log-probs were seen, but no backward through them: that is said."""
+    model = policy()
+    batch = rollouts(model)
+    passes = take_step(model, batch)
+    passes.all[0].coefficients.clear()
+    report = locate(model, passes).report
+
+    assert report.norm > 0
+    assert report.why_not == "no backward of the loss was seen after its log-probs were observed"
+    assert (report.culprits, report.method, report.cost.forwards) == ((), None, 0)
+
+
 def test_without_passes_there_is_nothing_to_say():
     """And no exception."""
     model = policy()
