@@ -20,12 +20,14 @@ from rlwatch.detectors.rises import (
 from rlwatch.detectors.rollouts.broken_output import GarbledOutput
 from rlwatch.detectors.rollouts.lengths import LengthSurge
 from rlwatch.detectors.rollouts.long_tail import LongTail
+from rlwatch.detectors.rollouts.token_ids import MaskLeakage, Retokenisation
 from rlwatch.detectors.trust_region.clipping import ClipSaturation
 
 PLAIN = (lambda value: value, lambda size: size)
 SHARE = (lambda share: share / (1 - share), lambda odds: odds / (1 + odds))
 INVERSE = (lambda value: 1 / value, lambda size: 1 / size)
-DISTINCT = (lambda share: (1 - share) / share, lambda odds: 1 / (1 + odds))
+MISSING = (lambda share: (1 - share) / share, lambda odds: 1 / (1 + odds))
+DISTINCT = MISSING
 WEIGHT = (math.log, math.exp)
 CHI2 = (math.log1p, math.expm1)
 """The scale on which a metric is compared with its beginning, and back; of effective sample sizes as of distinct
@@ -91,6 +93,13 @@ LIMITS = [
     (LengthSurge, "len/clipped", 0.5, 9.0, SHARE),
     (LengthSurge, "text/eos_missing", 0.5, 9.0, SHARE),
 ]
+SAMPLED = [
+    ("text/retok_exact", 0.9, 3.0, MISSING),
+    ("text/retok_edit", 0.005, 3.0, PLAIN),
+    ("text/retok_naive", 0.05, 3.0, PLAIN),
+    ("text/turn_prefix_kept", 0.98, 3.0, MISSING),
+]
+"""Limits of ids that nobody sampled: beyond them from the start is information, grown beyond them a warning."""
 COSTS_TIME_ALONE = {"len/tail_ratio", "len/max_over_mean", "len/bubble", "len/gini"}
 """Metrics that are said without a warning."""
 each = pytest.mark.parametrize(("detector", "metric", "floor", "factor", "scale"), LIMITS)
@@ -133,3 +142,25 @@ def test_the_factor_of_a_run_that_began_higher(detector, metric, floor, factor, 
 
     assert severities(detector, metric, began, back(0.97 * 2 * on(floor))) == []
     assert severities(detector, metric, began, back(1.03 * 2 * on(floor))) == reported(metric)
+
+
+@pytest.mark.parametrize(("metric", "floor", "factor", "scale"), SAMPLED)
+def test_what_was_never_sampled_is_information_from_the_start_and_a_warning_where_it_grew(metric, floor, factor, scale):
+    """Just below the limit neither."""
+    on, back = scale
+    below, beyond = back(0.97 * on(floor)), back(1.03 * on(floor))
+    least, grown, most = (back(size * on(floor)) for size in (2 / factor, 1.94, 2.06))
+
+    assert severities(Retokenisation, metric, below, below) == []
+    assert severities(Retokenisation, metric, beyond, beyond) == ["info"]
+    assert severities(Retokenisation, metric, back(0.0), below) == []
+    assert "warning" in severities(Retokenisation, metric, back(on(floor) / 100), beyond)
+    assert "warning" not in severities(Retokenisation, metric, least, grown)
+    assert "warning" in severities(Retokenisation, metric, least, most)
+
+
+@pytest.mark.parametrize(("leak", "said"), [(0.00097, []), (0.00103, ["warning"])])
+def test_a_thousandth_of_what_tools_wrote_is_a_leak(leak, said):
+    """From the first rows on, and when it begins."""
+    assert severities(MaskLeakage, "tokens/environment_leak", leak, leak) == said
+    assert severities(MaskLeakage, "tokens/environment_leak", 0.0, leak) == said

@@ -1,5 +1,6 @@
 """What the judge of a run knew: the newest that fits comes back, and old ones thin out."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,6 @@ def test_the_older_the_fewer_are_kept(store, count, every):
 
     assert len(seqs) == 12
     assert (seqs[0], seqs[-1]) == (every * count, every)
-    assert all(older <= 3 * younger + 2 * every for younger, older in zip(ages, ages[1:], strict=False))
+    assert all(older <= 3 * younger + 2 * every for younger, older in pairwise(ages))
     assert ages[1] == every
     assert ages[2] <= 3 * every
