@@ -101,9 +101,10 @@ browser:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
 	  else echo "not installed:$$missing; browser tests will fail: install them (RLWATCH_CHROMIUM names another chromium)"; fi; }
 
-# Which runs in trouble are found, beside simple rules and two packages of PyPI in environments of their own.
+# Which runs in trouble are found in time and at what price, beside simple rules and three packages of PyPI in environments
+# of their own; with ARGS="--cadence 2,5,10,20 --page docs/detection.md" all of that page and README's part of it.
 bench-detect: $(VENV)/.dev
-	$(BIN)/python benchmarks/detection --peers build/peers $(ARGS)
+	$(BIN)/python benchmarks/detection --peers build/peers --jobs $(JOBS) $(ARGS)
 
 # Makes the leaderboard of forecasts anew: peers and our own alarms first, then the models, fold by fold. CORPUS is a
 # folder of shards, fetched from the history of this clone; FROM is a folder or URL that has them otherwise.

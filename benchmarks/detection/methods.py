@@ -7,6 +7,7 @@ import math
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from detection.runs import Labelled
@@ -74,6 +75,53 @@ def static(rows: Rows) -> list[Alarm]:
     return alarms
 
 
+WITNESSES: tuple[tuple[str, Callable[[float, float], bool]], ...] = (
+    ("policy/entropy", lambda base, now: now > 2 * base),
+    ("len/clipped", lambda base, now: now > base + 0.3),
+    ("len/mean", lambda base, now: now < 0.4 * base),
+)
+"""(metric, whether it says that something broke since the first rows)."""
+LARGEST, SMALLEST = "mismatch/logp_absdiff_max", ("mismatch/weight_min", "mismatch/is_ratio_min", "ratio/min")
+
+
+def two_witnesses(rows: Rows) -> list[Alarm]:
+    """The reward, a mean of two rows, is below its best by 3 of its own sigma and 25 %, and one of these agrees in the
+    same rows: entropy doubled, clipped share + .3, length below .4, or the largest log-prob difference between sampler
+    and trainer tripled while the smallest ratio halved. Written by others with part of the public runs in view.
+    """
+    alarms = []
+    base = {name: _base(rows, name, 8, 4) for name in (LARGEST, *SMALLEST, *(name for name, _ in WITNESSES))}
+    seen: list[float] = []
+    best = -math.inf
+    for i, (step, row) in enumerate(rows):
+        value = row.get("reward/mean", math.nan)
+        if math.isfinite(value):
+            seen.append(value)
+        if len(seen) < 8 or not math.isfinite(value):
+            continue
+        now = statistics.fmean(seen[-2:])
+        changes = [b - a for a, b in pairwise(seen[:-2])]
+        fallen = best - now
+        if fallen > 3 * statistics.pstdev(changes) / math.sqrt(2) and fallen > 0.25 * abs(best):
+            last = {name: _mean(rows[i - 1 : i + 1], name) for name in base}
+            if any(_says(base[name], last[name], broken) for name, broken in WITNESSES) or (
+                _says(base[LARGEST], last[LARGEST], lambda base, now: now > 3 * base)
+                and any(_says(base[name], last[name], lambda base, now: now < 0.5 * base) for name in SMALLEST)
+            ):
+                alarms.append(Alarm(step))
+        best = max(best, now)
+    return alarms
+
+
+def _says(base: float | None, now: float | None, broken: Callable[[float, float], bool]) -> bool:
+    return base is not None and now is not None and broken(base, now)
+
+
+def _mean(rows: Rows, name: str) -> float | None:
+    values = [row[name] for _, row in rows if name in row and math.isfinite(row[name])]
+    return statistics.fmean(values) if values else None
+
+
 def ewma(rows: Rows) -> list[Alarm]:
     """Loss or gradient norm 6 standard deviations above the mean of the last 128 rows (OLMo-core's spike rule)."""
     alarms = []
@@ -111,13 +159,17 @@ def peer(python: Path, worker: Path) -> Peer:
 
     def run_all(runs: Sequence[Labelled]) -> list[Told]:
         given = "".join(json.dumps(run.rows) + "\n" for run in runs)
-        done = subprocess.run([python, worker], input=given, capture_output=True, text=True, check=True)
-        told = [[Alarm(step, critical) for step, critical in json.loads(line)] for line in done.stdout.splitlines()]
+        done = subprocess.run([python, "-E", worker], input=given, capture_output=True, text=True, check=True)
+        told = [
+            [Alarm(step, critical, *kind) for step, critical, *kind in json.loads(line)]
+            for line in done.stdout.splitlines()
+        ]
         return [Told(tuple(alarms), any(alarm.critical for alarm in alarms)) for alarms in told]
 
     return run_all
 
 
-def _base(rows: Rows, name: str) -> float | None:
-    values = [row[name] for _, row in rows[:20] if name in row and math.isfinite(row[name])]
-    return statistics.median(values) if len(values) >= 5 else None
+def _base(rows: Rows, name: str, first: int = 20, least: int = 5) -> float | None:
+    """Median of a metric over the first rows; None where fewer than ``least`` of them have it."""
+    values = [row[name] for _, row in rows[:first] if name in row and math.isfinite(row[name])]
+    return statistics.median(values) if len(values) >= least else None

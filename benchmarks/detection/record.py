@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,15 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Recorded:
-    """A set of runs and, by method, what was told of each."""
+    """A set of runs and, by method, what was told of each.
+
+    ``every``: steps from row to row where rows were joined, 0 as they were logged; ``how`` they were joined.
+    """
 
     runs: tuple[Run, ...]
     told: dict[str, tuple[Told, ...]]
+    every: int = 0
+    how: str = ""
 
     def kept(self, strict: bool) -> tuple[tuple[Run, ...], dict[str, tuple[Told, ...]]]:
         """All of it, or without the runs whose label is in doubt."""
@@ -45,7 +51,8 @@ def record(
         _bar(title, done, sum(rows))
         for name, answer in zip(judges, answers, strict=True):
             told[name][place] = answer
-    beside = {name: tuple(judge(labelled)) for name, judge in peers.items()}
+    with ThreadPoolExecutor(jobs) as threads:
+        beside = dict(zip(peers, threads.map(lambda judge: tuple(judge(labelled)), peers.values()), strict=True))
     return Recorded(tuple(run.run for run in labelled), {name: tuple(each) for name, each in told.items()} | beside)
 
 
@@ -82,7 +89,10 @@ def _bar(title: str, done: int, total: int) -> None:
 
 def write(path: Path, recorded: Mapping[str, Recorded]) -> None:
     """Keep what was told, with the state of the code that told it."""
-    sets = {name: {"runs": [asdict(run) for run in each.runs], "told": _plain(each)} for name, each in recorded.items()}
+    sets = {
+        name: {"every": each.every, "how": each.how, "runs": [asdict(run) for run in each.runs], "told": _plain(each)}
+        for name, each in recorded.items()
+    }
     path.write_text(json.dumps({"state": state(), "sets": sets}, indent=1))
 
 
@@ -102,7 +112,7 @@ def read(path: Path) -> tuple[str, dict[str, Recorded]]:
 def _recorded(held: Mapping[str, Any]) -> Recorded:
     runs = tuple(Run(**{**run, "steps": tuple(run["steps"])}) for run in held["runs"])
     told = {method: tuple(_told(by_run[run.name]) for run in runs) for method, by_run in held["told"].items()}
-    return Recorded(runs, told)
+    return Recorded(runs, told, held.get("every", 0), held.get("how", ""))
 
 
 def _told(held: Mapping[str, Any]) -> Told:

@@ -11,7 +11,7 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from pathlib import Path
 from detection.score import Run
 
 from rlwatch.errors import ImportFormatError
+from rlwatch.forecast.labels import Outcome, read_labels
+from rlwatch.forecast.tables import read_runs
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
 from rlwatch.metrics import canonicalise
@@ -28,6 +30,8 @@ DOUBT = "DOUBT"
 """In the note of a label that whoever gave it calls contestable."""
 BROKEN = "alexchilton+CAS_NLP_MODULE4_GRPO/lara/4070/output5/wordle-grpo-rtx4070/logs"
 """The one directory of ``wild`` that is not healthy by its README: 23 trainings, several of them broken."""
+PARTS = "rewards/"
+"""Begins the names of the parts of the reward in TRL's logs, of which some peers ask."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 _LEAST_ROWS = 10
 
@@ -42,10 +46,12 @@ class Labelled:
 
     @cached_property
     def rows(self) -> list[tuple[int, dict[str, float]]]:
-        """(step, canonical metrics), records of a step merged."""
+        """(step, canonical metrics and the parts of the reward), records of a step merged."""
         merged: dict[int, dict[str, float]] = {}
         for record in self.records:
-            merged.setdefault(record.step, {}).update(canonicalise(record.metrics, self.source)[0])
+            row = merged.setdefault(record.step, {})
+            row.update({name: value for name, value in record.metrics.items() if name.startswith(PARTS)})
+            row.update(canonicalise(record.metrics, self.source)[0])
         return sorted(merged.items())
 
 
@@ -113,6 +119,32 @@ def wild(folder: Path) -> tuple[list[Labelled], dict[str, str]]:
             else:
                 refused[name] = f"{len(one.run.steps)} rows"
     return found, refused
+
+
+def corpus(table: Path, labels: Path) -> list[Labelled]:
+    """Of a table of the corpus of forecasts, with its labels; recipes are its projects."""
+    runs, known = read_runs(table), read_labels(labels)
+    found = []
+    for i, label in enumerate(known.of(runs)):
+        severity = (
+            "healthy" if label.outcome is Outcome.CLEAN else "unlabelled" if label.onset is None else "instability"
+        )
+        records = [StepRecord(step, metrics) for step, metrics in runs.stream(i)]
+        run = Run(label.run, runs.recipes[i], severity, label.onset, tuple(record.step for record in records))
+        found.append(Labelled(run, records))
+    return found
+
+
+def synthetic(lines: Iterable[str]) -> list[Labelled]:
+    """Of ``peer_rlprobe.py synth``: what goes wrong is in the name; sound ones are healthy."""
+    found = []
+    for line in lines:
+        made = json.loads(line)
+        records = [StepRecord(step, metrics) for step, metrics in made["rows"]]
+        severity = "healthy" if made["onset"] is None else "instability"
+        steps = tuple(record.step for record in records)
+        found.append(Labelled(Run(made["name"], "rlprobe synth", severity, made["onset"], steps), records))
+    return found
 
 
 def _units(paths: list[str]) -> list[str]:

@@ -114,7 +114,7 @@ LEVELS: dict[str, Level] = {
 class Rate:
     """``count`` of ``total``, times ``scale``; its intervals of 95 %, None of nothing.
 
-    ``exact``: Wilson's of a share, Poisson's of a rate. ``drawn``: over projects, None with fewer than three.
+    ``exact``: Wilson's of a share, Poisson's of a rate. ``drawn``: over projects, where these can tell.
     """
 
     count: float
@@ -201,8 +201,8 @@ def score(runs: Sequence[Run], told: Sequence[Told], level: Level, *, findings: 
         placebo_early=_mean(chances_early),
         p_early=at_least(sum(early.values()), [_smoothed(k, n) for k, n, _ in chances_early]),
         twinned=sum(twins for _, _, twins in chances),
-        per_1000_rows=_rate(judged, false, [_quiet_rows(each.run) for each in judged], 1000.0),
-        per_1000_steps=_rate(judged, false, [_quiet_steps(each.run) for each in judged], 1000.0),
+        per_1000_rows=_false(judged, false, [_quiet_rows(each.run) for each in judged]),
+        per_1000_steps=_false(judged, false, [_quiet_steps(each.run) for each in judged]),
         healthy=_share(healthy, [bool(each.steps) for each in healthy]),
         transients=_share(transients, [each.stands for each in transients]),
         dead=_share(dead, [bool(each.steps) for each in dead]),
@@ -297,31 +297,34 @@ def poisson(count: float, total: float, scale: float) -> tuple[float, float]:
     return scale * float(low) / total, scale * float(chi2.ppf(0.975, 2 * count + 2)) / 2 / total
 
 
+def share(projects: Sequence[str], counted: Sequence[bool]) -> Rate:
+    """The share of runs, of these projects, that are counted."""
+    count, total = sum(counted), len(counted)
+    drawn = _drawn(projects, counted, [1] * total, 1.0)
+    return Rate(count, total, 1.0, wilson(count, total) if total else None, drawn)
+
+
 def _share(of: Sequence[_Heard], counted: Sequence[bool]) -> Rate:
-    rate = _rate(of, counted, [1] * len(of), 1.0)
-    return Rate(rate.count, rate.total, 1.0, wilson(rate.count, rate.total) if of else None, rate.drawn)
+    return share([each.run.project for each in of], counted)
 
 
-def _rate(of: Sequence[_Heard], counts: Sequence[float], totals: Sequence[float], scale: float) -> Rate:
+def _false(of: Sequence[_Heard], counts: Sequence[float], totals: Sequence[float]) -> Rate:
+    """Counts in 1000 of ``totals``."""
     count, total = sum(counts), sum(totals)
-    return Rate(
-        count,
-        total,
-        scale,
-        poisson(count, total, scale) if total else None,
-        _drawn([each.run.project for each in of], counts, totals, scale),
-    )
+    drawn = _drawn([each.run.project for each in of], counts, totals, 1000.0)
+    return Rate(count, total, 1000.0, poisson(count, total, 1000.0) if total else None, drawn)
 
 
 def _drawn(
     projects: Sequence[str], counts: Sequence[float], totals: Sequence[float], scale: float
 ) -> tuple[float, float] | None:
-    """Interval of 95 % of a rate over sets of as many projects, drawn with replacement; None with fewer than three.
+    """Interval of 95 % of a rate over sets of as many projects, drawn with replacement.
 
-    The draws are the same every time.
+    None with fewer than three projects, and where none or all are counted: draws of these know no other. The draws are
+    the same every time.
     """
-    names = sorted(set(projects))
-    if len(names) < 3:
+    names, count = sorted(set(projects)), sum(counts)
+    if len(names) < 3 or count == 0 or (scale == 1.0 and count == sum(totals)):
         return None
     place = {name: i for i, name in enumerate(names)}
     sums = np.zeros((2, len(names)))
