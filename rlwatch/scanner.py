@@ -18,7 +18,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.forecast import forecast_of
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
-from rlwatch.metrics import canonicalise, known, metric_of, resolve
+from rlwatch.metrics import canonicalise, known, metric_of, resolve, shadowed
 from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
@@ -191,8 +191,8 @@ def replay(
     progress: Progress | None = None,
 ) -> Report:
     """Put an imported run through a Monitor, with the events that came between its records (by ``seq``)."""
-    records = imported.records
     trainer = source or imported.source
+    records = _told(imported.records, trainer)
     monitor = Monitor(
         run_id=imported.name or imported.path,
         source=trainer,
@@ -207,7 +207,7 @@ def replay(
             outcomes.append(monitor.observe(waiting.pop()))
         outcomes.append(monitor.observe(record))
     outcome = joined([*outcomes, monitor.close()])
-    names = sorted({name for record in records for name in record.metrics})
+    names = sorted({name for record in imported.records for name in record.metrics})
     readings = {name: resolve(name, trainer) for name in names}
     metrics = tuple(sorted(known(names, trainer)))
     last = {name: value for record in records for name, value in record.metrics.items()}
@@ -242,6 +242,17 @@ def replay(
         unknown=tuple(name for name, read in readings.items() if read is None and metric_of(name) is None),
         firing=monitor.firing,
     )
+
+
+def _told(records: Sequence[StepRecord], source: str) -> Sequence[StepRecord]:
+    """The records without guesses at metrics that the run names more closely elsewhere."""
+    left_out = shadowed({name for record in records for name in record.metrics}, source)
+    if not left_out:
+        return records
+    return [
+        replace(record, metrics={name: value for name, value in record.metrics.items() if name not in left_out})
+        for record in records
+    ]
 
 
 def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Iterator[StepRecord | Event]:

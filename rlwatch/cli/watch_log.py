@@ -326,7 +326,9 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
         alerting = alerting_of(config, store)
         watch = watch_of(log, store, alerting, tail=tail)
         if tail is None and watch.is_new:
-            _only(read_log(log.path, run=log.run, format=log.read_as), log)  # or why it cannot be watched
+            runs = read_log(log.path, run=log.run, format=log.read_as)
+            if not log.path.is_dir():  # the trainings of a directory are followed as attempts of one run
+                _only(runs, log)  # or why it cannot be watched
         while watch.look() or watch.behind:
             pass
         if watch.tail.problem and not watch.records:

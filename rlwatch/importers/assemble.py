@@ -38,6 +38,8 @@ _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
     ),
 )
 _TRACKER = "train/"
+_OF_HUGGING_FACE = frozenset({"epoch", "num_tokens", "learning_rate", "eval_loss"})
+"""Names in the rows of every trainer built on Hugging Face's: a printed dict without any is of a loop of one's own."""
 
 
 def source_of(names: Iterable[str], known_source: str = "") -> str:
@@ -53,7 +55,7 @@ def source_of(names: Iterable[str], known_source: str = "") -> str:
     for source, telling in _TELLING:
         if not telling.isdisjoint(given) and _compatible(source, known_source):
             return source
-    return known_source
+    return "" if known_source == "trl" and _OF_HUGGING_FACE.isdisjoint(given) else known_source
 
 
 def _compatible(source: str, known_source: str) -> bool:

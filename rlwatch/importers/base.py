@@ -275,6 +275,18 @@ STEP_FIELDS = (
     "iteration",
 )
 """Fields in which a row may say its step, first match wins; ``"1/3820"`` is step 1."""
+OWN_STEP_FIELDS = (
+    "current_steps",
+    "grpo_step",
+    "ppo_step",
+    "rl_step",
+    "rollout_step",
+    "train_step",
+    "training_step",
+    "update_step",
+    "optimizer_step",
+)
+"""Fields of LLaMA-Factory and of loops of one's own that are looked for where none of those stands."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)
 _CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")
@@ -294,13 +306,18 @@ def number(text: str) -> float | None:
     return float(call.group(1)) if call else None
 
 
+def is_null(value: object) -> bool:
+    """True for JSON's null and for the text that stands for it."""
+    return value is None or (isinstance(value, str) and value in _NULLS)
+
+
 def value_of(value: object) -> float | None:
     """A number for a JSON value, a string that is a number, or null; None for anything else.
 
-    null means NaN: every trainer whose logs hold nulls (verl's orjson, TRL's all-NaN means) writes null for a value
-    that it measured and that was not finite; what was not measured is absent.
+    null means NaN, as it does for trainers that write it of what they measured (verl's orjson, TRL's all-NaN means).
+    Of a writer nobody knows :class:`~rlwatch.importers.own_rows.OwnRows` has to be asked first.
     """
-    if value is None:
+    if is_null(value):
         return math.nan
     if isinstance(value, bool):
         return None
@@ -310,7 +327,7 @@ def value_of(value: object) -> float | None:
         except OverflowError:
             return None
     if isinstance(value, str):
-        return math.nan if value in _NULLS else number(value)
+        return number(value)
     return None
 
 

@@ -193,6 +193,17 @@ class StepClock(Generic[T]):
         self._advance(step)
         return settled
 
+    def again(self, share: float) -> list[tuple[T, int]]:
+        """Learn that the next row is the first of another start; gives back what waited before it.
+
+        ``share``: how far that start had come, of what the one before had, where a checkpoint was loaded.
+        """
+        settled = self.flush()
+        self.last = max(0, round(self.last * share) - (self.pace or 1))
+        self._n = 0
+        self._total = self._guessed = None
+        return settled
+
     def flush(self) -> list[tuple[T, int]]:
         """Give back what still waits, with the best guess there is: training, or the log, has ended."""
         return self._settle(self._n) if self._n > self.last else self._count()

@@ -2,7 +2,8 @@
 
 verl writes ``{"step": 12, "data": {...}}`` with orjson, which turns NaN **and** both infinities into ``null``: null
 reads as NaN, "not finite, observed". Python's ``json`` writes ``NaN``, ``Infinity``, ``-Infinity``, which are read
-as such; a null there is TRL's mean of nothing but NaN, so it reads as NaN too. What was not measured is absent.
+as such; in rows of TRL a null is its mean of nothing but NaN, so it reads as NaN too. In the rows of anybody else it
+may be NaN or nothing at all: :mod:`~rlwatch.importers.own_rows` tells which, and which rows are of an evaluation.
 """
 
 from __future__ import annotations
@@ -14,12 +15,25 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import STEP_FIELDS, LineImporter, LineParser, Reading, Row, Verdict, metrics_of, step_of
+from rlwatch.importers.base import (
+    OWN_STEP_FIELDS,
+    STEP_FIELDS,
+    LineImporter,
+    LineParser,
+    Reading,
+    Row,
+    Verdict,
+    metrics_of,
+    step_of,
+)
 from rlwatch.importers.lines import LARGEST_DOCUMENT, Segment, blocks, parsed
+from rlwatch.importers.own_rows import OwnRows, flattened
 from rlwatch.records import JSON
 
 SUMMARY = "train_runtime"
 """Marks the row HF's Trainer writes at the very end: averages over the run, not a step."""
+HISTORY = "log_history"
+"""Marks the state of HF's Trainer, which ms-swift writes as the last row of its log: all rows again."""
 
 
 class JsonLinesParser(LineParser):
@@ -61,14 +75,21 @@ class VerlJsonLinesParser(JsonLinesParser):
         yield Row(step, metrics_of(data, self.skips, line), line)
 
 
+_FIELDS = (*STEP_FIELDS, *OWN_STEP_FIELDS)
+
+
 class FlatJsonLinesParser(JsonLinesParser):
     """Rows ``{"step": N, name: value, ...}``."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._rows = OwnRows()
+
     def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
-        if SUMMARY in entry:
+        if SUMMARY in entry or HISTORY in entry:
             self.skips.add("the trainer's summary row at the end", line)
             return
-        field = next((name for name in STEP_FIELDS if name in entry), None)
+        field = next((name for name in _FIELDS if name in entry), None)
         if field is None:
             self.skips.add(f"a row without a step (looked for {', '.join(STEP_FIELDS)})", line)
             return
@@ -76,7 +97,7 @@ class FlatJsonLinesParser(JsonLinesParser):
             self.skips.add("a row of verl's file logger", line)
             return
         step = self._step(entry.pop(field), line)
-        metrics = metrics_of(entry, self.skips, line)
+        metrics = metrics_of(self._rows.read(step, flattened(entry), self.skips, line), self.skips, line)
         if metrics:
             yield Row(step, metrics, line)
 
@@ -159,7 +180,8 @@ class TrainerState:
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
         """Sure if the head is an object with ``log_history``; its name alone is a good sign."""
-        if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if not text.startswith(b"{") or is_row(text):
             return Verdict(0.0, f"no {self.expects}")
         if b'"log_history"' in head:
             return Verdict(0.99, "found 'log_history'")
@@ -172,7 +194,17 @@ class TrainerState:
         return TrainerStateReading(path)
 
 
-def _load(path: Path) -> dict[str, JSON]:
+def is_row(head: bytes) -> bool:
+    """True if the first of several lines is an object of its own and no state: ms-swift writes that as its last row."""
+    first, end, rest = head.partition(b"\n")
+    try:
+        return bool(end and rest.strip()) and HISTORY not in parsed(first.decode("utf-8", "replace"))
+    except (ValueError, TypeError):
+        return False
+
+
+def load_document(path: Path) -> JSON:
+    """The value of a file that is one JSON document. Raises ``ImportFormatError``."""
     found = bytearray()
     for block in blocks(path):
         found += block
@@ -180,7 +212,7 @@ def _load(path: Path) -> dict[str, JSON]:
             raise ImportFormatError(str(path), f"is larger than the {LARGEST_DOCUMENT:,} bytes that are read of such")
     text = found.decode("utf-8-sig", "replace")
     try:
-        state = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         half = "ends in the middle" if error.pos >= len(text.rstrip()) - 1 else "is not valid JSON"
         problem = (
@@ -191,7 +223,11 @@ def _load(path: Path) -> dict[str, JSON]:
     except ValueError:
         raise ImportFormatError(str(path), "cannot be read: it holds an integer of thousands of digits") from None
     except RecursionError:
-        raise ImportFormatError(str(path), "is nested too deeply to be a trainer_state.json") from None
+        raise ImportFormatError(str(path), "is nested too deeply to be a log") from None
+
+
+def _load(path: Path) -> dict[str, JSON]:
+    state = load_document(path)
     if not isinstance(state, dict):
         raise ImportFormatError(str(path), f"must be a JSON object, got a {type(state).__name__}")
     return state

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import ImportedRun, Importer, Reading, Verdict
 from rlwatch.importers.csv_table import LongTable, WideTable
+from rlwatch.importers.json_document import JsonDocument
 from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLines
 from rlwatch.importers.lines import MOST_RUNS, UTF16, blocks, shown
+from rlwatch.importers.loop_console import LoopConsole
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
 from rlwatch.importers.trl_console import TrlConsole
@@ -22,7 +26,14 @@ from rlwatch.importers.wandb_runs import WandbOffline
 from rlwatch.metrics import known
 
 _EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
+_WRITE = 'log a row a step, as JSON lines {"step": 12, "reward": 0.5} or lines \'step: 12, reward: 0.5\', or ' + _EXPORT
 _UNPACK = "unpack it first"
+_RUN_TABLE = re.compile(rb'(?:\xef\xbb\xbf)?"?Name"?,"?State"?,')
+RUNS_NOT_STEPS = (
+    "table of runs: one row a run, with its last values and none of its steps; give the history of one run instead "
+    "(its .wandb file, or what run.scan_history() returns as a CSV with a column '_step')"
+)
+HARDLY = 0.2
 _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b":SWL", "a SwanLab run (.swanlab)", _EXPORT),
     (b"SQLite format 3\x00", "an SQLite database (trackio, MLflow, or a run of rlwatch: see `rlwatch runs`)", _EXPORT),
@@ -57,10 +68,17 @@ def named_binary(head: bytes, path: Path) -> str | None:
 
 def named_text(head: bytes) -> str | None:
     """The same for text that no importer recognised."""
+    if _RUN_TABLE.match(head):
+        return f"is a {RUNS_NOT_STEPS}"
     for pattern, name in _TEXT:
         if pattern.search(head):
             return f"looks like {name}, which is not supported yet; {_EXPORT}"
     return None
+
+
+def unknown_format(head: bytes, tried: str) -> str:
+    """The problem with text that no importer recognised; ``tried``: what each was missing."""
+    return named_text(head) or f"no known format; {_WRITE} (tried {tried})"
 
 
 def is_binary(head: bytes) -> bool:
@@ -106,6 +124,14 @@ def run_in(directory: Path) -> Path:
     else:
         hint = "give the log file inside it"
     raise ImportFormatError(str(directory), f"is a directory, not a log; {hint}")
+
+
+def boards_below(directory: Path) -> list[Path]:
+    """The directories of event files below one that holds none, and no other log; none otherwise."""
+    if not directory.is_dir() or run_directory(directory) is not None:
+        return []
+    logs = list(islice(logs_below(directory), MOST_RUNS))
+    return logs if all(log.is_dir() for log in logs) else []
 
 
 Refused = Callable[[Path, OSError], None]
@@ -167,15 +193,18 @@ IMPORTERS: tuple[Importer, ...] = (
     TrainerState(),
     VerlJsonLines(),
     FlatJsonLines(),
+    JsonDocument(),
     LongTable(),
     WideTable(),
     OpenRlhfConsole(),
     VerlConsole(),
     TrlConsole(),
+    LoopConsole(),
 )
 WINDOW = 1 << 18
 _OVERLAP = 1 << 14
 _LISTED = 20
+LEAST_RUNS = 3
 
 
 def formats() -> tuple[str, ...]:
@@ -196,8 +225,10 @@ def verdicts(head: bytes, path: Path, *, beginning: bool = True) -> list[tuple[I
     return [(importer, importer.sniff(head, path)) for importer in IMPORTERS if beginning or importer.anywhere]
 
 
-def recognise(head: bytes, path: Path, *, beginning: bool = True) -> tuple[Importer | None, str]:
+def recognise(head: bytes, path: Path, *, beginning: bool = True, last: bool = False) -> tuple[Importer | None, str]:
     """The importer most sure of ``head``, or None and what each was missing.
+
+    One that is hardly sure counts only where nothing else was found anywhere in the log (``last``).
 
     Raises ``ImportFormatError`` for what is certainly no log that can be read.
     """
@@ -208,7 +239,7 @@ def recognise(head: bytes, path: Path, *, beginning: bool = True) -> tuple[Impor
         refuse_binary(head, path)
     given = verdicts(head, path, beginning=beginning)
     importer, best = max(given, key=lambda pair: pair[1].confidence)
-    if best.confidence > 0:
+    if best.confidence > (0 if last else HARDLY):
         return importer, best.reason
     return None, "; ".join(f"{importer.name}: {verdict.reason}" for importer, verdict in given)
 
@@ -241,15 +272,16 @@ def sniff(path: str | os.PathLike[str]) -> Importer:
     if log.is_dir():
         return TENSORBOARD
     head, tried = b"", ""
-    for number, window in enumerate(windows(log)):
-        importer, reason = recognise(window, log, beginning=number == 0)
-        if importer is not None:
-            return importer
-        if number == 0:
-            head, tried = window, reason
+    for last in (False, True):
+        for number, window in enumerate(windows(log)):
+            importer, reason = recognise(window, log, beginning=number == 0, last=last)
+            if importer is not None:
+                return importer
+            if number == 0:
+                head, tried = window, reason
     if not head.strip():
         raise ImportFormatError(str(log), "the file is empty; has the run logged anything yet?")
-    raise ImportFormatError(str(log), named_text(head) or f"no known format ({tried})")
+    raise ImportFormatError(str(log), unknown_format(head, tried))
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
@@ -286,6 +318,8 @@ def read_log(
 ) -> list[ImportedRun]:
     r"""The runs that the log at ``path`` holds, in order of first appearance; only ``run`` if given.
 
+    A directory with nothing but directories of TensorBoard's event files below it holds all their runs.
+
     ``format`` overrules recognition by content. Raises ``ImportFormatError`` (path, line, what to do) if the log
     cannot be read, holds no run of that name, or none of the metrics rlwatch knows.
 
@@ -296,6 +330,9 @@ def read_log(
     >>> imported.name, imported.format, imported.records[0].metrics
     ('seed3', 'verl-console', {'actor/entropy': 0.42, 'actor/grad_norm': nan})
     """
+    boards = boards_below(Path(path)) if format in (None, TENSORBOARD.name) else []
+    if boards:
+        return _read_boards(Path(path), boards, run)
     log = readable(path)
     importer = named(format, str(log)) if format else sniff(log)
     reading = importer.reading(str(log))
@@ -314,9 +351,30 @@ def read_log(
         if run in (None, name):
             found[name].add(row, reading.skips)
     _check_found(found, importer, reading, run)
+    _check_rows(found, importer, str(log))
     wanted = {name: assembly for name, assembly in found.items() if run in (None, name)}
     _check_known(wanted, importer, reading)
     return [_run(name, assembly, importer, reading) for name, assembly in wanted.items()]
+
+
+def _read_boards(directory: Path, boards: Sequence[Path], run: str | None) -> list[ImportedRun]:
+    """The runs of the event directories below ``directory``, each called by its way there."""
+    found: dict[str, ImportedRun] = {}
+    problem: ImportFormatError | None = None
+    for board in boards:
+        way = board.relative_to(directory).as_posix()
+        try:
+            read = read_log(board)
+        except ImportFormatError as error:  # a writer of histograms, or a start that logged nothing
+            problem = problem or error
+            continue
+        found |= {(name := way + each.name.removeprefix(run_name(board))): replace(each, name=name) for each in read}
+    if problem is not None and not found:
+        raise problem
+    if run is not None and run not in found:
+        names = ", ".join(shown(name) for name in list(found)[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
+        raise ImportFormatError(str(directory), f"has no run {run!r}; it has: {names}")
+    return [each for name, each in found.items() if run in (None, name)]
 
 
 def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading) -> ImportedRun:
@@ -340,6 +398,13 @@ def _check_found(found: Mapping[str, RunAssembly], importer: Importer, reading: 
     if run is not None and run not in found:
         names = ", ".join(shown(name) for name in list(found)[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
         raise ImportFormatError(reading.path, f"has no run {run!r}; it has: {names}")
+
+
+def _check_rows(runs: Mapping[str, RunAssembly], importer: Importer, path: str) -> None:
+    """Refuse a table whose rows are runs: one row of each tells nothing of what happened in it."""
+    rows = [len(assembly.records) for assembly in runs.values()]
+    if isinstance(importer, LongTable | WideTable) and len(rows) >= LEAST_RUNS and sorted(rows)[len(rows) // 2] == 1:
+        raise ImportFormatError(path, f"is a {RUNS_NOT_STEPS}")
 
 
 def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: Reading) -> None:

@@ -18,12 +18,12 @@ from rlwatch.importers.registry import (
     WINDOW,
     binary_format,
     named,
-    named_text,
     readable,
     recognise,
     refuse_binary,
     run_name,
     sniff,
+    unknown_format,
 )
 from rlwatch.records import StepRecord
 
@@ -251,8 +251,11 @@ class LogTail:
                 self._unpack(os.fstat(stream.fileno()))
             else:
                 self._look_through(stream, final=final)
+                if final and self._follower is None:
+                    self._scanned = 0
+                    self._look_through(stream, final=True, last=True)
 
-    def _look_through(self, stream: IO[bytes], *, final: bool) -> None:
+    def _look_through(self, stream: IO[bytes], *, final: bool, last: bool = False) -> None:
         """Ask of what was not looked at yet."""
         if stream.seek(0, os.SEEK_END) < self._scanned:  # it was begun anew
             self._scanned = 0
@@ -271,11 +274,11 @@ class LogTail:
                 refuse_binary(window, self.path)
             whole = len(window) == WINDOW
             seen = window if whole or final else window[: _last_line_end(window)]
-            importer, tried = recognise(seen, self.path, beginning=self._scanned == 0)
+            importer, tried = recognise(seen, self.path, beginning=self._scanned == 0, last=last)
             if importer is not None:
                 self._follow(importer)
             elif self._scanned == 0:
-                self._problem = named_text(seen) or f"no known format ({tried})"
+                self._problem = unknown_format(seen, tried)
             if importer is not None or not whole:
                 return
             self._scanned += WINDOW // 2

@@ -2,8 +2,12 @@
 
 An event holds one scalar, so a row is what stands together for one step. It ends where the next step begins and,
 so that the alarm need not wait for that, after the first value of a step that is not finite. Values have the
-precision they were written with (``float`` mostly). A directory is a run: its files are the starts of its trainer, in
-order of their names, which begin with the time. "Lines" are numbers of events.
+precision they were written with (``float`` mostly). "Lines" are numbers of events.
+
+A directory holds the starts of a trainer, one file each, in order of their names, which begin with the time. One that
+goes on where an earlier one had been (a checkpoint was loaded) is of the same run, and so is one of other metrics (a
+second writer). One that begins where a training begins, with metrics that the run has, is **another training**: a run
+of its own, called ``<directory>#2``, and so on.
 
 Fields by number as in tensorboard/compat/proto: event.proto, summary.proto, tensor.proto.
 """
@@ -13,6 +17,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -146,17 +152,59 @@ def _tensor(tensor: bytes) -> float | None:
     return found[0] if found else None
 
 
+class _Training:
+    """One training of a directory: the steps and metrics of its files so far."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.names: set[str] = set()
+
+    def is_another(self, row: Row) -> bool:
+        """True if a file with ``row`` first begins anew what this training has done."""
+        return self.first is not None and row.step <= self.first and not self.names.isdisjoint(row.metrics)
+
+    def add(self, row: Row) -> None:
+        """Take a row in."""
+        self.first = row.step if self.first is None else min(self.first, row.step)
+        self.names.update(row.metrics)
+
+
 class EventReading(StreamReading):
     """Of an event file, or of a directory of them."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._trainings = self._empty = 0
 
     def intake(self) -> EventIntake:
         """Takes one file in."""
         return EventIntake(self)
 
     def rows(self, path: Path) -> Iterator[Row]:
-        """Every row of the file, or of all files of the directory, one after another."""
-        for file in event_files(path) if path.is_dir() else [path]:
-            yield from super().rows(file)
+        """Every row of the file, or of all files of the directory, one after another, with the training it is of."""
+        if not path.is_dir():
+            yield from super().rows(path)
+            return
+        training, self._trainings = _Training(), 1
+        for file in event_files(path):
+            rows = super().rows(file)
+            first = next(rows, None)
+            if first is None:
+                self._empty += 1
+                continue
+            if training.is_another(first):
+                training = _Training()
+                self._trainings += 1
+            name = f"{path.resolve().name or 'run'}#{self._trainings}" if self._trainings > 1 else ""
+            for row in chain((first,), rows):
+                training.add(row)
+                yield replace(row, run=name) if name else row
+
+    def notes(self) -> tuple[str, ...]:
+        """Count of the trainings, and of files without anything."""
+        several = f"the event files of this directory are of {self._trainings} trainings, read as a run each"
+        empty = f"{self._empty} event file{'s' if self._empty > 1 else ''} without a scalar"
+        return tuple(note for note, of_use in ((several, self._trainings > 1), (empty, self._empty)) if of_use)
 
 
 class TensorBoardEvents(StreamImporter):

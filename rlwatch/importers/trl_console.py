@@ -2,12 +2,16 @@
 
 Values come as floats or, since transformers 5, as strings of 4 digits. Rows are glued to progress bars, lose their
 leading brace when copied, and the last may be cut off (then its last value is left out). ``nan`` and ``inf`` are
-read as such; ``None`` is TRL's mean of nothing but NaN and reads as NaN. Most rows do not say their step: see
+read as such; ``None`` is TRL's mean of nothing but NaN and reads as NaN; in a row without an epoch, which is not of
+HF's, it may be nothing at all (:mod:`~rlwatch.importers.own_rows`). Most rows do not say their step: see
 :mod:`~rlwatch.importers.console`. ms-swift's do (``'global_step/max_steps': '5/3766'``).
+
+A training whose ``epoch`` falls, or that goes on after its own summary, was started again: its steps begin anew.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -16,6 +20,7 @@ from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, nu
 from rlwatch.importers.console import Bar, DictRow, StepClock, bars, dict_rows
 from rlwatch.importers.json_logs import SUMMARY
 from rlwatch.importers.lines import Segment, without_prefix
+from rlwatch.importers.own_rows import OwnRows
 from rlwatch.metrics import known
 
 _STEP_FIELDS = ("global_step/max_steps", "global_step", "step")
@@ -34,6 +39,9 @@ class TrlConsoleParser(LineParser):
         self._clock: StepClock[tuple[Mapping[str, float], int]] = StepClock()
         self._directly = False  # nothing was printed since the last row
         self._stated = False
+        self._epoch = 0.0  # of the last row that trains
+        self._ended = False  # by a summary
+        self._own = OwnRows()
 
     def feed(self, segment: Segment) -> Iterator[Row]:
         """Rows whose step ``segment`` settles."""
@@ -68,14 +76,17 @@ class TrlConsoleParser(LineParser):
         if SUMMARY in row.items:
             self.skips.add("the trainer's summary row at the end", line)
             yield from self._settled(self._clock.flush())
+            self._ended = True
             return
         items = dict(row.items)
         field = next((name for name in _STEP_FIELDS if name in items), None)
         if field is not None:
             yield from self._with_step(items, field, line)
             return
-        metrics = metrics_of(items, self.skips, line)
+        metrics = self._metrics(items, line)
         trains = not any(name.startswith(_EVAL) for name in metrics)
+        if trains and (share := self._share_of_another_start(metrics)) is not None:
+            yield from self._settled(self._clock.again(share))
         place = (beside.n, beside.total) if beside else (0, 0)
         self._directly = trains
         yield from self._settled(self._clock.row((metrics, line), trains=trains, beside=place))
@@ -88,7 +99,21 @@ class TrlConsoleParser(LineParser):
             return
         self._stated = True
         yield from self._settled(self._clock.at(step))
-        yield Row(step, metrics_of(items, self.skips, line), line)
+        yield Row(step, self._metrics(items, line), line)
+
+    def _metrics(self, items: dict[str, str], line: int) -> dict[str, float]:
+        if "epoch" in items:
+            return metrics_of(items, self.skips, line)
+        return metrics_of(self._own.read(self._clock.last, items, self.skips, line), self.skips, line)
+
+    def _share_of_another_start(self, metrics: Mapping[str, float]) -> float | None:
+        """Progress of a row's training over that of the one before, if it cannot be the same; None if it can."""
+        epoch, before = metrics.get("epoch", math.nan), self._epoch
+        ended, self._ended = self._ended, False
+        self._epoch = epoch if math.isfinite(epoch) else before
+        if not ended and not epoch < before:
+            return None
+        return epoch / before if 0 <= epoch < before else 0.0
 
     def finish(self) -> Iterator[Row]:
         """Rows that still waited for a bar."""

@@ -8,7 +8,17 @@ read in their code.
 
 from __future__ import annotations
 
-from rlwatch.metrics.reading import BY_NAME, LAYER_PREFIX, Reading, canonicalise, family_of, known, metric_of, resolve
+from rlwatch.metrics.reading import (
+    BY_NAME,
+    LAYER_PREFIX,
+    Reading,
+    canonicalise,
+    family_of,
+    known,
+    metric_of,
+    resolve,
+    shadowed,
+)
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
 
@@ -27,4 +37,5 @@ __all__ = [
     "known",
     "metric_of",
     "resolve",
+    "shadowed",
 ]

@@ -226,6 +226,21 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
     return values, origin
 
 
+def shadowed(names: Iterable[str], source: str = "") -> set[str]:
+    """Those of a run's ``names`` that are guesses at a metric which another of them names more closely.
+
+    They must not stand in where that is absent: an accuracy measured before training is no reward of the training.
+
+    >>> shadowed(["accuracy", "mean_reward"])
+    {'accuracy'}
+    """
+    read = {name: found for name in names if (found := _read(name, source)) is not None}
+    closest: dict[str, int] = {}
+    for canonical, closeness in read.values():
+        closest[canonical] = min(closeness, closest.get(canonical, closeness))
+    return {name for name, (canonical, closeness) in read.items() if closeness > max(_PROXY, closest[canonical])}
+
+
 def _in_range(metric: Metric, value: float) -> bool:
     """True if the metric can be that; what is not finite can be anything."""
     low, high = -math.inf if metric.low is None else metric.low, math.inf if metric.high is None else metric.high

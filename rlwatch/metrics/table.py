@@ -200,7 +200,7 @@ OPTIMISATION: tuple[Metric, ...] = (
         same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
         same("policy/policy_loss", "skyrl"), same("ppo_actor/update/actor_loss/avg", "areal"), proxy("policy/final_loss", "skyrl"),
         proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"), same("self_distillation/policy_loss", "trl")),
-        panel=3, everyday=("policy loss", "pg loss", "actor loss", "loss")),
+        panel=3, everyday=("policy loss", "pg loss", "actor loss", "loss", "rl loss")),
     Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
     Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
         same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"),

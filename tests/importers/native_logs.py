@@ -93,3 +93,17 @@ def wide_csv(rows: Rows, *, names: Sequence[str]) -> bytes:
         cells = [repr(metrics[name]) if name in metrics else "" for name in names]
         lines.append(",".join([str(step), *cells]) + "\n")
     return "".join(lines).encode()
+
+
+def json_document(rows: Rows) -> bytes:
+    """What a callback dumps when training ends: Python's ``json``, a list of rows."""
+    return json.dumps([{"step": step, **metrics} for step, metrics in rows], indent=2).encode() + b"\n"
+
+
+def loop_console(rows: Rows, *, total: int = TOTAL) -> bytes:
+    """A loop of one's own, in the words of its author."""
+    lines = ["Model Params: 30.03M\nEpoch 1 begins\n"]
+    for step, metrics in rows:
+        pairs = ", ".join(f"{name}: {value!r}" for name, value in metrics.items())
+        lines.append(f"Epoch:[1/1]({step}/{total}), {pairs}, epoch_time: 9.0min\n")
+    return "".join(lines).encode()

@@ -51,17 +51,18 @@ def test_a_flat_row_may_say_its_step_in_several_ways(tmp_path, row, step):
 
 
 def test_literals_of_pythons_json_are_read(tmp_path):
-    """NaN, Infinity and strings that are numbers; null is a mean of nothing but NaN."""
-    run = read(tmp_path, '{"step": 1, "loss": NaN, "kl": -Infinity, "entropy": null, "reward": "0.5", "n": "NaN"}\n')
+    """NaN, Infinity and strings that are numbers; in a row of TRL null is a mean of nothing but NaN."""
+    row = '{"step": 1, "loss": NaN, "kl": -Infinity, "entropy": null, "reward": "0.5", "completion_length": "NaN"}\n'
+    run = read(tmp_path, row)
 
     assert repr(run.records[0].metrics) == repr(
-        {"loss": math.nan, "kl": -math.inf, "entropy": math.nan, "reward": 0.5, "n": math.nan}
+        {"loss": math.nan, "kl": -math.inf, "entropy": math.nan, "reward": 0.5, "completion_length": math.nan}
     )
 
 
 def test_what_is_no_number_is_counted(tmp_path):
-    """Strings, booleans, lists, objects, and an integer too large for a float."""
-    row = {"step": 1, "loss": 0.5, "s": "4m 52s", "b": True, "l": [1], "o": {"a": 1}, "i": 10**400}
+    """Strings, booleans, lists, and an integer too large for a float."""
+    row = {"step": 1, "loss": 0.5, "s": "4m 52s", "b": True, "l": [1], "o": {"a": "b"}, "i": 10**400}
     run = read(tmp_path, json.dumps(row) + "\n")
 
     assert run.records[0].metrics == {"loss": 0.5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import binary_logs
@@ -18,6 +19,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers import LogTail, read_log, sniff
 from rlwatch.importers.binary_records import LevelDbLog, TfRecords, fields, floating, masked_crc32c, message, signed
 from rlwatch.importers.registry import logs_below
+from rlwatch.scanner import scan_all
 from rlwatch.testing.importer_contract import comparable
 
 ROWS = [(step, {"train/loss": step * 0.5, "train/reward": 1.25}) for step in range(1, 5)]
@@ -237,3 +239,48 @@ def test_fields_of_the_wrong_type_are_refused() -> None:
     for read, wrong in ((signed, b"x"), (floating, 3), (floating, b"abc"), (message, 3)):
         with pytest.raises(ValueError, match="was expected"):
             read(wrong)  # type: ignore[operator]
+
+
+def _trainings(directory: Path, *starts: Sequence[tuple[int, Mapping[str, float]]]) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(starts):
+        (directory / EVENTS.format(1000 + number)).write_bytes(binary_logs.event_file(rows))
+    return directory
+
+
+def _rows(first: int, last: int) -> list[tuple[int, dict[str, float]]]:
+    return [(step, {"train/loss": 0.5, "train/reward": 0.25}) for step in range(first, last)]
+
+
+def test_trainings_of_one_directory_are_runs(tmp_path: Path) -> None:
+    """Each begins at its beginning; a start that goes on from a checkpoint, and an empty one, are none."""
+    board = _trainings(tmp_path / "logs", _rows(1, 9), [], _rows(1, 3), _rows(1, 20), _rows(10, 30), _rows(1, 5))
+    runs = read_log(board)
+
+    assert [(run.name, len(run.records)) for run in runs] == [("logs", 8), ("logs#2", 2), ("logs#3", 39), ("logs#4", 4)]
+    assert [max(record.attempt for record in run.records) for run in runs] == [1, 1, 2, 1]
+    assert "4 trainings" in runs[0].notes[0]
+    assert "1 event file without a scalar" in runs[0].notes[1]
+    assert [run.name for run in read_log(board, run="logs#3")] == ["logs#3"]
+    assert len(scan_all(board)) == 4
+
+
+def test_a_second_writer_of_a_directory_is_no_training(tmp_path: Path) -> None:
+    """It has other metrics of the same steps."""
+    other = [(step, {"eval/score": 0.5}) for step in range(1, 9)]
+    [run] = read_log(_trainings(tmp_path / "logs", _rows(1, 9), other))
+
+    assert len(run.records) == 16
+
+
+def test_a_directory_of_boards_holds_their_runs(tmp_path: Path) -> None:
+    """As TensorBoard shows it; one run can be chosen, and what holds no scalar is passed over."""
+    for name in ("a/seed1", "a/seed2", "b"):
+        _trainings(tmp_path / name, _rows(1, 9))
+    _trainings(tmp_path / "b", _rows(1, 9), _rows(1, 4))
+    _trainings(tmp_path / "empty", [])
+
+    assert [run.name for run in read_log(tmp_path)] == ["a/seed1", "a/seed2", "b", "b#2"]
+    assert [run.name for run in read_log(tmp_path, run="b#2")] == ["b#2"]
+    with pytest.raises(ImportFormatError, match="has no run 'c'"):
+        read_log(tmp_path, run="c")

@@ -64,6 +64,23 @@ class TestTrainerState(ImporterContract):
         return native_logs.trainer_state(rows, summary=False)
 
 
+class TestJsonDocument(ImporterContract):
+    format = "json"
+    names = ("grad_norm", "reward")
+    filename = "training_log.json"
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.json_document(rows)
+
+
+class TestLoopConsole(ImporterContract):
+    format = "loop-console"
+    names = ("Actor Loss", "Reward")
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.loop_console(rows)
+
+
 class TestLongCsv(ImporterContract):
     format = "csv"
     names = ("optim/grad_norm", "reward/mean")

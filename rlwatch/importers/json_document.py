@@ -1,0 +1,140 @@
+"""Logs that are one JSON document: rows in a list, columns in lists, and tables of rows.
+
+``[{"step": 1, "loss": 0.5}, ...]`` is what a callback dumps at the end; ``{"loss": [0.5, 0.4], "reward": [...]}`` what
+is kept for a plot, ``{"history": [{...}, ...]}`` either within other things. Rows that do not say their step are
+numbered. Several tables in one document are a run each. Line numbers are numbers of rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import (
+    OWN_STEP_FIELDS,
+    STEP_FIELDS,
+    Reading,
+    Row,
+    Verdict,
+    is_null,
+    metrics_of,
+    step_of,
+    value_of,
+)
+from rlwatch.importers.json_logs import HISTORY, SUMMARY, is_row, load_document
+from rlwatch.importers.own_rows import OwnRows, flattened, of_held_out
+from rlwatch.records import JSON
+
+_FIELDS = (*STEP_FIELDS, *OWN_STEP_FIELDS, "steps", "iter", "iterations", "update", "episode")
+_NUMBER = rb'"[^"\\]{1,200}"\s*:\s*(?:-?\d|NaN|-?Infinity|null)'
+_ROWS = re.compile(rb"\s*\[\s*\{[^<]{0,4000}?" + _NUMBER)
+_COLUMNS = re.compile(rb'\s*\{.{0,100000}?"[^"\\]{1,200}"\s*:\s*\[\s*(?:\{\s*"|-?\d|NaN|null)', re.DOTALL)
+_WRAPPED = b'"stream_name"'
+MOST_TABLES = 100
+LEAST_ROWS = 2
+"""A list of fewer is no series."""
+
+
+class JsonDocumentReading(Reading):
+    """Read as a whole, since it is one JSON document."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._numbered = False
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """The rows of every table, one table after another."""
+        tables = [(name, rows) for name, rows in _tables(load_document(path)) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
+        several = sum(not of_held_out(name) for name, _ in tables) > 1
+        for name, rows in tables:
+            yield from self._table(rows, name if several else "", held_out=not several and of_held_out(name))
+
+    def notes(self) -> tuple[str, ...]:
+        """Source of the steps."""
+        return ("no row says its step: they are numbered 1, 2, 3...",) if self._numbered else ()
+
+    def _table(self, rows: Sequence[Mapping[str, object]], run: str, *, held_out: bool) -> Iterator[Row]:
+        own = OwnRows()
+        for number, row in enumerate(rows, 1):
+            if SUMMARY in row:
+                self.skips.add("the trainer's summary row at the end", number)
+                continue
+            entry = flattened({**row, "eval": True} if held_out else row)
+            field = next((name for name in _FIELDS if not is_null(entry.get(name)) and name in entry), None)
+            try:
+                step = number if field is None else step_of(entry.pop(field))
+            except ValueError as error:
+                raise ImportFormatError(self.path, f"row {number}: {error}") from None
+            self._numbered = self._numbered or field is None
+            metrics = metrics_of(own.read(step, entry, self.skips, number), self.skips, number)
+            if metrics:
+                self.recognised = True
+                yield Row(step, metrics, number, run)
+
+
+def _tables(document: JSON) -> list[tuple[str, list[dict[str, object]]]]:
+    """Name and rows of each table of ``document``."""
+    if isinstance(document, list):
+        rows = [entry for entry in document if isinstance(entry, dict)]
+        inner = [
+            (str(row.get("name", row.get("cell", number))), _rows_of(row["rows"]))
+            for number, row in enumerate(rows, 1)
+            if isinstance(row.get("rows"), list)
+        ]
+        return inner or [("", rows)]
+    if not isinstance(document, dict):
+        return []
+    columns = _columns(document)
+    if columns:
+        return [("", columns)]
+    found = [(name, _rows_of(value)) for name, value in document.items() if isinstance(value, list)]
+    within = [(name, _columns(value)) for name, value in document.items() if isinstance(value, dict)]
+    return [(name, rows) for name, rows in (*found, *within) if rows]
+
+
+def _rows_of(value: object) -> list[dict[str, object]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _columns(document: Mapping[str, object]) -> list[dict[str, object]]:
+    """The rows of an object of columns: of those as long as most are; none if it holds no two numbers in a list."""
+    columns = {name: value for name, value in document.items() if _is_column(value)}
+    lengths = Counter(len(value) for value in columns.values() if isinstance(value, list))
+    if not lengths:
+        return []
+    length = max(lengths, key=lambda each: (lengths[each], each))
+    aligned = {name: value for name, value in columns.items() if isinstance(value, list) and len(value) == length}
+    return [dict(zip(aligned, cells, strict=True)) for cells in zip(*aligned.values(), strict=True)]
+
+
+def _is_column(value: object) -> bool:
+    return isinstance(value, list) and len(value) >= LEAST_ROWS and all(value_of(cell) is not None for cell in value)
+
+
+class JsonDocument:
+    """A log that is one JSON document."""
+
+    name: ClassVar[str] = "json"
+    expects: ClassVar[str] = 'JSON document [{"step": N, "name": value}, ...] or {"name": [values], ...}'
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+        """Sure of a list of rows with numbers; less so of an object that holds lists."""
+        text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if _WRAPPED in text[:200] or b"<t" in text or HISTORY.encode() in text or is_row(text):
+            return Verdict(0.0, f"no {self.expects}")
+        if _ROWS.match(text):
+            return Verdict(0.85, "found a list of rows")
+        if _COLUMNS.match(text):
+            return Verdict(0.82, "found an object of lists")
+        return Verdict(0.0, f"no {self.expects}")
+
+    def reading(self, path: str) -> JsonDocumentReading:
+        """A fresh reading."""
+        return JsonDocumentReading(path)

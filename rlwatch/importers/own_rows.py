@@ -1,0 +1,148 @@
+"""Rows of loops of one's own: what kind of row each is, and what a ``null`` in it stands for.
+
+**Kinds.** One JSONL may hold rows of rollouts, of updates and of evaluations, told apart by a field (``"type"``).
+Metrics of an evaluation are read as ``eval/<name>``: else a reward on held-out prompts would be one more reward of the
+training. Of rollouts and updates whoever used a name first keeps it; the other's is read as ``train/<name>`` or
+``rollout/<name>``.
+
+**null** is what some writers make of NaN (orjson, pandas, JavaScript, ``None if isnan(x) else x``) and what others
+write for "not measured". It is NaN where the format is known to write NaN so (verl's file logger, Hugging Face's
+trainers), or where, in a training row, the metric was finite three times running and a neighbour is broken too: another
+such metric is null in the same row, a value of the row is NaN or infinite, or the metric's own last value was.
+Otherwise it was not measured: before the first finite value of a metric, in rows of an evaluation or a baseline, in
+rows that measure held-out prompts besides, and where it stands alone. What is read so is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from rlwatch.importers.assemble import source_of
+from rlwatch.importers.base import Skips, is_null, value_of
+
+_KIND_FIELDS = ("type", "row_type", "record_type", "kind", "event", "phase", "split", "mode", "stage")
+"""Fields whose value may be the kind of a row; the first that says one counts."""
+_FLAGS = ("eval", "is_eval", "evaluation", "is_baseline", "baseline")
+"""Fields that are true in rows that train nothing."""
+_WORD = re.compile(r"[a-z]+")
+_HELD_OUT = frozenset({"eval", "evaluation", "val", "validation", "test", "heldout"})
+_OF_NO_TRAINING = _HELD_OUT | {"evaluate", "valid", "dev", "baseline", "benchmark"}
+_OF_ROLLOUTS = frozenset({"rollout", "rollouts", "sample", "sampling", "generate", "generation", "collect"})
+_OF_UPDATES = frozenset({"train", "training", "update", "optim", "optimizer", "learn", "step"})
+_WRAPPERS = frozenset({"metrics", "logs", "log", "stats", "data", "values"})
+"""Fields that hold a row's metrics and say nothing themselves."""
+_SETTINGS = frozenset({"config", "args", "hparams", "settings"})
+EVAL, ROLLOUT, TRAIN = "eval", "rollout", "train"
+_WRITE_NAN_AS_NULL = ("trl", "ms-swift")
+"""Trainers built on Hugging Face's, whose mean of nothing but NaN is None."""
+STEADY = 3
+"""Finite values in a row after which a metric counts as one that every training row has."""
+
+
+def kind_of(row: Mapping[str, object]) -> str:
+    """``"eval"``, ``"rollout"`` or ``"train"`` where a field of ``row`` says so; empty otherwise.
+
+    >>> kind_of({"type": "evaluation", "reward": 0.5}), kind_of({"phase": "warmup"})
+    ('eval', '')
+    """
+    if any(row.get(name) is True for name in _FLAGS):
+        return EVAL
+    for field in _KIND_FIELDS:
+        said = row.get(field)
+        words = set(_WORD.findall(said.lower())) if isinstance(said, str) and len(said) <= 40 else set()
+        for kind, meant in ((EVAL, _OF_NO_TRAINING), (ROLLOUT, _OF_ROLLOUTS), (TRAIN, _OF_UPDATES)):
+            if words & meant:
+                return kind
+    return ""
+
+
+def of_held_out(name: str) -> bool:
+    """True if the name is that of a measurement on held-out prompts.
+
+    >>> of_held_out("val_accuracy"), of_held_out("value_loss")
+    (True, False)
+    """
+    first = _WORD.search(name.lower())
+    return first is not None and first.group() in _HELD_OUT
+
+
+def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
+    """``row`` with dicts in it written as names with slashes; settings are left out.
+
+    >>> flattened({"step": 1, "metrics": {"reward": {"mean": 0.5}}, "config": {"lr": 1e-6}})
+    {'step': 1, 'reward/mean': 0.5}
+    """
+    flat: dict[str, object] = {}
+    for name, value in row.items():
+        if not isinstance(value, dict) or depth == 0:
+            flat[name] = value
+        elif name not in _SETTINGS:
+            within = "" if name in _WRAPPERS else f"{name}/"
+            flat |= {f"{within}{inner}": each for inner, each in flattened(value, depth - 1).items()}
+    return flat
+
+
+class OwnRows:
+    """Reads the rows of one log in their order."""
+
+    def __init__(self) -> None:
+        self._owner: dict[str, str] = {}
+        """Name -> the kind of row that used it first."""
+        self._finite: dict[str, int] = {}
+        """Name -> finite values since the last null that was no NaN."""
+        self._broken: set[str] = set()
+        """Names whose last value was not finite."""
+        self._last = -1
+
+    def read(self, step: int, row: Mapping[str, object], skips: Skips, line: int) -> dict[str, object]:
+        """``row`` without the nulls that stand for nothing, its names told apart by the kind of row."""
+        kind = kind_of(row)
+        if step < self._last:  # another start of the training: what it has not measured yet it has not measured
+            self._finite.clear()
+            self._broken.clear()
+        self._last = step
+        nulls = [name for name, value in row.items() if is_null(value)]
+        meant = self._meant(row, nulls, trains=kind != EVAL) if nulls else set[str]()
+        kept: dict[str, object] = {}
+        for name, value in row.items():
+            if name in nulls and name not in meant:
+                skips.add("a null (read as not measured)", line)
+                continue
+            kept[self._called(name, kind)] = value
+            if kind != EVAL:
+                self._remember(name, value)
+        return kept
+
+    def _meant(self, row: Mapping[str, object], nulls: list[str], *, trains: bool) -> set[str]:
+        """Those of ``nulls`` that stand for NaN."""
+        if source_of(row).startswith(_WRITE_NAN_AS_NULL):
+            return set(nulls)
+        values = {name: value_of(value) for name, value in row.items() if name not in nulls}
+        numbers = {name: value for name, value in values.items() if value is not None}
+        beside = any(of_held_out(name) and math.isfinite(value) for name, value in numbers.items())
+        steady = {name for name in nulls if self._finite.get(name, 0) >= STEADY}
+        still = self._broken.intersection(nulls)
+        witness = len(steady) > 1 or any(not math.isfinite(value) for value in numbers.values())
+        meant = still | (steady if witness else set()) if trains and not beside else set()
+        for name in set(nulls) - meant:
+            self._finite[name] = 0
+        return meant
+
+    def _remember(self, name: str, value: object) -> None:
+        number = value_of(value)
+        if number is None:
+            return
+        if math.isfinite(number):
+            self._finite[name] = self._finite.get(name, 0) + 1
+            self._broken.discard(name)
+        else:
+            self._broken.add(name)
+
+    def _called(self, name: str, kind: str) -> str:
+        if kind == EVAL:
+            return name if of_held_out(name.split("/", 1)[0]) else f"{EVAL}/{name}"
+        if not kind or self._owner.setdefault(name, kind) == kind:
+            return name
+        return name if name.startswith(f"{kind}/") else f"{kind}/{name}"

@@ -1,0 +1,342 @@
+"""Logs of loops of one's own: nulls, rows of several kinds, lines in the author's words, documents, tables of runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from native_logs import json_document, loop_console
+
+from rlwatch import scan
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers import ImportedRun, LogTail, read_log, sniff
+from rlwatch.records import Severity
+from rlwatch.testing.importer_contract import comparable
+
+
+def read(tmp_path: Path, rows: Sequence[Mapping[str, object]] | str, name: str = "metrics.jsonl") -> ImportedRun:
+    log = tmp_path / name
+    log.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
+    [run] = read_log(log)
+    return run
+
+
+def values(run: ImportedRun, name: str) -> dict[int, float]:
+    return {record.step: record.metrics[name] for record in run.records if name in record.metrics}
+
+
+def training(first: int, last: int, **more: object) -> list[dict[str, object]]:
+    return [{"step": step, "loss": 0.5, "mean_reward": 0.1, "grad_norm": 1.0, **more} for step in range(first, last)]
+
+
+# null
+
+
+def test_null_in_a_baseline_row_is_not_measured(tmp_path):
+    """A loop that evaluates before it trains writes null for what it has not done: 42 sound runs were critical for it."""
+    run = read(tmp_path, [{"step": 0, "loss": None, "mean_reward": None, "accuracy": 0.4}, *training(1, 40)])
+
+    assert run.records[0].metrics == {"accuracy": 0.4}
+    assert [(s.reason, s.count) for s in run.skipped] == [("a null (read as not measured)", 2)]
+    assert [alarm.kind for alarm in scan(tmp_path / "metrics.jsonl").alarms] == []
+
+
+def test_null_of_several_metrics_that_every_training_row_had_is_nan(tmp_path):
+    """They went together, as they do when the weights are NaN and the writer has no word for it."""
+    broken = [{"step": step, "loss": None, "mean_reward": 0.1, "grad_norm": None} for step in range(20, 24)]
+    run = read(tmp_path, [*training(1, 20), *broken])
+
+    assert [step for step, value in values(run, "loss").items() if math.isnan(value)] == [20, 21, 22, 23]
+    report = scan(tmp_path / "metrics.jsonl")
+    assert [(a.kind, a.severity, a.step) for a in report.alarms][:1] == [("nonfinite", Severity.CRITICAL, 20)]
+
+
+@pytest.mark.parametrize("beside", [math.nan, math.inf, "nan"])
+def test_null_beside_a_value_that_is_not_finite_is_nan(tmp_path, beside):
+    """One writer, two ways: it replaced NaN and let infinity through."""
+    run = read(tmp_path, [*training(1, 9), {"step": 9, "loss": None, "mean_reward": 0.1, "grad_norm": beside}])
+
+    assert math.isnan(values(run, "loss")[9])
+
+
+def test_null_after_the_metrics_own_nan_is_nan(tmp_path):
+    """It stays broken."""
+    rows = [
+        *training(1, 9),
+        {"step": 9, "loss": math.nan, "mean_reward": 0.1},
+        {"step": 10, "loss": None, "mean_reward": 0.1},
+    ]
+
+    assert math.isnan(values(read(tmp_path, rows), "loss")[10])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"step": 9, "loss": None, "mean_reward": 0.1, "grad_norm": 1.0},
+        {"step": 9, "type": "eval", "loss": None, "mean_reward": None, "grad_norm": None, "n": 1},
+        {"step": 9, "baseline": True, "loss": None, "mean_reward": None, "n": 1},
+        {"step": 9, "loss": None, "mean_reward": None, "val_accuracy": 0.5},
+        {"step": 9, "clip_fraction": None, "reference_kl": None, "loss": 0.5},
+        {"step": 0, "loss": None, "mean_reward": None, "n": 1},
+    ],
+    ids=["alone", "eval", "baseline", "held-out beside", "never finite", "another start"],
+)
+def test_null_without_such_evidence_is_not_measured(tmp_path, row):
+    """It would be a critical alarm in a sound run."""
+    run = read(tmp_path, [*training(1, 9), row])
+
+    assert all(math.isfinite(value) for record in run.records for value in record.metrics.values())
+    assert any(s.reason == "a null (read as not measured)" for s in run.skipped)
+
+
+def test_null_of_a_metric_that_is_measured_now_and_then_is_not_nan(tmp_path):
+    """Fields of the schema that an evaluation fills every fourth step."""
+    rows = [
+        {**row, "acc": 0.5 if i % 4 == 0 else None, "kl": 0.1 if i % 4 == 0 else None}
+        for i, row in enumerate(training(1, 30))
+    ]
+    run = read(tmp_path, rows)
+
+    assert list(values(run, "acc")) == list(range(1, 30, 4))
+
+
+# Kinds of rows
+
+
+def mixed(steps: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for step in range(1, steps):
+        rows.append({"type": "rollout", "grpo_step": step, "reward": 0.2, "seconds": 3.0})
+        rows.append({"type": "train", "grpo_step": step, "optimizer_step": 2 * step, "reward": 0.4, "loss": 0.5})
+        if step % 5 == 0:
+            rows.append({"type": "eval", "grpo_step": step, "reward": 0.9, "accuracy": 0.9})
+    return rows
+
+
+def test_rows_of_rollouts_updates_and_evaluations_are_not_one_series(tmp_path):
+    """A reward on held-out prompts is none of the training."""
+    run = read(tmp_path, mixed(12))
+
+    assert (run.format, set(values(run, "reward").values())) == ("jsonl", {0.2})
+    assert set(values(run, "train/reward").values()) == {0.4}
+    assert values(run, "eval/reward") == {5: 0.9, 10: 0.9}
+    assert values(run, "eval/accuracy") == {5: 0.9, 10: 0.9}
+    assert scan(tmp_path / "metrics.jsonl").view.metrics.count("val/score") == 1
+
+
+def test_a_field_that_is_no_kind_of_row_changes_no_name(tmp_path):
+    """``phase`` may be a part of a curriculum."""
+    run = read(tmp_path, [{**row, "phase": "warmup" if i < 5 else "main"} for i, row in enumerate(training(1, 11))])
+
+    assert len(values(run, "loss")) == 10
+
+
+def test_metrics_in_objects_are_read_by_their_way(tmp_path):
+    """What holds them says nothing; settings are no series."""
+    rows = [{"step": i, "metrics": {"reward": {"mean": 0.5}}, "config": {"lr": 1e-6}} for i in range(3)]
+
+    assert [dict(record.metrics) for record in read(tmp_path, rows).records] == [{"reward/mean": 0.5}] * 3
+
+
+def test_ms_swifts_log_is_read_also_when_its_training_ended(tmp_path):
+    """Its last line is the whole state."""
+    rows = [
+        {"loss": 0.5, "reward": 0.1, "epoch": i / 9, "global_step/max_steps": f"{i}/9", "memory(GiB)": 1}
+        for i in range(1, 9)
+    ]
+    state = {"last_model_checkpoint": "x", "log_history": [{"loss": 0.5, "step": 1}], "memory": 16.5}
+    run = read(tmp_path, [*rows, state], "logging.jsonl")
+
+    assert (run.format, run.source, len(run.records)) == ("jsonl", "ms-swift", 8)
+
+
+def test_llama_factorys_log_says_its_steps(tmp_path):
+    """As ``current_steps``."""
+    rows = [{"current_steps": 5 * i, "total_steps": 50, "loss": 0.5, "reward": 0.1, "lr": 1e-6} for i in range(1, 6)]
+
+    assert list(values(read(tmp_path, rows, "trainer_log.jsonl"), "loss")) == [5, 10, 15, 20, 25]
+
+
+# Documents
+
+
+ROWS = [(step, {"loss": 0.5, "reward": step / 10}) for step in range(1, 9)]
+
+
+def test_a_list_of_rows_is_a_run(tmp_path):
+    """However it is indented, and also where no row says its step."""
+    for text in (json_document(ROWS).decode(), json.dumps([{"reward": 0.1 * i, "loss": 0.5} for i in range(1, 9)])):
+        run = read(tmp_path, text, "log.json")
+        assert (run.format, [r.step for r in run.records]) == ("json", list(range(1, 9)))
+    assert run.notes == ("no row says its step: they are numbered 1, 2, 3...",)
+
+
+def test_lists_of_numbers_are_columns(tmp_path):
+    """Those as long as most are."""
+    document = {
+        "config": {"lr": 1e-6},
+        "history": {"rewards_avg": [0.1, 0.2, 0.3], "loss": [3.0, 2.0, None], "eval": [0.5]},
+    }
+    run = read(tmp_path, json.dumps(document), "log.json")
+
+    assert [dict(record.metrics) for record in run.records][:2] == [
+        {"rewards_avg": 0.1, "loss": 3.0},
+        {"rewards_avg": 0.2, "loss": 2.0},
+    ]
+
+
+def test_tables_of_one_document_are_runs(tmp_path):
+    """Two cells of a notebook; a table of held-out prompts beside one of the training is none of its own."""
+    log = tmp_path / "tables.json"
+    log.write_text(
+        json.dumps([{"cell": c, "rows": [{"step": i, "reward": 0.1} for i in range(3)]} for c in ("a", "b")])
+    )
+    assert [run.name for run in read_log(log)] == ["a", "b"]
+
+    rows = {"train_log": [{"step": i, "reward": 0.1} for i in range(3)], "eval_log": [{"step": 2, "reward": 0.9}] * 2}
+    run = read(tmp_path, json.dumps(rows), "log.json")
+    assert (set(values(run, "reward").values()), set(values(run, "eval/reward").values())) == ({0.1}, {0.9})
+
+
+# Lines
+
+
+@pytest.mark.parametrize(
+    ("line", "metrics"),
+    [
+        ("Epoch:[1/1]({n}/500), Reward: 0.5, KL_ref: 0.25, Avg Len: 129, LR: 0.00000100", {"Reward": 0.5, "KL_ref": 0.25, "Avg Len": 129, "LR": 1e-6}),
+        ("[run] step={n} loss=-0.5 avg_entropy=1.25 reward=nan", {"loss": -0.5, "avg_entropy": 1.25, "reward": math.nan}),
+        ("2025-09-23 08:59:11,896 - INFO - iter {n}/90 | policy loss: 1e-3 | entropy: 0.25", {"policy loss": 1e-3, "entropy": 0.25}),
+        ("Step {n}: reward = 0.5, kl = 0.25, took: 9.00min, acc: 30%", {"reward": 0.5, "kl": 0.25}),
+        ("(worker pid=9) Update #{n} reward: 0.5; entropy: 0.25", {"reward": 0.5, "entropy": 0.25}),
+    ],
+)  # fmt: skip
+def test_a_line_of_names_and_numbers_is_a_row(tmp_path, line, metrics):
+    """In whatever words; a number with a unit is none."""
+    run = read(tmp_path, "".join(f"loading: 3, done\n{line.format(n=n)}\n" for n in range(1, 6)), "run.log")
+
+    assert (run.format, [r.step for r in run.records]) == ("loop-console", [1, 2, 3, 4, 5])
+    assert repr(dict(run.records[0].metrics)) == repr({name: float(value) for name, value in metrics.items()})
+
+
+def test_steps_of_lines_go_on_across_epochs(tmp_path):
+    """Each epoch counts anew; a start from the beginning is an attempt."""
+    epochs = [(epoch, n) for epoch in (1, 2) for n in (10, 20, 30)] + [(1, 10), (1, 20)]
+    lines = [f"Epoch {epoch} step {n}/30: reward: 0.5, entropy: 0.25\n" for epoch, n in epochs]
+    run = read(tmp_path, "".join(lines), "run.log")
+
+    assert [(r.attempt, r.step) for r in run.records] == [
+        *[(1, step) for step in (10, 20, 30, 40, 50, 60)],
+        *[(2, step) for step in (10, 20)],
+    ]
+
+
+def test_lines_without_a_step_are_numbered(tmp_path):
+    """And that is said."""
+    run = read(tmp_path, "".join(f"rl_loss: -0.5, time: {n}.5, token_entropy: 0.25\n" for n in range(6)), "run.log")
+
+    assert [record.step for record in run.records] == [1, 2, 3, 4, 5, 6]
+    assert run.notes == ("no line says its step: they are numbered 1, 2, 3...",)
+
+
+def test_lines_with_nothing_but_a_loss_are_read_where_nothing_else_is(tmp_path):
+    """A warm-up prints them before the trainer's rows; whole or in pieces, the log is the trainer's."""
+    warm = "".join(f"step {n}/90  loss=0.5  lr=1e-5\n" for n in range(1, 9))
+    assert read(tmp_path, warm, "sft.log").format == "loop-console"
+
+    rows = "".join(f"{{'loss': 0.5, 'reward': 0.5, 'epoch': {n / 10}}}\n" for n in range(1, 9))
+    whole = read(tmp_path, warm + rows, "run.log")
+    (tmp_path / "run.log").write_text(warm)
+    tail = LogTail(tmp_path / "run.log")
+    found = tail.poll()
+    (tmp_path / "run.log").write_text(warm + rows)
+    found += tail.poll() + tail.close()
+
+    assert whole.format == tail.format == "trl-console"
+    assert comparable(found) == comparable(whole.records)
+
+
+def test_text_and_settings_are_no_rows(tmp_path):
+    """Answers of the model and printed configurations have names and numbers, too, and may be printed at each start."""
+    (tmp_path / "run.log").write_text(
+        "x: 3, y = 5 and so z: 8\nlearning_rate: 1e-5, beta: 0.04\nmax_len: 5\nweights: accuracy=0.7, reward=0.5\n" * 9
+    )
+
+    with pytest.raises(ImportFormatError, match="no known format"):
+        read_log(tmp_path / "run.log")
+
+
+def test_what_a_trainer_prints_is_read_as_the_trainers(tmp_path):
+    """Also where it would do as a line of anybody's."""
+    (tmp_path / "a.log").write_text("step:1 - actor/entropy:0.5 - critic/score/mean:0.25\n" * 4)
+
+    assert sniff(tmp_path / "a.log").name == "verl-console"
+
+
+# Several starts
+
+
+@pytest.mark.parametrize("summary", [False, True])
+def test_trainings_glued_into_one_console_are_attempts(tmp_path, summary):
+    """Their epochs begin anew; nothing else tells, since no bar does."""
+    one = "".join(f"{{'loss': 0.5, 'reward': {i / 10}, 'epoch': {i / 5}}}\n" for i in range(1, 6))
+    end = "{'train_runtime': 12.0, 'train_loss': 0.1, 'epoch': 1.0}\n" if summary else ""
+    run = read(tmp_path, (one + end) * 3, "glued.log")
+
+    assert [(r.attempt, r.step) for r in run.records] == [(a, s) for a in (1, 2, 3) for s in range(1, 6)]
+
+
+def test_a_start_from_a_checkpoint_goes_on_from_there(tmp_path):
+    """As far as its epoch says."""
+    epochs = [i / 10 for i in range(1, 11)] + [i / 10 for i in range(6, 12)]
+    run = read(tmp_path, "".join(f"{{'loss': 0.5, 'reward': 0.5, 'epoch': {e}}}\n" for e in epochs), "glued.log")
+
+    assert [(r.attempt, r.step) for r in run.records][10:] == [(2, s) for s in range(6, 12)]
+
+
+# Tables of runs
+
+
+def test_a_table_of_runs_is_refused_with_one_sentence(tmp_path):
+    """It has no step: neither wandb's nor one with a column of runs."""
+    wandb = '"Name","State","Notes","train/loss"\n"run_1","finished","-","0.2"\n'
+    index = "run_id,step,reward_mean,entropy\n" + "".join(f"seed{i},{100 + i},0.5,0.25\n" for i in range(5))
+    for text in (wandb, index):
+        (tmp_path / "runs.csv").write_text(text)
+        with pytest.raises(ImportFormatError, match="is a table of runs: one row a run") as caught:
+            read_log(tmp_path / "runs.csv")
+        assert "tried" not in str(caught.value)
+
+
+def test_a_format_nobody_knows_is_refused_with_what_would_be_read(tmp_path):
+    """And only then with what was tried."""
+    (tmp_path / "notes.txt").write_text("nothing here\n" * 9)
+
+    with pytest.raises(ImportFormatError, match=r"no known format; log a row a step, as JSON lines .* \(tried "):
+        read_log(tmp_path / "notes.txt")
+
+
+def test_a_printed_dict_of_nobodys_is_read_by_its_words(tmp_path):
+    """Only Hugging Face's rows have an epoch; where none has, names may mean what they say."""
+    run = read(tmp_path, "".join(f"{{'loss': 0.5, 'avg_reward': 0.1, 'lr': {i}}}\n" for i in range(1, 5)), "own.log")
+
+    assert (run.format, run.source) == ("trl-console", "")
+    assert "reward/mean" in scan(tmp_path / "own.log").metrics
+
+
+def test_the_console_of_a_loop_reads_the_same_in_pieces(tmp_path):
+    """As it grows."""
+    data = loop_console([(step, {"Reward": 0.5, "KL": 0.25}) for step in range(1, 30)])
+    log = tmp_path / "run.log"
+    log.write_bytes(b"")
+    tail, found = LogTail(log), []
+    for end in range(0, len(data) + 97, 97):
+        log.write_bytes(data[:end])
+        found += tail.poll()
+    found += tail.close()
+
+    assert comparable(found) == comparable(read_log(log)[0].records)
