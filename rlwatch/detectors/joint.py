@@ -1,0 +1,496 @@
+"""Joint evidence: metrics of several families that leave the run's own past in the same rows.
+
+One metric that wanders says little: data differ in difficulty, batches are small, spikes pass. A reward that falls in
+the very rows in which the entropy doubles or every answer is cut is a failure within two rows. Each witness is the
+deviation of one metric in one direction, in units of what moves it by chance in this run. Speed comes from agreement
+between families, caution from solitude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.context import NORMAL_80
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold, median, quantile
+from rlwatch.wording import number
+
+REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 6, 3
+"""A witness is compared with the rows of so many steps before the last two: with so many rows at least where the log is
+coarse. With fewer than so few nothing is judged."""
+LAST = 2
+"""Rows that must agree: the milder of them counts, so that one odd row is nothing."""
+NORMAL_95 = 1.645
+"""Standard deviations between the median and the 95th percentile of a normal variable."""
+MANY = 8
+"""Earlier deviations from which the run's own tell what chance does."""
+UNPRECEDENTED = 2.25
+"""Deviations of a kind that the run has seen and survived count no more than this."""
+SILENCE, UNIT, MOST = 1.5, 1.5, 3.0
+"""Evidence of z deviations: (z - SILENCE) / UNIT, between 0 and MOST."""
+HALF_LIFE = 5
+"""Steps in which evidence that is not renewed halves."""
+ACCEPTED_ROWS = 12
+"""Rows beyond which a deviation is the run's own new normal to what comes after."""
+FINE = 4
+"""Steps between two rows below which two evaluations must agree: further apart, a row is many steps already."""
+WITNESS = 0.6
+"""Evidence from which a family counts as a witness."""
+CRITICAL, WARNING = 2.7, 2.0
+"""Joint evidence from which it is critical, or a warning; two witnesses at least."""
+REWARD_WEIGHT = 1.5
+"""The reward is what the run is for: its fall weighs more than any one sign of how it falls."""
+WELL = 0.5
+"""What counts of all else while the reward stands at its best: much moves in a run that learns."""
+
+
+def log(value: float) -> float:
+    """Logarithm of the size, from 1e-8 up: factors count, not differences."""
+    return math.log(max(abs(value), 1e-8))
+
+
+def logit(share: float) -> float:
+    """Log odds of a share between 0.3 % and 99.7 %: beyond, small counts rule."""
+    kept = min(max(share, 0.003), 0.997)
+    return math.log(kept / (1.0 - kept))
+
+
+def same(value: float) -> float:
+    """As it is: for shares of answers, of which a third more is a third more at any level."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A metric and the direction in which it leaves its past in a failure.
+
+    ``effect``: the deviation worth a weak witness, after ``scale``. ``least`` and ``most``: bounds in the metric's own
+    unit without which the move is harmless. ``cap``: the most it can weigh. ``alone``: a level that no sound run comes
+    to from far below it, whatever else it shows.
+    """
+
+    metric: str
+    family: str
+    up: bool
+    effect: float
+    scale: Callable[[float], float] = log
+    least: float = -math.inf
+    most: float = math.inf
+    cap: float = MOST
+    alone: float = math.inf
+
+    @property
+    def words(self) -> str:
+        """Name and direction."""
+        return f"{self.metric} {'up' if self.up else 'down'}"
+
+
+SIGNAL = "signal"
+"""Groups that agree: what becomes of a reward that falls to nothing, and so no second witness beside it."""
+LENGTH, CUT = "length", "cut"
+
+WITNESSES = (
+    Witness("policy/entropy", Family.EXPLORATION, True, math.log(1.8), least=0.1, alone=1.5),
+    Witness("policy/entropy", Family.EXPLORATION, False, math.log(2.5), most=0.2),
+    Witness("len/mean", Family.ROLLOUTS, False, math.log(2.2)),
+    Witness("len/mean", Family.ROLLOUTS, True, math.log(1.8), cap=1.5),
+    Witness("len/clipped", Family.ROLLOUTS, True, 0.25, same, least=0.3, alone=0.9),
+    Witness("text/garbled", Family.ROLLOUTS, True, 0.1, same),
+    Witness("text/id0_frac", Family.ROLLOUTS, True, 0.1, same),
+    Witness("text/looping_frac", Family.ROLLOUTS, True, 0.15, same),
+    Witness("optim/grad_norm", Family.OPTIMISATION, True, math.log(5.0), least=1e-2),
+    Witness("policy/kl_ref", Family.TRUST_REGION, True, math.log(4.0), least=0.05),
+    Witness("policy/kl_old", Family.TRUST_REGION, True, math.log(4.0), least=0.02),
+    Witness("ratio/clipfrac", Family.TRUST_REGION, True, math.log(4.0), logit, least=0.05),
+    Witness("ratio/max", Family.TRUST_REGION, True, math.log(4.0), least=5.0),
+    Witness("ratio/ess", Family.TRUST_REGION, False, math.log(2.0), most=0.7),
+    Witness("mismatch/logp_absdiff_max", Family.MISMATCH, True, math.log(2.5), least=1.0),
+    Witness("mismatch/is_ratio_min", Family.MISMATCH, False, math.log(3.0)),
+    Witness("mismatch/logp_absdiff", Family.MISMATCH, True, math.log(2.5), least=0.01),
+    Witness("mismatch/k3", Family.MISMATCH, True, math.log(4.0), least=1e-3),
+    Witness("mismatch/kl", Family.MISMATCH, True, math.log(4.0), least=1e-3),
+    Witness("mismatch/ess", Family.MISMATCH, False, math.log(2.0), most=0.7),
+    Witness("reward/zero_std_frac", SIGNAL, True, 0.4, same, least=0.6, cap=1.0),
+)
+NUMBERS = ("reward/mean", "policy/entropy", "optim/grad_norm", "loss/policy")
+"""Metrics whose being NaN or infinite is a witness."""
+
+
+def evidence(deviations: float, most: float = MOST) -> float:
+    """Weight of a deviation: 0 up to 1.5 of its units, 1 at 3, 3 at 6 and beyond.
+
+    >>> evidence(1.0), evidence(3.0), evidence(60.0)
+    (0.0, 1.0, 3.0)
+    """
+    return min(max((deviations - SILENCE) / UNIT, 0.0), most)
+
+
+def noise(values: Sequence[float]) -> float:
+    """Standard deviation of one row from the jumps between neighbours; wider where there are few rows to tell."""
+    jumps = [abs(b - a) for a, b in pairwise(values)]
+    return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / len(values)) if jumps else 0.0
+
+
+@dataclass(slots=True)
+class Earlier:
+    """Deviations of the rows so far, without those of a failure that is suspected: what chance does in this run.
+
+    They hold whatever moves the metric together with its neighbours: data of changing difficulty, small batches, waves.
+    """
+
+    kept: deque[float]
+    away: int = 0
+
+    def take(self, deviation: float, *, far: bool, accepted: int) -> None:
+        """Remember one; those of an excursion only once it has lasted ``accepted`` rows."""
+        self.away = self.away + 1 if far else 0
+        if not far or self.away > accepted:
+            self.kept.append(deviation)
+
+    @property
+    def many(self) -> bool:
+        """True once they tell what chance does."""
+        return len(self.kept) >= MANY
+
+    def scale(self) -> tuple[float, float, float]:
+        """Usual deviation (0 at least), standard deviation of the upper half, and the largest one."""
+        middle = median(self.kept)
+        return max(middle, 0.0), (quantile(self.kept, 0.95) - middle) / NORMAL_95, max(self.kept)
+
+
+class Watch:
+    """One witness over the rows of a run."""
+
+    def __init__(self, witness: Witness) -> None:
+        self.witness = witness
+        self._sign = 1.0 if witness.up else -1.0
+        self._rows: deque[tuple[int, float, float]] = deque(maxlen=48)
+        self._sorted: list[float] = []
+        self._earlier = Earlier(deque(maxlen=80))
+        self._beyond = Hold(forgive=1)
+        self._spike = 0.0
+        self._blank = 0
+        self.weight = 0.0
+        """Evidence now."""
+        self.level = 0.0
+        """Median of the reference rows, on the scale and in the direction of the witness."""
+        self.deviation = 0.0
+        """Distance of the milder of the last rows from it."""
+        self.alone = False
+        """True at a level that says all."""
+
+    def update(self, step: int, value: float | None, gap: int) -> None:
+        """Take a row; None where it was not measured. ``gap``: steps since the last row."""
+        fade = 0.5 ** min(max(gap / HALF_LIFE, 0.2), 1.0)
+        self._spike *= fade
+        self.weight *= fade
+        self.alone = False
+        if value is None:
+            self._blank += 1
+            if self._blank > LAST + 1:
+                self.weight = 0.0
+            return
+        self._blank = 0
+        self._add(step, self._sign * self.witness.scale(value), value)
+        if len(self._rows) >= FEWEST_ROWS + LAST:
+            self._judge()
+
+    def _add(self, step: int, x: float, value: float) -> None:
+        rows = self._rows
+        while rows and rows[-1][0] >= step:
+            rows.pop()
+        rows.append((step, x, value))
+        while len(rows) > REFERENCE_ROWS + LAST and rows[0][0] <= step - REFERENCE_STEPS:
+            rows.popleft()
+
+    def _judge(self) -> None:
+        rows, witness = self._rows, self.witness
+        (step, now, value), (_, before, value_before) = rows[-1], rows[-2]
+        xs = [x for _, x, _ in islice(rows, len(rows) - LAST)]
+        self.level = level = median(xs)
+        self.deviation = deviation = min(now, before) - level
+        self._beyond.update(step, now - level >= witness.effect / 2.0)
+        # A unit is a third of the effect at least, so below half the effect nothing is evidence.
+        if now - level < witness.effect / 2.0:
+            self._earlier.take(deviation, far=False, accepted=ACCEPTED_ROWS)
+            return
+        usual, spread, largest = self._scale(xs)
+        unit = max(witness.effect / 3.0, noise(xs), spread)
+        z = (deviation - usual) / unit
+        if self._earlier.many and deviation <= largest:
+            z = min(z, UNPRECEDENTED)
+        if not self._matters(value, value_before):
+            z = 0.0
+        if self._matters(value, value):
+            self._spike = max(self._spike, min(evidence((now - level - usual) / unit / 2.0), 1.0))
+        self.weight = min(max(evidence(z), self._spike, self.weight), witness.cap)
+        self.alone = z >= SILENCE + MOST * UNIT and min(value, value_before) >= witness.alone
+        self._earlier.take(deviation, far=z >= 2.0 * UNIT, accepted=ACCEPTED_ROWS)
+
+    def _scale(self, xs: Sequence[float]) -> tuple[float, float, float]:
+        if self._earlier.many:
+            return self._earlier.scale()
+        return 0.0, (max(xs) - self.level) / NORMAL_80, math.inf
+
+    def _matters(self, *values: float) -> bool:
+        return min(values) >= self.witness.least and max(values) <= self.witness.most
+
+    @property
+    def since(self) -> int | None:
+        """Since when single rows have been beyond half the effect."""
+        return self._beyond.since
+
+    @property
+    def newest(self) -> float | None:
+        """The last value, in the metric's own unit."""
+        return self._rows[-1][2] if self._rows else None
+
+    def returned(self, half: float) -> bool:
+        """True if the last rows are back below ``half``, on the scale."""
+        return (
+            not self._rows
+            or self._blank > LAST + 1
+            or max(x for _, x, _ in islice(self._rows, max(len(self._rows) - LAST, 0), None)) < half
+        )
+
+
+class RewardFall:
+    """The reward below the best level it has held, over windows of 2, 4 and 8 rows."""
+
+    WINDOWS = (2, 4, 8)
+    ACCEPTED = 25
+    SHARE = 0.25
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[int, float]] = deque(maxlen=62)
+        self._earlier = {rows: Earlier(deque(maxlen=200)) for rows in self.WINDOWS}
+        self._low, self._high = math.inf, -math.inf
+        self._start: float | None = None
+        self._beyond = Hold(forgive=1)
+        self.best: float | None = None
+        """Highest median of ten rows or fifteen steps, three rows at least."""
+        self.weight = 0.0
+        """Evidence now."""
+        self.share = 0.0
+        """Of its best level that is lost, over the last two rows."""
+        self.known = False
+        """True once there is a level to fall from."""
+        self.well = False
+        """True while it stands at its best."""
+
+    def update(self, step: int, value: float | None) -> None:
+        """Take a row; None where it was not measured."""
+        if value is None:
+            return
+        rows = self._rows
+        if rows and rows[-1][0] >= step:
+            # Resumed further back: the level it had reached since then belongs to weights that are gone.
+            self.best = self._start = None
+        while rows and rows[-1][0] >= step:
+            rows.pop()
+        rows.append((step, value))
+        self._low, self._high = min(self._low, value), max(self._high, value)
+        self.weight = 0.0
+        if len(rows) < FEWEST_ROWS + LAST:
+            return
+        values = [v for _, v in rows]
+        self._start = median(values) if self._start is None else self._start
+        self._raise_best()
+        self._judge(step, values)
+
+    def _raise_best(self) -> None:
+        past = list(islice(self._rows, max(len(self._rows) - LAST - 10, 0), len(self._rows) - LAST))
+        near = [v for s, v in past if s > past[-1][0] - 15]
+        level = median(near if len(near) >= FEWEST_ROWS else [v for _, v in past[-FEWEST_ROWS:]])
+        self.best = level if self.best is None else max(self.best, level)
+        self.known = True
+
+    def _judge(self, step: int, values: Sequence[float]) -> None:
+        best, start = self.best or 0.0, self._start or 0.0
+        row = noise(values[:-LAST])
+        whole = max(abs(best), best - start, 1e-9)
+        worst = 0.0
+        for count in self.WINDOWS:
+            if len(values) < count + FEWEST_ROWS:
+                continue
+            fall = best - sum(values[-count:]) / count
+            earlier = self._earlier[count]
+            usual, spread, largest = earlier.scale() if earlier.many else (row / 2.0, 0.0, math.inf)
+            unit = max(1.2 * row / math.sqrt(count), spread, 1e-9)
+            z = (fall - usual) / unit
+            seen = earlier.many and fall <= largest
+            if best - max(values[-LAST:]) < fall / 2.0:
+                z = 0.0
+            elif seen or fall < self.SHARE * whole or fall < 0.1 * (self._high - self._low):
+                z = min(z, UNPRECEDENTED)
+            if count == LAST:
+                self.share = fall / whole
+                self.well = fall <= usual + unit / 2.0
+            worst = max(worst, z)
+        far = worst >= 2.0 * UNIT
+        for count, earlier in self._earlier.items():
+            if len(values) >= count + FEWEST_ROWS:
+                earlier.take(best - sum(values[-count:]) / count, far=far, accepted=self.ACCEPTED)
+        self.weight = evidence(worst)
+        self._beyond.update(step, best - values[-1] > max(self.SHARE * whole, row))
+
+    @property
+    def since(self) -> int | None:
+        """Since when single rows have been that far below the best."""
+        return self._beyond.since
+
+    @property
+    def now(self) -> float | None:
+        """Mean of the last two rows."""
+        return (
+            None
+            if not self._rows
+            else sum(v for _, v in islice(self._rows, max(len(self._rows) - LAST, 0), None))
+            / min(LAST, len(self._rows))
+        )
+
+
+@dataclass(slots=True)
+class Alarm:
+    """What a failure was told by, and what it takes to be over: each witness back by half of its way."""
+
+    onset: int
+    since: int
+    severity: Severity
+    halves: dict[int, float]
+    reward_half: float | None
+    better: Hold = field(default_factory=lambda: Hold(forgive=0))
+
+
+class JointEvidence(BaseDetector):
+    """Failures told by several families at once, or by one that no sound run shows."""
+
+    name: ClassVar[str] = "joint_collapse"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("reward/mean",),
+        *((name,) for name in dict.fromkeys(witness.metric for witness in WITNESSES)),
+    )
+    reads: ClassVar[tuple[str, ...]] = ("reward/mean", *dict.fromkeys(witness.metric for witness in WITNESSES))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches = [Watch(witness) for witness in WITNESSES]
+        self._reward = RewardFall()
+        self._last: int | None = None
+        self._before = 0.0
+        self._halved = 0
+        self._gone = 0
+        self._broken = 0.0
+        self._alarm: Alarm | None = None
+        self._gap = 1
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge all witnesses of a row together."""
+        self._gap = 1 if self._last is None else max(step.step - self._last, 1)
+        self._last = step.step
+        self._reward.update(step.step, finite(step, "reward/mean"))
+        for watch in self._watches:
+            watch.update(step.step, finite(step, watch.witness.metric), self._gap)
+        if any(name in step.metrics and not math.isfinite(step.metrics[name]) for name in NUMBERS):
+            self._broken = 2.0
+        else:
+            self._broken *= 0.5 ** min(max(self._gap / HALF_LIFE, 0.2), 1.0)
+        families = self._families()
+        score = self._score(families)
+        held = score if self._gap >= FINE else min(score, self._before)
+        self._before = score
+        self._follow(step.step, held)
+        return [] if self._alarm is None else [self._finding(step, self._alarm, held, families)]
+
+    def _families(self) -> dict[str, Watch]:
+        """The heaviest witness of each family that says something."""
+        best: dict[str, Watch] = {}
+        for watch in self._watches:
+            rival = best.get(watch.witness.family)
+            if watch.weight > 0.0 and (rival is None or watch.weight > rival.weight):
+                best[watch.witness.family] = watch
+        return best
+
+    def _score(self, families: dict[str, Watch]) -> float:
+        reward = self._reward
+        weights = {family: watch.weight for family, watch in families.items()}
+        rest = sum(weights.values()) + self._broken
+        score = REWARD_WEIGHT * reward.weight + rest * (WELL if reward.well else 1.0)
+        witnesses = sum(w >= WITNESS for family, w in weights.items() if family != SIGNAL)
+        witnesses += (reward.weight >= WITNESS) + (self._broken >= WITNESS)
+        if witnesses < 2 and reward.weight >= 2.0 and weights.get(SIGNAL, 0.0) >= 0.4:
+            witnesses = 2
+        if self._says_all():
+            return max(score, 4.0)
+        return score if witnesses >= 2 else min(score, WARNING - 0.1)
+
+    def _says_all(self) -> bool:
+        """A level no sound run comes to, or a reward that is gone for several rows."""
+        reward, rows = self._reward, 2 if self._gap >= FINE else 3
+        self._halved = self._halved + 1 if reward.weight >= 0.9 * MOST and reward.share >= 0.55 else 0
+        self._gone = self._gone + 1 if reward.weight >= 1.3 and reward.share >= 0.85 else 0
+        lost = self._halved >= rows or self._gone >= (rows if rows == 2 else rows + 1)
+        return lost or any(watch.alone for watch in self._watches)
+
+    def _follow(self, step: int, score: float) -> None:
+        """Raise the alarm; end it once its witnesses are half of the way back for as long as it took to rise."""
+        severity = Severity.CRITICAL if score >= CRITICAL else Severity.WARNING if score >= WARNING else None
+        alarm = self._alarm
+        if severity is not None and (alarm is None or severity.rank > alarm.severity.rank):
+            self._alarm = self._raised(step, severity, alarm)
+            return
+        if alarm is None:
+            return
+        back = all(self._watches[i].returned(half) for i, half in alarm.halves.items())
+        if alarm.reward_half is not None and self._reward.now is not None:
+            back = back and self._reward.now >= alarm.reward_half
+        alarm.better.update(step, back and severity is None)
+        if alarm.better.lasted(3, min(alarm.since - alarm.onset, 20)):
+            self._alarm = None
+
+    def _raised(self, step: int, severity: Severity, before: Alarm | None) -> Alarm:
+        active = {i: watch for i, watch in enumerate(self._watches) if watch.weight >= WITNESS or watch.alone}
+        dates = [watch.since for watch in active.values() if watch.since is not None]
+        if self._reward.weight >= WITNESS and self._reward.since is not None:
+            dates.append(self._reward.since)
+        onset = min([step, *dates])
+        half = None
+        if self._reward.weight >= WITNESS and self._reward.best is not None and self._reward.now is not None:
+            half = (self._reward.best + self._reward.now) / 2.0
+        halves = {i: watch.level + max(watch.deviation, watch.witness.effect) / 2.0 for i, watch in active.items()}
+        return Alarm(onset if before is None else min(before.onset, onset), step, severity, halves, half)
+
+    def _finding(self, step: ClosedStep, alarm: Alarm, score: float, families: dict[str, Watch]) -> Finding:
+        shown = sorted(
+            (watch for watch in families.values() if watch.weight >= 0.2),
+            key=lambda watch: -watch.weight,
+        )
+        parts = [f"{watch.witness.words} to {number(watch.newest)}" for watch in shown if watch.newest is not None]
+        reward = self._reward
+        if reward.weight >= WITNESS and reward.best is not None and reward.now is not None:
+            parts.insert(0, f"reward/mean down from {number(reward.best)} to {number(reward.now)}")
+        if self._broken >= WITNESS:
+            parts.append("values that are no numbers")
+        said = "; ".join(parts) if parts else f"what began at step {alarm.onset} has not come back"
+        weights = {f"weight {watch.witness.words}": watch.weight for watch in shown}
+        return self.finding(
+            step,
+            "joint_collapse",
+            alarm.severity,
+            f"several signs in the same rows: {said}"
+            if len(parts) > 1
+            else f"no sound run shows this: {said}"
+            if parts
+            else said,
+            onset=alarm.onset,
+            metric="reward/mean" if reward.known else shown[0].witness.metric if shown else "",
+            score=max(score / WARNING, 1.0),
+            evidence=rounded({"joint": score, "weight reward/mean down": REWARD_WEIGHT * reward.weight, **weights}),
+        )

@@ -1,0 +1,181 @@
+"""Several witnesses in the same rows: fast where families agree, silent where one wanders by itself."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from rlwatch.detectors.joint import JointEvidence, evidence
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.testing.small_batches import CADENCES, FAILURES, SmallRun, small_run
+
+
+def wave(step: int, size: float) -> float:
+    """Noise without chance: three waves of no common period."""
+    return size * (math.sin(1.3 * step) + math.sin(2.9 * step + 1.0) + math.sin(4.7 * step + 2.0)) / 2.0
+
+
+def rows(every: int = 1, length: int = 120, **changed: object) -> list[ClosedStep]:
+    """A calm run; ``changed``: functions of the step that replace a metric (``entropy``, ``reward``, ``clipped``...)."""
+    usual = {
+        "reward": ("reward/mean", lambda s: 0.6 + wave(s, 0.03)),
+        "entropy": ("policy/entropy", lambda s: 0.5 + wave(s + 1, 0.03)),
+        "clipped": ("len/clipped", lambda s: 0.05 + wave(s + 2, 0.02)),
+        "length": ("len/mean", lambda s: 300.0 + wave(s + 3, 20.0)),
+        "norm": ("optim/grad_norm", lambda s: 0.4 + wave(s + 4, 0.1)),
+    }
+    return [
+        ClosedStep(step, {name: float(changed.get(key, own)(step)) for key, (name, own) in usual.items()}, seq=step)  # type: ignore[operator]
+        for step in range(every, length + 1, every)
+    ]
+
+
+def first(run: list[ClosedStep], severity: Severity) -> Finding | None:
+    """The first finding that is at least so severe."""
+    detector = JointEvidence()
+    found = (finding for row in run for finding in detector.update(row))
+    return next((finding for finding in found if finding.severity.rank >= severity.rank), None)
+
+
+def lost(at: int, to: float = 0.3):
+    """A reward that has lost half from ``at`` on."""
+    return lambda step: (0.6 if step < at else to) + wave(step, 0.03)
+
+
+def raised(at: int, factor: float):
+    """An entropy that is ``factor`` times what it was from ``at`` on."""
+    return lambda step: (0.5 + wave(step + 1, 0.03)) * (1.0 if step < at else factor)
+
+
+@pytest.mark.parametrize("every", CADENCES)
+def test_a_reward_that_falls_while_the_entropy_doubles_is_critical_within_two_more_rows(every):
+    """At every cadence; the onset is the first such row."""
+    run = rows(every, 400, reward=lost(200), entropy=raised(200, 2.4))
+
+    finding = first(run, Severity.CRITICAL)
+
+    assert finding is not None
+    assert 200 <= finding.step <= max(210, 200 + 2 * every)
+    assert abs(finding.onset_step - 200) <= every
+    assert "reward/mean down" in finding.message
+    assert "policy/entropy up" in finding.message
+    assert finding.evidence["weight policy/entropy up"] >= 0.6
+
+
+def test_an_entropy_that_doubles_under_a_reward_at_its_best_is_nothing():
+    """One witness wanders by itself."""
+    assert first(rows(entropy=raised(60, 2.4)), Severity.WARNING) is None
+
+
+def test_one_row_in_which_everything_moves_is_nothing():
+    """A batch of hard prompts."""
+
+    def once(usual: float, odd: float, size: float):
+        return lambda step: odd if step == 60 else usual + wave(step, size)
+
+    run = rows(reward=once(0.6, 0.1, 0.03), entropy=once(0.5, 1.5, 0.03), clipped=once(0.05, 0.6, 0.02))
+
+    assert first(run, Severity.WARNING) is None
+
+
+def test_a_fall_the_run_has_been_through_before_is_no_news():
+    """Data in hard and easy stretches: the reward halves and the answers lengthen every 40 steps, from the start."""
+
+    def hard(step: int) -> bool:
+        return step % 40 >= 30
+
+    run = rows(
+        length=400,
+        reward=lambda s: (0.3 if hard(s) else 0.6) + wave(s, 0.03),
+        length_=None,
+        entropy=lambda s: (0.7 if hard(s) else 0.5) + wave(s + 1, 0.03),
+    )
+    later = [row for row in run if row.step > 80]
+    detector = JointEvidence()
+    found = {row.step: detector.update(row) for row in run}
+
+    assert [f for row in later for f in found[row.step] if f.onset_step > 80] == []
+
+
+def test_a_reward_that_is_gone_needs_no_second_witness():
+    """From .6 to nothing, for several rows."""
+    finding = first(rows(reward=lambda s: 0.6 + wave(s, 0.03) if s < 60 else 0.0), Severity.CRITICAL)
+
+    assert finding is not None
+    assert finding.step <= 66
+
+
+def test_entropy_far_above_what_any_sound_run_has_needs_no_second_witness():
+    """Noise, although the reward still stands."""
+    finding = first(rows(entropy=raised(60, 8.0)), Severity.CRITICAL)
+
+    assert finding is not None
+    assert finding.step <= 66
+    assert "policy/entropy up" in finding.message
+
+
+def test_it_ends_when_the_witnesses_are_half_of_the_way_back_and_not_before():
+    """A collapse that stays is not over because it is old; one that recovers is."""
+
+    def reward(step: int) -> float:
+        return (0.3 if 60 <= step < 90 else 0.6) + wave(step, 0.03)
+
+    def entropy(step: int) -> float:
+        return (0.5 + wave(step + 1, 0.03)) * (2.4 if 60 <= step < 90 else 1.0)
+
+    detector = JointEvidence()
+    holds = [row.step for row in rows(length=160, reward=reward, entropy=entropy) if detector.update(row)]
+    staying = JointEvidence()
+    stays = [row.step for row in rows(length=400, reward=lost(60), entropy=raised(60, 2.4)) if staying.update(row)]
+
+    assert holds[0] < 66
+    assert 90 < holds[-1] < 105
+    assert stays[-1] == 400
+
+
+def test_numbers_that_are_none_are_a_witness():
+    """A reward that falls while the gradient is NaN."""
+    run = rows(reward=lost(60), norm=lambda s: math.nan if s >= 60 else 0.4 + wave(s, 0.1))
+
+    finding = first(run, Severity.CRITICAL)
+
+    assert finding is not None
+    assert finding.step <= 64
+
+
+def test_evidence_is_nothing_within_chance_and_bounded_beyond():
+    """Monotone between."""
+    weights = [evidence(z / 2.0) for z in range(40)]
+
+    assert weights == sorted(weights)
+    assert weights[3] == 0.0
+    assert weights[-1] == 3.0
+
+
+def alarmed(run: SmallRun) -> list[int]:
+    """Steps of critical findings."""
+    detector = JointEvidence()
+    return [row.step for row in run.rows for f in detector.update(row) if f.severity is Severity.CRITICAL]
+
+
+def test_small_batches_of_data_of_mixed_difficulty_are_no_failure():
+    """Sound runs of 4 to 32 answers a step at any cadence: one in twenty at most is condemned."""
+    condemned = [seed for seed in range(200) if alarmed(small_run(seed))]
+
+    assert len(condemned) <= 10, condemned
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failures_in_small_batches_are_critical_in_time(failure):
+    """Of 30 runs: more than half of those in which only the reward goes, two thirds of the others."""
+    runs = [small_run(1000 + seed, failure=failure) for seed in range(30)]
+    hits = [any(run.onset - 100 <= step <= run.last_in_time for step in alarmed(run)) for run in runs]  # type: ignore[operator]
+
+    assert Counter(hits)[True] >= (15 if failure == "reward_lost" else 20)
+
+
+def test_runs_that_begin_near_the_top_are_not_condemned():
+    """Nine in ten answers right from the start."""
+    condemned = [seed for seed in range(60) if alarmed(small_run(seed, start=0.9))]
+
+    assert len(condemned) <= 3, condemned
