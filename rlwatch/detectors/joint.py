@@ -359,7 +359,7 @@ class RewardFall:
 
 @dataclass(slots=True)
 class Alarm:
-    """What a failure was told by, and what it takes to be over: each witness back by half of its way."""
+    """Witnesses of a failure, and the way back of each that ends it: half of its deviation."""
 
     onset: int
     since: int
