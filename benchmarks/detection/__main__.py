@@ -60,8 +60,8 @@ def main() -> None:
         "--strict", action="store_true", help="leave out labels that are in doubt (else both are shown)"
     )
     parser.add_argument("--each", action="store_true", help="also what rlwatch told of each run")
-    parser.add_argument("--json", type=Path, help="keep every run's alarms and findings here")
-    parser.add_argument("--read", type=Path, help="judge no run, but take what was told from here")
+    parser.add_argument("--json", type=Path, help="keep every run's alarms and findings here, set by set")
+    parser.add_argument("--read", type=Path, nargs="+", help="judge no run, but take what was told from these")
     parser.add_argument("--page", type=Path, help="write the figures here, and those of README.md into it")
     parser.add_argument("--command", default="make bench-detect", help="what the page says it was made by")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two of these, run by run")
@@ -70,10 +70,15 @@ def main() -> None:
     if args.compare:
         compare(*args.compare, strict=args.strict)
         return
-    state, recorded = record.read(args.read) if args.read else (record.state(), dict(judged(args)))
+    state, recorded = record.state(), dict[str, Recorded]()
+    for path in args.read or ():
+        state, held = record.read(path)
+        recorded |= held
+    for name, told in () if args.read else judged(args):
+        recorded[name] = told
+        if args.json:
+            record.write(args.json, recorded)
     show(recorded, strict=args.strict, each=args.each)
-    if args.json:
-        record.write(args.json, recorded)
     if args.page:
         args.page.write_text(page.page(recorded, state=state, command=args.command))
         page.into_readme(ROOT / "README.md", recorded)

@@ -93,7 +93,9 @@ def write(path: Path, recorded: Mapping[str, Recorded]) -> None:
         name: {"every": each.every, "how": each.how, "runs": [asdict(run) for run in each.runs], "told": _plain(each)}
         for name, each in recorded.items()
     }
-    path.write_text(json.dumps({"state": state(), "sets": sets}, indent=1))
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.write_text(json.dumps({"state": state(), "sets": sets}, indent=1))
+    beside.replace(path)
 
 
 def _plain(recorded: Recorded) -> dict[str, dict[str, Any]]:
