@@ -138,7 +138,7 @@ def _limit(row: Mapping[str, Any]) -> Limit:
 
 
 COLUMNS = ("run", "onset", "type", "class", "steps", "judged", "version")
-_SEVERITIES = {"healthy": "clean", "transient": "ambiguous", "instability": "event", "dead": "event"}
+_SEVERITIES = {"healthy": "clean", "transient": "ambiguous", "instability": "event", "crash": "event", "dead": "event"}
 
 
 class Outcome(StrEnum):

@@ -180,7 +180,7 @@ def test_an_index_names_the_repository_of_each_run(tmp_path: Path) -> None:
 
 def test_an_index_of_people_becomes_labels(tmp_path: Path) -> None:
     """Severities as classes; an onset before step 55 is early."""
-    text = "run_id,severity,onset_step\na,healthy,\nb,transient,80\nc,instability,280.0\nd,dead,1\n"
+    text = "run_id,severity,onset_step\na,healthy,\nb,transient,80\nc,instability,280.0\nd,dead,1\ne,crash,136\n"
     found = list(labels_of_index(csv(tmp_path, text)))
 
     assert [(each.run, each.outcome.value, each.onset) for each in found] == [
@@ -188,6 +188,7 @@ def test_an_index_of_people_becomes_labels(tmp_path: Path) -> None:
         ("b", "ambiguous", None),
         ("c", "event", 280),
         ("d", "early", 1),
+        ("e", "event", 136),
     ]
 
 
