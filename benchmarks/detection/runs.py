@@ -111,9 +111,8 @@ def wild(folder: Path) -> tuple[list[Labelled], dict[str, str]]:
             continue
         for run in imported:
             name = path if len(imported) == 1 else f"{path}#{run.name}"
-            one = labelled(
-                run, "unlabelled" if path.startswith(BROKEN) else "healthy", project=path.split("/")[0], name=name
-            )
+            severity = "unlabelled" if path.startswith(BROKEN) else "healthy"
+            one = labelled(run, severity, project=path.split("/")[0].replace("+", "/", 1), name=name)
             if len(one.run.steps) >= _LEAST_ROWS:
                 found.append(one)
             else:

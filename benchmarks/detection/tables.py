@@ -42,8 +42,8 @@ def methods(recorded: Recorded, *, strict: bool) -> Table:
     kept, told = recorded.kept(strict)
     table: Table = [HEAD]
     for method, answers in told.items():
-        table += [_line(method, level, score(kept, answers, LEVELS[level])) for level in _levels(answers)]
-        if any(answer.findings for answer in answers):
+        table += [_line(method, level, score(kept, answers, LEVELS[level])) for level in _levels(method, answers)]
+        if method == OURS:
             for level in ("critical", "any"):
                 found = score(kept, answers, LEVELS[level], findings=True)
                 table.append(_line(f"{method}, findings before alert rules wait", level, found))
@@ -59,9 +59,9 @@ def counted(recorded: Recorded, *, strict: bool) -> str:
     return f"{len(kept)} runs of {projects} projects ({counts}), {sum(len(run.steps) for run in kept)} rows"
 
 
-def _levels(answers: Sequence[Told]) -> list[str]:
+def _levels(method: str, answers: Sequence[Told]) -> list[str]:
     """Levels at which a method tells anything of its own: rules know one, and only ours has forecasts."""
-    if any(answer.findings for answer in answers):
+    if method == OURS:
         return list(LEVELS)
     warns = any(not alarm.critical for answer in answers for alarm in answer.alarms)
     return ["critical", "any"] if warns else ["critical"]
