@@ -1,5 +1,6 @@
 """A reference that moved without anybody saying so, read from KL alone."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -126,6 +127,47 @@ def test_it_is_found_at_a_resume_too():
 def test_what_is_no_reset(curve):
     """Odd rows, schedules and small levels."""
     assert findings(ReferenceContinuity(), exact({KL: curve}, length=200)) == []
+
+
+@pytest.mark.parametrize(
+    ("level", "rest", "silent"),
+    [
+        (0.0099, [1e-5], True),
+        (0.0101, [1e-5], False),
+        (0.2, [0.00101], True),
+        (0.2, [0.00099], False),
+        (0.02, [0.00041], True),
+        (0.02, [0.00039], False),
+        (0.2, [1e-4, 0.103], True),
+        (0.2, [1e-4, 0.097], False),
+        (0.2, [1e-4, 1e-4, 0.103], True),
+        (0.2, [1e-4, 1e-4, 0.097], False),
+    ],
+)
+def test_each_limit_of_a_fall_met_exactly(level, rest, silent):
+    """A level of a hundredth, a fall to a thousandth and to a fiftieth of it, two more rows below half of it."""
+    rows = exact({KL: lambda s: level if s < 60 else rest[min(s - 60, len(rest) - 1)]}, length=70)
+
+    assert (said(ReferenceContinuity(), rows) == []) is silent
+
+
+@pytest.mark.parametrize(
+    ("dip", "ago", "silent"), [(0.29, 5, True), (0.31, 5, False), (0.29, 1, True), (0.29, 6, False)]
+)
+def test_a_level_that_was_not_there_all_the_time_is_none(dip, ago, silent):
+    """Five rows before the fall lay above 0.3 of it."""
+    rows = exact({KL: lambda s: 1e-4 if s >= 60 else 0.2 * dip if s == 60 - ago else 0.2}, length=70)
+
+    assert (said(ReferenceContinuity(), rows) == []) is silent
+
+
+@pytest.mark.parametrize(("fall", "silent"), [(4.3, True), (4.6, False)])
+def test_a_fall_is_measured_by_what_rows_do_anyway(fall, silent):
+    """Six of their spreads, in log space: rows half a nat to either side have a spread of 0.741."""
+    swing = lambda s: 0.05 * math.exp(0.5 if s % 2 else -0.5)  # noqa: E731
+    rows = exact({KL: lambda s: swing(s) if s < 60 else 0.05 * math.exp(-fall)}, length=70)
+
+    assert (said(ReferenceContinuity(), rows) == []) is silent
 
 
 def test_a_kl_that_some_trainers_report_as_zero_without_a_coefficient_is_not_judged():

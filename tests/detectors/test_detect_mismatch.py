@@ -190,6 +190,39 @@ def test_a_mask_rate_alone_says_nothing(masked, gap):
     assert worst_of(MismatchMask(), mask(masked, gap)) is None
 
 
+@pytest.mark.parametrize(
+    ("masked", "after", "gap", "wider", "said"),
+    [
+        (2e-3, 1.16e-3, 0.02, 0.026, {"warning"}),
+        (2e-3, 1.24e-3, 0.02, 0.026, set()),
+        (2e-3, 1.16e-3, 0.02, 0.0246, set()),
+        (1.03e-4, 1e-5, 0.02, 0.026, {"warning"}),
+        (0.97e-4, 1e-5, 0.02, 0.026, set()),
+    ],
+    ids=["both", "not fewer by four tenths", "not wider by a quarter", "just enough", "too few from the start"],
+)
+def test_a_mask_is_blind_from_here_on(masked, after, gap, wider, said):
+    """Six tenths of the share, five quarters of the gap, and a share that is no accident."""
+    curves = {"mismatch/icepop_masked": then(masked, after, 60), "mismatch/logp_absdiff": then(gap, wider, 60)}
+
+    assert set(when(MismatchMask(), exact(curves, length=120))) == said
+
+
+def test_a_few_odd_batches_move_no_mask():
+    """Of twenty rows two at either end do not count: masked a hundredfold, or not at all."""
+    odd = {45: 0.2, 46: 0.2, 50: 0.0, 51: 0.0}
+    curves = {
+        "mismatch/icepop_masked": lambda s: odd.get(s, 2e-3 if s < 80 else 1.3e-3),
+        "mismatch/logp_absdiff": then(0.02, 0.04, 60),
+    }
+    assert worst(MismatchMask(), exact(curves, length=120)) is None
+
+    curves["mismatch/icepop_masked"] = lambda s: odd.get(s, 2e-3 if s < 80 else 1.1e-3)
+    found = alarms(MismatchMask(), exact(curves, length=120))["warning"]
+    assert found.evidence["masked_then"] == pytest.approx(2e-3, rel=0.01)
+    assert found.evidence["masked"] < 1.2e-3
+
+
 def test_a_mask_that_first_catches_more_is_measured_from_its_peak():
     """Truncated shares are not monotone: they rise with the gap, then fall as both sides sharpen."""
     rate = lambda step, noise: 2e-3 if step < 40 else 6e-3 if step < 100 else 2e-3  # noqa: E731

@@ -82,6 +82,50 @@ def test_extreme_log_ratios_before_are_class_c():
     assert last(extreme, BACKWARD).evidence["class"] == "A"
 
 
+@pytest.mark.parametrize(
+    ("link", "counted", "measured"),
+    [
+        ("reward", ["nonfinite/reward"], ["reward/mean"]),
+        ("advantage", ["nonfinite/advantage"], ["adv/mean", "adv/max"]),
+        ("rollout log-probs", ["nonfinite/rollout_logp"], []),
+        ("mismatch", [], ["mismatch/kl", "mismatch/k3", "mismatch/logp_absdiff", "mismatch/prob_absdiff"]),
+        ("old log-probs", ["nonfinite/old_logp"], []),
+        ("reference log-probs", ["nonfinite/ref_logp"], []),
+        ("policy", ["nonfinite/logp"], ["policy/logp_mean", "policy/entropy"]),
+        ("ratio", [], ["ratio/mean", "ratio/max", "policy/kl_old"]),
+        ("KL to the reference", [], ["policy/kl_ref"]),
+        ("loss", ["nonfinite/loss"], ["loss/policy", "loss/raw"]),
+        ("gradient", ["nonfinite/grad"], ["optim/grad_norm"]),
+    ],
+)
+def test_each_link_is_broken_by_a_single_count_or_a_value_that_is_none(link, counted, measured):
+    """A count of zero is not; what was finite before is not merely switched off."""
+    for name, value, good in [
+        *((name, 1.0, 0.0) for name in counted),
+        *((name, NAN, 0.0) for name in counted),
+        *((name, math.inf, 0.1) for name in measured),
+    ]:
+        detector = NonFinite()
+        for step in range(10):
+            detector.update(ClosedStep(step=step, metrics=GOOD | {name: good}))
+        (finding,) = detector.update(ClosedStep(step=10, metrics=GOOD | {name: value}))
+        assert finding.evidence["chain"] == {link: 10}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("mismatch/logp_absdiff_max", 20.0), ("ratio/log_absmax", 20.0), ("mismatch/logp_absdiff", 3.0)]
+)
+def test_log_ratios_are_extreme_from_here_on(name, limit):
+    """20 nats, where trainers clamp them; a mean of 3. Twice in the last twenty rows."""
+    at, below = {name: limit}, {name: limit * 0.999}
+
+    assert last(at, at, BACKWARD).evidence["class"] == "C"
+    assert last(below, below, BACKWARD).evidence["class"] == "A"
+    assert last(at, below, BACKWARD).evidence["class"] == "A"
+    assert last(at, at, *[{}] * 18, BACKWARD).evidence["class"] == "C"
+    assert last(at, *[{}] * 19, at, BACKWARD).evidence["class"] == "A"
+
+
 def test_what_cannot_be_told_has_no_class():
     """Only the entropy, once."""
     finding = last({"policy/entropy": NAN})
