@@ -117,6 +117,17 @@ def test_bands_are_those_that_others_alarm_at(metric, healthy, beyond):
     assert worst(MismatchLevel(), exact({metric: always(beyond)})) == "warning"
 
 
+def test_of_many_bands_the_worst_is_said_first_and_three_at_most():
+    """Evidence has all of them."""
+    beyond = {"mismatch/k3": 0.2, "mismatch/logp_absdiff": 0.15, "mismatch/prob_absdiff": 0.5, "mismatch/chi2": 2.0}
+    found = alarms(MismatchLevel(), exact({name: always(level) for name, level in beyond.items()}))["warning"]
+
+    assert found.metric == "mismatch/prob_absdiff"
+    assert found.message.count("others alarm at") == 3
+    assert found.message.index("mismatch/prob_absdiff") < found.message.index("mismatch/k3")
+    assert found.evidence == beyond | {"from_the_start": True}
+
+
 @pytest.mark.parametrize(
     ("metric", "before", "after"),
     [
