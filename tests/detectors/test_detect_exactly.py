@@ -1,6 +1,5 @@
 """Exactly at a limit, with numbers that a computer holds exactly: it is said of each limit on which side it lies."""
 
-
 import pytest
 from exact_runs import always, exact, then, worst
 
@@ -100,7 +99,21 @@ CASES = {
     "reward: a third lost for critical in the end": (RewardDrop, {REWARD: then(1.5, 1.0, 40)}, "warning"),
     "groups: a fifth more that agree": (ZeroVariance, {"reward/zero_std_frac": then(0.55, 0.75, 40)}, "warning"),
     "groups: a third of those that differed": (ZeroVariance, {"reward/effective_groups": then(48.0, 16.0, 40)}, None),
-    "signal: nine tenths silent": (NoSignal, {"reward/zero_std_frac": then(0.25, 0.9, 40), REWARD: always(0.5)}, "critical"),
+    "groups: two thirds of them right": (
+        ZeroVariance,
+        {"reward/zero_std_right_frac": then(0.125, 0.5, 40), "reward/zero_std_wrong_frac": then(0.125, 0.25, 40)},
+        "info",
+    ),
+    "groups: half of them right": (
+        ZeroVariance,
+        {"reward/zero_std_right_frac": then(0.125, 0.375, 40), "reward/zero_std_wrong_frac": then(0.125, 0.375, 40)},
+        "warning",
+    ),
+    "signal: nine tenths silent": (
+        NoSignal,
+        {"reward/zero_std_frac": then(0.25, 0.9, 40), REWARD: always(0.5)},
+        "critical",
+    ),
     "signal: three quarters and a twentieth": (
         NoSignal,
         {
@@ -109,6 +122,11 @@ CASES = {
             REWARD: always(0.5),
         },
         "critical",
+    ),
+    "signal: batches that never differed": (
+        NoSignal,
+        {"reward/zero_std_frac": then(0.25, 0.8, 40), REWARD: always(0.5)},
+        None,
     ),
     "tail: at the floor": (MismatchTail, {"mismatch/chi2": then(0.0625, 0.5, 40)}, "warning"),
     "tail: at the factor": (MismatchTail, {"mismatch/chi2": then(0.25, 1.0, 40)}, "warning"),

@@ -166,6 +166,60 @@ def test_two_unrelated_doubts_are_a_hint_and_no_more():
     assert "(a hint, no more)" in found["info"].message
 
 
+@pytest.mark.parametrize(
+    ("metric", "start", "fine", "doubtful", "weight"),
+    [
+        ("text/looping_frac", 0.01, 0.099, 0.1, 2),
+        ("text/looping_frac", 0.25, 0.74, 0.75, 2),
+        ("text/repetition", 0.1, 0.39, 0.4, 2),
+        ("text/repetition", 0.25, 0.49, 0.5, 2),
+        ("text/garbled", 0.001, 0.019, 0.02, 2),
+        ("text/garbled", 0.125, 0.62, 0.625, 2),
+        ("len/mean", 1000.0, 251.0, 250.0, 2),
+        ("len/mean", 1000.0, 2990.0, 3000.0, 1),
+        ("len/clipped", 0.125, 0.49, 0.5, 1),
+        ("len/clipped", 0.375, 0.74, 0.75, 1),
+        ("policy/entropy", 1.0, 0.051, 0.05, 1),
+        ("reward/zero_std_frac", 0.25, 0.79, 0.8, 1),
+        ("reward/zero_std_frac", 0.45, 0.89, 0.9, 1),
+        ("reward/unique_answers", 0.5, 0.21, 0.2, 1),
+        ("policy/kl_ref", 0.01, 0.99, 1.0, 1),
+        ("policy/kl_ref", 0.0625, 1.2, 1.25, 1),
+    ],
+)
+def test_each_doubt_begins_at_its_limit_and_has_its_weight(metric, start, fine, doubtful, weight):
+    """Beside half of the distinct answers gone and agreement of entropies, two weak signs by themselves."""
+    beside = {"policy/entropy": then(1.0, 0.01, 80), "reward/unique_answers": then(0.5, 0.1, 80)}
+    pays = {"reward/mean": wobbling(rising(0.2, 0.8, 60))}
+    said = {}
+    for after in (fine, doubtful):
+        rows = exact(beside | {metric: then(start, after, 80)} | pays, length=160)
+        said[after] = next(iter(alarms(RewardHacking(), rows).values()), None)
+    usual = 2 - (metric in beside)
+
+    assert (said[fine].evidence["weight"] if said[fine] else usual) == usual
+    assert said[doubtful].evidence["weight"] == usual + weight
+    assert metric in said[doubtful].evidence["signs"]
+
+
+@pytest.mark.parametrize(
+    ("loops", "severity"), [(0.6, "warning"), (0.05, "info")], ids=["one of them is grave", "none of them is"]
+)
+def test_five_weights_warn_where_one_is_grave(loops, severity):
+    """Weak signs come with learning, however many there are."""
+    doubts = {
+        "text/looping_frac": then(0.01, loops, 80),
+        "len/clipped": then(0.125, 0.9, 80),
+        "policy/entropy": then(1.0, 0.01, 80),
+        "reward/zero_std_frac": then(0.25, 0.95, 80),
+    }
+    rows = exact({"reward/mean": wobbling(rising(0.2, 0.8, 60))} | doubts, length=160)
+    without = exact({"reward/mean": wobbling(rising(0.2, 0.8, 60))} | dict(list(doubts.items())[:3]), length=160)
+
+    assert worst(RewardHacking(), rows) == severity
+    assert worst(RewardHacking(), without) == "info"
+
+
 def test_many_doubts_one_of_them_grave_are_likely():
     """Loops, cut responses, agreeing groups, no entropy."""
     doubts = {

@@ -47,9 +47,9 @@ class Proxy:
         now, start = change.now, change.start
         if now is None or start is None:
             return False
-        fallen = self.factor < 1.0 and start > self.floor and now <= self.factor * start
-        risen = self.factor >= 1.0 and now >= max(self.floor, self.factor * start)
-        return (fallen or risen) and change.moved
+        limit = self.factor * start
+        beyond = now >= max(self.floor, limit) if self.factor > 1.0 else start > self.floor and now <= limit
+        return beyond and change.moved
 
 
 PROXIES = (
