@@ -209,6 +209,10 @@ class RunReader(Protocol):
         """One run. Raises ``RunNotFoundError``."""
         ...
 
+    def configs(self, run_id: str) -> Mapping[int, Mapping[str, JSON]]:
+        """Attempt -> the configuration that it was started with, ``{}`` where it was given none."""
+        ...
+
     def records(
         self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
     ) -> list[StepRecord]:

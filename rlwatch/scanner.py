@@ -23,7 +23,7 @@ from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, Alert, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord
-from rlwatch.view import RunView, diagnosis_of
+from rlwatch.view import RunView, diagnosis_of, failed, logged_knobs
 
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
 """What a report says of a step's forecast."""
@@ -222,7 +222,14 @@ def replay(
         steps=steps,
         metrics=metrics,
         findings=findings,
-        diagnosis=diagnosis_of(findings, steps, events=events, source=trainer, metrics=metrics),
+        diagnosis=diagnosis_of(
+            findings,
+            steps,
+            events=events,
+            source=trainer,
+            metrics=metrics,
+            knobs=logged_knobs(records, names, trainer) if failed(findings) else None,
+        ),
         forecasts=forecasts,
         events=tuple(events),
         not_judged=tuple(monitor.not_run()),

@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING
 
 from rlwatch.detectors.base import NotRun, not_run
 from rlwatch.detectors.registry import REGISTRY
-from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness, diagnose, row_steps
+from rlwatch.diagnosis import (
+    TRACKED,
+    Action,
+    Cause,
+    Diagnosis,
+    KnobTracker,
+    Sureness,
+    Turn,
+    config_turns,
+    diagnose,
+    row_steps,
+)
 from rlwatch.diagnosis.signs import on_branch
-from rlwatch.metrics import known
+from rlwatch.metrics import canonicalise, known, resolve
 from rlwatch.ports import Store
 from rlwatch.records import (
     CULPRITS,
@@ -29,6 +40,7 @@ from rlwatch.records import (
     RunInfo,
     Severity,
     SpikeBatch,
+    StepRecord,
 )
 from rlwatch.wording import step, words
 
@@ -143,7 +155,14 @@ def view_of_run(store: Store, run: RunInfo) -> RunView:
         steps=steps,
         metrics=metrics,
         findings=findings,
-        diagnosis=diagnosis_of(findings, steps, events=events, source=run.source, metrics=metrics),
+        diagnosis=diagnosis_of(
+            findings,
+            steps,
+            events=events,
+            source=run.source,
+            metrics=metrics,
+            knobs=stored_knobs(store, run, names) if failed(findings) else None,
+        ),
         forecasts=tuple(store.forecasts(run_id)),
         events=events,
         alerts=tuple(store.alerts(run_id)),
@@ -158,12 +177,14 @@ def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Di
     findings = store.findings(run.run_id)
     if not findings:
         return Diagnosis(why_not="nothing was found", at_step=at)
+    names = store.metric_names(run.run_id)
     return diagnosis_of(
         findings,
         store.steps(run.run_id),
         events=store.events(run.run_id),
         source=run.source,
-        metrics=known(store.metric_names(run.run_id), run.source),
+        metrics=known(names, run.source),
+        knobs=stored_knobs(store, run, names) if failed(findings) else None,
         at=at,
     )
 
@@ -182,9 +203,10 @@ def diagnosis_of(
     events: Iterable[Event] = (),
     source: str = "",
     metrics: Iterable[str] = (),
+    knobs: KnobRows | None = None,
     at: int | None = None,
 ) -> Diagnosis:
-    """Diagnose ``findings`` of a run that has records of ``steps`` (by attempt)."""
+    """Diagnose ``findings`` of a run that has records of ``steps`` (by attempt), and of its ``knobs`` what is known."""
     reached = {attempt: [s for s in own if at is None or s <= at] for attempt, own in steps.items()}
     return diagnose(
         findings,
@@ -194,7 +216,72 @@ def diagnosis_of(
         row_steps=row_steps(sorted({s for own in reached.values() for s in own})),
         measured=frozenset(metrics),
         starts=_starts(reached),
+        turns=() if knobs is None else knobs.turns(_starts(reached), source, _until(findings, at)),
     )
+
+
+def _until(findings: Sequence[Finding], at: int | None) -> int:
+    """The last step that matters: what was done after the last finding has caused none."""
+    last = max((finding.step for finding in findings), default=0)
+    return last if at is None else min(at, last)
+
+
+# The rows that tell of knobs, of a store and of a log alike.
+
+MOST_ROWS = 20_000
+"""Rows looked at: the newest before the last finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnobRows:
+    """Rows as they were logged, of the metrics that tell of knobs, and the configurations of the attempts.
+
+    ``rows``: (attempt, step) -> source name -> value, the last one logged.
+    """
+
+    rows: Mapping[tuple[int, int], Mapping[str, float]]
+    configs: Mapping[int, Mapping[str, JSON]] = field(default_factory=dict)
+
+    def turns(self, starts: Mapping[int, int], source: str, until: int) -> list[Turn]:
+        """Knobs that were turned on the branch that counts, up to the step ``until``."""
+        tracker = KnobTracker()
+        for attempt, step_ in sorted(place for place in self.rows if place[1] <= until)[-MOST_ROWS:]:
+            if all(step_ < start for other, start in starts.items() if other > attempt):
+                row = dict(sorted(self.rows[attempt, step_].items()))
+                tracker.update(step_, canonicalise(row, source)[0])
+        return [*tracker.turns, *config_turns(self.configs, starts)]
+
+
+def failed(findings: Iterable[Finding]) -> bool:
+    """True where more than remarks was found: then knobs are asked for."""
+    return any(finding.severity is not Severity.INFO for finding in findings)
+
+
+def knob_names(names: Iterable[str], source: str) -> list[str]:
+    """Those of ``names`` (as logged) that tell of knobs."""
+    read = ((name, resolve(name, source)) for name in names)
+    return [name for name, reading in read if reading is not None and reading.metric.name in TRACKED]
+
+
+def stored_knobs(store: Store, run: RunInfo, names: Iterable[str]) -> KnobRows:
+    """Rows of a stored run, which logs ``names``, that tell of its knobs. Raises ``StoreError``."""
+    rows: dict[tuple[int, int], dict[str, float]] = {}
+    for name, series in store.series(run.run_id, knob_names(names, run.source)).items():
+        places = zip(series.attempts.tolist(), series.steps.tolist(), strict=True)
+        for place, value in zip(places, series.values.tolist(), strict=True):
+            rows.setdefault(place, {})[name] = value
+    return KnobRows(rows, store.configs(run.run_id))
+
+
+def logged_knobs(records: Iterable[StepRecord], names: Iterable[str], source: str) -> KnobRows:
+    """The same of a log that was read."""
+    wanted = knob_names(names, source)
+    rows: dict[tuple[int, int], dict[str, float]] = {}
+    for record in records:
+        found = {name: record.metrics[name] for name in wanted if name in record.metrics}
+        if found:
+            rows.setdefault((record.attempt, record.step), {}).update(found)
+    return KnobRows(rows)
 
 
 def verdict_of(findings: Iterable[Finding], steps: Mapping[int, Sequence[int]]) -> Verdict:

@@ -65,6 +65,42 @@ def kinds() -> Mapping[str, Kind]:
     return {name: _kind(name, table) for name, table in _read("kinds.toml").items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A knob of a run: an entry of ``knobs.toml``, whose head says what each field means."""
+
+    name: str
+    title: str
+    metrics: tuple[str, ...] = ()
+    options: tuple[re.Pattern[str], ...] = ()
+    commands: tuple[str, ...] = ()
+    hurts: str = "both"
+    least: float = 1.5
+    harm: float = 3.0
+    shows: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    usually: tuple[str, ...] = ()
+    source: str = ""
+    do: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Directions that hurt: 1 up, -1 down."""
+        return {"up": (1,), "down": (-1,)}.get(self.hurts, (1, -1))
+
+    @property
+    def leads_to(self) -> tuple[str, ...]:
+        """Kinds that may follow when it is turned: all but those that speak of another knob."""
+        others = {kind for knob in knobs().values() if knob.name != self.name for kind in knob.shows}
+        return tuple(name for name in kinds() if name not in others or name in self.also)
+
+
+@cache
+def knobs() -> Mapping[str, Knob]:
+    """Every knob that is known, by name, in the order of the catalogue."""
+    return {name: _knob(name, table) for name, table in _read("knobs.toml").items()}
+
+
 @cache
 def actions() -> Mapping[str, Mapping[str, JSON]]:
     """Tables of the actions that kinds name, by id."""
@@ -108,11 +144,26 @@ def _kind(name: str, table: Mapping[str, Any]) -> Kind:
     fields = dict(table)
     fields["severity"] = Severity(fields["severity"])
     fields["leads_to"] = tuple(fields.get("leads_to", ()))
-    fields["do"] = tuple({"action": one} if isinstance(one, str) else one for one in fields["do"])
+    fields["do"] = _uses(fields["do"])
     try:
         return Kind(name=name, **fields)
     except TypeError as error:
         raise ConfigError(f"the catalogue's entry {name} has a field that does not exist: {error}") from error
+
+
+def _knob(name: str, table: Mapping[str, Any]) -> Knob:
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    fields["options"] = tuple(re.compile(pattern) for pattern in fields.get("options", ()))
+    fields["do"] = _uses(fields["do"])
+    try:
+        return Knob(name=name, **fields)
+    except TypeError as error:
+        raise ConfigError(f"the catalogue's knob {name} has a field that does not exist: {error}") from error
+
+
+def _uses(table: Any) -> tuple[Mapping[str, str], ...]:
+    """Actions that an entry names, with what differs for it."""
+    return tuple({"action": one} if isinstance(one, str) else one for one in table)
 
 
 def _read(file: str) -> dict[str, Mapping[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 from rlwatch.control.commands import request
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.demo import Recipe
+from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import RunNotFoundError, StoreBusyError
 from rlwatch.ports import CommandStore, Series, Store
 from rlwatch.records import (
@@ -161,6 +162,8 @@ def reason_to_panic(facts: Facts) -> str | None:
 
 LEARNED = 0.1
 """Reward, on a scale that ends at 1, that counts as learning."""
+NAMED_WITHIN = 5
+"""Steps between the beginning of the range test and where its beginning is seen."""
 ZERO = 0.05
 """Share of the KL before the reset below which it is back at zero."""
 ENDS = 20
@@ -192,7 +195,9 @@ class Check:
     evidence: str
 
 
-def examine(facts: Facts, deliveries: Sequence[Delivered], exit_code: int | None, recipe: Recipe) -> list[Check]:
+def examine(
+    facts: Facts, diagnosis: Diagnosis, deliveries: Sequence[Delivered], exit_code: int | None, recipe: Recipe
+) -> list[Check]:
     """All promises, in the order in which they should have come true."""
     first, second = (*facts.commands, None, None)[:2]
     reset = first.finished_step if first is not None and first.status is CommandStatus.DONE else None
@@ -203,6 +208,7 @@ def examine(facts: Facts, deliveries: Sequence[Delivered], exit_code: int | None
         _reset(facts, first, reset, recipe),
         _back_at_zero(facts, reset),
         _collapsed(facts),
+        _named(diagnosis, recipe),
         _forecast(facts, recipe),
         _warned_first(facts, recipe),
         _delivered(facts, deliveries),
@@ -270,6 +276,14 @@ def _collapsed(facts: Facts) -> Check:
     dead = end < DEAD_ENTROPY * start and reward < DEAD_REWARD * best and silent > DEAD_SILENT
     proof = f"entropy {start:.2f} -> {end:.4f}, reward {best:.2f} -> {reward:.2f}, {silent:.0%} of the samples silent"
     return Check("its own learning rate collapsed it", dead, proof)
+
+
+def _named(diagnosis: Diagnosis, recipe: Recipe) -> Check:
+    """As the likeliest cause, from when its range test began: the first detector to notice speaks of something else."""
+    first = diagnosis.causes[0] if diagnosis.causes else None
+    near = first is not None and abs(first.onset_step - recipe.range_test_step) <= NAMED_WITHIN
+    named = first is not None and first.kind == "learning_rate" and near
+    return Check("its learning rate was named as the cause", named, diagnosis.summary)
 
 
 def _forecast(facts: Facts, recipe: Recipe) -> Check:

@@ -28,6 +28,7 @@ from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.records import AlertState, CommandStatus, Severity
 from rlwatch.run.setup import RUN_ID_VARIABLE, new_run_id
 from rlwatch.store.url import open_store
+from rlwatch.view import stored_diagnosis
 
 if TYPE_CHECKING:
     from rlwatch.ports import Store
@@ -362,7 +363,8 @@ def _demonstrate(store: Store, directory: Path, recipe: Recipe, dashboard: str |
             narrator.say(f"the trainer ended with code {trainer.code}; its last words:\n{trainer.last_words()}", "red")
         if facts is None:
             return False
-        checks = examine(facts, receiver.deliveries, trainer.code, recipe)
+        diagnosis = stored_diagnosis(store, store.run(run_id))
+        checks = examine(facts, diagnosis, receiver.deliveries, trainer.code, recipe)
     narrator.conclude(checks)
     return all(check.kept for check in checks)
 

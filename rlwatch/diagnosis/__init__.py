@@ -2,17 +2,25 @@
 
 from rlwatch.diagnosis.actions import Action, Advice, Strength, advice, kinds
 from rlwatch.diagnosis.diagnose import Cause, Diagnosis, Evidence, Sureness, diagnose
+from rlwatch.diagnosis.footprints import TRACKED, KnobTracker
 from rlwatch.diagnosis.signs import row_steps
+from rlwatch.diagnosis.suspects import config_turns
+from rlwatch.diagnosis.turns import Told, Turn
 
 __all__ = [
+    "TRACKED",
     "Action",
     "Advice",
     "Cause",
     "Diagnosis",
     "Evidence",
+    "KnobTracker",
     "Strength",
     "Sureness",
+    "Told",
+    "Turn",
     "advice",
+    "config_turns",
     "diagnose",
     "kinds",
     "row_steps",

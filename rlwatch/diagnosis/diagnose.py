@@ -7,8 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from rlwatch import catalogue
 from rlwatch.diagnosis.actions import RESET, Action, advice
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
+from rlwatch.diagnosis.suspects import IN_TIME, SOME, Suspect, Trouble, command_turns, knob_of, suspects, trouble_of
+from rlwatch.diagnosis.turns import Turn
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
 
 PASSED = 3
@@ -57,7 +60,8 @@ class Evidence:
 class Cause:
     """Something that may have set it off.
 
-    ``kind`` is that of the first sign; ``summary`` the chain in one sentence; ``why`` the reasons for
+    ``kind`` is that of the first sign, or the name of the knob that was turned; ``knob`` the knob, or the one that is
+    usually behind the kind ("": none is known); ``summary`` the chain in one sentence; ``why`` the reasons for
     ``sure``; ``symptoms`` the kinds that followed; ``withheld`` says which advice was left out, and why.
     """
 
@@ -71,11 +75,13 @@ class Cause:
     symptoms: tuple[str, ...] = ()
     actions: tuple[Action, ...] = ()
     withheld: str = ""
+    knob: str = ""
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain values."""
         return {
             "kind": self.kind,
+            "knob": self.knob,
             "title": self.title,
             "onset_step": self.onset_step,
             "sure": self.sure.value,
@@ -325,12 +331,14 @@ def diagnose(
     row_steps: int = 1,
     measured: Collection[str] | None = None,
     starts: Mapping[int, int] | None = None,
+    turns: Iterable[Turn] = (),
 ) -> Diagnosis:
     """Rank what may have set the failure off.
 
     A finding is explained by an earlier one that is known to lead to it (``leads_to`` in the catalogue); what
-    nothing explains is a cause, and ranks by what it explains. The order of ``findings`` does not
-    matter, nor does anything after ``at``.
+    nothing explains is a cause, and ranks by what it explains. A knob that was turned before the first sign is a
+    cause of its own, and ranks by how much that is known to hurt. The order of ``findings`` does not matter, nor does
+    anything after ``at``.
 
     Parameters
     ----------
@@ -346,6 +354,8 @@ def diagnose(
         Canonical names of the metrics the run logs, to say what is missing; None: not known.
     starts
         First step of each attempt, where known better than by findings and events.
+    turns
+        Knobs that were turned, and footprints of such, of this branch of the run.
 
     >>> from rlwatch.records import Severity
     >>> def found(kind, onset, level=Severity.CRITICAL):
@@ -362,7 +372,8 @@ def diagnose(
         return Diagnosis(why_not="nothing was found", at_step=at)
     found = signs(held)
     slack = max(SLACK, 2 * row_steps)
-    causes = _causes(found, slack, past, source)
+    turned = [turn for turn in (*turns, *command_turns(past)) if at is None or turn.step <= at]
+    causes = with_knobs(_causes(found, slack, past, source), turned, Circumstances(found, slack, past, source))
     enough = any(cause.sure is not Sureness.WEAK for cause in causes)
     until = max(f.step for f in held) if at is None else at
     return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), until)
@@ -440,12 +451,17 @@ def _cause(case: Case, found: Sequence[Sign], events: Sequence[Event], source: s
         symptoms=tuple(dict.fromkeys(sign.kind for sign in case.chain.effects)),
         actions=actions,
         withheld=withheld,
+        knob=knob_of(root.kind),
     )
 
 
 def _shown(case: Case) -> list[Sign]:
-    """Root and effects in time order, each kind once: from when it first began, in the severest words."""
-    among = [case.chain.root, *case.chain.effects, *(sign for o in case.also for sign in (o.root, *o.effects))]
+    """Root and effects in time order, each kind once."""
+    return _once([case.chain.root, *case.chain.effects, *(sign for o in case.also for sign in (o.root, *o.effects))])
+
+
+def _once(among: Sequence[Sign]) -> list[Sign]:
+    """Each kind from when it first began, in the severest words, in time order."""
     first: dict[str, Sign] = {}
     for sign in sorted(among, key=lambda sign: (sign.onset_step, sign.kind)):
         known = first.setdefault(sign.kind, sign)
@@ -466,3 +482,116 @@ def _summary(shown: Sequence[Sign]) -> str:
 def _evidence(sign: Sign) -> Evidence:
     text = f"{sign.entry.happened} from step {sign.onset_step}"
     return Evidence(sign.onset_step, text, sign.kind, sign.severity, sign.seen_step, sign.metric, sign.message)
+
+
+# Knobs among the causes: those that were turned, beside what nothing explains, by weight.
+
+FIRST_KIND, NO_KNOB, NEXT_KIND = 1.0, 0.7, 0.9
+"""Weight of the first cause that nobody turned a knob for, of one that speaks of no knob, and what each next one weighs
+of the one before."""
+BROKEN = 1.6
+"""Times the weight of numbers that are no numbers: they speak for themselves."""
+RIVAL = 0.65
+"""A rival weighs at least so much of the first."""
+MOST_TURNS = 4
+"""Turns of one knob that are given as evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """All there is to know of a failure but its causes: its signs, how far onsets may be off, events, the trainer."""
+
+    found: Sequence[Sign]
+    slack: int
+    events: Sequence[Event]
+    source: str
+
+
+def with_knobs(causes: Sequence[Cause], turns: Sequence[Turn], given: Circumstances) -> tuple[Cause, ...]:
+    """``causes`` and the knobs that were turned, the weightiest first; ``causes`` as they are where none was."""
+    trouble = trouble_of(given.found, given.slack)
+    suspected = {} if trouble is None else {suspect.knob.name: suspect for suspect in suspects(turns, trouble)}
+    if trouble is None or not suspected:
+        return tuple(causes)
+    weighed: list[tuple[float, Cause]] = []
+    shown: set[str] = set()
+    for place, cause in enumerate(causes):
+        suspect = suspected.get(cause.knob)
+        if suspect is not None and not suspect.inferred and cause.kind in suspect.knob.shows:
+            continue  # what the knob shows itself by is its effect
+        weight = (FIRST_KIND if cause.knob else NO_KNOB) * NEXT_KIND**place
+        weight *= BROKEN if cause.kind == "nonfinite" else 1.0
+        if suspect is not None and suspect.inferred and cause.knob not in shown:
+            shown.add(cause.knob)
+            weighed.append((max(weight, suspect.weight), _with_footprint(cause, suspect)))
+        else:
+            weighed.append((weight, cause))
+    left = (suspect for name, suspect in suspected.items() if name not in shown)
+    made = ((suspect.weight, _knob_cause(suspect, trouble, given)) for suspect in left)
+    weighed += [(weight, cause) for weight, cause in made if cause is not None]
+    ordered = sorted(weighed, key=lambda pair: -pair[0])[:MOST_CAUSES]
+    return tuple(_among(cause, weight, ordered) for weight, cause in ordered)
+
+
+def _with_footprint(cause: Cause, suspect: Suspect) -> Cause:
+    turn = suspect.turn
+    row = Evidence(turn.step, f"{turn.says} from step {turn.step}", suspect.knob.name)
+    return replace(cause, evidence=tuple(sorted((*cause.evidence, row), key=lambda e: e.step)))
+
+
+def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cause | None:
+    """The cause that a suspect is; None where nothing bad followed.
+
+    A footprint is seen late, so that what it explains may have begun before it.
+    """
+    turn, knob = suspect.turn, suspect.knob
+    since = min(turn.step, trouble.first if suspect.inferred else turn.step) - trouble.slack
+    effects = _once([sign for sign in given.found if sign.onset_step >= since and sign.kind in knob.leads_to])
+    if not any(sign.bad for sign in effects):
+        return None
+    words = turn.words(trouble.first)
+    root = Sign(knob.name, turn.step, turn.step, Severity.INFO, words)
+    actions, withheld = treatment(root, [root, *effects], given.found, given.source)
+    rows = [Evidence(t.step, f"{knob.title} {t.words(trouble.first)}", knob.name) for t in suspect.turns[:MOST_TURNS]]
+    rows += [*map(_evidence, effects), *happenings(given.events, [root, *effects])]
+    sure, why = _judged(suspect, effects, trouble)
+    return Cause(
+        kind=knob.name,
+        title=f"{knob.title}: {words}" if turn.says else f"{knob.title} {words}",
+        onset_step=turn.step,
+        sure=sure,
+        why=why,
+        summary=f"{knob.title.lower() if knob.title.istitle() else knob.title} {words}; {_summary(effects)}",
+        evidence=tuple(sorted(rows, key=lambda e: (e.step, e.severity is not None, e.kind))),
+        symptoms=tuple(dict.fromkeys(sign.kind for sign in effects)),
+        actions=actions,
+        withheld=withheld,
+        knob=knob.name,
+    )
+
+
+def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tuple[Sureness, str]:
+    """Certainty of a knob, and why. Strong: told of, in time, enough to break runs, and something critical followed."""
+    turn, lag = suspect.turn, trouble.first - suspect.turn.step
+    when = f"{lag} steps before the first sign" if lag > 0 else "at about the time of the first sign"
+    if -lag > IN_TIME * trouble.slack:
+        return Sureness.WEAK, f"it was turned {-lag} steps after the first sign"
+    if turn.warming:
+        return Sureness.PLAUSIBLE, "it was still on its first rise when the first sign came"
+    if suspect.inferred:
+        return Sureness.PLAUSIBLE, f"that is this knob's doing, {when}; nobody logged who turned it"
+    if suspect.weight < 1:
+        sure = Sureness.PLAUSIBLE if suspect.weight >= SOME else Sureness.WEAK
+        return sure, f"it was turned {when}, by less than is known to break runs"
+    if any(sign.severity is Severity.CRITICAL for sign in effects):
+        return Sureness.STRONG, f"it was turned {when}, by as much as is known to break runs"
+    return Sureness.PLAUSIBLE, f"it was turned {when}; nothing critical followed"
+
+
+def _among(cause: Cause, weight: float, all_of_them: Sequence[tuple[float, Cause]]) -> Cause:
+    """The cause, less sure where another knob weighs about as much."""
+    known = catalogue.knobs()
+    rivals = [c.title for size, c in all_of_them if c is not cause and size >= RIVAL * weight and c.kind in known]
+    if cause.sure is not Sureness.STRONG or not rivals:
+        return cause
+    return replace(cause, sure=Sureness.PLAUSIBLE, why=f"{cause.why}; but there is also: {rivals[0]}")

@@ -17,7 +17,7 @@ from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
 from rlwatch.detectors.base import NotRun, not_run
 from rlwatch.detectors.registry import default_detectors
-from rlwatch.diagnosis import Diagnosis, diagnose, row_steps
+from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST
 from rlwatch.metrics import Family, canonicalise
@@ -58,7 +58,7 @@ def joined(outcomes: Iterable[Outcome]) -> Outcome:
 NOTHING = Outcome()
 _MEMORY = (
     "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_localised",
-    "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps",
+    "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps", "_knobs",
 )  # fmt: skip
 REMEMBERED = 400
 """Published findings, and events, that a diagnosis looks back on."""
@@ -119,6 +119,7 @@ class Monitor:
         self._published_findings: deque[Finding] = deque(maxlen=REMEMBERED)
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
         self._steps: deque[int] = deque(maxlen=REMEMBERED)
+        self._knobs = KnobTracker()
 
     @property
     def is_default(self) -> bool:
@@ -189,6 +190,7 @@ class Monitor:
             row_steps=row_steps(self._steps),
             measured=self._seen,
             starts={},
+            turns=self._knobs.turns,
         )
 
     def not_run(self) -> list[NotRun]:
@@ -268,6 +270,7 @@ class Monitor:
         self._open = None
         self._seen.update(step.metrics)
         self._steps.append(step.step)
+        self._knobs.update(step.step, step.metrics)
         holding = self._localised.with_culprits(
             [finding for detector in self._detectors for finding in detector.update(step)]
         )

@@ -249,6 +249,15 @@ class RunContract(StoreHooks):
         assert (run.config, run.host, run.pid) == ({"lr": 2}, "h", 2)
         assert [(record.seq, record.attempt) for record in store.records("run")] == [(1, 1), (2, 1), (4, 2)]
 
+    def test_the_configuration_of_each_attempt_is_kept(self, store: Store) -> None:
+        """What one attempt was given does not take the place of what an earlier one was; nothing is a value."""
+        for config in ({"lr": 1e-6, "nested": {"beta": 0.1}}, {}, {"lr": 2e-6}):
+            store.open_run(RunInfo("run", config=config)).close()
+
+        assert store.configs("run") == {1: {"lr": 1e-6, "nested": {"beta": 0.1}}, 2: {}, 3: {"lr": 2e-6}}
+        with pytest.raises(RunNotFoundError):
+            store.configs("nobody")
+
     def test_attempts_in_the_records_count_too(self, store: Store) -> None:
         """An imported log may hold restarts; a real resume comes after them."""
         fill(store, [*steps(1), *steps(1, attempt=4)])

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from rlwatch.cli.app import app
 from rlwatch.cli.import_log import import_run, info_of
 from rlwatch.importers import read_log
+from rlwatch.records import Finding, RunInfo, Severity, StepRecord
 from rlwatch.scanner import replay
 from rlwatch.store.url import open_store
 from rlwatch.view import RunView, view_of_run
@@ -127,6 +128,41 @@ def test_a_coarsely_logged_run_is_diagnosed_alike_as_a_log_and_as_a_run(log, eve
     assert view.diagnosis.to_dict() == report.diagnosis.to_dict()
     assert view.verdict == report.view.verdict
     assert view.steps == report.view.steps
+
+
+def test_a_knob_that_was_turned_is_blamed_on_every_face(faces):
+    """The learning rate of this run grew by a slip in its schedule: in the rows, and nowhere else."""
+    log, shown = faces
+    turned = log == "entropy-collapse-trl-console.log"
+
+    assert turned == (shown.view.cause is not None and shown.view.cause.knob == "learning_rate")
+    if turned:
+        assert "Learning rate x" in shown.view.cause.title
+        assert all(one["diagnosis"]["causes"][0]["knob"] == "learning_rate" for one in _with_diagnosis(shown))
+
+
+def _with_diagnosis(shown):
+    return [shown.documents["scan"], shown.documents["show"]]
+
+
+def test_an_option_changed_at_a_resume_is_blamed(store_dir):
+    """The rows hold no learning rate; the configurations of the two attempts do."""
+    store = open_store(store_dir)
+    for attempt, config in enumerate(({"lr": 1e-6}, {"lr": 3e-5}), start=1):
+        writer = store.open_run(RunInfo("run-1", config=config))
+        first, last = (1, 150) if attempt == 1 else (151, 200)
+        rows = [StepRecord(step, {"reward": 0.5}, attempt=attempt) for step in range(first, last)]
+        writer.write(rows)
+        writer.close()
+    found = Finding("d", "reward_drop", Severity.CRITICAL, 190, 180, "it fell", attempt=2)
+    writer = store.amend_run("run-1")
+    writer.write([found])
+    writer.close()
+
+    cause = view_of_run(store, store.run("run-1")).cause
+
+    assert cause.title == "Learning rate x 30 since step 151 (1e-06 to 3e-05)"
+    assert cause.sure.value == "strong"
 
 
 def test_nobody_but_the_monitor_and_the_view_diagnoses():

@@ -21,6 +21,7 @@ from rlwatch.records import (
     StepRecord,
 )
 from rlwatch.store.memory import MemoryStore
+from rlwatch.view import stored_diagnosis
 
 RUN = "demo-1"
 RECIPE = Recipe()
@@ -37,6 +38,7 @@ def healthy(step):
         "entropy": 1.4 - 0.9 * min(1.0, step / 150),
         "kl": 0.4 * min(1.0, since / 20),
         "frac_reward_zero_std": 0.02,
+        "learning_rate": RECIPE.learning_rate_at(step),
     }
 
 
@@ -122,6 +124,10 @@ class World:
 
     def facts(self):
         return look(self.store(), RUN)
+
+    def diagnosis(self):
+        store = self.store()
+        return stored_diagnosis(store, store.run(RUN))
 
 
 def settle(store, wish):

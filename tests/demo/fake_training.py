@@ -9,6 +9,7 @@ from pathlib import Path
 
 import rlwatch
 from rlwatch.control.policy import veto_reset_reference
+from rlwatch.demo import Recipe
 
 DEADLINE_S = 60.0
 RESET_AT, STRAINED_AT, COLLAPSE_AT, STEPS = 100, 170, 180, 320
@@ -22,7 +23,7 @@ def row(step, reset):
         "kl": 0.45 * min(1.0, since / 10),
         "grad_norm": 1.0 + 0.1 * (step % 2),
         "frac_reward_zero_std": 0.02,
-        "learning_rate": 4e-4,
+        "learning_rate": Recipe().learning_rate_at(step),
         "mismatch/k3": 0.002 + 0.0002 * (step % 4),
         "mismatch/logp_absdiff": 0.03 + 0.002 * (step % 3),
         "policy/kl_old": 0.004 + 0.0005 * (step % 5),

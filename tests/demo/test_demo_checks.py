@@ -14,6 +14,7 @@ NO_EARLY = "no critical finding while it was healthy"
 RESET_DONE = "the live trainer reset its reference when asked"
 ZERO = "KL went back to zero"
 COLLAPSED = "its own learning rate collapsed it"
+NAMED = "its learning rate was named as the cause"
 FORECAST = "the collapse was forecast"
 WARNED = "a collapse was warned of, then alarmed"
 DELIVERED = "a signed webhook carried the alarm"
@@ -29,7 +30,7 @@ ONE_POST = (Post(),)
 
 def broken(world, posts=ONE_POST, code=0):
     """Promises that were not kept."""
-    return {check.promise for check in examine(world.facts(), posts, code, RECIPE) if not check.kept}
+    return {check.promise for check in examine(world.facts(), world.diagnosis(), posts, code, RECIPE) if not check.kept}
 
 
 def without_learning(step):
@@ -40,18 +41,23 @@ def without_return(step):
     return healthy(step) | {"kl": 0.4}
 
 
+def at_one_rate(step):
+    return healthy(step) | {"learning_rate": RECIPE.learning_rate}
+
+
 def rising(step):
     return healthy(step) | ({"kl": 0.01 * step} if step <= RESET else {})
 
 
 def test_a_run_that_did_it_all_keeps_every_promise():
-    """The happy case, with eleven promises."""
+    """The happy case, with twelve promises."""
     world = World()
 
-    checks = examine(world.facts(), [Post()], 0, RECIPE)
+    checks = examine(world.facts(), world.diagnosis(), [Post()], 0, RECIPE)
 
     assert [check.promise for check in checks] == [
-        LEARNED, SATURATED, NO_EARLY, RESET_DONE, ZERO, COLLAPSED, FORECAST, WARNED, DELIVERED, REFUSED, FINISHED,
+        LEARNED, SATURATED, NO_EARLY, RESET_DONE, ZERO, COLLAPSED, NAMED, FORECAST, WARNED, DELIVERED,
+        REFUSED, FINISHED,
     ]  # fmt: skip
     assert all(check.kept for check in checks)
     assert all(check.evidence for check in checks)
@@ -63,6 +69,7 @@ def test_a_run_that_did_it_all_keeps_every_promise():
         pytest.param({"curve": without_learning}, {LEARNED}, id="reward never rose"),
         pytest.param({"curve": without_return}, {ZERO}, id="KL stayed"),
         pytest.param({"death": None}, {COLLAPSED}, id="it survived"),
+        pytest.param({"curve": at_one_rate}, {NAMED}, id="its learning rate stayed"),
         pytest.param({"commands": []}, {RESET_DONE, ZERO, REFUSED}, id="nobody asked"),
         pytest.param({"commands": [DONE]}, {REFUSED}, id="nobody asked twice"),
         pytest.param({"events": []}, {RESET_DONE}, id="no event tells of the reset"),
@@ -147,7 +154,7 @@ def test_without_a_finding_a_flat_curve_counts_as_saturated():
     """A person can see it too; the evidence says who saw it."""
     world = World(findings=World().findings[1:])
 
-    check = next(c for c in examine(world.facts(), [Post()], 0, RECIPE) if c.promise == SATURATED)
+    check = next(c for c in examine(world.facts(), world.diagnosis(), [Post()], 0, RECIPE) if c.promise == SATURATED)
 
     assert check.kept
     assert "a person saw it level at 0.40" in check.evidence
@@ -207,5 +214,6 @@ def test_an_empty_run_breaks_promises_and_nothing_else():
     world = World(steps=0, findings=[], commands=[], alerts=[], events=[], outbox=[], state=RunState.RUNNING)
 
     assert broken(world, [], None) == {
-        LEARNED, SATURATED, RESET_DONE, ZERO, COLLAPSED, FORECAST, WARNED, DELIVERED, REFUSED, FINISHED,
+        LEARNED, SATURATED, RESET_DONE, ZERO, COLLAPSED, NAMED, FORECAST, WARNED, DELIVERED,
+        REFUSED, FINISHED,
     }  # fmt: skip

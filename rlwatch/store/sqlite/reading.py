@@ -332,6 +332,11 @@ class RunTables(ABC):
         with self._reading(run_id) as db:
             return runrow.load(db, run_id)
 
+    def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
+        """Attempt -> what it was started with."""
+        with self._reading(run_id) as db:
+            return runrow.configs(db)
+
     def records(
         self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
     ) -> list[StepRecord]:

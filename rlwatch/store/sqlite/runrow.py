@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlwatch.errors import StoreCorruptError
 from rlwatch.ports import Checkpoint
-from rlwatch.records import RunInfo, RunState
+from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.sqlite.journal import Mark
 from rlwatch.store.sqlite.rows import dumps, loads, plain
 from rlwatch.store.sqlite.schema import transaction
@@ -68,6 +68,11 @@ def first_seq(db: sqlite3.Connection, attempt: int) -> int:
     """The first number that ``attempt`` may have given."""
     row = db.execute("SELECT first_seq FROM attempt WHERE attempt = ?", (attempt,)).fetchone()
     return int(row[0]) if row is not None else 1
+
+
+def configs(db: sqlite3.Connection) -> dict[int, Mapping[str, JSON]]:
+    """Attempt -> the configuration that its process gave; ``{}`` where it gave none."""
+    return {attempt: loads(config) for attempt, config in db.execute("SELECT attempt, config FROM attempt")}
 
 
 def beat(db: sqlite3.Connection, now: float) -> None:

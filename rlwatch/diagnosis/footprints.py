@@ -1,0 +1,228 @@
+"""Footprints of knobs that nobody logged: numbers that only one knob can move, and moved.
+
+Advantages are centred and of one size whatever the policy does; a reward of right or wrong has the spread that its mean
+gives it; the loss of an update on its own samples is the KL and entropy terms. Each such number is held against the
+run's first rows, and a median of five rows that left them is a footprint. It says which knob, never who turned it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rlwatch import catalogue
+from rlwatch.diagnosis.turns import Knobs, Told, Turn
+from rlwatch.wording import number
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A number that stands still while its knob does.
+
+    ``floor``: how far it must leave its level at least; ``sides``: directions that count; ``says`` goes with the level
+    and where it went. ``first`` rows are left out, the ``rows`` after them make the level, and the median of the
+    ``newest`` must have left it.
+    """
+
+    name: str
+    knob: str
+    floor: float
+    sides: tuple[int, ...]
+    says: str
+    first: int = 5
+    rows: int = 35
+    newest: int = 5
+
+
+MARKS: tuple[Mark, ...] = (
+    Mark("lowest advantage", "advantages", 0.6, (-1,), "the lowest advantage went from {0} to {1}"),
+    Mark("highest advantage", "advantages", 0.6, (1,), "the highest advantage went from {0} to {1}"),
+    Mark("spread", "advantages", 0.25, (1,), "the spread of advantages in groups that differ went from {0} to {1}"),
+    Mark("one-sided", "advantages", 0.5, (1,), "advantages of one sign vanished"),
+    Mark("centre", "advantages", 0.15, (-1, 1), "the mean advantage went from {0} to {1}"),
+    Mark("binary", "reward_function", 0.2, (-1, 1), "rewards that were right or wrong took other values"),
+    Mark("lowest reward", "reward_function", 0.1, (-1,), "the lowest reward went from {0} to {1}"),
+    Mark("highest reward", "reward_function", 0.1, (1,), "the highest reward went from {0} to {1}"),
+    Mark("gap", "reward_function", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2),
+    Mark("gap of data", "data", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2),
+    Mark("loss", "entropy_bonus", 0.01, (-1, 1), "the loss without its KL term went from {0} to {1}"),
+    Mark("ratio", "clip_range", 0.5, (1,), "the farthest log ratio went from {0} to {1}"),
+    Mark("engine", "rollout_engine", 1.0, (1,), "the log of engine-trainer distance went from {0} to {1}"),
+)
+BOUND = (-0.02, 1.02)
+"""A mean of rewards that are 0 or 1 lies within."""
+EXTREME = 0.02
+"""Nearer to 0 or 1 the spread of such rewards is too small to tell."""
+
+
+def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """The marks that a row holds."""
+    get = row.get
+    low, high = get("adv/min"), get("adv/max")
+    if low is not None and high is not None:
+        yield "lowest advantage", low
+        yield "highest advantage", high
+        size = max(-low, high)
+        if size > 0.1:
+            yield "one-sided", float(low > -0.02 * size or high < 0.02 * size)
+    spread, silent = get("adv/std"), get("reward/zero_std_frac")
+    if spread is not None and (silent or 0.0) < 1:
+        yield "spread", spread / math.sqrt(1 - (silent or 0.0))
+    centre = get("adv/mean")
+    if centre is not None:
+        yield "centre", centre
+    yield from _rewards(row)
+    loss, weight = get("loss/raw", get("loss/policy")), get("policy/kl_coef") or 0.0
+    if loss is not None:
+        yield "loss", loss - weight * (get("policy/kl_ref_k3", get("policy/kl_ref")) or 0.0)
+    least, most = get("ratio/min"), get("ratio/max")
+    if least and most and least > 0:
+        yield "ratio", max(math.log(most), -math.log(least))
+    distance = get("mismatch/logp_absdiff")
+    if distance:
+        yield "engine", math.log(distance)
+
+
+def _rewards(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    mean, spread, least, most = (row.get(f"reward/{name}") for name in ("mean", "std", "min", "max"))
+    if least is not None:
+        yield "lowest reward", least
+    if most is not None:
+        yield "highest reward", most
+    score = row.get("val/score")
+    if mean is not None and score is not None:
+        yield "gap", mean - score
+        yield "gap of data", mean - score
+    if mean is None or spread is None or not math.isfinite(mean):
+        return
+    if not BOUND[0] <= mean <= BOUND[1]:
+        yield "binary", -1.0
+    elif EXTREME < mean < 1 - EXTREME:
+        yield "binary", spread * spread / (mean * (1 - mean))
+
+
+TIMES = 8.0
+"""A footprint is so many usual deviations from the level, or the mark's floor if that is more."""
+BACK = 20
+"""Rows at the level again that end it."""
+KEPT = 4
+"""Footprints kept of one mark: the newest."""
+BINARY = 0.06
+"""A level this near to 1 is that of rewards that are 0 or 1: only then does that mark mean anything."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """Follows one mark."""
+
+    mark: Mark
+    seen: int = 0
+    base: list[float] = field(default_factory=list)
+    level: float = math.nan
+    limit: float = math.inf
+    reach: tuple[float, float] = (0.0, 0.0)
+    last: deque[tuple[int, float]] = field(default_factory=deque)
+    quiet: int = 0
+    turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def update(self, step: int, value: float) -> None:
+        """Take its value in a row."""
+        self.seen += 1
+        if self.seen <= self.mark.first or not math.isfinite(value):
+            return
+        if len(self.base) < self.mark.rows:
+            self.base.append(value)
+            if len(self.base) == self.mark.rows:
+                self._begin()
+            return
+        self.last.append((step, value))
+        if len(self.last) > self.mark.newest:
+            self.last.popleft()
+        if len(self.last) == self.mark.newest:
+            self._judge(step, sorted(v for _, v in self.last)[self.mark.newest // 2])
+
+    def _begin(self) -> None:
+        self.level = _median(self.base)
+        usual = 1.4826 * _median([abs(value - self.level) for value in self.base])
+        self.limit = max(TIMES * usual, self.mark.floor)
+        self.reach = (min(self.base), max(self.base))
+        if self.mark.name == "binary" and abs(self.level - 1) > BINARY:
+            self.limit = math.inf
+
+    def _judge(self, step: int, middle: float) -> None:
+        off = middle - self.level
+        left = abs(off) > self.limit and not self.reach[0] <= middle <= self.reach[1]
+        counts = left and (1 if off > 0 else -1) in self.mark.sides
+        newest = self.turns[-1] if self.turns else None
+        lasting = newest is not None and newest.until is None
+        self.quiet = 0 if counts else self.quiet + 1
+        if counts and not lasting:
+            says = self.mark.says.format(number(self.level, 3), number(middle, 3))
+            first = next(
+                (at for at, value in self.last if (value - self.level) * off > 0 and self._is_off(value)), step
+            )
+            path = ((first, abs(off) / self.limit),)
+            self.turns.append(
+                Turn(self.mark.knob, self.mark.name, first, self.level, path, told=Told.INFERRED, says=says)
+            )
+        elif newest is not None and lasting and self.quiet >= BACK:
+            self.turns[-1] = replace(newest, until=step)
+
+    def _is_off(self, value: float) -> bool:
+        return abs(value - self.level) > self.limit / 2
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+class Footprints:
+    """All marks of a run, row by row."""
+
+    def __init__(self) -> None:
+        self._traces = {mark.name: Trace(mark) for mark in MARKS}
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take a row of canonical names."""
+        for name, value in measured(metrics):
+            self._traces[name].update(step, value)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Footprints so far, in order of step. A reward that is none of right and wrong is on no scale of a score."""
+        scaled = math.isfinite(self._traces["binary"].limit)
+        kept = [trace for name, trace in self._traces.items() if scaled or not name.startswith("gap")]
+        found = [turn for trace in kept for turn in trace.turns]
+        return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob, turn.name)))
+
+
+class KnobTracker:
+    """All that a run's rows tell of its knobs: those it logs, and footprints of the others. Takes rows in order."""
+
+    def __init__(self) -> None:
+        self._knobs = Knobs()
+        self._footprints = Footprints()
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take a row of canonical names, of which those in :data:`TRACKED` matter."""
+        self._knobs.update(step, metrics)
+        self._footprints.update(step, metrics)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Knobs that were turned so far, in order of step."""
+        return tuple(sorted((*self._knobs.turns, *self._footprints.turns), key=lambda turn: (turn.step, turn.knob)))
+
+
+TRACKED = frozenset(
+    {
+        "adv/min", "adv/max", "adv/std", "adv/mean", "reward/zero_std_frac", "reward/mean", "reward/std", "reward/min",
+        "reward/max", "val/score", "loss/raw", "loss/policy", "policy/kl_ref", "policy/kl_ref_k3", "ratio/min",
+        "ratio/max", "mismatch/logp_absdiff",
+        *(metric for knob in catalogue.knobs().values() for metric in knob.metrics),
+    }
+)  # fmt: skip
+"""Canonical metrics that a :class:`KnobTracker` reads."""

@@ -1,0 +1,229 @@
+"""Suspects: knobs that were turned before a failure began, by how much that is known to hurt, and when.
+
+A weight of 1 is a change that is known to break runs by itself (``harm`` in ``knobs.toml``), its square weighs 2. What
+came late, was over, or went the other way weighs less; what is only inferred weighs what such a footprint proved to be
+worth on one half of the corpus's recipes (``benchmarks/causes.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from rlwatch import catalogue
+from rlwatch.catalogue import Knob
+from rlwatch.diagnosis.signs import Sign
+from rlwatch.diagnosis.turns import Told, Turn
+from rlwatch.records import JSON, Event
+
+LEAST = 0.3
+"""Weight from which a knob is a suspect."""
+SOME = 0.5
+"""Weight from which it is a plausible cause."""
+MOST = 3.0
+"""No change weighs more: beyond the cube of its harm, one is as bad as another."""
+ODD = 2.5
+"""Weight of a value that turned NaN, or changed its sign."""
+FROM_NOTHING, TO_NOTHING = 1.5, 0.2
+"""Weights of a term that was switched on, and of one that was switched off."""
+OPTION = 1.2
+"""Weight of an option that was changed at a resume, where no number says how much."""
+WARMING = 0.5
+"""Weight of a learning rate on its first rise."""
+HARMLESS = 0.4
+"""The most a change weighs that went the way that is known to do good."""
+INFERRED: Mapping[str, float] = {"clip_range": 0.6, "entropy_bonus": 1.7, "rollout_engine": 2.0, "data": 1.6}
+"""Weights of footprints; 2.2 of those not named. Ratios go far for many reasons."""
+CLEAR = 2.2
+IN_TIME, LATER = 4, 60
+"""Times the slack by which a turn may come after the first sign that was noticed, and steps after which it is none."""
+LATE, LATE_INFERRED, TOO_LATE = 0.3, 0.4, 0.1
+GAP = 60
+"""Steps without a new sign that keep an earlier one out of the story."""
+OLD = 300
+"""Steps before the first sign from which a change weighs half."""
+OVER, OVER_STEPS = 0.3, 30
+"""What the weight is multiplied by where the knob was back at its place so many steps before the first sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A knob, its turns (the weightiest first), and what they weigh."""
+
+    knob: Knob
+    turns: tuple[Turn, ...]
+    weight: float
+
+    @property
+    def turn(self) -> Turn:
+        """The weightiest."""
+        return self.turns[0]
+
+    @property
+    def inferred(self) -> bool:
+        """True where nobody told of it."""
+        return self.turn.told is Told.INFERRED
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A failure as far as its signs go: the first onset, the step at which the first sign was seen, the slack."""
+
+    first: int
+    seen: int
+    slack: int
+
+
+def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
+    """The stretch of signs that weighs most; None where there are none but remarks.
+
+    A stretch reaches on as long as the next sign is near: of a run's first hundred rows some detector always says
+    something.
+    """
+    stretches: list[list[Sign]] = []
+    for sign in sorted((sign for sign in found if sign.bad), key=lambda sign: sign.onset_step):
+        if stretches and sign.onset_step <= stretches[-1][-1].onset_step + max(GAP, IN_TIME * slack):
+            stretches[-1].append(sign)
+        else:
+            stretches.append([sign])
+    if not stretches:
+        return None
+    story = max(stretches, key=lambda signs: (max(s.severity.rank for s in signs), sum(s.severity.rank for s in signs)))
+    return Trouble(story[0].onset_step, min(sign.seen_step for sign in story), slack)
+
+
+def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:
+    """Knobs that were turned, the weightiest first."""
+    weighed: dict[str, list[tuple[float, Turn]]] = defaultdict(list)
+    for turn in _own(turns, trouble):
+        weighed[turn.knob].append((weight_of(turn, trouble), turn))
+    made = []
+    for name, pairs in weighed.items():
+        ordered = sorted(pairs, key=lambda pair: (-pair[0], pair[1].step, pair[1].name))
+        if ordered[0][0] >= LEAST:
+            made.append(Suspect(catalogue.knobs()[name], tuple(turn for _, turn in ordered), ordered[0][0]))
+    return sorted(made, key=lambda suspect: (-suspect.weight, suspect.turn.step, suspect.knob.name))
+
+
+def _own(turns: Sequence[Turn], trouble: Trouble) -> list[Turn]:
+    """Without footprints that another knob's turn left: an engine with old weights is far from the trainer, and
+    advantages that are off their centre, or another KL term, move the loss.
+    """
+    kept = []
+    for turn in turns:
+        by = {"rollout_engine": ("weight_sync",), "entropy_bonus": ("advantages", "kl_coefficient")}.get(turn.knob, ())
+        others = [other.step for other in turns if other.knob in by]
+        if turn.told is not Told.INFERRED or not any(step <= turn.step + IN_TIME * trouble.slack for step in others):
+            kept.append(turn)
+    return kept
+
+
+def weight_of(turn: Turn, trouble: Trouble) -> float:
+    """The weight of one turn."""
+    if turn.told is Told.INFERRED:
+        weight = INFERRED.get(turn.knob, CLEAR)
+    else:
+        weight = _size(turn, catalogue.knobs()[turn.knob], trouble.seen)
+    if turn.step > trouble.first + IN_TIME * trouble.slack:
+        late = LATE_INFERRED if turn.told is Told.INFERRED else LATE
+        weight *= late if turn.step <= trouble.first + LATER else min(late, TOO_LATE)
+    if trouble.first - turn.step >= OLD:
+        weight /= 2
+    if turn.until is not None and turn.until < trouble.first - OVER_STEPS:
+        weight *= OVER
+    return weight
+
+
+def _size(turn: Turn, knob: Knob, step: int) -> float:
+    """The share of its harm by which the knob had been turned at ``step``, in powers."""
+    if turn.warming:
+        return WARMING
+    before, after, factor = turn.before, turn.at(step), turn.factor(step)
+    if isinstance(before, str) or isinstance(after, str):
+        return OPTION
+    if factor is None:
+        if not math.isfinite(after) or after < 0:
+            return ODD
+        return FROM_NOTHING if before == 0 else TO_NOTHING
+    size = abs(math.log(factor)) / math.log(knob.harm)
+    hurts = factor > 1 if knob.name == "kl_coefficient" or knob.hurts == "up" else factor < 1 or knob.hurts == "both"
+    return min(size, MOST if hurts else HARMLESS)
+
+
+@cache
+def knob_of(kind: str) -> str:
+    """The knob that is usually behind a kind of finding, or the knob of that name; "" if none is known."""
+    named = next((knob.name for knob in catalogue.knobs().values() if kind in knob.usually), "")
+    return kind if kind in catalogue.knobs() else named
+
+
+# Turns that rows do not tell: of configs that changed between attempts, and of commands.
+
+LONGEST = 40
+"""Characters of an option's value."""
+
+
+def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int, int]) -> list[Turn]:
+    """Options of knobs that differ from one attempt to the next, at the first step of the later one.
+
+    Parameters
+    ----------
+    configs
+        Attempt -> what it was started with; one that gave nothing went on with what it had.
+    starts
+        Attempt -> its first step.
+    """
+    given = [(attempt, _flat(config)) for attempt, config in sorted(configs.items()) if config]
+    found = []
+    for (_, old), (attempt, new) in pairwise(given):
+        for option in sorted(old.keys() & new.keys()):
+            knob = _knob_with(option)
+            if old[option] != new[option] and knob is not None and attempt in starts:
+                path = ((starts[attempt], _value(new[option])),)
+                found.append(Turn(knob, option, starts[attempt], _value(old[option]), path, Told.CONFIG))
+    return found
+
+
+def _flat(config: Mapping[str, JSON], within: str = "") -> dict[str, JSON]:
+    """Dotted option -> value."""
+    options: dict[str, JSON] = {}
+    for name, value in config.items():
+        option = f"{within}{name}".lower()
+        if isinstance(value, Mapping):
+            options |= _flat(value, f"{option}.")
+        else:
+            options[option] = value
+    return options
+
+
+def _knob_with(option: str) -> str | None:
+    known = catalogue.knobs().values()
+    return next((knob.name for knob in known if any(pattern.search(option) for pattern in knob.options)), None)
+
+
+def _value(value: JSON) -> float | str:
+    """A number, also one that a config holds as text (``"1e-6"``); anything else as text."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)[:LONGEST]
+
+
+def command_turns(events: Iterable[Event]) -> list[Turn]:
+    """Commands that turn a knob and were carried out."""
+    known = {command: knob.name for knob in catalogue.knobs().values() for command in knob.commands}
+    found = []
+    for event in events:
+        command = str(event.body.get("command", "")) if event.kind == "command" else ""
+        if event.step is not None and command in known:
+            args = event.body.get("args")
+            told = ", ".join(f"{name} {value}" for name, value in args.items()) if isinstance(args, Mapping) else ""
+            says = f"the command {command}{' (' if told else ''}{told}{')' if told else ''}"
+            found.append(Turn(known[command], command, event.step, "", ((event.step, told),), Told.COMMAND, says=says))
+    return found

@@ -1,0 +1,285 @@
+"""Knobs that were turned: told from schedules in the rows, from configs and commands, and blamed for what followed."""
+
+import math
+
+import pytest
+from found import INFO, WARNING, found, happened
+
+from rlwatch import catalogue
+from rlwatch.demo import Recipe
+from rlwatch.diagnosis import KnobTracker, Sureness, Told, advice, config_turns, diagnose
+
+RATE, BETA, AGE = "optim/lr", "policy/kl_coef", "staleness/mean"
+
+
+def turned(values, metric=RATE, steps=None):
+    """Turns of one metric, row by row."""
+    tracker = KnobTracker()
+    for step, value in zip(steps or range(len(values)), values, strict=True):
+        tracker.update(step, {metric: value})
+    return list(tracker.turns)
+
+
+def cosine(step, steps=1000):
+    return 1e-6 * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
+
+
+@pytest.mark.parametrize(
+    ("values", "metric"),
+    [
+        pytest.param([1e-6] * 300, RATE, id="constant"),
+        pytest.param([1e-6 * min(1, (s + 1) / 1000) for s in range(3000)], RATE, id="a long linear warm-up"),
+        pytest.param([cosine(s) * min(1, (s + 1) / 10) for s in range(1000)], RATE, id="warm-up and cosine"),
+        pytest.param([1e-6 * (1 - s / 500) for s in range(500)], RATE, id="linear decay to nothing"),
+        pytest.param([1e-6] * 50 + [1e-7] * 50, RATE, id="a rate put down"),
+        pytest.param([0.1 * (1 - s / 200) for s in range(200)], BETA, id="a KL term annealed from the start"),
+        pytest.param([2.0 + (s % 3) for s in range(300)], AGE, id="an age that is measured"),
+        pytest.param([math.nan] * 100, RATE, id="never a number"),
+    ],
+)
+def test_a_schedule_is_no_change(values, metric):
+    """A warm-up, a decay, an annealing that was on its way from the first row, a number that always moves."""
+    assert turned(values, metric) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "metric", "words"),
+    [
+        pytest.param([1e-6] * 100 + [1e-5] * 50, RATE, "x 10 since step 100 (1e-06 to 1e-05)", id="a jump"),
+        pytest.param(
+            [1e-6] * 100 + [5e-5] * 3 + [1e-6] * 50, RATE, "x 50 since step 100 (1e-06 to 5e-05, until step 103)",
+            id="a spike that is over",
+        ),
+        pytest.param([0.01] * 100 + [-0.1] * 9, BETA, "0.01 to -0.1 since step 100", id="a sign"),
+        pytest.param([0.0] * 100 + [0.1] * 9, BETA, "0 to 0.1 since step 100", id="a term switched on"),
+        pytest.param([0.1] * 100 + [0.0] * 9, BETA, "0.1 to 0 since step 100", id="a term switched off"),
+        pytest.param([1e-6] * 100 + [math.nan] * 9, RATE, "1e-06 to NaN since step 100", id="NaN is a value"),
+        pytest.param([1e-6] * 100 + [math.inf] * 9, RATE, "1e-06 to Inf since step 100", id="infinity is another"),
+        pytest.param([1.0] * 100 + [25.0] * 9, AGE, "x 25 since step 100 (1 to 25)", id="weights that stay old"),
+    ],
+)  # fmt: skip
+def test_a_jump_is_dated_and_sized(values, metric, words):
+    """To the row, with where it came from and went."""
+    [turn] = turned(values, metric)
+
+    assert turn.words(len(values)) == words
+    assert (turn.step, turn.told) == (100, Told.LOGGED)
+
+
+def test_a_ramp_that_leaves_the_schedule_has_the_size_it_had_at_each_step():
+    """The demo's own: a forgotten range test, 28 steps in."""
+    recipe = Recipe()
+
+    [turn] = turned([recipe.learning_rate_at(step) for step in range(230)])
+
+    assert turn.step == recipe.range_test_step + 1
+    assert turn.factor(180) == pytest.approx(1.09**10, rel=0.15)
+    assert turn.factor(198) == pytest.approx(1.09**28, rel=0.15)
+
+
+def test_a_slow_ramp_is_dated_near_its_beginning():
+    """Half a per cent a row: seen when it has gone half as far again, dated where it left its level."""
+    [turn] = turned([1e-6] * 100 + [1e-6 * 1.008**s for s in range(200)])
+
+    assert 100 <= turn.step <= 105
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 10, 20])
+def test_the_cadence_of_the_log_does_not_hide_a_change(every):
+    """A row every so many steps."""
+    steps = list(range(0, 400, every))
+
+    [turn] = turned([1e-6 if step < 200 else 1.2e-5 for step in steps], steps=steps)
+
+    assert 200 - every < turn.step <= 200
+    assert turn.factor(400) == pytest.approx(12)
+
+
+def test_a_warm_up_that_lasts_is_known_as_one():
+    """A suspect only for want of others."""
+    [turn] = turned([1e-6 * (s + 1) / 1000 for s in range(400)])
+
+    assert turn.warming
+    assert turn.words(399).startswith("still in its warm-up at step 399")
+
+
+def test_memory_is_bounded():
+    """A knob that is turned again and again is remembered by its newest turns."""
+    values = [1e-6 * (20 if (s // 70) % 2 else 1) for s in range(20_000)]
+
+    turns = turned(values)
+
+    assert 1 < len(turns) <= 9
+    assert all(len(turn.path) <= 64 for turn in turns)
+
+
+# Footprints: knobs that no metric shows, by what they alone can do.
+
+
+def row(step, **changes):
+    """Rewards of right or wrong, advantages by group, a small loss, an engine that is near."""
+    wave = 0.03 * math.sin(step)
+    mean = 0.5 + wave
+    return {
+        "reward/mean": mean, "reward/std": math.sqrt(mean * (1 - mean)), "reward/zero_std_frac": 0.2,
+        "adv/min": -2.4 + wave, "adv/max": 2.4 + wave, "adv/std": 0.89 + wave / 10, "adv/mean": wave / 10,
+        "loss/raw": wave / 100, "mismatch/logp_absdiff": 0.01 * (1 + wave),
+    } | changes  # fmt: skip
+
+
+def footprints(changed, since=100, until=200):
+    tracker = KnobTracker()
+    for step in range(until):
+        tracker.update(step, row(step, **(changed if step >= since else {})))
+    return {(turn.knob, turn.step) for turn in tracker.turns if turn.told is Told.INFERRED}
+
+
+@pytest.mark.parametrize(
+    ("changed", "knob"),
+    [
+        ({"adv/min": -9.0}, "advantages"),
+        ({"adv/min": 0.0}, "advantages"),
+        ({"adv/mean": 1.1}, "advantages"),
+        ({"adv/std": 3.0}, "advantages"),
+        ({"reward/mean": -0.4}, "reward_function"),
+        ({"reward/std": 0.1}, "reward_function"),
+        ({"loss/raw": -0.4}, "entropy_bonus"),
+        ({"mismatch/logp_absdiff": 0.2}, "rollout_engine"),
+    ],
+)
+def test_a_footprint_names_its_knob(changed, knob):
+    """And the step, to the row."""
+    assert footprints(changed) == {(knob, 100)}
+
+
+def test_rows_as_ever_leave_no_footprint():
+    """Nor do rows that lack everything, or are not finite."""
+    assert footprints({}) == set()
+    assert footprints(dict.fromkeys(row(0), math.nan)) == set()
+    assert footprints({"adv/min": -9.0}, since=100, until=102) == set()
+
+
+# Blame.
+
+COLLAPSE = [found("reward_drop", 200), found("entropy_collapse", 210)]
+
+
+def test_a_knob_that_was_turned_before_the_first_sign_is_the_first_suspect():
+    """By how much, since when, and how long before."""
+    turns = turned([4e-4] * 171 + [4e-4 * 1.09**s for s in range(100)])
+
+    diagnosis = diagnose(COLLAPSE, turns=turns)
+
+    cause = diagnosis.causes[0]
+    assert (cause.kind, cause.knob, cause.onset_step) == ("learning_rate", "learning_rate", 172)
+    assert cause.title == "Learning rate x 12 since step 172 (0.0004 to 0.00487)"
+    assert cause.sure is Sureness.STRONG
+    assert "28 steps before the first sign" in cause.why
+    assert cause.symptoms == ("reward_drop", "entropy_collapse")
+    assert [action.id for action in cause.actions][:2] == ["roll-back", "lower-lr"]
+    assert cause.evidence[0].kind == "learning_rate"
+    assert diagnosis.to_dict()["causes"][0]["knob"] == "learning_rate"
+
+
+def test_what_was_turned_after_the_failure_did_not_cause_it():
+    """Somebody raised the rate when all was lost."""
+    diagnosis = diagnose(COLLAPSE, turns=turned([4e-4] * 240 + [4e-3] * 60))
+
+    assert diagnosis.causes[0].kind != "learning_rate"
+    assert all(cause.sure is not Sureness.STRONG for cause in diagnosis.causes if cause.kind == "learning_rate")
+
+
+def test_a_rate_put_down_is_no_suspect():
+    """In that direction it is not known to hurt."""
+    before = diagnose(COLLAPSE)
+
+    assert diagnose(COLLAPSE, turns=turned([4e-4] * 150 + [4e-5] * 150)) == before
+
+
+def test_the_greater_change_comes_first_and_two_alike_make_neither_sure():
+    """Of what was turned at one time."""
+    rate, age = turned([1e-6] * 150 + [3e-6] * 100), turned([1.0] * 150 + [40.0] * 100, AGE)
+
+    greater = diagnose(COLLAPSE, turns=[*rate, *age])
+    alike = diagnose(COLLAPSE, turns=[*turned([1e-6] * 150 + [2e-5] * 100), *age])
+
+    kinds = [cause.kind for cause in greater.causes]
+    assert kinds[0] == "weight_sync"
+    assert "learning_rate" in kinds[1:]
+    assert greater.causes[0].sure is Sureness.STRONG
+    assert alike.causes[0].sure is Sureness.PLAUSIBLE
+    assert "but there is also" in alike.causes[0].why
+
+
+def test_old_weights_explain_an_engine_that_is_far():
+    """The mismatch is what the knob shows itself by, and no rival of it."""
+    run = [found("staleness", 155, WARNING), found("mismatch_growth", 160), found("reward_drop", 200)]
+
+    diagnosis = diagnose(run, turns=turned([1.0] * 150 + [40.0] * 100, AGE))
+
+    assert diagnosis.causes[0].kind == "weight_sync"
+    assert "mismatch_growth" in diagnosis.causes[0].symptoms
+    assert all(cause.kind != "staleness" for cause in diagnosis.causes)
+
+
+def test_without_a_failure_no_knob_is_blamed():
+    """Remarks are no failure: a change that nothing followed is nobody's business."""
+    turns = turned([1e-6] * 100 + [1e-4] * 50)
+
+    assert diagnose([], turns=turns).causes == ()
+    assert all(c.kind != "learning_rate" for c in diagnose([found("reward_drop", 120, INFO)], turns=turns).causes)
+
+
+def test_at_a_step_later_changes_are_not_known():
+    """The diagnosis of an alarm at step 211 does not know of step 212."""
+    turns = turned([1e-6] * 212 + [1e-4] * 50)
+
+    assert diagnose(COLLAPSE, turns=turns, at=220) != diagnose(COLLAPSE, at=220)
+    assert diagnose(COLLAPSE, turns=turns, at=211) == diagnose(COLLAPSE, at=211)
+
+
+# What rows do not tell.
+
+
+def test_an_option_that_changed_at_a_resume_is_a_suspect():
+    """Nested options, numbers as text; what is no knob is not looked at."""
+    old = {"actor": {"optim": {"lr": "1e-6"}, "clip_ratio": 0.2}, "trainer": {"logger": "wandb"}}
+    new = {"actor": {"optim": {"lr": "2e-5"}, "clip_ratio": 0.2}, "trainer": {"logger": "console"}}
+
+    turns = config_turns({1: old, 2: {}, 3: new}, {1: 1, 3: 150})
+
+    assert [(turn.knob, turn.name, turn.step, turn.told) for turn in turns] == [
+        ("learning_rate", "actor.optim.lr", 150, Told.CONFIG)
+    ]
+    assert diagnose(COLLAPSE, turns=turns).causes[0].title == "Learning rate x 20 since step 150 (1e-06 to 2e-05)"
+
+
+def test_options_without_a_number_are_told_as_they_are():
+    """A data set that was exchanged."""
+    [turn] = config_turns({1: {"dataset_name": "gsm8k"}, 2: {"dataset_name": "aime"}}, {1: 1, 2: 150})
+
+    assert turn.words(200) == "gsm8k to aime since step 150"
+    assert diagnose(COLLAPSE, turns=[turn]).causes[0].knob == "data"
+
+
+def test_a_command_that_was_carried_out_is_a_suspect():
+    """By what it was told to do."""
+    asked = happened("command", 180, command="set-kl-coef", args={"value": 2.0})
+
+    cause = next(c for c in diagnose(COLLAPSE, events=[asked]).causes if c.kind == "kl_coefficient")
+
+    assert cause.title == "KL term: the command set-kl-coef (value 2.0) from step 180"
+
+
+@pytest.mark.parametrize("knob", catalogue.knobs().values(), ids=lambda knob: knob.name)
+def test_a_knob_of_the_catalogue_is_whole(knob):
+    """Kinds and actions there are, sizes that make sense, a source, and advice under its name."""
+    kinds = catalogue.kinds()
+
+    assert not {*knob.shows, *knob.also, *knob.usually} - set(kinds)
+    assert knob.name not in kinds
+    assert 1 < knob.least <= knob.harm
+    assert knob.hurts in {"up", "down", "both"}
+    assert knob.source
+    assert {"reward_drop", "nonfinite"} <= set(knob.leads_to)
+    assert advice(knob.name, "trl").actions
