@@ -589,9 +589,9 @@ def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tupl
 
 
 def _among(cause: Cause, weight: float, all_of_them: Sequence[tuple[float, Cause]]) -> Cause:
-    """The cause, less sure where another knob weighs about as much."""
+    """The cause, less sure where another weighs about as much that speaks of a knob."""
     known = catalogue.knobs()
-    rivals = [c.title for size, c in all_of_them if c is not cause and size >= RIVAL * weight and c.kind in known]
+    rivals = [c.title for size, c in all_of_them if c is not cause and size >= RIVAL * weight and c.knob in known]
     if cause.sure is not Sureness.STRONG or not rivals:
         return cause
     return replace(cause, sure=Sureness.PLAUSIBLE, why=f"{cause.why}; but there is also: {rivals[0]}")

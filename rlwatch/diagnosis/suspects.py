@@ -71,10 +71,10 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A failure as far as its signs go: the first onset, the step at which the first sign was seen, the slack."""
+    """A failure as far as its signs go: the first onset and the last, and how far onsets may be off."""
 
     first: int
-    seen: int
+    last: int
     slack: int
 
 
@@ -93,7 +93,7 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
     if not stretches:
         return None
     story = max(stretches, key=lambda signs: (max(s.severity.rank for s in signs), sum(s.severity.rank for s in signs)))
-    return Trouble(story[0].onset_step, min(sign.seen_step for sign in story), slack)
+    return Trouble(story[0].onset_step, max(sign.onset_step for sign in story), slack)
 
 
 def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:
@@ -127,7 +127,7 @@ def weight_of(turn: Turn, trouble: Trouble) -> float:
     if turn.told is Told.INFERRED:
         weight = INFERRED.get(turn.knob, CLEAR)
     else:
-        weight = _size(turn, catalogue.knobs()[turn.knob], trouble.seen)
+        weight = _size(turn, catalogue.knobs()[turn.knob], trouble.last)
     if turn.step > trouble.first + IN_TIME * trouble.slack:
         late = LATE_INFERRED if turn.told is Told.INFERRED else LATE
         weight *= late if turn.step <= trouble.first + LATER else min(late, TOO_LATE)
