@@ -250,7 +250,7 @@ class RunContract(StoreHooks):
         assert [(record.seq, record.attempt) for record in store.records("run")] == [(1, 1), (2, 1), (4, 2)]
 
     def test_the_configuration_of_each_attempt_is_kept(self, store: Store) -> None:
-        """What one attempt was given does not take the place of what an earlier one was; nothing is a value."""
+        """That of a later attempt does not take the place of an earlier one; none at all is a value."""
         for config in ({"lr": 1e-6, "nested": {"beta": 0.1}}, {}, {"lr": 2e-6}):
             store.open_run(RunInfo("run", config=config)).close()
 
