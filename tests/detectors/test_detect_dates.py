@@ -17,7 +17,15 @@ from rlwatch.detectors.reward.reward_constant import RewardConstant
 from rlwatch.detectors.reward.reward_drop import RewardDrop
 from rlwatch.detectors.reward.reward_hacking import RewardHacking
 from rlwatch.detectors.reward.silent_groups import NoSignal, ZeroVariance
-from rlwatch.detectors.rises import WeightTail
+from rlwatch.detectors.rises import (
+    MoEImbalance,
+    OffPolicyMask,
+    RatioDrift,
+    Repetition,
+    RoutingMismatch,
+    Staleness,
+    WeightTail,
+)
 from rlwatch.detectors.rollouts.broken_output import DegenerateBatch, GarbledOutput, Id0Run
 from rlwatch.detectors.rollouts.lengths import LengthCollapse, LengthExplosion, LengthSurge
 from rlwatch.detectors.rollouts.long_tail import LongTail
@@ -100,6 +108,27 @@ RUNS = {
     "estimators apart": (KLEstimator, {"policy/kl_ref_k1": (0.1, 0.1), "policy/kl_ref_k3": (0.1, 0.5)}),
     "KL that ran away": (KLReference, {"policy/kl_ref": (0.2, 2.0)} | SAME),
     "ratios of long responses": (RatioGrowth, {"ratio/log_var_growth": (1e-5, 5e-3), "len/mean": (1e3, 1e3)}),
+    "fewer tokens a second": (ThroughputDrop, {"time/throughput": (1000.0, 250.0), "time/step": (10.0, 40.0)}),
+    "less to do": (ThroughputDrop, {"time/throughput": (1000.0, 250.0), "time/step": (10.0, 10.0)}),
+    "longer for longer responses": (ThroughputDrop, {"time/step": (10.0, 40.0), "len/mean": (100.0, 400.0)}),
+    "few groups with a signal": (ZeroVariance, {"reward/effective_groups": (48.0, 8.0)}),
+    "groups that are all right": (
+        ZeroVariance,
+        {"reward/zero_std_right_frac": (0.1, 0.7), "reward/zero_std_wrong_frac": (0.1, 0.2)},
+    ),
+    "a gradient of nothing": (NoSignal, {"optim/grad_norm": (1.0, 0.0)} | SAME),
+    "solved": (NoSignal, {"reward/zero_std_frac": (0.2, 1.0), REWARD: (0.5, 1.0)}),
+    "tokens at the clamp": (KLEstimator, {"policy/kl_ref_saturated": (0.0, 0.05)}),
+    "cut at the limit": (LengthSurge, {"len/clipped": (0.1, 0.8)} | SAME),
+    "routed elsewhere": (RoutingMismatch, {"mismatch/routing_layer_frac": (0.1, 0.4)}),
+    "experts": (MoEImbalance, {"mismatch/moe_max_vio": (1.5, 6.0)}),
+    "loops": (Repetition, {"text/looping_frac": (0.01, 0.5)} | LOST),
+    "drifting ratios": (RatioDrift, {"ratio/geo_mean": (1.001, 0.8)}),
+    "stale": (Staleness, {"staleness/mean": (1.0, 6.0)}),
+    "masked as off-policy": (OffPolicyMask, {"offpolicy/masked": (0.02, 0.5)}),
+    "clipped below": (ClipSaturation, {"ratio/clipfrac_low": (0.01, 0.5)} | {"ratio/seq_mean": (1.0, 1.0)}),
+    "prefixes of turns": (Retokenisation, {"text/turn_prefix_kept": (1.0, 0.5)}),
+    "budget of the rollouts": (LongTail, {"len/budget_used": (0.9, 0.3)}),
 }
 SAID = {
     "entropy lost with the reward": (({"critical": 67}, 60, 164), ({"critical": 63}, 60, 161)),
@@ -149,6 +178,24 @@ SAID = {
         ({"warning": 63, "critical": 68, "info": 104}, 60, 162),
     ),
     "ratios of long responses": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "fewer tokens a second": (({"warning": 66, "info": 165}, 60, 166), ({"warning": 63, "info": 161}, 60, 162)),
+    "less to do": (({"info": 66}, 60, 166), ({"info": 63}, 60, 162)),
+    "longer for longer responses": (({"info": 66}, 60, 166), ({"info": 63}, 60, 162)),
+    "few groups with a signal": (({"warning": 90}, 70, 170), ({"warning": 69}, 62, 163)),
+    "groups that are all right": (({"info": 94}, 60, 166), ({"info": 70}, 60, 162)),
+    "a gradient of nothing": (({"warning": 75, "critical": 85}, 70, 170), ({"warning": 64, "critical": 69}, 62, 163)),
+    "solved": (({"info": 82}, 60, 163), ({"info": 66}, 60, 161)),
+    "tokens at the clamp": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "cut at the limit": (({"warning": 81}, 60, 166), ({"warning": 67}, 60, 162)),
+    "routed elsewhere": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "experts": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "loops": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "drifting ratios": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "stale": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "masked as off-policy": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "clipped below": (({"warning": 67}, 60, 165), ({"warning": 63}, 60, 162)),
+    "prefixes of turns": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
+    "budget of the rollouts": (({"warning": 66}, 60, 166), ({"warning": 63}, 60, 162)),
 }
 """First row of each severity, the onset's row and the last: with a row a step, and with one every ten steps."""
 
@@ -286,6 +333,84 @@ NUMBERS = {
         1e-05,
         {"level": 0.005, "threshold": 0.0005, "start": 1e-05, "factor": 500.0, "length": 1000.0, "variance": 5.0},
     ),
+    "fewer tokens a second": (
+        "time/throughput",
+        2.0,
+        1000.0,
+        {"seconds": 40.0, "seconds_start": 10.0, "tokens_per_second": 250.0, "tokens_per_second_start": 1000.0},
+    ),
+    "less to do": (
+        "time/throughput",
+        2.0,
+        1000.0,
+        {"seconds": 10.0, "seconds_start": 10.0, "tokens_per_second": 250.0, "tokens_per_second_start": 1000.0},
+    ),
+    "longer for longer responses": (
+        "time/step",
+        2.0,
+        10.0,
+        {"seconds": 40.0, "seconds_start": 10.0, "per_token_factor": 1.0},
+    ),
+    "few groups with a signal": (
+        "reward/effective_groups",
+        None,
+        48.0,
+        {"effective_groups": 8.0, "effective_start": 48.0, "side": "unknown"},
+    ),
+    "groups that are all right": (
+        "reward/zero_std_frac",
+        1.28571,
+        0.2,
+        {"share": 0.9, "start": 0.2, "right": 0.7, "wrong": 0.2, "side": "easy"},
+    ),
+    "a gradient of nothing": (
+        "optim/grad_norm",
+        None,
+        None,
+        {"grad_norm": 0.0, "grad_ratio": 0.0, "reward": 0.5, "reward_start": 0.5},
+    ),
+    "solved": ("reward/zero_std_frac", 1.33333, None, {"silent_share": 1.0, "reward": 1.0, "reward_start": 0.5}),
+    "tokens at the clamp": ("policy/kl_ref_saturated", 26.2632, None, {"share": 0.05, "clamped_mean": 0.5}),
+    "cut at the limit": (
+        "len/clipped",
+        4.0,
+        None,
+        {"level": 0.8, "threshold": 1.0, "start": 0.111111, "factor": 36.0, "reward": 0.5, "reward_start": 0.5},
+    ),
+    "routed elsewhere": (
+        "mismatch/routing_layer_frac",
+        3.0,
+        0.111111,
+        {"level": 0.4, "threshold": 0.222222, "start": 0.111111, "factor": 6.0},
+    ),
+    "experts": ("mismatch/moe_max_vio", 2.0, 1.5, {"level": 6.0, "threshold": 3.0, "start": 1.5, "factor": 4.0}),
+    "loops": (
+        "text/looping_frac",
+        9.0,
+        None,
+        {"level": 0.5, "threshold": 0.111111, "start": 0.010101, "factor": 99.0, "reward": 0.1},
+    ),
+    "drifting ratios": (
+        "ratio/geo_mean",
+        11.2684,
+        1.0,
+        {"level": 0.8, "threshold": 0.0198026, "start": 0.0009995, "factor": 223.255},
+    ),
+    "stale": ("staleness/mean", 2.0, 1.0, {"level": 6.0, "threshold": 3.0, "start": 1.0, "factor": 6.0}),
+    "masked as off-policy": (
+        "offpolicy/masked",
+        5.66667,
+        None,
+        {"level": 0.5, "threshold": 0.176471, "start": 0.0204082, "factor": 49.0},
+    ),
+    "clipped below": ("ratio/clipfrac_low", 1.5, 0.01, {"clipped": 0.5, "start": 0.01, "odds_factor": 99.0}),
+    "prefixes of turns": ("text/turn_prefix_kept", 49.0, None, {"text/turn_prefix_kept": 0.5}),
+    "budget of the rollouts": (
+        "len/budget_used",
+        2.0,
+        None,
+        {"level": 0.3, "threshold": 1.66667, "start": 1.11111, "factor": 3.0},
+    ),
 }
 """Metric, score and baseline of the last finding before the change is over, and what its evidence holds at least."""
 
@@ -336,5 +461,5 @@ def test_a_finding_has_the_numbers_it_was_made_of(name):
 
     assert said.metric == metric
     assert said.score == (None if score is None else pytest.approx(score, rel=1e-5))
-    assert said.baseline == (None if baseline is None else pytest.approx(baseline))
+    assert said.baseline == (None if baseline is None else pytest.approx(baseline, rel=1e-5))
     assert {key: said.evidence.get(key) for key in evidence} == evidence

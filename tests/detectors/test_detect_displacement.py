@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from exact_runs import alarms, exact, then
+from exact_runs import worst as worst_of
 from shaped_runs import coarse, findings, firsts, flat, ramp, run, worst
 
 from rlwatch.detectors.exploration.likelihood_displacement import LikelihoodDisplacement
@@ -129,3 +131,55 @@ def test_without_entropy_and_displacement_the_fall_must_be_large():
 
     assert worst(LikelihoodDisplacement(), fifth) in (None, Severity.INFO)
     assert worst(LikelihoodDisplacement(), half) is Severity.WARNING
+
+
+def fell(to, *, best=-1.0, **more):
+    """Likelihood that falls at step 60, and other metrics that change with it."""
+    curves = {name.replace("_", "/", 1): then(*pair, 60) for name, pair in more.items()}
+    return exact({"lld/logp_positive": then(best, to, 60)} | curves, length=120)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (fell(-1.29), None),
+        (fell(-1.31), "warning"),
+        (fell(-1.09, policy_entropy=(1.0, 1.0)), None),
+        (fell(-1.11, policy_entropy=(1.0, 1.0)), "warning"),
+        (fell(-1.11, policy_entropy=(1.0, 0.5)), "warning"),
+        (fell(-1.25, policy_entropy=(1.0, 1.12)), "warning"),
+        (fell(-1.25, policy_entropy=(1.0, 1.13)), None),
+        (fell(-1.09, lld_displaced_frac=(0.2, 0.49)), None),
+        (fell(-1.11, lld_displaced_frac=(0.2, 0.49)), None),
+        (fell(-1.11, lld_displaced_frac=(0.45, 0.51)), "warning"),
+        (fell(-1.09, lld_displaced_frac=(0.45, 0.51)), None),
+        (fell(-1.5, optim_grad_norm=(1.0, 2.9)), "warning"),
+        (fell(-1.5, optim_grad_norm=(1.0, 3.0)), "critical"),
+        (fell(-1.0, optim_grad_norm=(1.0, 9.0)), None),
+        (fell(-4.0, policy_entropy=(1.0, 1.9)), "warning"),
+        (fell(-4.0, policy_entropy=(1.0, 2.0)), "critical"),
+    ],
+)
+def test_each_limit_of_a_phase(rows, said):
+    """A third alone, a tenth with a witness, half of it beyond what entropy explains; gradient thrice, entropy twice."""
+    assert worst_of(LikelihoodDisplacement(), rows) == said
+
+
+def test_the_numbers_of_the_phases():
+    """Which it is, the levels, and the factors; dated to the first row that was low."""
+    steady = LikelihoodDisplacement()
+    rows = exact({"lld/logp_positive": then(-1.0, -1.01, 60), "reward/mean": then(0.2, 0.8, 60)}, length=120)
+    first = alarms(steady, rows)["info"]
+    rows = fell(-2.0, optim_grad_norm=(0.5, 2.0), lld_displaced_frac=(0.25, 0.75), reward_mean=(0.5, 0.5))
+    third = alarms(LikelihoodDisplacement(), rows)["critical"]
+
+    assert (first.evidence["phase"], first.onset_step, first.step) == (1, 64, 94)
+    assert "have not become more likely while reward rose from 0.2 to 0.8" in first.message
+    assert third.onset_step == 60
+    assert third.score == pytest.approx(10.0)
+    assert third.baseline == -1.0
+    assert third.evidence["phase"] == 3
+    assert third.evidence["logp_positive"] == -2.0
+    assert third.evidence["grad_factor"] == 4
+    assert "the gradient norm is 4 times its start" in third.message
+    assert "75% of them became less likely" in third.message

@@ -144,6 +144,12 @@ def test_the_run_is_told_once_four_fifths_are_spent_and_warned_at_nine_tenths():
     assert told.evidence["arrival_low"] <= told.evidence["arrival_steps"] <= told.evidence["arrival_high"]
     assert "explains 100% of it; so it will stall at 0.4" in told.message
     assert "nine tenths will be spent in" in told.message
+    assert told.score == pytest.approx(told.evidence["spent"] / 0.8, rel=1e-4)
+    assert (told.metric, told.onset_step) == ("policy/entropy", told.step - 2)
+    assert told.baseline == pytest.approx(H0, rel=0.05)
+    assert f"{told.evidence['spent']:.0%} of the entropy is spent" in told.message
+    left = math.log((1 - told.evidence["spent"]) / 0.1)  # of log H, down to a tenth of the start
+    assert told.evidence["arrival_steps"] == pytest.approx(left / 0.03, rel=0.01)
     assert 76 <= warned.step <= 90
     assert warned.evidence["gain_left"] == pytest.approx(A * (math.exp(0.05) - 1.0), abs=0.01)
     assert "critical" not in found
@@ -232,3 +238,13 @@ def test_more_entropy_left_means_more_reward_left():
 def test_a_law_is_a_number_at_any_entropy():
     """A broken log may say a million nats."""
     assert math.isfinite(Law(0.2, 0.6, 0.0, 1.0).at(1e6))
+
+
+def test_the_best_of_the_last_ten_batches_is_the_top():
+    """From 0.41 at most on, which the reward has nearly reached, there is nothing left to buy."""
+    curves = {"policy/entropy": fall(), "reward/mean": law(fall()), "reward/max": lambda s: 1.0 if s < 100 else 0.41}
+    watch = EntropyBudget()
+    said = {row.step: [f.severity.value for f in watch.update(row)] for row in exact(curves, length=140)}
+
+    assert [step for step in said if said[step] != said.get(step - 1, [])] == [62, 87, 107]
+    assert (said[62], said[87], said[107]) == (["info"], ["warning"], ["info"])
