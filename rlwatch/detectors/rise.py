@@ -37,6 +37,11 @@ def log_size(ratio: float) -> float:
     return abs(math.log(min(max(abs(ratio), 1.0 / MOST), MOST)))
 
 
+def inverse(value: float) -> float:
+    """1 / |value|: of what is bad when it is small."""
+    return MOST if abs(value) <= 1.0 / MOST else min(1.0 / abs(value), MOST)
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A bound of a metric: ``floor`` in its own unit, and ``factor`` times how the run began, after ``scale``.

@@ -219,21 +219,28 @@ class OffPolicyMask(RiseDetector):
     message = "{says}: sampling and training policy drift apart (staleness or engine mismatch)"
 
 
+_VERSIONS = "{metric} is {level} policy versions, at the start {start}"
+
+
 class Staleness(RiseDetector):
-    """Policy versions between sampling and update, and versions one response was sampled under."""
+    """Policy versions between sampling and update, versions one response was sampled under, share of stale ones."""
 
     name = "staleness"
     limits = (
-        Limit("staleness/mean", 3.0, 2.0),
-        Limit("staleness/worst_mean", 4.0, 2.0),
-        Limit("staleness/max", 8.0, 2.0),
-        Limit("staleness/spans_mean", 3.0, 2.0),
-        Limit("staleness/spans_max", 8.0, 2.0),
+        Limit("staleness/mean", 3.0, 2.0, says=_VERSIONS),
+        Limit("staleness/worst_mean", 4.0, 2.0, says=_VERSIONS),
+        Limit("staleness/max", 8.0, 2.0, says=_VERSIONS),
+        Limit("staleness/spans_mean", 3.0, 2.0, says=_VERSIONS),
+        Limit("staleness/spans_max", 8.0, 2.0, says=_VERSIONS),
+        Limit(
+            "staleness/stale_frac",
+            0.5,
+            4.0,
+            odds,
+            says="{level:.0%} of the responses are of an older policy, at the start {start_share:.0%}",
+        ),
     )
-    message = (
-        "{metric} is {level} policy versions, at the start {start}: "
-        "the trainer runs ahead of the rollouts it learns from"
-    )
+    message = "{says}: the trainer runs ahead of the rollouts it learns from"
     baseline = "start"
 
 

@@ -58,6 +58,29 @@ def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
     }
 
 
+def critic_metrics(progress: float, row: dict[str, float], noise: random.Random) -> dict[str, float]:
+    """Metrics of a value function beside ``row``, and of advantages: it explains nothing at first, then half.
+
+    ``progress``: share of the run that has passed. Half of the rollouts are one version old.
+    """
+
+    def around(level: float, sigma: float = 0.2) -> float:
+        return level * math.exp(noise.gauss(0.0, sigma))
+
+    learnt = 1.0 - math.exp(-6.0 * progress)
+    returns = row["reward/mean"] - 0.02 * progress + noise.gauss(0.0, 0.02)
+    return {
+        "critic/value_loss": around(0.05 + 0.15 * (1.0 - learnt)),
+        "critic/explained_var": 0.6 * learnt - 0.1 + noise.gauss(0.0, 0.08),
+        "critic/value_clipfrac": min(around(0.05 * (1.0 - learnt) + 0.01, 0.5), 1.0),
+        "critic/value_mean": returns * learnt + noise.gauss(0.0, 0.02),
+        "critic/returns_mean": returns,
+        "adv/std": around(0.9 - 0.3 * progress, 0.1),
+        "reward/group_std": around(0.3 - 0.1 * progress, 0.1),
+        "staleness/stale_frac": min(around(0.5, 0.1), 1.0),
+    }
+
+
 ENGINE_BROKEN = {
     "mismatch/prob_corr": 0.8,
     "mismatch/ess": 0.05,
@@ -81,6 +104,14 @@ ENGINE_BROKEN = {
     "text/turn_prefix_kept": 0.5,
     "tokens/environment_leak": 0.4,
     "optim/step_skipped": 1.0,
+    "critic/value_loss": 40.0,
+    "critic/explained_var": -2.0,
+    "critic/value_clipfrac": 0.8,
+    "critic/value_mean": 30.0,
+    "critic/returns_mean": -9.0,
+    "adv/std": 0.01,
+    "reward/group_std": 0.001,
+    "staleness/stale_frac": 1.0,
 }
 """The values of a run in which all of this goes wrong, where a factor on the healthy ones would make no sense."""
 
@@ -244,7 +275,8 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics`, ``rollout_metrics`` and ``engine_metrics``; the others are the same without.
+    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics`` and ``critic_metrics``; the others are the same
+    without.
     """
     return list(_rows(seed, length, every, layers, taps))
 
@@ -252,11 +284,12 @@ def healthy_run(
 @lru_cache(maxsize=24)
 def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
     """The same few runs serve many tests, and making one takes longer than judging it."""
-    noise, of_layers, of_taps, of_rollouts, of_engine = (random.Random(seed + i) for i in range(5))
+    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic = (random.Random(seed + i) for i in range(6))
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
         step.update(layer_norms(step["optim/grad_norm"], layers, of_layers))
-    for step in steps if taps else ():
+    for at, step in enumerate(steps if taps else ()):
+        step.update(critic_metrics(at / length, step, of_critic))
         step.update(tapped_metrics(step, of_taps))
         step.update(engine_metrics(step, of_engine))
         step.update(rollout_metrics(step, of_rollouts))

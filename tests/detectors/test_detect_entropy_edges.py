@@ -175,3 +175,32 @@ def test_the_numbers_of_an_explosion():
     assert finding.message == (
         "entropy rose from 0.5 to 1.25 nats/token (uniform noise would be 3) while reward fell from 1 to 0.1"
     )
+
+
+@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_a_collapse_within_the_first_rows_is_held_to_the_very_first(after, every):
+    """A learning rate of 0.03 from the first step on: forty rows, hardly one of them as the model was."""
+    curves = {"policy/entropy": then(1.2, 0.01, after * every), "reward/mean": then(0.3, 0.05, after * every)}
+
+    assert worst(EntropyCollapse(), exact(curves, length=40, every=every)) == "critical"
+
+
+def test_a_format_that_is_learnt_in_the_first_step_is_no_collapse():
+    """Entropy falls to a tenth at once, the reward rises from then on."""
+    curves = {"policy/entropy": then(1.2, 0.12, 1), "reward/mean": lambda s: min(0.02 + 0.02 * s, 0.8)}
+
+    assert worst(EntropyCollapse(), exact(curves, length=60)) is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(4.7e-20, 4.0e-8), (1e-3, 0.04)])
+def test_multiples_of_hardly_any_entropy_are_no_explosion(low, high):
+    """The policy is as certain as before, whatever the ratio."""
+    assert worst(EntropyExplosion(), exact({"policy/entropy": then(low, high, 20), "reward/mean": FALLEN})) is None
+
+
+def test_from_hardly_any_entropy_to_much_is_one():
+    """The floor stands in for the start."""
+    assert (
+        worst(EntropyExplosion(), exact({"policy/entropy": then(1e-3, 0.4, 20), "reward/mean": FALLEN})) == "critical"
+    )

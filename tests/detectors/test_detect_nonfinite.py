@@ -37,6 +37,18 @@ def test_one_value_once_is_a_warning(name, value):
     assert said({}, {name: value}, {}, {}) == [None, Severity.WARNING, None, None]
 
 
+@pytest.mark.parametrize(("first", "second"), [("loss/policy", "policy/entropy"), ("critic/value_loss", "loss/policy")])
+def test_another_value_that_breaks_soon_after_is_critical(first, second):
+    """A second NaN two steps later is no quirk of the first; the first one again is as harmless as before."""
+    other = said({}, {first: math.nan}, {}, {second: math.nan}, {})
+    same = said({}, {first: math.nan}, {}, {first: math.nan}, {})
+    late = said({}, {first: math.nan}, *[{}] * 60, {second: math.nan})
+
+    assert other == [None, Severity.WARNING, None, Severity.CRITICAL, None]
+    assert same == [None, Severity.WARNING, None, Severity.WARNING, None]
+    assert late[-1] is Severity.WARNING
+
+
 def test_kl_that_was_never_finite_is_told_once_as_info():
     """TRL logs NaN for ``kl`` at beta = 0."""
     assert said(*[{"policy/kl_ref": math.nan}] * 5) == [Severity.INFO, None, None, None, None]

@@ -39,6 +39,7 @@ CASES = [
     (Staleness, "staleness/max", 2.0, 20.0),
     (Staleness, "staleness/spans_mean", 1.2, 5.0),
     (Staleness, "staleness/spans_max", 2.0, 20.0),
+    (Staleness, "staleness/stale_frac", 0.2, 0.9),
 ]
 each = pytest.mark.parametrize(("detector", "metric", "before", "after"), CASES)
 

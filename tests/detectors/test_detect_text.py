@@ -1,5 +1,7 @@
 """What a broken sampler writes: token id 0, garbled characters, batches in which all is alike."""
 
+import math
+
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
 
@@ -141,3 +143,21 @@ def test_a_limit_that_depends_on_the_prompt_is_one_prompt_a_batch():
     ]
 
     assert worst(DegenerateBatch(), moved) is None
+
+
+@pytest.mark.parametrize(
+    ("beside", "says"),
+    [
+        ({}, "the sampler was given NaN"),
+        ({"policy/entropy": 0.4}, "the sampler was given NaN"),
+        ({"nonfinite/rollout_logp": 3.0}, "log-probs are not finite"),
+        ({"mismatch/k3": math.nan}, "log-probs are not finite"),
+        ({"nonfinite/rollout_logp": 0.0}, "no NaN made them"),
+        ({"mismatch/k3": 0.001, "mismatch/logp_absdiff": 0.01}, "no NaN made them"),
+    ],
+)
+def test_id0_responses_are_put_down_to_nan_only_where_the_engines_log_probs_allow_it(beside, says):
+    """Finite log-probs of the engine: the policy itself prefers the token. Those of the trainer say nothing of it."""
+    rows = exact({"text/id0_frac": always(1.0)} | {name: always(value) for name, value in beside.items()})
+
+    assert says in alarms(Id0Run(), rows)["critical"].message

@@ -87,10 +87,11 @@ def test_frequent_spikes_do_not_vaccinate_either():
     """Every seventh row 50: the last one is as much of a spike as the first."""
     rows = run({"optim/grad_norm": lambda s, n: 50.0 if s % 7 == 0 else 0.5 * math.exp(n.gauss(0.0, 0.1))})
 
-    spikes = [f.step for f in findings(GradSpike(), rows)]
+    told = findings(GradSpike(), rows)
 
-    assert spikes[-1] == 196
-    assert len(spikes) >= 25
+    assert told[-1].evidence["spikes"] == len(range(105, 200, 7))
+    assert told[-1].onset_step == 105
+    assert {f.severity for f in told} == {Severity.WARNING}
 
 
 @pytest.mark.parametrize("every", [1, 5, 10])

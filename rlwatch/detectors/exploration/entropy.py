@@ -11,6 +11,9 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
+CERTAIN = 0.05
+"""Nats per token below which hardly any token is in doubt, and multiples of less are multiples of nothing."""
+
 
 class EntropyDetector(BaseDetector):
     """Median token entropy of the last rows against the run's beginning, with its reward as witness.
@@ -26,6 +29,7 @@ class EntropyDetector(BaseDetector):
         super().__init__()
         self._context = RunContext()
         self._base = base
+        self._first_row: tuple[int, float] | None = None
         self._now = now
         self._moved = Hold(forgive=3)
         self._warned = Hold(forgive=1)
@@ -38,6 +42,7 @@ class EntropyDetector(BaseDetector):
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the level of the last rows."""
         entropy = abs(finite(step, *self.reads) or 0.0)
+        self._first_row = (step.step, entropy) if self._first_row is None else self._first_row
         self._base.update(step.step, entropy)
         self._now.update(step.step, entropy)
         now, level, first = self._now.get(), self._base.get(), self._base.first
@@ -78,6 +83,8 @@ WARN, WARN_BAD = 0.15, 0.4
 """Ratio that warns by itself, and beside a fallen reward or silent groups."""
 CRITICAL, CRITICAL_BAD = 0.02, 0.2
 """The same for critical. Healthy runs fall to 0.15-0.3 of their start while the reward rises."""
+SETTLED = 20
+"""Steps in which a format is learnt, which takes most of the entropy of a first row and pays within them."""
 PAID = 0.05
 """Ratio that warns even while the reward rises: there is nothing left to spend."""
 
@@ -95,8 +102,19 @@ class EntropyCollapse(EntropyDetector):
         super().__init__(Baseline(), Window(rows=10, steps=10))
 
     def beginning(self, level: float, first: float) -> float:
-        """The higher: a run that falls inside its warm-up is judged by its first rows."""
-        return max(level, first)
+        """The higher: a run that falls inside its warm-up is judged by its first rows.
+
+        One step can be enough to collapse, so the very first row, before any update, counts as well where the reward
+        has not risen since: once it had its time, or hardly any token is in doubt.
+        """
+        return max(level, first, self._very_first())
+
+    def _very_first(self) -> float:
+        now, last = self._now.get(), self._now.at
+        if self._first_row is None or now is None or self._context.reward.risen():
+            return 0.0
+        began, entropy = self._first_row
+        return entropy if now < CERTAIN or last[-1] - began >= SETTLED else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
         """A fall counts by its depth; less if the reward paid for it, more where that fell or nothing is learnt."""
@@ -174,8 +192,9 @@ class EntropyExplosion(EntropyDetector):
         super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))
 
     def beginning(self, level: float, first: float) -> float:
-        """The lower: a run that rises inside its warm-up is judged by its first rows."""
-        return min(level, first)
+        """The lower: a run that rises inside its warm-up is judged by its first rows; never next to nothing."""
+        least = min(level, first)
+        return max(least, CERTAIN) if least > 0.0 else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
         """A rise counts beside a fallen reward, by itself if it is large, or close to noise."""

@@ -1,4 +1,4 @@
-"""Gradient norm: single spikes warn, a level that stays orders of magnitude up is critical."""
+"""Gradient norm: spikes warn, again and again for as long as they recur; a level that stays up is critical."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ HIGH = 5.0
 """Factor that dates the beginning of a sustained rise."""
 ADOPT = 0.25
 """Share of recent rows that are spikes from which on they are the new normal (of the spike test only)."""
+AGAIN, LARGE, WITHIN = 3, 10.0, 100
+"""Spikes of at least so large a factor within so many steps that make them a habit: one odd batch is one spike."""
+NOTHING = 1e-4
+"""Gradient norm that is as good as none: beside it any batch that teaches something looks like a spike."""
 
 
 class GradSpike(BaseDetector):
@@ -40,6 +44,7 @@ class GradSpike(BaseDetector):
         self._now = Window(rows=8, steps=8, least=5)
         self._normal = Window(rows=100, steps=500, least=8)
         self._spikes = Window(rows=50, steps=250, least=8)
+        self._factors = Window(rows=WITHIN, steps=WITHIN, least=1)
         self._high = Hold(forgive=2)
         self._sustained = Hold(forgive=1)
 
@@ -60,7 +65,7 @@ class GradSpike(BaseDetector):
             self._sustained.update(step.step, now is not None and now > SUSTAINED * start)
             if now is not None and self._sustained.lasted(5):
                 return [self._level(step, now, start)]
-        return [self._spike(step, norm, usual)] if spiked and usual is not None else []
+        return self._spiked(step, norm, usual if spiked else None)
 
     def _usual(self) -> float | None:
         """Upper decile of recent rows that were no spikes, never below how the run began by much."""
@@ -78,6 +83,30 @@ class GradSpike(BaseDetector):
         share = self._spikes.mean
         if not spiked or (share is not None and share > ADOPT):
             self._normal.update(step, norm)
+
+    def _spiked(self, step: ClosedStep, norm: float, usual: float | None) -> list[Finding]:
+        """A spike now (``usual`` is what it stands out from), or a habit of them, which goes on between two."""
+        factor = 0.0 if usual is None or usual <= NOTHING else norm / usual
+        self._factors.update(step.step, factor)
+        known = zip(self._factors.at, self._factors.values, strict=True)
+        recent = [(at, times) for at, times in known if times > LARGE]
+        if len(recent) >= AGAIN:
+            return [self._habit(step, recent)]
+        return [] if usual is None else [self._spike(step, norm, usual)]
+
+    def _habit(self, step: ClosedStep, spikes: list[tuple[int, float]]) -> Finding:
+        largest = max(factor for _, factor in spikes)
+        return self.finding(
+            step,
+            "grad_spike",
+            Severity.WARNING,
+            f"the gradient norm spikes again and again: {len(spikes)} times in {WITHIN} steps, up to {number(largest)} "
+            "times its recent upper range",
+            onset=spikes[0][0],
+            metric="optim/grad_norm",
+            score=largest / SPIKE,
+            evidence=rounded({"spikes": len(spikes), "factor": largest}),
+        )
 
     def _spike(self, step: ClosedStep, norm: float, usual: float) -> Finding:
         return self.finding(

@@ -66,7 +66,7 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "policy": ("nonfinite/logp", "policy/logp_mean", "policy/entropy"),
     "ratio": ("ratio/mean", "ratio/max", "policy/kl_old"),
     "KL to the reference": ("policy/kl_ref",),
-    "loss": ("nonfinite/loss", "loss/policy", "loss/raw"),
+    "loss": ("nonfinite/loss", "loss/policy", "loss/raw", "critic/value_loss"),
     "gradient": ("nonfinite/grad", "optim/grad_norm"),
 }
 """Links in the order of a step, and the metrics that show them: a count above 0, or a value that is not finite."""
@@ -207,6 +207,7 @@ OPTIONAL = (
 CORE = (
     "loss/policy",
     "loss/raw",
+    "critic/value_loss",
     "optim/grad_norm",
     "policy/entropy",
     "policy/logp_mean",
@@ -225,8 +226,9 @@ class NonFinite(BaseDetector):
     """Any NaN or Inf in a core metric, or any count of non-finite tensor elements above zero.
 
     One value alone, once, may be a logging quirk or a skipped step: a warning. Several at one step, the
-    same again and again, or counts that return are critical. Judged on arrival too. ``evidence["chain"]`` dates the
-    links that broke, ``evidence["class"]`` says where the chain was entered (A to D, "" if unknown).
+    same again and again, another one soon after, or counts that return are critical. Judged on arrival too.
+    ``evidence["chain"]`` dates the links that broke, ``evidence["class"]`` says where the chain was entered (A to D, ""
+    if unknown).
     """
 
     name: ClassVar[str] = "nonfinite"
@@ -240,6 +242,8 @@ class NonFinite(BaseDetector):
         self._holds = {name: Hold() for name in CORE}
         self._onset = Hold(forgive=1)
         self._counted_rows_ago: int | None = None
+        self._broke: dict[str, int] = {}
+        """Rows since each metric was last certain not to be finite, of the last ``RECENT_ROWS``."""
         self._chain = ChainWatch()
 
     def notice(self, event: Event) -> None:
@@ -261,6 +265,8 @@ class NonFinite(BaseDetector):
         self._reported.update(never)
         self._follow(step, certain, counts)
         self._remember(step, set(bad), counted=bool(counts))
+        self._broke = {name: rows + 1 for name, rows in self._broke.items() if rows < RECENT_ROWS}
+        self._broke |= dict.fromkeys(certain, 0)
         return found
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
@@ -300,6 +306,8 @@ class NonFinite(BaseDetector):
             return True
         if counts:
             return self._counted_rows_ago is not None
+        if self._broke.keys() - set(bad):
+            return True
         need = PERSISTENT - 1 if bad == ["optim/grad_norm"] else PERSISTENT
         return any(self._lasting(name, step) + 1 >= need for name in bad)
 

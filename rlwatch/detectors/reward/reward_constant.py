@@ -1,4 +1,4 @@
-"""The reward does not change: the same mean, to the last digit, row after row."""
+"""The reward does not move: the same mean, to the last digit, row after row; or next to nothing since the first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.context import RewardWatch, silent_share
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.wording import number
 
@@ -24,6 +25,64 @@ POLICY = ("policy/entropy", "optim/grad_norm")
 """Metrics that tell a dead policy from a metric that is stuck."""
 
 
+NOTHING, LITTLE = 0.1, 0.25
+"""Mean reward of a row, on the common 0..1 scale, that is next to nothing; and little, where most groups agree."""
+SOME = 0.5
+"""Mean reward of a single row that shows that success is possible, however rare."""
+AGREE = 0.6
+"""Mean share of the samples in groups that agree from which little is left to learn from."""
+NEARLY_ALL = 0.9
+"""Share of all rows so far that must be like this."""
+FLOOR = -0.05
+"""Rewards below this are on another scale, where 0 is no floor."""
+BARREN_ROWS, BARREN_STEPS = 50, 50
+"""Rows and steps a run gets to find its first rewards: learning from rare successes begins slowly."""
+
+
+class Barren:
+    """Reward near nothing in nearly all rows since the first, and not risen: dead from the start.
+
+    Once the reward has risen, or a batch was mostly right, there is nothing more to say, whatever it does later.
+    """
+
+    def __init__(self) -> None:
+        self._reward = RewardWatch()
+        self._alive = False
+        self._nothing = self._little = self._counted = 0
+        self._silent = 0.0
+        self.rows = 0
+        self.since = 0
+
+    def update(self, step: ClosedStep, reward: float) -> bool:
+        """Take a row; True where it holds."""
+        if self._alive:
+            return False
+        self._reward.update(step)
+        self.since = min(self.since, step.step) if self.rows else step.step
+        self.rows += 1
+        self._nothing += reward <= NOTHING
+        self._little += reward <= LITTLE
+        silent = silent_share(step)
+        if silent is not None:
+            self._silent += silent
+            self._counted += 1
+        self._alive = reward < FLOOR or reward > SOME or self._reward.risen()
+        if self._alive or self.rows < BARREN_ROWS or step.step - self.since < BARREN_STEPS:
+            return False
+        low = NEARLY_ALL * self.rows
+        return self._nothing >= low or (self._little >= low and (self.silent or 0.0) >= AGREE)
+
+    @property
+    def silent(self) -> float | None:
+        """Mean share of the samples in groups that agree, of the rows that tell."""
+        return self._silent / self._counted if self._counted else None
+
+    @property
+    def level(self) -> float | None:
+        """The reward of the last rows."""
+        return self._reward.now
+
+
 class RewardConstant(BaseDetector):
     """Rows for which the mean reward has been one value, against the longest such stretch before.
 
@@ -31,7 +90,8 @@ class RewardConstant(BaseDetector):
     still learned is for ``no_signal`` to say, so this is never critical, and a full score is ``info``. A mean that
     never moved although rewards vary within the batch is that of normalised ones: nothing is said of it. Where no
     spread is logged, a gradient says that they vary. Where the policy itself is broken (NaN), deterministic or
-    without gradient, that is named as the reason, and not the metric.
+    without gradient, that is named as the reason, and not the metric. A reward that moves, but never from next to
+    nothing, is ``never_learns``.
     """
 
     name: ClassVar[str] = "reward_constant"
@@ -47,6 +107,7 @@ class RewardConstant(BaseDetector):
         self._last: int | None = None
         self._spread: float | None = None
         self._policy: dict[str, float] = {}
+        self._barren = Barren()
 
     def notice(self, event: Event) -> None:
         """A run that goes on from a checkpoint begins to count anew."""
@@ -58,7 +119,7 @@ class RewardConstant(BaseDetector):
         self._policy |= {name: step.metrics[name] for name in POLICY if name in step.metrics}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count the rows of one value."""
+        """Count the rows of one value, and those of next to nothing."""
         value = finite(step, *self.reads)
         if value is None:
             return []
@@ -69,7 +130,25 @@ class RewardConstant(BaseDetector):
         stood = self._rows >= max(ROWS, USUAL * self._longest) and step.step - self._since >= STEPS
         varies = self._spread is not None and self._spread > SAME
         normalised = varies and self._longest == 0
-        return [self._finding(step, value, varies)] if stood and not normalised else []
+        barren = self._barren.update(step, value)
+        if stood and not normalised:
+            return [self._finding(step, value, varies)]
+        return [self._never(step, value)] if barren and not normalised else []
+
+    def _never(self, step: ClosedStep, value: float) -> Finding:
+        barren, silent = self._barren, self._barren.silent
+        now = value if barren.level is None else barren.level
+        groups = "" if silent is None else f"; {silent:.0%} of the samples are in groups that agree"
+        return self.finding(
+            step,
+            "never_learns",
+            Severity.WARNING,
+            f"nothing learnt in {step.step - barren.since} steps: reward {number(now)}, and it never rose{groups}",
+            onset=barren.since,
+            metric="reward/mean",
+            score=barren.rows / BARREN_ROWS,
+            evidence=rounded({"reward": now, "rows": barren.rows, "silent_share": silent}),
+        )
 
     def _count(self, step: int, value: float) -> None:
         back = self._last is not None and step <= self._last

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import StatisticsError, correlation, median_low
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import Change, RewardWatch
+from rlwatch.detectors.context import Change, RewardWatch, noise_of
 from rlwatch.records import ClosedStep, Finding, Severity
-from rlwatch.stats import Hold
+from rlwatch.stats import Hold, Window
 from rlwatch.wording import number
 
 HELD_OUT_FALL = 0.1
 """Of its best level that a held-out score must have lost."""
+HELD_OUT_GAIN = 0.25
+"""Of its first value that a held-out score must have gained for length to be no doubt."""
 STALL = 6
 """Evaluations without a better level."""
+TOGETHER, IN_STEP = 60, 0.7
+"""Rows over which length and reward are correlated, and the correlation that makes them one."""
+CLIMB = 3.0
+"""Times the noise of a row that a climb must gain."""
+PART = 0.2
+"""Of a climb that each half of it must hold: what jumps once does not climb."""
+LONGER, MUCH_LONGER = 2.0, 2.5
+"""Times its start that the length must be for that to be a sign, and a strong one."""
 STRONG, MODERATE, WEAK = 3, 2, 1
 """Weights: a second measure of the same thing; what no good answer needs; what also comes with learning."""
 
@@ -67,10 +80,55 @@ PROXIES = (
 NAMES = tuple(dict.fromkeys(proxy.metric for proxy in PROXIES))
 
 
+class Together:
+    """Mean length and reward of the same rows: whether the reward is won by length.
+
+    Answers that need more steps grow with the reward as well, but row by row the longer batch is then not the better
+    one: harder questions make longer answers.
+    """
+
+    def __init__(self) -> None:
+        self._length, self._reward = (Window(rows=TOGETHER, steps=10 * TOGETHER, least=TOGETHER // 2) for _ in range(2))
+        self._climbed = Hold(forgive=TOGETHER // 2)
+
+    def update(self, step: ClosedStep, *, longer: bool) -> None:
+        """Take a row that has both; ``longer``: responses are longer than at the start, so that it matters."""
+        length, reward = finite(step, "len/mean"), finite(step, "reward/mean")
+        if length is not None and reward is not None:
+            self._length.update(step.step, length)
+            self._reward.update(step.step, reward)
+            self._climbed.update(step.step, longer and self._climb())
+
+    @property
+    def climbed(self) -> bool:
+        """True if both have risen in step over the rows before this one, or not long ago."""
+        return self._climbed.rows > 0
+
+    def _climb(self) -> bool:
+        """True if over the last rows both rise, and in step: in each third of them, and with a high correlation."""
+        length, reward = self._length.values, self._reward.values
+        if len(length) < self._length.least or not (_climbs(length) and _climbs(reward)):
+            return False
+        try:
+            return correlation(length, reward) >= IN_STEP
+        except StatisticsError:
+            return False
+
+
+def _climbs(values: list[float]) -> bool:
+    """True if the medians of its thirds rise by more than noise, and neither step of the two is nearly all of it."""
+    third = len(values) // 3
+    low, middle, high = map(median_low, (values[:third], values[third:-third], values[-third:]))
+    if high - low <= CLIMB * noise_of(values):
+        return False
+    return PART * (high - low) <= middle - low <= (1.0 - PART) * (high - low)
+
+
 class Signs:
     """Follows the proxies and every held-out score of a run."""
 
     def __init__(self) -> None:
+        self._together = Together()
         self._changes = {name: Change() for name in NAMES}
         self._scores: dict[str, HeldOut] = {}
 
@@ -80,6 +138,7 @@ class Signs:
             value = finite(step, name)
             if value is not None:
                 change.update(step.step, value)
+        self._together.update(step, longer=self._changes["len/mean"].share >= LONGER)
         for name in held_out(step):
             value = finite(step, name)
             if value is not None and (name in self._scores or len(self._scores) < 8):
@@ -89,9 +148,17 @@ class Signs:
         """Signs against the reward now, the weightiest first."""
         found = [
             *self._scored(),
+            *self._by_length(),
             *(Sign(p.says, p.weight, p.metric) for p in PROXIES if p.holds(self._changes[p.metric])),
         ]
         return sorted(found, key=lambda sign: -sign.weight)
+
+    def _by_length(self) -> Iterator[Sign]:
+        times = self._changes["len/mean"].share
+        if times < LONGER or not self._together.climbed or any(score.rises for score in self._scores.values()):
+            return
+        says = f"it rises in step with the length of responses, which are {times:.1f} times as long"
+        yield Sign(says, STRONG if times >= MUCH_LONGER else MODERATE, "len/mean")
 
     def _scored(self) -> Iterator[Sign]:
         for name, score in self._scores.items():
@@ -106,6 +173,9 @@ class HeldOut:
 
     def __init__(self) -> None:
         self._watch = RewardWatch()
+        self._first: float | None = None
+        self._highest = -math.inf
+        self._last = deque[float](maxlen=3)
         self._reward: float | None = None
         self._reward_then: float | None = None
         self._best: float | None = None
@@ -114,6 +184,9 @@ class HeldOut:
     def update(self, step: int, value: float, reward: float | None) -> None:
         """Take an evaluation; ``reward``: the level of the training reward."""
         self._watch.take(step, value)
+        self._first = value if self._first is None else self._first
+        self._highest = max(self._highest, value)
+        self._last.append(value)
         self._reward = reward
         self._since += 1
         best = self._watch.best
@@ -129,6 +202,14 @@ class HeldOut:
     def now(self) -> float:
         """Its level; 0 if unknown."""
         return self._watch.now or 0.0
+
+    @property
+    def rises(self) -> bool:
+        """True while its last values are clearly above the first, and near the highest."""
+        if self._first is None:
+            return False
+        now = median_low(self._last)
+        return now > self._first + HELD_OUT_GAIN * abs(self._first) and now >= (1.0 - HELD_OUT_FALL) * self._highest
 
     @property
     def _paid(self) -> bool:

@@ -10,10 +10,10 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
-MOST = 0.7
-"""Share of samples in groups that agree from which most of the batch is spent for nothing."""
-RISE = 0.2
-"""Rise over the run's beginning below which it has always been so."""
+MOST, HALF = 0.7, 0.55
+"""Share of samples in groups that agree from which most of the batch is spent for nothing, and more than half of it."""
+RISE, LARGE_RISE = 0.2, 0.3
+"""Rise over the run's beginning below which it has always been so; the larger one for more than half."""
 SIDE = 2.0 / 3.0
 """Share of the agreeing groups that makes it one-sided."""
 FEW = 1.0 / 3.0
@@ -53,7 +53,7 @@ class ZeroVariance(BaseDetector):
         """Judge the mean share of the last rows."""
         share = self._take(step)
         now, began = self._share.mean, self._share_base.get()
-        limit = MOST if began is None else max(MOST, began + RISE)
+        limit = MOST if began is None else min(max(MOST, began + RISE), max(HALF, began + LARGE_RISE))
         self._row.update(step.step, share is not None and share >= limit)
         self._out.update(step.step, (began is not None and now is not None and now >= limit) or self._few)
         return [self._finding(step, now, began)] if self._out.lasted(ROWS, STEPS) else []

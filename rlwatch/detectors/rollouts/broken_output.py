@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
@@ -13,6 +14,10 @@ from rlwatch.wording import number
 
 SOME = 0.01
 """Share of responses from which it is no accident; healthy runs have none at all."""
+COUNTED = "nonfinite/rollout_logp"
+"""Log-probs of the rollout engine that are not finite."""
+OF_BOTH = ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff")
+"""Metrics that are finite only if the engine's log-probs are, where nobody counts those that are not."""
 MANY = 0.5
 """Share from which the weights or the engine must be broken, not single slots of it."""
 
@@ -21,7 +26,8 @@ class Id0Run(BaseDetector):
     """Share of responses that are at least 90 % id 0 (``!`` in byte-level vocabularies: verl issue 751).
 
     One row may be a race between weight update and generation (NeMo-RL issue 2180); it says so, and a second one
-    with half of the responses is critical.
+    with half of the responses is critical. Where the log-probs of the same responses are finite, no NaN made them: the
+    policy itself has come to prefer that token, or it stands for something else in this vocabulary.
     """
 
     name: ClassVar[str] = "id0_run"
@@ -43,19 +49,37 @@ class Id0Run(BaseDetector):
         length = finite(step, "len/mean")
         longest = finite(step, "text/id0_run")
         run = "" if longest is None else f", in runs of up to {number(longest)} tokens"
+        sound = _sampled_finite(step)
         return [
             self.finding(
                 step,
                 "id0_run",
                 Severity.CRITICAL if self._many.lasted(2) else Severity.WARNING,
-                f"{share:.0%} of the responses are runs of token id 0{run}: the sampler was given NaN, by broken "
-                "weights or by the engine's own forward pass",
+                f"{share:.0%} of the responses are runs of token id 0{run}: {WHY[sound]}",
                 onset=self._some.since,
                 metric="text/id0_frac",
                 score=share / SOME,
-                evidence=rounded({"id0": share, "longest_run": longest, "length": length}),
+                evidence=rounded({"id0": share, "longest_run": longest, "length": length}) | {"finite": sound},
             )
         ]
+
+
+WHY = {
+    None: "the sampler was given NaN, by broken weights or by the engine's own forward pass",
+    False: "the engine's log-probs are not finite, so the sampler was given NaN, by broken weights or by its own "
+    "forward pass",
+    True: "their log-probs are finite, so no NaN made them: the policy itself prefers that token, or it is padding or "
+    "the end token here",
+}
+
+
+def _sampled_finite(step: ClosedStep) -> bool | None:
+    """True or False where the row says whether the engine's log-probs were finite."""
+    count = step.metrics.get(COUNTED)
+    if count is not None:
+        return count == 0.0
+    known = [step.metrics[name] for name in OF_BOTH if name in step.metrics]
+    return all(map(math.isfinite, known)) if known else None
 
 
 # A degenerate batch: every response equally long, at the limit, and rewarded alike.

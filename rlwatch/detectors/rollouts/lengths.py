@@ -68,15 +68,18 @@ NEARLY_ALL = 0.95
 """Share of responses cut at the limit from which hardly any answer is complete."""
 RISE = 0.1
 """Rise over the run's beginning below which it has always been so."""
+MANY = 0.25
+"""Share cut at the limit, from few at the start, that is worth a warning while the reward still rises: what is cut
+cannot be right, and half of it comes soon after."""
 CUT_LONG = 30
 """Steps from which it is critical, unless the reward has risen by it."""
 
 
 class LengthExplosion(BaseDetector):
-    """Share of truncated responses against how the run began.
+    """Share of truncated responses against how the run began: many is a warning, nearly all may be critical.
 
-    Long answers may be better answers; answers that are nearly all cut off are not, and once no sample
-    in a group ends, length cannot be unlearned.
+    Long answers may be better answers; answers that are cut off are not, and once no sample in a group ends, length
+    cannot be unlearned.
     """
 
     name: ClassVar[str] = "length_explosion"
@@ -89,6 +92,7 @@ class LengthExplosion(BaseDetector):
         self._base = Baseline(floor=0.02)
         self._now = Window(rows=10, steps=15)
         self._rise = Hold(forgive=2)
+        self._more, self._many = Hold(forgive=2), Hold(forgive=2)
         self._full = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
@@ -107,13 +111,18 @@ class LengthExplosion(BaseDetector):
             return []
         start = min(level, first)
         self._rise.update(step.step, share > (start + NEARLY_ALL) / 2.0)
+        self._more.update(step.step, share >= MANY and odds(share) > FACTOR * odds(start))
+        self._many.update(step.step, now >= MANY and odds(now) > FACTOR * odds(start))
         self._full.update(step.step, now >= NEARLY_ALL and now - start >= RISE)
-        if not self._full.lasted(3, 8):
+        full = self._full.lasted(3, 8)
+        if not full and not self._many.lasted(ROWS, STEPS):
             return []
         severe = self._full.lasted(5, CUT_LONG) and not self._reward.risen()
-        return [self._finding(step, now, start, Severity.CRITICAL if severe else Severity.WARNING)]
+        since = [hold.since for hold in ((self._rise, self._full) if full else (self._more, self._many))]
+        onset = next((step for step in since if step is not None), None)
+        return [self._finding(step, now, start, Severity.CRITICAL if severe else Severity.WARNING, onset)]
 
-    def _finding(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
+    def _finding(self, step: ClosedStep, now: float, start: float, severity: Severity, onset: int | None) -> Finding:
         length = finite(step, "len/mean")
         mean = "" if length is None else f" (mean length {number(length)} tokens)"
         return self.finding(
@@ -122,9 +131,9 @@ class LengthExplosion(BaseDetector):
             severity,
             f"{now:.0%} of responses are cut at the length limit{mean}, {start:.0%} at the start"
             f"{self._reward.in_words()}",
-            onset=self._rise.since if self._rise.since is not None else self._full.since,
+            onset=onset,
             metric="len/clipped",
-            score=now / NEARLY_ALL,
+            score=now / (NEARLY_ALL if now >= NEARLY_ALL else MANY),
             baseline=start,
             evidence=rounded({"clipped": now, "clipped_start": start, "length": length, "reward": self._reward.now}),
         )

@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import finite, rounded
-from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
+from rlwatch.detectors.rise import Limit, Rise, RiseDetector, inverse, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
-
-
-def inverse(value: float) -> float:
-    """1 / value: of what is bad when it is small."""
-    return MOST if abs(value) <= 1.0 / MOST else min(1.0 / abs(value), MOST)
 
 
 class LongTail(RiseDetector):

@@ -287,6 +287,8 @@ class KLPlateau(BaseDetector):
 
 DRIFT, HEAVY = 0.3, 1.0
 """Nats per token from which a rise is a drift, and from which it may be critical."""
+UNPAID, UNPAID_FACTOR = 2.0, 1.3
+"""Nats per token from which growth, however slow, is told though the reward has risen by it."""
 FACTOR = 3.0
 """Factor over the run's own earlier level that is a drift."""
 ESTABLISHED = 0.1
@@ -358,8 +360,10 @@ class KLReference(KLPlateau):
         now, before = self._slow.get(), self._before(self._slow, self._slow.least)
         if now is None or before is None:
             return []
-        heavy = now > HEAVY and before > ESTABLISHED and self._grown(self._slow, SLOW_FACTOR, now, before)
-        self._crept.update(step.step, heavy and not gained)
+        most, factor = (UNPAID, UNPAID_FACTOR) if gained else (HEAVY, SLOW_FACTOR)
+        self._crept.update(
+            step.step, now > most and before > ESTABLISHED and self._grown(self._slow, factor, now, before)
+        )
         return [self._drift(step, now, before)] if self._crept.lasted(3) else []
 
     def _drift(self, step: ClosedStep, now: float, before: float, *, paid: bool = False) -> Finding:

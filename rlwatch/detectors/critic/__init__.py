@@ -1,0 +1,1 @@
+"""Critic: the value function that PPO's advantages rest on."""

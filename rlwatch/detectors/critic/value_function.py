@@ -1,0 +1,167 @@
+"""The value function of PPO: one that diverges or explains nothing, and values or returns that leave the reward."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.rise import Limit, RiseDetector, odds
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Baseline, Hold, Window
+from rlwatch.wording import number
+
+LOSS, EXPLAINED = "critic/value_loss", "critic/explained_var"
+TIMES = 4.0
+"""Times its lowest level by which the value loss has risen; it must also be above how the run began."""
+EXPLOSION = 100.0
+"""The same for critical: squared errors of a value head that follows a growing reward rise tenfold."""
+USEFUL, USELESS = 0.2, 0.0
+"""Explained variance that a value function has had, and at which it is no better than the mean return."""
+WORSE = -0.5
+"""Explained variance at which the values, subtracted, add noise to the advantages: half as much again as there was."""
+LEARNT = 100
+"""Steps by which a value function, untrained at first, should explain something."""
+ROWS, STEPS = 5, 15
+"""Rows and steps a level must last: the returns of one batch are few."""
+
+
+class ValueDivergence(BaseDetector):
+    """Value loss above its lowest level, and explained variance lost, negative, or never gained.
+
+    An untrained head begins with a large loss and explains nothing, so neither is judged by its beginning: the loss by
+    its lowest level since, the explained variance once it has been useful or has had its time. A warning; critical
+    where both say so, or the loss has exploded, and it lasts, for then the advantages are noise.
+    """
+
+    name: ClassVar[str] = "value_divergence"
+    reads: ClassVar[tuple[str, ...]] = (LOSS, EXPLAINED)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = ((LOSS,), (EXPLAINED,))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loss, self._explained = (Window(rows=10, steps=10) for _ in range(2))
+        self._loss_base = Baseline()
+        self._lowest: float | None = None
+        self._best: float | None = None
+        self._began: int | None = None
+        self._row, self._high, self._lost, self._exploded = (Hold(forgive=2) for _ in range(4))
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge the levels of the last rows."""
+        self._follow(step)
+        high, lost = self._high.lasted(ROWS, STEPS), self._lost.lasted(ROWS, STEPS)
+        if not high and not lost:
+            return []
+        certain = (high and lost and self._worse) or self._exploded.lasted(ROWS, STEPS)
+        return [self._finding(step, high, Severity.CRITICAL if certain else Severity.WARNING)]
+
+    def _follow(self, step: ClosedStep) -> None:
+        loss, explained = finite(step, LOSS), finite(step, EXPLAINED)
+        if loss is not None:
+            loss = abs(loss)
+            self._loss.update(step.step, loss)
+            self._loss_base.update(step.step, loss)
+            times = self._risen()
+            self._row.update(step.step, times > 0.0 and loss > TIMES * (self._lowest or 0.0))
+            self._high.update(step.step, times >= TIMES)
+            self._exploded.update(step.step, times >= EXPLOSION)
+        if explained is not None:
+            self._explained.update(step.step, explained)
+            self._began = step.step if self._began is None else self._began
+            self._lost.update(step.step, self._explains_nothing(step.step))
+
+    def _risen(self) -> float:
+        """Times its lowest level the loss is; 0 where it is below how the run began, or that is not known yet."""
+        now, start = self._loss.get(), self._loss_base.get()
+        if now is None or start is None or not self._loss_base.done:
+            return 0.0
+        self._lowest = now if self._lowest is None else min(self._lowest, now)
+        return now / self._lowest if self._lowest > 0.0 and now > start else 0.0
+
+    def _explains_nothing(self, step: int) -> bool:
+        now = self._explained.get()
+        if now is None or self._began is None:
+            return False
+        self._best = now if self._best is None else max(self._best, now)
+        if self._best >= USEFUL:
+            return now <= USELESS
+        return step - self._began >= LEARNT and now < WORSE
+
+    @property
+    def _worse(self) -> bool:
+        now = self._explained.get()
+        return now is not None and now < USELESS
+
+    def _finding(self, step: ClosedStep, high: bool, severity: Severity) -> Finding:
+        loss, explained = self._loss.get(), self._explained.get()
+        says = []
+        if high and loss is not None and self._lowest is not None:
+            says.append(f"value loss rose from {number(self._lowest)} to {number(loss)}")
+        if self._lost.lasted(ROWS, STEPS) and explained is not None:
+            best = self._best or 0.0
+            was = f", at its best {number(best)}" if best >= USEFUL else ", and never explained anything"
+            says.append(f"values explain {number(explained)} of the variance of the returns{was}")
+        since = [hold.since for hold in (self._row, self._lost) if hold.since is not None]
+        return self.finding(
+            step,
+            "value_divergence",
+            severity,
+            f"{'; '.join(says)}: advantages made with this critic are mostly its errors",
+            onset=min(since, default=None),
+            metric=LOSS if high else EXPLAINED,
+            score=None if not high or loss is None else loss / (TIMES * max(self._lowest or 0.0, 1e-12)),
+            baseline=self._lowest if high else self._best,
+            evidence=rounded(
+                {"value_loss": loss, "lowest": self._lowest, "explained_var": explained, "best": self._best}
+            ),
+        )
+
+
+class ValueClipping(RiseDetector):
+    """Share of the values whose update is clipped, against the start: the critic is not allowed to follow."""
+
+    name: ClassVar[str] = "value_clipping"
+    limits: ClassVar[tuple[Limit, ...]] = (Limit("critic/value_clipfrac", 0.3, 4.0, odds),)
+    message: ClassVar[str] = (
+        "{level:.0%} of the values are clipped in their update, at the start {start_share:.1%}: the critic may not "
+        "follow the returns"
+    )
+
+
+VALUES, RETURNS = "critic/value_mean", "critic/returns_mean"
+
+
+class ValueDrift(RiseDetector):
+    """Mean value away from the mean return, and mean return away from the reward, in units of the reward's own size.
+
+    Returns are rewards less penalties, summed and discounted, so they stand at some distance from the reward; a growing
+    distance says that penalties, bootstrapping or normalisation have taken over what is optimised.
+    """
+
+    name: ClassVar[str] = "value_drift"
+    reads: ClassVar[tuple[str, ...]] = (VALUES, RETURNS)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = ((VALUES, RETURNS), (RETURNS, "reward/mean"))
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit(VALUES, 1.0, 4.0, says="the mean value is {level} times the reward's size away from the mean return"),
+        Limit(RETURNS, 1.0, 4.0, says="the mean return is {level} times the reward's size away from the mean reward"),
+    )
+    message: ClassVar[str] = "{says}, at the start {start}{reward}"
+    follows_reward: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0.0
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the reward, and its size."""
+        super().listen(step)
+        known = [abs(value) for name in ("reward/mean", "reward/std") if (value := finite(step, name)) is not None]
+        self._size = max(self._size, *known, 0.0) if known else self._size
+
+    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+        """The distance; None where one of the two is missing."""
+        other = finite(step, RETURNS if limit.metric == VALUES else "reward/mean")
+        value = finite(step, limit.metric)
+        if value is None or other is None or self._size <= 0.0:
+            return None
+        return abs(value - other) / self._size

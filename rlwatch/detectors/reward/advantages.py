@@ -1,0 +1,62 @@
+"""The spread of advantages, against the run's beginning."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rlwatch.detectors.base import rounded
+from rlwatch.detectors.reward.silent_groups import SOLVED
+from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, inverse
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+from rlwatch.wording import number
+
+TIMES = 3.0
+"""Times smaller than at the start. Advantages divided by a group's spread shrink like the root of the share of groups
+that differ: a third is one group in nine."""
+LEARNING = 5.0
+"""Times smaller up to which it is what learning does, while the reward rises."""
+ROWS, STEPS = 5, 20
+"""Rows and steps it must last: a batch of hard data is one row."""
+
+
+class AdvantageCollapse(RiseDetector):
+    """Standard deviation of the advantages, or of the rewards within a group, a small part of what it was.
+
+    It shrinks in every run that learns, so it is a remark while that is paid for, and where the task is solved.
+    """
+
+    name: ClassVar[str] = "advantage_collapse"
+    follows_reward: ClassVar[bool] = True
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("adv/std", MOST, TIMES, inverse, says="the standard deviation of the advantages"),
+        Limit("reward/group_std", MOST, TIMES, inverse, says="the standard deviation of the rewards within a group"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._small = Hold(forgive=2)
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge what has lasted."""
+        found = super().judge(step)
+        self._small.update(step.step, bool(found))
+        return found if self._small.lasted(ROWS, STEPS) else []
+
+    def report(self, step: ClosedStep, rise: Rise) -> Finding:
+        """The spread now, and at the start."""
+        times, reward = rise.factor or TIMES, self._reward.now
+        solved = reward is not None and SOLVED <= reward <= 1.0
+        paid = self._reward.risen() and not self._reward.fallen() and times < LEARNING
+        start = 1.0 / rise.began if rise.began else 0.0
+        return self.finding(
+            step,
+            "advantage_collapse",
+            Severity.INFO if solved or paid else Severity.WARNING,
+            f"{rise.limit.says} fell from {number(start)} to {number(rise.level or 0.0)}{self._reward.in_words()}",
+            onset=rise.since,
+            metric=rise.limit.metric,
+            score=rise.score,
+            baseline=start,
+            evidence=rounded({"spread": rise.level, "start": start, "times": times, "reward": reward}),
+        )
