@@ -65,6 +65,7 @@ LIMITS = [
     (Staleness, "staleness/max", 8.0, 2.0, PLAIN),
     (Staleness, "staleness/spans_mean", 3.0, 2.0, PLAIN),
     (Staleness, "staleness/spans_max", 8.0, 2.0, PLAIN),
+    (Staleness, "staleness/stale_frac", 0.5, 4.0, SHARE),
     (Repetition, "text/looping_frac", 0.1, 4.0, SHARE),
     (Repetition, "text/tail_loop", 0.1, 4.0, SHARE),
     (Repetition, "text/loop_cover", 0.15, 4.0, SHARE),
