@@ -38,10 +38,23 @@ class Faces:
     documents: dict[str, dict]
 
 
+@pytest.fixture(scope="module")
+def seen():
+    """Log -> its faces, as far as they were looked at: each once for all tests."""
+    return {}
+
+
 @pytest.fixture(params=LOGS)
-def faces(request, store_dir):
+def faces(request, store_dir, seen):
+    """The log, and what each face says of it."""
+    if request.param not in seen:
+        seen[request.param] = rendered(request.param, store_dir)
+    return request.param, seen[request.param]
+
+
+def rendered(name, store_dir):
     """The log scanned, then imported and rendered on every other face."""
-    log, store = str(ROOT / "sample_logs" / request.param), ("--store", str(store_dir))
+    log, store = str(ROOT / "sample_logs" / name), ("--store", str(store_dir))
     said("import", log, "--run-id", "run-1", *store)
     page = run_page()
     assert no_traceback(page)
@@ -61,8 +74,8 @@ def faces(request, store_dir):
         "runs": json.loads(said("runs", "--format", "json", *store))["runs"][0],
     }
     source = open_store(store_dir)
-    return request.param, Faces(
-        view_of_run(source, source.run("run-1")), {name: " ".join(t.split()) for name, t in texts.items()}, documents
+    return Faces(
+        view_of_run(source, source.run("run-1")), {face: " ".join(t.split()) for face, t in texts.items()}, documents
     )
 
 

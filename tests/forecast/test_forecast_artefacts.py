@@ -92,7 +92,9 @@ def test_what_is_known_of_runs_comes_from_beside_the_shard(sampled):
     assert any(sampled.at_once)
 
 
-@pytest.mark.parametrize("run", GOLDEN)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=pytest.mark.thorough if place % 4 else []) for place, run in enumerate(GOLDEN)]
+)
 def test_the_shipped_forecaster_says_what_it_said(sampled, run):
     """Chances and risk every 40 rows, the alarms, and the limits that were named."""
     forecaster = Forecaster()

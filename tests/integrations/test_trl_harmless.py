@@ -85,8 +85,19 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_is_bit_identical_to_training_unwatched(tmp_path, kind):
+ONE_OF_A_KIND = ("dapo", "rloo", "evaluated", "new adapter", "half precision", "many rollouts")
+
+
+@pytest.fixture(scope="module")
+def unwatched(tmp_path_factory):
+    """What is left of a training that nobody watches: ``REUSING``'s once for all tests."""
+    return train(tmp_path_factory.mktemp("unwatched"), watched=False, **REUSING)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in ONE_OF_A_KIND else pytest.mark.thorough) for kind in KINDS]
+)
+def test_training_is_bit_identical_to_training_unwatched(tmp_path, unwatched, kind):
     """The same seed, with and without: not one bit of weights, optimizer, rollouts and random states differs."""
     config = dict(KINDS[kind])
 
@@ -94,7 +105,7 @@ def test_training_is_bit_identical_to_training_unwatched(tmp_path, kind):
         given = {"model": config["model"](tmp_path / name)} if "model" in config else {}
         return train(tmp_path / name, **{**config, **given}, **kwargs)
 
-    plain, plain_rest, plain_asked, _ = once("a", watched=False)
+    plain, plain_rest, plain_asked, _ = unwatched if config == REUSING else once("a", watched=False)
     seen, seen_rest, seen_asked, run = once("b", watched=True, watching={"completions": True, "text": True})
 
     assert same(plain, seen)
@@ -104,9 +115,9 @@ def test_training_is_bit_identical_to_training_unwatched(tmp_path, kind):
     assert run.counters.snapshot() == {}
 
 
-def test_another_seed_would_show(tmp_path):
+def test_another_seed_would_show(tmp_path, unwatched):
     """What the test above can tell."""
-    plain, plain_rest, *_ = train(tmp_path / "a", watched=False, **REUSING)
+    plain, plain_rest, *_ = unwatched
     other, other_rest, *_ = train(tmp_path / "b", watched=False, **REUSING, learning_rate=1.0001e-3)
 
     assert not same(plain, other)
@@ -117,16 +128,16 @@ WATCHED = [{"level": level} for level in ("scalars", "tokens", "gradients", "ful
 
 
 @pytest.mark.parametrize("watching", [*WATCHED, {"completions": True}, {"text": True}], ids=str)
-def test_no_level_and_no_option_changes_training(tmp_path, watching):
+def test_no_level_and_no_option_changes_training(tmp_path, unwatched, watching):
     """However closely it is watched."""
-    plain, plain_rest, plain_asked, _ = train(tmp_path / "a", watched=False, **REUSING)
+    plain, plain_rest, plain_asked, _ = unwatched
     seen, seen_rest, seen_asked, _ = train(tmp_path / "b", watched=True, watching=watching, **REUSING)
 
     assert same([*plain, *plain_rest], [*seen, *seen_rest])
     assert plain_asked == seen_asked
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+@pytest.mark.parametrize("mode", ["token_truncate", pytest.param("sequence_mask", marks=pytest.mark.thorough)])
 def test_a_second_engine_is_sampled_the_same_way(tmp_path, mode):
     """Identical also where the rollouts come from an engine of their own."""
     config = {"before": lambda t: install(t, noise=0.02), "vllm_importance_sampling_mode": mode, **REUSING}
@@ -184,9 +195,9 @@ def explode(*args, **kwargs):
 
 
 @pytest.mark.parametrize("broken", ["token_batch", "grad_norms", "correction_stats", "vocab_size_of"])
-def test_a_failing_tap_neither_stops_nor_changes_training(tmp_path, monkeypatch, caplog, broken):
+def test_a_failing_tap_neither_stops_nor_changes_training(tmp_path, unwatched, monkeypatch, caplog, broken):
     """Errors of ours are counted, said once and once more when the tap is switched off."""
-    plain, *_ = train(tmp_path / "a", watched=False, **REUSING)
+    plain, *_ = unwatched
     module = taps_module if hasattr(taps_module, broken) else shared_taps
     monkeypatch.setattr(module, broken, explode)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -27,12 +28,25 @@ READ = {
 EVERY = {"loss/policy": "loss", "optim/grad_norm": "grad_norm", "optim/lr": "learning_rate"}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What is left of a training of that kind, watched or not, once for all tests: its model, the random state, its run."""
+
+    @cache
+    def once(kind, *, watched=True):
+        trainer, run = make(kind, tmp_path_factory.mktemp("trained"), max_grad_norm=1e-3), FakeRun()
+        if watched:
+            watch(trainer, run=run)
+        trainer.train()
+        return trainer.model, torch.get_rng_state(), run
+
+    return once
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_log_and_the_gradients_of_any_trainer_are_recorded(tmp_path, kind):
+def test_the_log_and_the_gradients_of_any_trainer_are_recorded(trained, kind):
     """Every step: its row, the raw loss, and gradients per layer before clipping, which make up the trainer's norm."""
-    trainer, run = make(kind, tmp_path, max_grad_norm=1e-3), FakeRun()
-    watch(trainer, run=run)
-    trainer.train()
+    _, _, run = trained(kind)
 
     assert list(run.rows()) == list(run.taps()) == [1, 2, 3]
     assert run.counters.snapshot() == {}
@@ -46,11 +60,9 @@ def test_the_log_and_the_gradients_of_any_trainer_are_recorded(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_are_read_as_what_they_are_in_that_trainer(tmp_path, kind):
+def test_names_are_read_as_what_they_are_in_that_trainer(trained, kind):
     """Nothing more is made of them: entropy and perplexity of a dataset are no exploration."""
-    trainer, run = make(kind, tmp_path), FakeRun()
-    watch(trainer, run=run, level="scalars")
-    trainer.train()
+    _, _, run = trained(kind)
     _, origin = canonicalise(run.rows()[2], f"trl/{kind}")
 
     assert origin == EVERY | READ[kind]
@@ -71,11 +83,9 @@ def test_one_line_says_why_there_are_no_tokens(tmp_path, caplog, kind):
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "reward"])
-def test_evaluations_are_recorded_under_their_own_names(tmp_path, kind):
+def test_evaluations_are_recorded_under_their_own_names(trained, kind):
     """Beside training, at the step they were made."""
-    trainer, run = make(kind, tmp_path), FakeRun()
-    watch(trainer, run=run)
-    trainer.train()
+    _, _, run = trained(kind)
     evaluated = {step for step, metrics in run.logged if "eval_loss" in metrics}
 
     assert evaluated == {2, 3}
@@ -131,14 +141,10 @@ def test_a_live_trainer_saves_slows_down_pauses_and_stops_on_command(tmp_path, m
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameters_are_bit_identical_to_training_unwatched(tmp_path, kind):
+def test_parameters_are_bit_identical_to_training_unwatched(trained, kind):
     """Also where rlwatch knows nothing of the trainer but that it is one."""
-    plain = make(kind, tmp_path / "a")
-    plain.train()
-    random = torch.get_rng_state()
-    seen = make(kind, tmp_path / "b")
-    watch(seen, run=FakeRun())
-    seen.train()
+    plain, random, _ = trained(kind, watched=False)
+    seen, also_random, _ = trained(kind)
 
-    assert all(torch.equal(p, q) for p, q in zip(plain.model.parameters(), seen.model.parameters(), strict=True))
-    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), seen.parameters(), strict=True))
+    assert torch.equal(random, also_random)

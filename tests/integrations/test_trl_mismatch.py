@@ -55,10 +55,16 @@ MODES = [
     ("token_truncate", None), ("token_mask", None), ("sequence_truncate", None), ("sequence_mask", None),
     ("token_truncate", 0.9), ("sequence_mask", 0.9),
 ]  # fmt: skip
+ONE_OF_A_KIND = [
+    (False, "token_truncate", None), (False, "sequence_mask", 0.9), (True, "token_mask", None), (True, "sequence_truncate", None),
+]  # fmt: skip
+CASES = [(unscored, *mode) for unscored in (False, True) for mode in MODES]
 
 
-@pytest.mark.parametrize(("mode", "floor"), MODES)
-@pytest.mark.parametrize("unscored", [False, True], ids=["scored", "unscored"])
+@pytest.mark.parametrize(
+    ("unscored", "mode", "floor"),
+    [pytest.param(*case, marks=[] if case in ONE_OF_A_KIND else pytest.mark.thorough) for case in CASES],
+)
 def test_the_weights_of_the_loss_stand_beside_the_raw_ones(watched, mode, floor, unscored):
     """In every mode of TRL: mean and extremes after the correction, and the raw ones, which are further out."""
     for tap, row in steps(watched, mode, 1.005, floor, unscored=unscored):
@@ -104,7 +110,9 @@ def test_without_a_correction_the_raw_mismatch_is_all_there_is(watched):
         assert not any(name.startswith("sampling/") for name in run.rows()[step])
 
 
-@pytest.mark.parametrize("mode", ["token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize(
+    "mode", ["token_mask", "sequence_truncate", pytest.param("sequence_mask", marks=pytest.mark.thorough)]
+)
 def test_only_a_cap_on_tokens_is_a_truncation_of_tokens(watched, mode):
     """Masking and whole responses are other corrections: the share that truncation would cut is at the usual cap."""
     for tap, _ in steps(watched, mode, 1.005):

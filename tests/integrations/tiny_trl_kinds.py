@@ -4,7 +4,7 @@ from pathlib import Path
 
 import transformers
 from datasets import Dataset, disable_progress_bars
-from tiny_trl import CHARS, dataset, digits, model_on_disk, tokenizer
+from tiny_trl import CHARS, dataset, digits, policy, tokenizer
 from transformers import Qwen2Config, Qwen2ForSequenceClassification, set_seed
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
@@ -58,13 +58,12 @@ def make(kind, tmp, **config):
     config = {**COMMON, "output_dir": str(Path(tmp) / "out"), **config}
     if kind == "online_dpo":
         args = OnlineDPOConfig(**config, max_new_tokens=6)
-        model = model_on_disk(Path(tmp) / "policy")
         made = OnlineDPOTrainer(
-            model=model, reward_funcs=digits, args=args, train_dataset=dataset(), processing_class=chatting()
+            model=policy(), reward_funcs=digits, args=args, train_dataset=dataset(), processing_class=chatting()
         )
     else:
         trainer, arguments, columns = KINDS[kind]
-        data, model = rows(columns), judge() if kind == "reward" else model_on_disk(Path(tmp) / "policy")
+        data, model = rows(columns), judge() if kind == "reward" else policy()
         args = arguments(**config, **EVALUATED, max_length=16)
         made = trainer(model=model, args=args, train_dataset=data, eval_dataset=data, processing_class=chatting())
     made.remove_callback(transformers.PrinterCallback)

@@ -53,7 +53,12 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+def one_of_a_kind(kinds, kept):
+    """All of ``kinds``; what is not ``kept`` for ``make thorough``."""
+    return [pytest.param(kind, marks=[] if kind in kept else pytest.mark.thorough) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", one_of_a_kind(LOSSES, ("accumulated", "gspo", "with KL", "rloo")))
 def test_every_loss_is_attributed_completely(tmp_path, kind):
     """Contributions sum up to the norm that the trainer itself reports, within 1e-3, at every step."""
     run, _ = spiked(tmp_path, max_steps=4, **LOSSES[kind])
@@ -139,7 +144,7 @@ DISTURBABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", DISTURBABLE)
+@pytest.mark.parametrize("kind", one_of_a_kind(DISTURBABLE, ("dropout", "adapter")))
 def test_training_localised_at_every_step_is_bit_identical(tmp_path, kind):
     """Parameters, optimizer, rollouts and random states."""
     config = dict(DISTURBABLE[kind])

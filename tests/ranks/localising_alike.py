@@ -31,6 +31,8 @@ SHARDED = {
 }  # fmt: skip
 TRAINED = {2: ("plain", "checkpointing", "half kept"), 4: ("hybrid",)}
 OF_FOUR = {"plain": {}, "half": {"mp_policy": BF16}, "hybrid": {}}
+ONE_OF_A_KIND = {2: ("plain", "checkpointing", "half kept"), 4: ("hybrid",)}
+"""What is sharded in the scenario ``sharded``; the rest is in ``sharded_otherwise``."""
 
 
 def replicate(model, how, settings):
@@ -119,9 +121,18 @@ def replicated(rank, ranks, folder):
 
 def sharded(rank, ranks, folder):
     """FSDP2: as many micro-batches on every rank."""
+    return _sharded(rank, ranks, folder, lambda how: how in ONE_OF_A_KIND[ranks], FAULTS if ranks == 2 else ())
+
+
+def sharded_otherwise(rank, ranks, folder):
+    """The same of other kinds, and with four ranks of numbers that are none."""
+    return _sharded(rank, ranks, folder, lambda how: how not in ONE_OF_A_KIND[ranks], FAULTS if ranks == 4 else ())
+
+
+def _sharded(rank, ranks, folder, wanted, faults):
     join_group(rank, ranks, folder)
     world, groups = Processes(30.0), EQUAL[ranks]
-    kinds = SHARDED if ranks == 2 else OF_FOUR
+    kinds = {how: settings for how, settings in (SHARDED if ranks == 2 else OF_FOUR).items() if wanted(how)}
 
     def both(how, settings):
         def build(model):
@@ -144,10 +155,10 @@ def sharded(rank, ranks, folder):
             )
             for how, settings in kinds.items()
         },
-        "trained": {how: both(how, kinds[how]) for how in TRAINED[ranks]},
-        "never resharded": never() if ranks == 2 else None,
+        "trained": {how: both(how, kinds[how]) for how in TRAINED[ranks] if how in kinds},
+        "never resharded": never() if ranks == 2 and "plain" in kinds else None,
         "traced": {
             fault: traced(lambda model: shard(model, "plain", {}, ranks), fault, groups, rank, ranks, world)
-            for fault in FAULTS
+            for fault in faults
         },
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """A step localised on two and four ranks, under DDP and FSDP2: what one process finds, and training that goes on."""
 
 import pytest
-from localising_alike import OF_FOUR, REPLICATED, SHARDED, TRAINED
+from localising_alike import OF_FOUR, ONE_OF_A_KIND, REPLICATED, SHARDED, TRAINED
 from localising_step import EQUAL, TOP, UNEQUAL, alone
 from localising_traces import FAULTS, POSITION, ROW, traced
 from several import each_of
@@ -9,8 +9,17 @@ from several import each_of
 pytestmark = pytest.mark.torch
 RANKS = [2, 4]
 KINDS = [*((2, how) for how in SHARDED), *((4, how) for how in OF_FOUR)]
-EXACT = [(ranks, how) for ranks, how in KINDS if "half" not in how]
-HALF = [(ranks, how) for ranks, how in KINDS if "half" in how]
+
+
+def scenario(ranks, how):
+    """The test's parameters: the fixture that has it, and these two; what is not one of a kind is for ``make thorough``."""
+    if how in ONE_OF_A_KIND[ranks]:
+        return pytest.param("sharded", ranks, how)
+    return pytest.param("sharded_otherwise", ranks, how, marks=pytest.mark.thorough)
+
+
+EXACT = [scenario(ranks, how) for ranks, how in KINDS if "half" not in how]
+HALF = [scenario(ranks, how) for ranks, how in KINDS if "half" in how]
 
 
 def played(name, tmp_path_factory):
@@ -28,6 +37,11 @@ def replicated(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
     return played("sharded", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def sharded_otherwise(tmp_path_factory):
+    return played("sharded_otherwise", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +99,18 @@ def test_under_ddp_every_rank_finds_what_one_process_finds(replicated, one_proce
     assert_as_one_process(found, one_process(UNEQUAL[ranks], True))
 
 
-@pytest.mark.parametrize(("ranks", "how"), EXACT)
-def test_under_fsdp2_every_rank_finds_what_one_process_finds(sharded, one_process, ranks, how):
+@pytest.mark.parametrize(("played_in", "ranks", "how"), EXACT)
+def test_under_fsdp2_every_rank_finds_what_one_process_finds(request, one_process, played_in, ranks, how):
     """Whether it gathers weights anew for the backward or keeps them, recomputes activations, or copies shards."""
-    found = [rank["step"][how] for rank in sharded[ranks]]
+    found = [rank["step"][how] for rank in request.getfixturevalue(played_in)[ranks]]
 
     assert_as_one_process(found, one_process(EQUAL[ranks], how != "untied"))
 
 
-@pytest.mark.parametrize(("ranks", "how"), HALF)
-def test_in_half_precision_fsdp2_finds_the_same_within_its_rounding(sharded, one_process, ranks, how):
+@pytest.mark.parametrize(("played_in", "ranks", "how"), HALF)
+def test_in_half_precision_fsdp2_finds_the_same_within_its_rounding(request, one_process, played_in, ranks, how):
     """Coefficients and gradients are those of bfloat16; what is looked at runs in float32."""
-    found = [rank["step"][how] for rank in sharded[ranks]]
+    found = [rank["step"][how] for rank in request.getfixturevalue(played_in)[ranks]]
     truth = one_process(EQUAL[ranks], True)
 
     for method in ("fd", "jvp"):
@@ -141,8 +155,13 @@ def test_what_fsdp2_left_gathered_has_to_be_given_back_first(sharded):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("wrap", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("wrap", "ranks"),
+    [
+        ("replicated", 2), ("replicated", 4), ("sharded", 2),
+        pytest.param("sharded_otherwise", 4, marks=pytest.mark.thorough),
+    ],
+)  # fmt: skip
 def test_what_is_not_finite_is_traced_to_where_one_process_finds_it(request, wrap, ranks, fault):
     """By the rank that has it; the others know that one has. Weights are broken on all ranks, or in one's shard."""
     groups = UNEQUAL[ranks] if wrap == "replicated" else EQUAL[ranks]
