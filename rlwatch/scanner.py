@@ -18,7 +18,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.forecast import forecast_of
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
-from rlwatch.metrics import canonicalise, known, metric_of, resolve, shadowed
+from rlwatch.metrics import canonicalise, known, resolve, shadowed, unjudged, unread
 from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
@@ -48,8 +48,9 @@ class Report:
     """The findings of a replay.
 
     ``view`` is the run as every face shows it; ``steps`` counts distinct steps. ``guessed``: names that are no
-    trainer's, read by their words as the metric named; ``unknown``: names that nothing reads. ``firing``: the alerts
-    that still fire at the end of the log, as they are then.
+    trainer's, read by their words as the metric named; ``unknown``: names that nothing reads; ``unjudged``: those
+    of trainers that are seen and not judged, each with the reason. ``firing``: the alerts that still fire at the end
+    of the log, as they are then.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Report:
     notes: tuple[str, ...] = ()
     guessed: dict[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    unjudged: dict[str, str] = field(default_factory=dict)
     firing: tuple[Alert, ...] = ()
 
     @property
@@ -118,6 +120,7 @@ class Report:
             "notes": self.notes,
             "guessed": dict(self.guessed),
             "unknown": self.unknown,
+            "unjudged": dict(self.unjudged),
         }
 
 
@@ -212,6 +215,8 @@ def replay(
     metrics = tuple(sorted(known(names, trainer)))
     last = {name: value for record in records for name, value in record.metrics.items()}
     _, origin = canonicalise(last, trainer)
+    strange = unread(names, trainer)
+    reasons = {name: unjudged(name) for name in strange}
     findings = _unique(outcome.findings)
     forecasts = tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values())
     steps = _steps(records)
@@ -221,6 +226,7 @@ def replay(
         source=trainer,
         steps=steps,
         metrics=metrics,
+        unread=tuple(strange),
         findings=findings,
         diagnosis=diagnosis_of(
             findings,
@@ -246,7 +252,8 @@ def replay(
         guessed={
             name: metric for metric, name in origin.items() if (read := readings[name]) is not None and read.guess
         },
-        unknown=tuple(name for name, read in readings.items() if read is None and metric_of(name) is None),
+        unknown=tuple(name for name, reason in reasons.items() if not reason),
+        unjudged={name: reason for name, reason in reasons.items() if reason},
         firing=monitor.firing,
     )
 

@@ -8,7 +8,7 @@ attempts began, so that two callers who knew different things would disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from rlwatch.diagnosis import (
     row_steps,
 )
 from rlwatch.diagnosis.signs import on_branch
-from rlwatch.metrics import canonicalise, known, resolve
+from rlwatch.metrics import canonicalise, foremost, known, resolve, unread
 from rlwatch.ports import Store
 from rlwatch.records import (
     CULPRITS,
@@ -42,13 +42,23 @@ from rlwatch.records import (
     SpikeBatch,
     StepRecord,
 )
-from rlwatch.wording import step, words
+from rlwatch.wording import one_line, step, words
 
 if TYPE_CHECKING:
     from rlwatch.forecast import Forecast
 
 NAMED = 3
 """Kinds of findings that a verdict names."""
+NAMES_TOLD = 6
+"""Names that nothing reads, of which a verdict tells."""
+MATTERS: Mapping[str, frozenset[str]] = {
+    "reward": frozenset({"reward/mean"}),
+    "entropy": frozenset({"policy/entropy"}),
+    "KL": frozenset({"policy/kl_ref", "policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "policy/kl_old"}),
+}
+"""Facts without any of which a failure of training cannot be seen, and the metrics that tell them."""
+LONGEST = 300
+"""Characters of names in a verdict: a log may call its metrics anything."""
 CULPRIT_BATCHES = 8
 """The newest localised steps of which tokens are shown."""
 LEVELS: Mapping[Severity | None, str] = {
@@ -61,10 +71,20 @@ LEVELS: Mapping[Severity | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The state of a run in one line. ``level``: the worst severity observed and not run again since; None: nothing."""
+    """The state of a run in one line.
+
+    ``level``: the worst severity observed and not run again since; None: nothing. ``missing``: what matters and nothing
+    tells (see :data:`MATTERS`).
+    """
 
     level: Severity | None
     text: str
+    missing: tuple[str, ...] = ()
+
+    @property
+    def judged(self) -> bool:
+        """False where nothing that matters is told: then that nothing was found says nothing."""
+        return len(self.missing) < len(MATTERS)
 
     @property
     def bad(self) -> bool:
@@ -73,7 +93,8 @@ class Verdict:
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain values."""
-        return {"level": None if self.level is None else self.level.value, "text": self.text}
+        level = None if self.level is None else self.level.value
+        return {"level": level, "text": self.text, "judged": self.judged, "missing": list(self.missing)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +107,8 @@ class RunView:
         Attempt -> the steps it has records of.
     metrics
         Canonical names of what it logs, sorted.
+    unread
+        Names of what it logs that are no metric of ours.
     findings, events, forecasts, alerts, commands
         In order of arrival; a log that was replayed has neither alerts nor commands.
     culprits
@@ -99,6 +122,7 @@ class RunView:
     source: str = ""
     steps: Mapping[int, Sequence[int]] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
     forecasts: tuple[ForecastRecord, ...] = ()
@@ -111,7 +135,7 @@ class RunView:
     @property
     def verdict(self) -> Verdict:
         """The worst that was found on the branch that counts, by kind and onset."""
-        return verdict_of(self.findings, self.steps)
+        return verdict_of(self.findings, self.steps, self.metrics, self.unread)
 
     @property
     def cause(self) -> Cause | None:
@@ -154,6 +178,7 @@ def view_of_run(store: Store, run: RunInfo) -> RunView:
         source=run.source,
         steps=steps,
         metrics=metrics,
+        unread=tuple(unread(names, run.source)),
         findings=findings,
         diagnosis=diagnosis_of(
             findings,
@@ -193,7 +218,9 @@ def stored_verdict(store: Store, run: RunInfo) -> Verdict:
     """The verdict on a stored run, without the rest of its view. Raises ``StoreError``."""
     findings = store.findings(run.run_id)
     again = findings and run.attempt > 1
-    return verdict_of(findings, store.steps(run.run_id) if again else {})
+    names = store.metric_names(run.run_id)
+    steps = store.steps(run.run_id) if again else {}
+    return verdict_of(findings, steps, known(names, run.source), unread(names, run.source))
 
 
 def diagnosis_of(
@@ -284,8 +311,16 @@ def logged_knobs(records: Iterable[StepRecord], names: Iterable[str], source: st
     return KnobRows(rows)
 
 
-def verdict_of(findings: Iterable[Finding], steps: Mapping[int, Sequence[int]]) -> Verdict:
+def verdict_of(
+    findings: Iterable[Finding],
+    steps: Mapping[int, Sequence[int]],
+    metrics: Collection[str] = (),
+    unread_names: Collection[str] = (),
+) -> Verdict:
     """The worst of ``findings``, each kind with its first onset; what a later attempt ran again no longer counts.
+
+    ``metrics`` and ``unread_names``: what the run logs, known and not. Where none of the known ones matters the verdict
+    is that nothing was judged, not that nothing was found.
 
     >>> verdict_of([Finding("d", "kl_drift", Severity.WARNING, 40, 31, "")], {1: range(50)}).text
     'WARNING: drift from the reference from step 31'
@@ -298,10 +333,26 @@ def verdict_of(findings: Iterable[Finding], steps: Mapping[int, Sequence[int]]) 
         if finding.severity is level:
             onsets.setdefault(finding.kind, finding.onset_step)
     undone = "" if len(held) == len(judged) else "; what was found in steps that were run again is left out"
+    missing = _missing(metrics) if metrics or unread_names else ()
     if level in (None, Severity.INFO):
+        if len(missing) == len(MATTERS):
+            return Verdict(level, f"NOT JUDGED: {_gap(missing, unread_names)}", missing)
         remarks = f"; remarks: {_named(onsets)}" if onsets else ""
-        return Verdict(level, f"{LEVELS[level]}: no failure was found{remarks}{undone}")
-    return Verdict(level, f"{LEVELS[level]}: {_named(onsets)}{undone}")
+        return Verdict(level, f"{LEVELS[level]}: no failure was found{remarks}{undone}", missing)
+    beside = f"; beyond that not judged: {_gap(missing, unread_names)}" if len(missing) == len(MATTERS) else ""
+    return Verdict(level, f"{LEVELS[level]}: {_named(onsets)}{undone}{beside}", missing)
+
+
+def _missing(metrics: Collection[str]) -> tuple[str, ...]:
+    return tuple(fact for fact, telling in MATTERS.items() if telling.isdisjoint(metrics))
+
+
+def _gap(missing: Sequence[str], unread_names: Collection[str]) -> str:
+    """Facts that are not known, and the names that may be them."""
+    names = foremost(unread_names)
+    more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+    told = f"; unknown names: {one_line(', '.join(names[:NAMES_TOLD]), LONGEST)}{more}" if names else ""
+    return f"no {', '.join(missing[:-1])} or {missing[-1]} is known{told}"
 
 
 def _named(onsets: Mapping[str, int]) -> str:

@@ -88,16 +88,19 @@ def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
     return {column: next((last[name] for name in names if name in last), None) for column, names in KEY_METRICS.items()}
 
 
-def _verdict_cell(level: str | None) -> Cell:
-    """The verdict in a word."""
-    return ("ok", "green") if level in (None, Severity.INFO) else (level, SEVERITY_STYLES[Severity(level)])
+def _verdict_cell(verdict: Mapping[str, JSON]) -> Cell:
+    """The verdict in a word or two."""
+    level = verdict["level"]
+    if level not in (None, Severity.INFO):
+        return (level, SEVERITY_STYLES[Severity(level)])
+    return ("ok", "green") if verdict["judged"] else ("not judged", "yellow")
 
 
 def _cells(row: dict[str, JSON]) -> list[Cell]:
     values = row["last_values"]
     return [
         (row["status"], STATUS_STYLES.get(row["status"], "")),
-        _verdict_cell(row["verdict"]["level"]),
+        _verdict_cell(row["verdict"]),
         row["project"],
         one_line(row["name"] or "-", LONGEST_NAME),
         row["run_id"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,6 +112,9 @@ def print_names(report: Report) -> None:
         say(f"read by their words: {some(pairs)}", style="dim")
     if report.unknown:
         say(f"not known, so nothing judges them: {some(report.unknown)}", style="dim")
+    if report.unjudged:
+        reasons = [f"{count} {reason}" for reason, count in Counter(report.unjudged.values()).most_common()]
+        say(f"known and not judged: {some(reasons)}", style="dim")
 
 
 def some(names: Sequence[str]) -> str:

@@ -29,7 +29,8 @@ def severity_cell(severity: str) -> Cell:
 
 def print_verdict(verdict: Verdict) -> None:
     """One line in the colour of how bad it is."""
-    say(verdict.text, style=SEVERITY_STYLES[verdict.level] if verdict.bad and verdict.level is not None else "green")
+    fine = "green" if verdict.judged else "yellow"
+    say(verdict.text, style=SEVERITY_STYLES[verdict.level] if verdict.bad and verdict.level is not None else fine)
 
 
 def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = False) -> None:

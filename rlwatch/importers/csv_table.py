@@ -139,7 +139,7 @@ class WideTableParser(TableParser):
         run, step = self._place(cells, line)
         metrics: dict[str, float] = {}
         for index, (name, text) in enumerate(zip(self._columns or (), cells, strict=True)):
-            value = None if index in (self._step, self._run) else self._number(text, name, line)
+            value = None if index in (self._step, self._run) or not name else self._number(text, name, line)
             if value is not None:
                 metrics[name] = value
         if metrics:

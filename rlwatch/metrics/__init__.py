@@ -18,9 +18,11 @@ from rlwatch.metrics.reading import (
     metric_of,
     resolve,
     shadowed,
+    unread,
 )
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
+from rlwatch.metrics.unjudged import foremost, unjudged
 
 __all__ = [
     "BY_NAME",
@@ -34,8 +36,11 @@ __all__ = [
     "Relation",
     "canonicalise",
     "family_of",
+    "foremost",
     "known",
     "metric_of",
     "resolve",
     "shadowed",
+    "unjudged",
+    "unread",
 ]

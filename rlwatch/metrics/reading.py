@@ -25,7 +25,7 @@ _ONE_WORD = {
     "reference": "ref",
     "divergence": "div",
     "importance": "is",
-    "acc": "accuracy",
+    **dict.fromkeys(("acc", "accuracies"), "accuracy"),
     **dict.fromkeys(("eval", "validation", "test"), "val"),
     **dict.fromkeys(("logprob", "logprobs", "logps"), "logp"),
     "perplexity": "ppl",
@@ -250,6 +250,11 @@ def _in_range(metric: Metric, value: float) -> bool:
 def known(names: Iterable[str], source: str = "") -> set[str]:
     """The canonical metrics that ``names`` cover."""
     return {reading.metric.name for name in names if (reading := resolve(name, source)) is not None}
+
+
+def unread(names: Iterable[str], source: str = "") -> list[str]:
+    """Those of ``names`` that are no metric of the table and of none of its open families, sorted."""
+    return sorted(name for name in set(names) if _read(name, source) is None)
 
 
 def family_of(name: str, source: str = "") -> Family:

@@ -24,6 +24,7 @@ REWARD: tuple[Metric, ...] = (
         proxy("total_reward", "nemo-rl"), proxy("rewards", "nemo-rl"), proxy("loss/avg_final_rewards", "skyrl", aggregator="after penalties"),
         proxy("rollout/rewards", "slime", aggregator="after normalisation within the group"), proxy("ppo_actor/final_reward/avg", "areal"),
         proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl", aggregator="log-ratio to the reference, times beta"),
+        proxy("objective/rlhf_reward", "trl", aggregator="less the KL penalty"),
         same("objective/scores", "trl"), proxy("return", "openrlhf")),
         panel=1, vital=True, everyday=("reward", "episode reward", "reward score", "rollout reward", "reward data", "reward total", "score", "accuracy",
         "answer accuracy", "success fraction", "solve fraction", "pass fraction")),
@@ -201,7 +202,7 @@ OPTIMISATION: tuple[Metric, ...] = (
     Metric("loss/policy", Family.OPTIMISATION, "", "policy loss (comparable only within one aggregation mode)", aliases=(
         same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
         same("policy/policy_loss", "skyrl"), same("ppo_actor/update/actor_loss/avg", "areal"), proxy("policy/final_loss", "skyrl"),
-        proxy("loss"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"), same("self_distillation/policy_loss", "trl")),
+        proxy("loss"), proxy("Training Loss", "trl"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"), same("self_distillation/policy_loss", "trl")),
         panel=3, everyday=("policy loss", "pg loss", "actor loss", "loss", "rl loss")),
     Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
     Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(

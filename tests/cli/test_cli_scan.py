@@ -50,13 +50,57 @@ def two_runs(tmp_path: Path) -> Path:
 
 def test_of_many_unknown_names_a_few_are_shown(tmp_path: Path, invoke: Invoke) -> None:
     """And how many more there are."""
-    names = [f"timing_{i:02}" for i in range(16)]
+    names = [f"odd_{i:02}" for i in range(16)]
     log = tmp_path / "wide.csv"
     log.write_text("\n".join([",".join(["step", "reward", *names]), *(f"{i}" + ",1" * 17 for i in range(9))]) + "\n")
 
     (line,) = [line for line in invoke("scan", log).stdout.splitlines() if line.startswith("not known")]
 
-    assert line.endswith("timing_10, timing_11 and 4 more")
+    assert line.endswith("odd_10, odd_11 and 4 more")
+
+
+def test_a_log_of_which_nothing_that_matters_is_known_is_not_called_ok(tmp_path: Path, invoke: Invoke) -> None:
+    """That nothing was found there says nothing; the names that may be what matters are told first, also in JSON."""
+    log = tmp_path / "own.jsonl"
+    row = {"apples": 1.0, "my_reward_v2": 0.5, "train_step_ms": 3.0, "timing_s/gen": 2.0, "grad_norm": 1.0}
+    log.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step in range(40)))
+
+    result = invoke("scan", log)
+    verdict = json.loads(invoke("scan", log, "--format", "json").stdout)["verdict"]
+
+    assert result.exit_code == 0
+    text = "NOT JUDGED: no reward, entropy or KL is known; unknown names: my_reward_v2, apples, timing_s/gen, train_step_ms"
+    assert result.stdout.startswith(text)
+    assert verdict == {"level": None, "text": text, "judged": False, "missing": ["reward", "entropy", "KL"]}
+
+
+def test_a_failure_is_told_also_where_nothing_that_matters_is_known(tmp_path: Path, invoke: Invoke) -> None:
+    """With how little was looked at."""
+    log = tmp_path / "own.jsonl"
+    rows = [{"step": step, "grad_norm": 1.0 if step < 30 else float("nan"), "mine": 1.0} for step in range(40)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    result = invoke("scan", log)
+
+    assert result.exit_code == 1
+    assert result.stdout.startswith("CRITICAL: ")
+    assert "beyond that not judged: no reward, entropy or KL is known; unknown names: mine" in " ".join(
+        result.stdout.split()
+    )
+
+
+def test_what_is_known_and_not_judged_is_counted_by_reason(tmp_path: Path, invoke: Invoke) -> None:
+    """Names of trainers that tell nothing of a failure are not called unknown."""
+    log = tmp_path / "run.jsonl"
+    row = {"reward": 0.5, "timing_s/gen": 2.0, "timing_s/step": 3.0, "timing_s/ref": 1.0, "perf/mfu/actor": 0.4}
+    log.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step in range(40)))
+
+    result, report = invoke("scan", log), json.loads(invoke("scan", log, "--format", "json").stdout)
+
+    assert "known and not judged: 3 speed, which tells nothing of learning" in result.stdout
+    assert (report["unknown"], sorted(report["unjudged"])) == ([], ["perf/mfu/actor", "timing_s/gen", "timing_s/ref"])
+    assert report["verdict"]["missing"] == ["entropy", "KL"]
+    assert report["verdict"]["judged"]
 
 
 def test_a_healthy_log_exits_0_and_says_ok(healthy_log: Path, invoke: Invoke) -> None:

@@ -1,9 +1,12 @@
 """The names that each trainer really logs, read canonically: none that matters is unknown."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from rlwatch.importers.assemble import source_of
-from rlwatch.metrics import BY_NAME, canonicalise, resolve
+from rlwatch.metrics import BY_NAME, canonicalise, foremost, resolve, shadowed, unjudged, unread
 
 MATTERS: dict[str, dict[str, str]] = {
     "verl": {
@@ -96,6 +99,21 @@ MATTERS: dict[str, dict[str, str]] = {
 TOLD_BY_NAMES = ("verl", "trl/async_grpo", "slime", "prime-rl", "nemo-rl", "areal", "skyrl", "tinker", "openrlhf")
 
 
+LOGGED: dict[str, list[str]] = {
+    source: names.split()
+    for source, names in tomllib.loads(
+        (Path(__file__).parent / "trainer_names.toml").read_text(encoding="utf-8")
+    ).items()
+}
+"""Of each trainer what else it logs."""
+
+
+@pytest.mark.parametrize("source", LOGGED)
+def test_no_name_of_a_trainer_is_unknown(source):
+    """Each has a meaning, or is seen and not judged, with the reason."""
+    assert [name for name in unread(LOGGED[source], source) if not unjudged(name)] == []
+
+
 @pytest.mark.parametrize("source", MATTERS)
 def test_what_matters_is_known_under_its_own_trainer(source):
     """Not one of them is silently left out."""
@@ -166,3 +184,16 @@ def test_a_plain_word_of_one_trainer_is_only_a_guess_elsewhere():
 def test_what_skyrl_calls_a_difference_of_probabilities_is_none():
     """It is the size of their ratio: read as a difference it would be one of 100 %."""
     assert resolve("policy/rollout_train_prob_diff_mean", "skyrl") is None
+
+
+def test_names_that_sound_like_what_matters_are_told_first():
+    """Of those that nothing reads."""
+    assert foremost(["apples", "zz_entropy", "my_reward_v2"]) == ["my_reward_v2", "zz_entropy", "apples"]
+    assert [unjudged(name) for name in ("my_reward_v2", "apples", "x" * 10_000)] == ["", "", ""]
+
+
+def test_a_guess_is_shadowed_by_a_closer_name_of_the_run():
+    """Not by one as close, nor a trainer's own name by another."""
+    assert shadowed(["acc", "avg_reward", "kl"]) == {"acc"}
+    assert shadowed(["acc", "kl"]) == set()
+    assert shadowed(["critic/score/mean", "critic/rewards/mean"], "verl") == set()

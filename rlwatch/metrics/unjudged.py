@@ -1,0 +1,101 @@
+"""Names of trainers that are seen and not judged, and why: what is left after these is unknown.
+
+Asked only of names that no row of the table reads, so a pattern may be broad; the first that fits counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+_HELD_OUT = r"^(?:eval|val|val-core|val-aux|validation|test|heldout)(?:[/_]|$)"
+_REASONS: tuple[tuple[str, str], ...] = (
+    (_HELD_OUT + r"|(?:^|[/_])pass_?k$|^rollouter/validate", "measured on held-out prompts, now and then"),
+    (
+        r"^rewards?[/_].+|^self_distillation/rewards/|baseline_reward|/histogram$|non_score_reward|_reward_fn|reward_func",
+        "a part of the reward, whose whole is judged",
+    ),
+    (
+        r"rewards_(?:chosen|rejected)|(?:accuracies|margins?|rejected|chosen)$|^logps/|center_rewards",
+        "of preference pairs, which explore nothing",
+    ),
+    (r"distill|teacher|student|(?:^|/)opd|^sdar/|rlsd|fipo|draft_", "of a teacher, which nothing here judges"),
+    (
+        r"(?:^|[/_])(?:timing(?:_s|_per_token_ms)?|time|perf|timer?s)(?:[/_]|$)|_(?:time|s|sec|secs|seconds|ms|min)$"
+        r"|runtime|elapsed|per_sec|per_second|throughput|tok(?:ens)?[/_]s(?:_|$)|tflops|flops|mfu|utilization|speed"
+        r"|^profiling/|duration|idle|weight_sync|policy_training|reward_calculation|exposed_generation|^generation(?:_[a-z]+)?$"
+        r"|speculat|spec_accept",
+        "speed, which tells nothing of learning",
+    ),
+    (
+        r"^(?:system|inference)/|memory|_gi?b$|gpu|cuda|kv_cache|num_requests|prefix_cache|num_ranks|fleet_health"
+        r"|disk|cpu_|temperature$",
+        "of the machines",
+    ),
+    (
+        r"^(?:progress|sampling_client)/|(?:^|[/_])(?:epochs?|episodes?|steps?|global_step|iteration|percentage|examples|total_steps"
+        r"|current_steps|timestamp|rows)$|(?:^|[/_])(?:num|total|n|count|cumulative)_|_(?:total|count|index|so_far)$"
+        r"|batch_size|group_size|inflight|global_valid|_mask_sum$|^_|trajectories$|size_bytes|policy_version"
+        r"|num_questions|num_rollouts|processed|param_version",
+        "a count of what was done",
+    ),
+    (
+        r"prompt[/_]?(?:length|len)|(?:^|[/_])ob_tokens|seqlen|seq_len|packing|pad_frac|row_|^batch/|microbatch|balance"
+        r"|per_worker|per_step$|forwarded_tokens|masked_token|num_branches|num_total_tokens|token_counts|minmax_diff",
+        "how the batch was made up",
+    ),
+    (r"tool|(?:^|[/_])(?:branch|assistant_messages|turns?)(?:[/_]|$)|malformed", "of tools and turns"),
+    (
+        r"(?:^|[/_])(?:coef|coeff|beta|eps|threshold|lambda|cliprange(?:_low|_high)?|alpha|phi|temperature|top_p|top_k)$"
+        r"|_coeff?$|_phase$|loss_normali[sz]e|_override_active$|phi_seq|lr[-_]pg|(?:^|[/_])lr$|_enabled$",
+        "a setting",
+    ),
+    (
+        r"^aux_loss$|aux_loss|mtp_loss|z_loss|routed_expert|/moe|^moe|ce_loss|perplexity$",
+        "of a loss beside the policy's",
+    ),
+    (
+        r"filter_groups|dynamic_(?:filter|sampling)|evicted|discarded|masked_seqs|^pool/|_valid$|rollout_failure|sample_mask"
+        r"|data_loss|skipped_batches|dropped",
+        "of samples left out, whose effect is judged",
+    ),
+    (
+        r"(?:^|[/_])(?:min|max|sum|var|p\d\d|std|median)(?:_(?:terminated_)?length)?$|ratio_var|_(?:low_min|high_max)$"
+        r"|/(?:low_min|high_max)$|probs_ratio_clamped|(?:min|max)_terminated_length",
+        "another statistic of what is judged by its mean",
+    ),
+    (
+        r"kl_ent_ratio|tis_abs|ref_log_probs|rollout_log_probs|_probs_diff|prob_diff|seq_mult_prob_error|kl_common"
+        r"|kl_sample_train_v2|kl_pre_post_v2|contain_eos|update_successful|version_stats|advantages?_abs|trajectory_s"
+        r"|entropy/|mismatch_kl/|mult_prob_error_plot|lead_steps|env/all|env/[^/]+/",
+        "said by a metric beside it that is judged",
+    ),
+)
+_PATTERNS = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS)
+_SAYING = re.compile(
+    r"reward|score|entropy|kl|grad|loss|ratio|clip|len|adv|value|stale|accura|logp|prob", re.IGNORECASE
+)
+LONGEST = 500
+
+
+@lru_cache(maxsize=4096)
+def unjudged(name: str) -> str:
+    """Reason why a name that nothing reads is not judged; empty where it is simply unknown.
+
+    >>> unjudged("timing_s/gen"), unjudged("my_own_score")
+    ('speed, which tells nothing of learning', '')
+    """
+    if len(name) > LONGEST:
+        return ""
+    plain = name.removeprefix("train/").removeprefix("train_")
+    return next((reason for pattern, reason in _PATTERNS if pattern.search(plain)), "")
+
+
+def foremost(names: Iterable[str]) -> list[str]:
+    """``names`` with those first that sound like what matters.
+
+    >>> foremost(["apples", "my_kl"])
+    ['my_kl', 'apples']
+    """
+    return sorted(names, key=lambda name: (_SAYING.search(name) is None, name))
