@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rlwatch.detectors.base import finite
 from rlwatch.records import ClosedStep
-from rlwatch.stats import Baseline, Window, median, quantile
+from rlwatch.stats import Baseline, Window, mad, median, quantile
 from rlwatch.wording import number
 
 MEDIAN_ERROR = 1.2533
@@ -25,6 +25,13 @@ TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 LUCK = 1.5
 """Standard deviations taken off the first row before it counts as a level."""
 
+LEVEL_STEPS = 15
+"""Steps of a level, with three rows at least."""
+LEAST_BEFORE, LEAST_LEVELS = 6, 4
+"""Rows before the last level, and levels, from which the noise of each is known."""
+WANDERS = 3.0
+"""Standard deviations of levels that share no row beyond which a change is not the data's difficulty."""
+
 
 class RewardWatch:
     """Level now against the level at the start and the best so far; noise from first differences.
@@ -34,13 +41,15 @@ class RewardWatch:
     """
 
     def __init__(self) -> None:
-        self._window = Window(rows=10, steps=15)
+        self._window = Window(rows=10, steps=LEVEL_STEPS)
         self._recent = Window(rows=60, steps=10**9, least=6)
+        self._levels = Window(rows=16, steps=10**9)
         self._base = Baseline(rows=8, steps=15)
         self._first: float | None = None
         self._top: float | None = None
         self._low, self._high = math.inf, -math.inf
         self._noise: float | None = None
+        self._wander: float | None = None
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of ``reward/mean``."""
@@ -54,18 +63,44 @@ class RewardWatch:
         self._low, self._high = min(self._low, value), max(self._high, value)
         for part in (self._base, self._window, self._recent):
             part.update(step, value)
-        self._noise = None
+        self._noise = self._wander = None
         level = self.now
-        full = len(self._window) >= min(5, len(self._recent))
-        if level is not None and full and (self._top is None or level > self._top):
+        if level is None:
+            return
+        at, levels = self._window.at, self._levels.at
+        if not levels or at[0] > levels[-1]:
+            self._levels.update(step, level)
+        if self._full and (self._top is None or level > self._top):
             self._top = level
 
     @property
+    def _full(self) -> bool:
+        """True if the last rows are a level: five of them, or as many steps as a level has where rows are far apart."""
+        at = self._window.at
+        far_apart = len(at) > 1 and (at[-1] - at[0]) * len(at) >= LEVEL_STEPS * (len(at) - 1)
+        return len(at) >= min(5, len(self._recent)) or far_apart
+
+    @property
     def noise(self) -> float:
-        """Standard deviation of one row; computed when it is asked for, once a row."""
+        """Standard deviation of one row, of those before the last level; computed when it is asked for, once a row."""
         if self._noise is None:
-            self._noise = noise_of(self._recent.values)
+            values = self._recent.values
+            before = values[: -len(self._window)]
+            self._noise = noise_of(before if len(before) >= LEAST_BEFORE else values)
         return self._noise
+
+    @property
+    def wander(self) -> float:
+        """Standard deviation of a level: data of changing difficulty move neighbouring rows together.
+
+        From the changes between levels that share no row, around their median: a trend is no noise. Without the newest,
+        which may be a fall; 0 until there are enough of them.
+        """
+        if self._wander is None:
+            before = self._levels.values[:-1]
+            jumps = [b - a for a, b in pairwise(before)]
+            self._wander = mad(jumps) / math.sqrt(2.0) if len(before) >= LEAST_LEVELS else 0.0
+        return self._wander
 
     @property
     def now(self) -> float | None:
@@ -97,7 +132,7 @@ class RewardWatch:
         if change <= max(share * abs(of), VISIBLE * self._range):
             return False
         error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
-        return change > errors * error
+        return change > errors * error and change > WANDERS * self.wander
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
         """True once it has lost ``share`` of its best level, by more than ``errors`` standard errors."""

@@ -1,6 +1,7 @@
 """RewardWatch against its definition, computed from all rows at once."""
 
 import math
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +13,11 @@ from rlwatch.detectors.context import (
     TAKE_OFF,
     TAKE_OFF_ROWS,
     VISIBLE,
+    WANDERS,
     RewardWatch,
     noise_of,
 )
-from rlwatch.stats import median
+from rlwatch.stats import mad, median
 
 LEVELS = st.lists(st.floats(-1.0, 1.0).map(lambda v: round(v, 2)), min_size=3, max_size=80)
 """Rewards, one a step; rounded, so that ties and constant stretches come."""
@@ -29,11 +31,24 @@ def watched(values):
     return watch
 
 
+def row_noise(values):
+    """Of the rows before the last level, where there are six."""
+    before = values[-60:][:-10]
+    return noise_of(before if len(before) >= 6 else values[-60:])
+
+
+def wander(values):
+    """Of the changes between levels that share no row, without the newest of them."""
+    before = [median(values[max(0, i - 9) : i + 1]) for i in range(2, len(values), 10)][:-1]
+    jumps = [b - a for a, b in pairwise(before)]
+    return mad(jumps) / math.sqrt(2.0) if len(before) >= 4 else 0.0
+
+
 def levels(values):
     """(now, start, best) by definition: medians of ten rows, of the first three, and the highest there was."""
     medians = [median(values[max(0, i - 9) : i + 1]) for i in range(2, len(values))]
     start = median(values[:3])
-    return medians[-1], start, max(start, values[0] - LUCK * noise_of(values[-60:]), *medians)
+    return medians[-1], start, max(start, values[0] - LUCK * row_noise(values), *medians)
 
 
 @given(LEVELS)
@@ -42,7 +57,7 @@ def test_the_levels_are_those_of_all_rows(values):
     watch = watched(values)
 
     assert (watch.now, watch.start, watch.best) == levels(values)
-    assert watch.noise == noise_of(values[-60:])
+    assert watch.noise == row_noise(values)
     assert watch.best == levels(values)[2]
 
 
@@ -50,11 +65,11 @@ def test_the_levels_are_those_of_all_rows(values):
 def test_a_fall_is_beyond_a_share_noise_and_what_is_visible(values, share, errors, value):
     """All three bounds count, for the level and for a single row."""
     watch, (now, start, best) = watched(values), levels(values)
-    noise, visible = noise_of(values[-60:]), VISIBLE * (max(values) - min(values))
+    noise, visible = row_noise(values), VISIBLE * (max(values) - min(values))
     error = MEDIAN_ERROR * noise / math.sqrt(min(len(values), 10))
 
     assert watch.fallen(share, errors) == (
-        best - now > max(share * max(abs(best), best - start), errors * error, visible)
+        best - now > max(share * max(abs(best), best - start), errors * error, visible, WANDERS * wander(values))
     )
     assert watch.low(value, share) == (best - value > max(share * abs(best), 2.0 * noise, visible))
 
@@ -63,22 +78,30 @@ def test_a_fall_is_beyond_a_share_noise_and_what_is_visible(values, share, error
 def test_a_rise_is_beyond_a_tenth_noise_and_what_is_visible(values):
     """Four standard errors: the start is no maximum."""
     now, start, _ = levels(values)
-    error = MEDIAN_ERROR * noise_of(values[-60:]) / math.sqrt(min(len(values), 10))
+    error = MEDIAN_ERROR * row_noise(values) / math.sqrt(min(len(values), 10))
     visible = VISIBLE * (max(values) - min(values))
 
-    assert watched(values).risen() == (now - start > max(0.1 * abs(start), 4.0 * error, visible))
+    assert watched(values).risen() == (
+        now - start > max(0.1 * abs(start), 4.0 * error, visible, WANDERS * wander(values))
+    )
 
 
 @given(LEVELS)
 def test_a_take_off_is_a_third_of_the_range_within_25_rows_and_beyond_noise(values):
     """The level of ten rows against that of the ten before the last 25; before there are 35, nobody knows."""
-    error = MEDIAN_ERROR * noise_of(values[-60:]) / math.sqrt(min(len(values), 10))
+    error = MEDIAN_ERROR * row_noise(values) / math.sqrt(min(len(values), 10))
     known = len(values) >= TAKE_OFF_ROWS + 10
     before = median(values[-TAKE_OFF_ROWS - 10 : -TAKE_OFF_ROWS]) if known else math.inf
     gained = levels(values)[0] - before
 
     assert watched(values).taking_off() == (
-        gained > max(LIKELY * error, TAKE_OFF * (max(values) - min(values)), VISIBLE * (max(values) - min(values)))
+        gained
+        > max(
+            LIKELY * error,
+            WANDERS * wander(values),
+            TAKE_OFF * (max(values) - min(values)),
+            VISIBLE * (max(values) - min(values)),
+        )
     )
 
 
