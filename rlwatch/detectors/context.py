@@ -32,6 +32,9 @@ LEAST_BEFORE, LEAST_LEVELS = 6, 4
 WANDERS = 3.0
 """Standard deviations of levels that share no row beyond which a change is not the data's difficulty."""
 
+UNLIKE = 1.2
+"""Times the deepest fall that the run has come back from, beyond which a fall is another one."""
+
 
 class RewardWatch:
     """Level now against the level at the start and the best so far; noise from first differences.
@@ -50,6 +53,7 @@ class RewardWatch:
         self._low, self._high = math.inf, -math.inf
         self._noise: float | None = None
         self._wander: float | None = None
+        self._deepest = self._survived = 0.0
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of ``reward/mean``."""
@@ -59,6 +63,8 @@ class RewardWatch:
 
     def take(self, step: int, value: float) -> None:
         """Take a finite value of the reward, or of any score read like one."""
+        if self._recent.at and step <= self._recent.at[-1]:
+            self._deepest = self._survived = 0.0
         self._first = value if self._first is None else self._first
         self._low, self._high = min(self._low, value), max(self._high, value)
         for part in (self._base, self._window, self._recent):
@@ -72,6 +78,15 @@ class RewardWatch:
             self._levels.update(step, level)
         if self._full and (self._top is None or level > self._top):
             self._top = level
+        self._remember_fall(level)
+
+    def _remember_fall(self, level: float) -> None:
+        """Remember the deepest fall that came half of the way back: the data do that, and will again."""
+        best = self.best
+        fall = 0.0 if best is None else max(best - level, 0.0)
+        self._deepest = max(self._deepest, fall)
+        if fall <= self._deepest / 2.0:
+            self._survived, self._deepest = max(self._survived, self._deepest), fall
 
     @property
     def _full(self) -> bool:
@@ -82,7 +97,7 @@ class RewardWatch:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one row, of those before the last level; computed when it is asked for, once a row."""
+        """Standard deviation of one row, of those before the last level; computed once a row, when asked for."""
         if self._noise is None:
             values = self._recent.values
             before = values[: -len(self._window)]
@@ -135,11 +150,15 @@ class RewardWatch:
         return change > errors * error and change > WANDERS * self.wander
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
-        """True once it has lost ``share`` of its best level, by more than ``errors`` standard errors."""
+        """True once it has lost ``share`` of its best level, by more than ``errors`` standard errors.
+
+        And by more than in any fall it has come back from.
+        """
         now, best, start = self.now, self.best, self.start
         if now is None or best is None or start is None:
             return False
-        return self._counts(best - now, share, max(abs(best), best - start), errors)
+        unlike = best - now > UNLIKE * self._survived
+        return unlike and self._counts(best - now, share, max(abs(best), best - start), errors)
 
     def low(self, value: float, share: float = 0.25) -> bool:
         """True of a row below the best level by ``share`` of it and by two deviations: dates a fall."""

@@ -12,6 +12,7 @@ from rlwatch.detectors.context import (
     MEDIAN_ERROR,
     TAKE_OFF,
     TAKE_OFF_ROWS,
+    UNLIKE,
     VISIBLE,
     WANDERS,
     RewardWatch,
@@ -44,6 +45,18 @@ def wander(values):
     return mad(jumps) / math.sqrt(2.0) if len(before) >= 4 else 0.0
 
 
+def survived(values):
+    """The deepest fall below the best so far that was halved again, of all levels there were."""
+    deepest = kept = 0.0
+    for end in range(3, len(values) + 1):
+        now, _, best = levels(values[:end])
+        fall = max(best - now, 0.0)
+        deepest = max(deepest, fall)
+        if fall <= deepest / 2.0:
+            kept, deepest = max(kept, deepest), fall
+    return kept
+
+
 def levels(values):
     """(now, start, best) by definition: medians of ten rows, of the first three, and the highest there was."""
     medians = [median(values[max(0, i - 9) : i + 1]) for i in range(2, len(values))]
@@ -69,7 +82,14 @@ def test_a_fall_is_beyond_a_share_noise_and_what_is_visible(values, share, error
     error = MEDIAN_ERROR * noise / math.sqrt(min(len(values), 10))
 
     assert watch.fallen(share, errors) == (
-        best - now > max(share * max(abs(best), best - start), errors * error, visible, WANDERS * wander(values))
+        best - now
+        > max(
+            share * max(abs(best), best - start),
+            errors * error,
+            visible,
+            WANDERS * wander(values),
+            UNLIKE * survived(values),
+        )
     )
     assert watch.low(value, share) == (best - value > max(share * abs(best), 2.0 * noise, visible))
 

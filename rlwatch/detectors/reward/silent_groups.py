@@ -121,9 +121,9 @@ SAYS = {
 # No learning signal: all samples of a group get one reward, so nothing pushes the policy any more.
 
 SOLVED = 0.7
-"""Mean reward on the common 0..1 scale from which agreeing groups mean a solved task: with a mean of m, and a share s of
-the samples in groups that agree, at least m - (1 - s) of the samples are right ones in such groups. From 0.7 on, where
-three quarters agree, most that agree are right; runs that begin at 0.85 with all but a tenth agreeing learn on."""
+"""Mean reward on the common 0..1 scale from which agreeing groups mean a solved task. Where three quarters of the
+samples agree and the mean is 0.7 or more, at least 0.45 of all samples are right ones in agreeing groups, so most that
+agree are right. Runs that begin at 0.85 with nine in ten agreeing go on learning."""
 DEGENERATE = 0.1
 """Entropy over its start from which agreement means a collapsed policy, not a solved task."""
 
