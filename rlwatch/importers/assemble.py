@@ -38,7 +38,7 @@ _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
     ),
 )
 _TRACKER = "train/"
-_OF_HUGGING_FACE = frozenset({"epoch", "num_tokens", "learning_rate", "eval_loss"})
+_OF_HUGGING_FACE = frozenset({"epoch", "num_tokens", "learning_rate", "eval_loss", "Training Loss"})
 """Names in the rows of every trainer built on Hugging Face's: a printed dict without any is of a loop of one's own."""
 
 

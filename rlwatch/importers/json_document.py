@@ -26,7 +26,7 @@ from rlwatch.importers.base import (
     value_of,
 )
 from rlwatch.importers.json_logs import HISTORY, SUMMARY, is_row, load_document
-from rlwatch.importers.own_rows import OwnRows, flattened, of_held_out
+from rlwatch.importers.own_rows import OwnRows, flattened, of_held_out, step_field
 from rlwatch.records import JSON
 
 _FIELDS = (*STEP_FIELDS, *OWN_STEP_FIELDS, "steps", "iter", "iterations", "update", "episode")
@@ -64,7 +64,7 @@ class JsonDocumentReading(Reading):
                 self.skips.add("the trainer's summary row at the end", number)
                 continue
             entry = flattened({**row, "eval": True} if held_out else row)
-            field = next((name for name in _FIELDS if not is_null(entry.get(name)) and name in entry), None)
+            field = step_field({name: value for name, value in entry.items() if not is_null(value)}, _FIELDS)
             try:
                 step = number if field is None else step_of(entry.pop(field))
             except ValueError as error:

@@ -27,7 +27,7 @@ from rlwatch.importers.base import (
     step_of,
 )
 from rlwatch.importers.lines import LARGEST_DOCUMENT, Segment, blocks, parsed
-from rlwatch.importers.own_rows import OwnRows, flattened
+from rlwatch.importers.own_rows import OwnRows, flattened, step_field
 from rlwatch.records import JSON
 
 SUMMARY = "train_runtime"
@@ -89,7 +89,7 @@ class FlatJsonLinesParser(JsonLinesParser):
         if SUMMARY in entry or HISTORY in entry:
             self.skips.add("the trainer's summary row at the end", line)
             return
-        field = next((name for name in _FIELDS if name in entry), None)
+        field = step_field(entry, _FIELDS)
         if field is None:
             self.skips.add(f"a row without a step (looked for {', '.join(STEP_FIELDS)})", line)
             return

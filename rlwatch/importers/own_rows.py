@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlwatch.importers.assemble import source_of
 from rlwatch.importers.base import Skips, is_null, value_of
@@ -82,6 +82,19 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
             within = "" if name in _WRAPPERS else f"{name}/"
             flat |= {f"{within}{inner}": each for inner, each in flattened(value, depth - 1).items()}
     return flat
+
+
+def step_field(row: Mapping[str, object], fields: Sequence[str]) -> str | None:
+    """The first of ``fields`` that ``row`` has, however it is capitalised; None if it has none.
+
+    >>> step_field({"Step": 3, "loss": 0.5}, ("global_step", "step"))
+    'Step'
+    """
+    exact = next((field for field in fields if field in row), None)
+    if exact is not None:
+        return exact
+    lower = {name.lower(): name for name in reversed(list(row))}
+    return next((lower[field] for field in fields if field in lower), None)
 
 
 class OwnRows:

@@ -18,6 +18,7 @@ from rlwatch.importers.json_document import JsonDocument
 from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLines
 from rlwatch.importers.lines import MOST_RUNS, UTF16, blocks, shown
 from rlwatch.importers.loop_console import LoopConsole
+from rlwatch.importers.notebook import Notebook
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
 from rlwatch.importers.trl_console import TrlConsole
@@ -45,7 +46,6 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive", _UNPACK),
     (b"%PDF", "a PDF", _EXPORT),
 )
-_NOTEBOOK = re.compile(rb'\s*\{\s*"(?:cells|metadata|nbformat)"')
 _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"<table[^>]{0,200}class=\\?[\"']dataframe|<th>Step</th>"), "a table of a notebook (HTML)"),
     (re.compile(rb"^\s*<(?:!doctype|html)", re.IGNORECASE), "a web page (HTML)"),
@@ -56,13 +56,11 @@ _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 
 
-def named_binary(head: bytes, path: Path) -> str | None:
+def named_binary(head: bytes) -> str | None:
     """Name of the known format of ``head`` that is not text and not supported, with advice; None otherwise."""
     for magic, name, advice in _MAGIC:
         if head.startswith(magic):
             return f"is {name}, which is not supported yet; {advice}"
-    if _NOTEBOOK.match(head) and (b'"cell_type"' in head or ".ipynb" in path.name):
-        return f"is a Jupyter notebook, which is not supported yet; {_EXPORT}"
     return None
 
 
@@ -194,6 +192,7 @@ IMPORTERS: tuple[Importer, ...] = (
     VerlJsonLines(),
     FlatJsonLines(),
     JsonDocument(),
+    Notebook(),
     LongTable(),
     WideTable(),
     OpenRlhfConsole(),
@@ -251,7 +250,7 @@ def binary_format(head: bytes, path: Path) -> Importer | None:
 
 def refuse_binary(head: bytes, path: Path) -> None:
     """Raise ``ImportFormatError`` if ``head`` begins a file that holds no text."""
-    problem = named_binary(head, path)
+    problem = named_binary(head)
     if problem is None and is_binary(head):
         problem = f"is a binary file of no known kind; formats that can be read: {', '.join(formats())}"
     if problem:

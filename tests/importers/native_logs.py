@@ -100,6 +100,21 @@ def json_document(rows: Rows) -> bytes:
     return json.dumps([{"step": step, **metrics} for step, metrics in rows], indent=2).encode() + b"\n"
 
 
+def notebook(rows: Rows) -> bytes:
+    """A notebook in which HF's Trainer drew its table: lines of HTML in the output of a cell."""
+    names = list(dict.fromkeys(name for _, metrics in rows for name in metrics))
+    lines = ['<table border="1" class="dataframe">\n', "<thead><tr>\n", "<th>Step</th>\n"]
+    lines += [*(f"<th>{name}</th>\n" for name in names), "</tr></thead>\n"]
+    for step, metrics in rows:
+        cells = [repr(metrics[name]) if name in metrics else "No log" for name in names]
+        lines.append("".join(f"<td>{cell}</td>\n" for cell in [str(step), *cells]).join(("<tr>\n", "</tr>\n")))
+    output = {
+        "output_type": "display_data",
+        "data": {"text/html": [*lines, "</table><p>"], "text/plain": ["<IPython>"]},
+    }
+    return json.dumps({"cells": [{"cell_type": "code", "outputs": [output]}], "nbformat": 4}, indent=1).encode()
+
+
 def loop_console(rows: Rows, *, total: int = TOTAL) -> bytes:
     """A loop of one's own, in the words of its author."""
     lines = ["Model Params: 30.03M\nEpoch 1 begins\n"]

@@ -13,6 +13,7 @@ from native_logs import json_document, loop_console
 from rlwatch import scan
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import ImportedRun, LogTail, read_log, sniff
+from rlwatch.metrics import known
 from rlwatch.records import Severity
 from rlwatch.testing.importer_contract import comparable
 
@@ -200,6 +201,18 @@ def test_tables_of_one_document_are_runs(tmp_path):
     rows = {"train_log": [{"step": i, "reward": 0.1} for i in range(3)], "eval_log": [{"step": 2, "reward": 0.9}] * 2}
     run = read(tmp_path, json.dumps(rows), "log.json")
     assert (set(values(run, "reward").values()), set(values(run, "eval/reward").values())) == ({0.1}, {0.9})
+
+
+def test_the_table_of_a_notebook_is_a_run(tmp_path):
+    """Names that were broken at their slashes are mended; cells without a value are not measured."""
+    table = "<table><tr><th>Step</th><th>Training Loss</th><th>completions / mean_length</th></tr>"
+    table += "".join(f"<tr><td>{i}</td><td>0.5</td><td>{'No log' if i == 2 else 90}</td></tr>" for i in range(1, 9))
+    cells = [{"cell_type": "code", "outputs": [{"data": {"text/html": [table, "</table>"]}}]}]
+    run = read(tmp_path, json.dumps({"cells": cells}), "train.ipynb")
+
+    assert (run.format, run.source, len(run.records)) == ("notebook", "trl/grpo", 8)
+    assert list(values(run, "completions/mean_length")) == [1, 3, 4, 5, 6, 7, 8]
+    assert known(run.records[0].metrics, run.source) == {"loss/policy", "len/mean"}
 
 
 # Lines

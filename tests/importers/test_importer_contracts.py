@@ -73,6 +73,15 @@ class TestJsonDocument(ImporterContract):
         return native_logs.json_document(rows)
 
 
+class TestNotebook(ImporterContract):
+    format = "notebook"
+    names = ("Training Loss", "reward")
+    filename = "train.ipynb"
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.notebook(rows)
+
+
 class TestLoopConsole(ImporterContract):
     format = "loop-console"
     names = ("Actor Loss", "Reward")
