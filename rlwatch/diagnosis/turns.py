@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rlwatch import catalogue
-from rlwatch.catalogue import Knob
 from rlwatch.wording import number
 
 
@@ -129,12 +128,16 @@ def _log(value: float) -> float:
 
 @dataclass(slots=True)
 class Dial:
-    """Follows one metric in one direction: ``sign`` 1 for rises, -1 for falls."""
+    """Follows one metric in one direction: ``sign`` 1 for rises, -1 for falls.
 
-    knob: Knob
+    ``odd``: whether this one of a metric's dials tells of values that are no number, or below 0.
+    """
+
+    knob: str
     metric: str
     sign: int
     least: float
+    odd: bool
     done: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
     open: Turn | None = None
     level: float = math.nan
@@ -204,9 +207,7 @@ class Dial:
         elif beyond >= max(math.log(self.least), TIMES_USUAL * self._usual()):
             began = self.last_at_level
             before = math.exp(self.sign * self.level)
-            self.open = Turn(
-                self.knob.name, self.metric, began + 1, 0.0 if before < 2 * TINY else before, ((step, value),)
-            )
+            self.open = Turn(self.knob, self.metric, began + 1, 0.0 if before < 2 * TINY else before, ((step, value),))
             self.far = x
 
     def _go_on(self, turn: Turn, step: int, x: float, value: float) -> None:
@@ -226,14 +227,14 @@ class Dial:
     def _class(self, step: int, value: float) -> None:
         """From a number to NaN, from above 0 to below, and back: a jump however small."""
         same = _kind_of(value) == _kind_of(self.value)
-        if not same and self.sign == self.knob.signs[0]:
+        if not same and self.odd:
             if self.open is not None:
                 self._end(self.open)
             back = self.done[-1] if self.done else None
             if back is not None and back.until is None and _kind_of(value) == _kind_of(back.before):
                 self.done[-1] = replace(back, until=step)
             else:
-                self.done.append(Turn(self.knob.name, self.metric, step, self.value, ((step, value),)))
+                self.done.append(Turn(self.knob, self.metric, step, self.value, ((step, value),)))
             self.planned = False
         elif same and math.isfinite(value) and self.done and _log(value) > _log(float(self.done[-1].path[-1][1])) + ON:
             newest = self.done[-1]
@@ -251,7 +252,7 @@ class Dial:
         began, value = self.first
         if self.value <= value * self.least:
             return None
-        return Turn(self.knob.name, self.metric, began, value, ((step, self.value),), warming=True)
+        return Turn(self.knob, self.metric, began, value, ((step, self.value),), warming=True)
 
 
 def _kind_of(value: float | str) -> str:
@@ -265,7 +266,7 @@ class Knobs:
 
     def __init__(self) -> None:
         self._dials = {
-            metric: [Dial(knob, metric, sign, knob.least) for sign in knob.signs]
+            metric: [Dial(knob.name, metric, sign, knob.least, sign == knob.signs[0]) for sign in knob.signs]
             for knob in catalogue.knobs().values()
             for metric in knob.metrics
         }

@@ -29,7 +29,18 @@ from rlwatch.version import __version__
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Monitor
 
-_ROOMS = ("detectors", "layers", "stats", "forecast", "alerts", "monitor", "metrics", "records", "catalogue")
+_ROOMS = (
+    "detectors",
+    "layers",
+    "stats",
+    "forecast",
+    "alerts",
+    "monitor",
+    "metrics",
+    "records",
+    "catalogue",
+    "diagnosis",
+)
 """Rooms whose classes a monitor's memory is made of, and whose code and data decide what it observes."""
 _OUTSIDE = {
     ("collections", "deque"): collections.deque,
