@@ -6,6 +6,8 @@ read as such; ``None`` is TRL's mean of nothing but NaN and reads as NaN; in a r
 HF's, it may be nothing at all (:mod:`~rlwatch.importers.own_rows`). Most rows do not say their step: see
 :mod:`~rlwatch.importers.console`. ms-swift's do (``'global_step/max_steps': '5/3766'``).
 
+A row that a terminal or a document wrapped is joined, as long as each line goes on where the one before was cut off.
+
 A training whose ``epoch`` falls, or that goes on after its own summary, was started again: its steps begin anew.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, number, step_of
@@ -29,6 +32,8 @@ _SETTINGS = frozenset({"optim/lr", "policy/kl_coef", "policy/vocab_size"})
 _PACE = re.compile(r"logging_steps['\"]?\s*[:=]\s*(\d{1,15})(?![\d.])")
 _OPENRLHF = re.compile(r"Global step \d+:")
 _EVAL = "eval_"
+LONGEST_ROW = 100_000
+"""Characters of a row that is put together from wrapped lines."""
 
 
 class TrlConsoleParser(LineParser):
@@ -42,22 +47,35 @@ class TrlConsoleParser(LineParser):
         self._epoch = 0.0  # of the last row that trains
         self._ended = False  # by a summary
         self._own = OwnRows()
+        self._held: tuple[str, DictRow, Bar | None, int] | None = None
+        """A row that was cut off, as it was printed: it may go on in the next line."""
 
     def feed(self, segment: Segment) -> Iterator[Row]:
         """Rows whose step ``segment`` settles."""
         text = segment.text
         if "logging_steps" in text and self._clock.pace is None and (match := _PACE.search(text)):
             self._clock.pace = int(match.group(1)) or None
-        text = without_prefix(text)
+        text, line, beside = without_prefix(text), segment.line, None
+        if self._held is not None:
+            held, row, bar, begun = self._held
+            self._held = None
+            if _goes_on(held, row, text):
+                text, line, beside = held + text, begun, bar
+            else:
+                yield from self._dict(row, bar, begun)
+        yield from self._printed(text, line, beside)
+
+    def _printed(self, text: str, line: int, beside: Bar | None) -> Iterator[Row]:
         found = self._found(text)
-        beside: Bar | None = None
         for thing in found:
             if isinstance(thing, Bar):
                 beside = thing
                 yield from self._settled(self._clock.bar(thing.n, thing.total, directly=self._directly))
                 self._directly = False
+            elif thing.cut and thing is found[-1] and len(text) < LONGEST_ROW:
+                self._held = (text[thing.start :], replace(thing, start=0), beside, line)
             else:
-                yield from self._dict(thing, beside, segment.line)
+                yield from self._dict(thing, beside, line)
         if not found:
             self._directly = False
 
@@ -116,7 +134,11 @@ class TrlConsoleParser(LineParser):
         return epoch / before if 0 <= epoch < before else 0.0
 
     def finish(self) -> Iterator[Row]:
-        """Rows that still waited for a bar."""
+        """Rows that still waited for their end or for a bar."""
+        if self._held is not None:
+            _, row, bar, line = self._held
+            self._held = None
+            yield from self._dict(row, bar, line)
         yield from self._settled(self._clock.flush())
 
     def _settled(self, rows: list[tuple[tuple[Mapping[str, float], int], int]]) -> Iterator[Row]:
@@ -133,6 +155,12 @@ class TrlConsoleParser(LineParser):
             return ()
         every = "step" if pace == 1 else f"{pace} steps"
         return (f"steps are read from the progress bars (one row every {every})",)
+
+
+def _goes_on(held: str, row: DictRow, text: str) -> bool:
+    """True if ``text`` goes on with ``row``, which was cut off at the end of ``held``."""
+    joined = dict_rows(held + text)
+    return bool(joined) and joined[0].start == 0 and len(joined[0].items) > len(row.items)
 
 
 def _is_trainers(items: Mapping[str, str]) -> bool:

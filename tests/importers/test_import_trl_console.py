@@ -74,6 +74,20 @@ def test_the_value_at_which_a_row_is_cut_off_is_left_out(tmp_path):
     assert [(s.count, s.lines) for s in run.skipped] == [(1, (2,))]
 
 
+@pytest.mark.parametrize("width", [40, 77, 180])
+def test_a_row_that_was_wrapped_is_one(tmp_path, width):
+    """In the middle of a name or of a number, where a terminal was so wide; what follows is none of it."""
+    names = {f"rewards/function_{i}/mean": i + 0.25 for i in range(6)}
+    rows = [str({"loss": 0.0123, "grad_norm": 1.5, **names, "reward": i / 8, "epoch": i / 4}) for i in range(1, 4)]
+    wrapped = [row[at : at + width] for row in rows for at in range(0, len(row), width)]
+    run = read(tmp_path, "\n".join([*wrapped, "Saving the model: 3", *wrapped[:1]]))
+
+    assert [dict(record.metrics) for record in run.records][:3] == [
+        {"loss": 0.0123, "grad_norm": 1.5, **names, "reward": i / 8, "epoch": i / 4} for i in range(1, 4)
+    ]
+    assert len(run.records) <= 4
+
+
 @pytest.mark.parametrize(
     "other",
     [
