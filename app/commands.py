@@ -269,11 +269,11 @@ def outcome(command: Command, now: float) -> str:
 
 def arguments(command: Command) -> str:
     """Arguments it was sent with, in a few words; those left open are left out."""
-    given = [f"{name} {_said(value)}" for name, value in command.args.items() if value is not None]
+    given = [f"{name} {_worded(value)}" for name, value in command.args.items() if value is not None]
     return ", ".join([*given, *(["forced"] if command.force else [])])
 
 
-def _said(value: JSON) -> str:
+def _worded(value: JSON) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

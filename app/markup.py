@@ -22,8 +22,10 @@ STYLE = """<style>
 .rl-facts { font-size: .875rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-variant-numeric: tabular-nums; }
 .rl-facts .label { opacity: .6; }
 .rl-word { font-weight: 600; white-space: nowrap; }
+.rl-verdict { font-size: 1rem; font-weight: 600; margin-top: .5rem; overflow-wrap: anywhere; }
+.rl-verdict .label { font-weight: 400; }
 .rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
-.rl-why .label { opacity: .6; margin-right: .75rem; }
+.rl-verdict .label, .rl-why .label { opacity: .6; margin-right: .75rem; }
 .rl-why .arrow { opacity: .5; padding: 0 .4rem; }
 .rl-do { font-size: .9rem; margin: .4rem 0; padding-left: 1.3rem; }
 .rl-do code { font-size: .85em; }

@@ -84,7 +84,7 @@ def show_cause(run_id: str) -> None:
         firing = in_trouble(run, queries.alerts(run_id))
         if not firing and not ended:
             return
-        line = el("div", el("span", "Verdict", cls="label"), verdict.text, cls="rl-why")
+        line = el("div", el("span", "Verdict", cls="label"), verdict.text, cls="rl-verdict")
         diagnosis = queries.diagnosis(run)
         if not diagnosis.causes or not (firing or verdict.bad):
             st.html(joined(line))

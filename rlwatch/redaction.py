@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
+from rlwatch.seam import asked
 
 HIDDEN = "[redacted]"
 MAX_TEXT = 2000
@@ -454,18 +455,26 @@ def recordable(config: object) -> dict[str, JSON]:
 
 def _asked(config: object, method: str) -> object:
     """The result of ``config.to_dict()``; transformers', ml_collections' and pydantic's have no other names."""
-    try:
-        return getattr(config, method)()
-    except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
+
+    def refused(error: Exception) -> object:
         raise ConfigError(
             f"config cannot be read: {method}() of {type(config).__name__} raised {type(error).__name__}; give a dict"
         ) from None
+
+    return asked(lambda: getattr(config, method)(), refused)  # noqa: PLW0108  (asking for the method may raise)
 
 
 def plain(body: Mapping[str, object]) -> dict[str, JSON]:
     """Somebody's words on an event, as they may be kept: as :func:`recordable`, but texts are not cut so short."""
     kept = _Plain(most=5 * MAX_TEXT).value("", body)
     return kept if isinstance(kept, dict) else {}
+
+
+class _Unread:
+    """In place of a value that raised when it was asked for."""
+
+    def __init__(self, error: Exception) -> None:
+        self.kind = type(error).__name__
 
 
 class _Plain:
@@ -481,10 +490,10 @@ class _Plain:
         """``value`` of this ``name``; ``secret``: it is within one."""
         self._left -= 1
         secret = secret or names_a_secret(name)
-        try:
-            return self._any(name, value, secret=secret)
-        except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
-            return f"<{type(value).__name__}, which cannot be read: {type(error).__name__}>"
+        return asked(
+            lambda: self._any(name, value, secret=secret),
+            lambda error: f"<{type(value).__name__}, which cannot be read: {type(error).__name__}>",
+        )
 
     def _any(self, name: str, value: object, *, secret: bool) -> JSON:
         if value is None or isinstance(value, bool):
@@ -550,10 +559,9 @@ class _Plain:
                 kept["..."] = f"<more than {MOST_VALUES} values>"
                 break
             name = self._text("", _name(key), secret=False)
-            try:
-                held = get()
-            except Exception as error:  # noqa: BLE001  (seam: as above; OmegaConf's ??? raises)
-                kept[name] = f"<cannot be read: {type(error).__name__}>"
+            held = asked(get, _Unread)  # OmegaConf's ??? raises
+            if type(held) is _Unread:  # a value may lie about its class, or raise
+                kept[name] = f"<cannot be read: {held.kind}>"
                 continue
             if name.lower() in ("name", "key") and isinstance(held, str):
                 named = held  # {"name": "HF_TOKEN", "value": ...}, as Kubernetes and Ray write it
@@ -624,10 +632,7 @@ def _scalar(value: object) -> int | float | None:
 
 
 def _name(key: object) -> str:
-    try:
-        return str.__str__(key) if isinstance(key, str) else str(key)
-    except Exception:  # noqa: BLE001  (seam: as above)
-        return f"<{type(key).__name__}>"
+    return asked(lambda: str.__str__(key) if isinstance(key, str) else str(key), lambda _: f"<{type(key).__name__}>")
 
 
 def tags_of(tags: object) -> tuple[str, ...]:
@@ -644,12 +649,13 @@ def tags_of(tags: object) -> tuple[str, ...]:
     given: Any = (tags,) if issubclass(kind, str) else tags
     if not issubclass(kind, Iterable) or issubclass(kind, Mapping | bytes):
         raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b'], got {kind.__name__}")
-    try:
-        found = list(islice(given, MOST_TAGS))
-    except Exception as error:  # noqa: BLE001  (seam: values of others may raise anything)
+
+    def refused(error: Exception) -> list[Any]:
         raise ConfigError(
             f"tags must be a list of texts, as in tags=['math', '7b']; {kind.__name__} raised {type(error).__name__}"
         ) from None
+
+    found = asked(lambda: list(islice(given, MOST_TAGS)), refused)
     wrong = next((type(tag) for tag in found if not issubclass(type(tag), str | int | float)), None)
     if wrong is not None:
         raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b']; one is a {wrong.__name__}")

@@ -99,8 +99,8 @@ class Report:
     @property
     def forecast(self) -> list[dict[str, JSON]]:
         """Each step with a forecast: ``step``, ``p20``, ``p50``, ``p100``, ``risk``, ``alarm``, ``limit``."""
-        said = [forecast_of(record) for record in self.forecasts]
-        return [{name: getattr(one, name) for name in FORECAST} for one in said if not one.absent]
+        forecasts = [forecast_of(record) for record in self.forecasts]
+        return [{name: getattr(one, name) for name in FORECAST} for one in forecasts if not one.absent]
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""

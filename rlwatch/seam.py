@@ -120,6 +120,51 @@ def _code_of(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
+def asked(work: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
+    """Answer of ``work()``, which asks a value, a store or a library of somebody's; where that raises, ``otherwise``'s.
+
+    Exceptions of others have no common type. What passes all the same: see the module. ``otherwise`` may raise what the
+    caller documents; it must not keep the error: that would keep its frames.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if by_a_signal(error):
+            raise
+        return otherwise(error)
+
+
+def sheltered(
+    work: Callable[[], T],
+    otherwise: Callable[[BaseException], T],
+    *,
+    passing: type[BaseException] | tuple[type[BaseException], ...] = (),
+) -> T:
+    """:func:`asked` on a thread of ours, where an interrupt or exit can be nobody's wish: only ``passing`` passes."""
+    try:
+        return work()
+    except passing:
+        raise
+    except BaseException as error:  # noqa: BLE001  (the seam of a thread)
+        return otherwise(error)
+
+
+class Reported:
+    """Whatever ends the block is given to ``failed``, and then raised on, unchanged."""
+
+    def __init__(self, failed: Callable[[BaseException], object]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        """Nothing to begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._failed(error)
+
+
 def raised_by(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
     """Exception that ``work(*args, **kwargs)`` raised, or None: somebody's code raises what it likes, of any type.
 
@@ -185,12 +230,12 @@ class Seam:
             return work(*args, **kwargs)
         except Exception as error:
             try:
-                theirs = by_a_signal(error)
-                if not theirs:
+                of_the_process = by_a_signal(error)
+                if not of_the_process:
                     self.failed(tap, error)
             except (RecursionError, MemoryError):  # no room even to tell
-                theirs = False
-            if theirs:
+                of_the_process = False
+            if of_the_process:
                 raise
             return None
 
@@ -267,13 +312,13 @@ def harmless(counter: str, otherwise: Callable[[], Any] = lambda: None) -> Calla
                 return method(self, *args, **kwargs)
             except Exception as error:
                 try:
-                    theirs = by_a_signal(error)
-                    if not theirs:
+                    of_the_process = by_a_signal(error)
+                    if not of_the_process:
                         what = f"run.{method.__name__} could not take what it was given: {described(error)}"
                         self.counters.warn(counter, what)
                 except (RecursionError, MemoryError):  # no room even to tell
-                    theirs = False
-                if theirs:
+                    of_the_process = False
+                if of_the_process:
                     raise
                 return otherwise()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -369,7 +369,7 @@ class TextProbe:
     ) -> None:
         if most < 1 or not seconds >= 0:
             raise ConfigError(f"a text probe needs most >= 1 and seconds >= 0, got {most!r} and {seconds!r}")
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._most, self._seconds = most, seconds
         self._clock = clock or SystemClock()
         self._last: float | None = None
@@ -402,6 +402,10 @@ class TextProbe:
             raise RuntimeError(f"text could not be measured: {described(error)}")
         return work.result()
 
+    def settle(self, deadline_s: float | None = None) -> bool:
+        """Wait until the report under way is ready, which stays to be taken; False if it is not by then."""
+        return self._work is None or not wait([self._work], deadline_s).not_done
+
     def close(self) -> None:
         """Begin nothing more. What is under way ends by itself."""
         self._last = float("inf")
@@ -413,10 +417,10 @@ class TextProbe:
 
     def _complete(self, sample: Sample) -> Sample:
         """Complete a sample with its text and its ids encoded again, where there is a tokenizer."""
-        if self._tokenizer is None or sample.ids is None:
+        if self.tokenizer is None or sample.ids is None:
             return sample
-        text = self._tokenizer.decode(list(sample.ids)) if sample.text is None else sample.text
-        again = retokenized(self._tokenizer, sample.ids) if sample.again is None else sample.again
+        text = self.tokenizer.decode(list(sample.ids)) if sample.text is None else sample.text
+        again = retokenized(self.tokenizer, sample.ids) if sample.again is None else sample.again
         return replace(sample, text=text, again=again)
 
 

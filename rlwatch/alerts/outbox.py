@@ -20,7 +20,7 @@ from rlwatch.errors import MissingExtraError, StoreBusyError
 from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.ports import AlertStore, Delivery, Notifier
 from rlwatch.records import OutboxMessage, OutboxStatus, RunInfo
-from rlwatch.seam import described, say, tireless
+from rlwatch.seam import asked, described, say, sheltered, tireless
 from rlwatch.store.url import open_store
 
 Backoff = Callable[[int], float]
@@ -246,16 +246,20 @@ class Deliverer:
         return None
 
     def _try(self, message: OutboxMessage) -> Delivery:
-        try:
+        """A notifier that raises must not stop the others."""
+
+        def deliver() -> Delivery:
             return self._notifiers[message.channel].deliver(message)
-        except BaseException as error:  # (seam: notifier delivery; a bad notifier must not stop the others)
-            if not isinstance(error, Exception) and current_thread() is main_thread():
-                raise  # Ctrl-C at the command line; in a thread of ours it is the notifier's own
+
+        def failed(error: BaseException) -> Delivery:
             self.errors += 1
             kind = type(error).__name__  # its message could hold an address
             if self.errors == 1:
                 logger.warning("notifier %r raised %s; further ones are only counted", message.channel, kind)
             return Delivery(ok=False, reason=f"the notifier raised {kind}")
+
+        # Ctrl-C at the command line passes; in a thread of ours it is the notifier's own
+        return asked(deliver, failed) if current_thread() is main_thread() else sheltered(deliver, failed)
 
     def _settle(self, message: OutboxMessage) -> DeliveryReport:
         self._unsettled[message.message_id] = message
@@ -353,17 +357,15 @@ class DeliveryThread:
 
     def _work(self) -> None:
         while self._stop_at is None:
-            self._wakeup.wait(self._round())
+            self._wakeup.wait(self.look())
             self._wakeup.clear()
-        self._round()
+        self.look()
 
-    def _round(self) -> float:
+    def look(self) -> float:
         """Deliver what is due; returns the seconds until the next look."""
         began = self._clock.monotonic()
-        try:
-            report = self._deliverer.run_once(enough=self._out_of_time)
-        except BaseException as error:  # noqa: BLE001  (seam: notifier delivery; a broken store must not end delivery)
-            self._note(error)
+        report = sheltered(lambda: self._deliverer.run_once(enough=self._out_of_time), self._note)
+        if report is None:  # a broken store must not end delivery
             return self._poll_s
         self.report += report
         idle = report == DeliveryReport()

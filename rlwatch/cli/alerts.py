@@ -341,9 +341,9 @@ def retry(
         alerting = alerting_of(config, target)
         for each in chosen:
             target.retry_message(each)
-        said = deliver_once(target, alerting) if chosen else ""
+        outcome = deliver_once(target, alerting) if chosen else ""
     elsewhere = sorted({each.channel for each in chosen} - set(alerting.notifiers))
-    say(f"{len(chosen)} to be sent again" + (f": {said}" if said else ""))
+    say(f"{len(chosen)} to be sent again" + (f": {outcome}" if outcome else ""))
     if elsewhere:
         say(
             f"not configured here, so left to a process that has it: {', '.join(map(for_terminal, elsewhere))}",

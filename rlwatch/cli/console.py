@@ -206,9 +206,9 @@ WORTH_SHOWING = 5_000
 """Records of a log from which on the replay takes long enough to be watched."""
 
 
-def progress_bar(records: Sequence[StepRecord]) -> Iterable[StepRecord]:
-    """``records``, with a bar that shows how far the replay is where that makes sense."""
-    if len(records) < WORTH_SHOWING or not sys.stderr.isatty():
+def progress_bar(records: Sequence[StepRecord], *, worth: int = WORTH_SHOWING) -> Iterable[StepRecord]:
+    """``records``, with a bar that shows how far the replay is where there are ``worth`` or more, and a terminal."""
+    if len(records) < worth or not sys.stderr.isatty():
         return records
     from rich.progress import track
 
@@ -226,9 +226,12 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def backlog(tail: Tail) -> Iterator[Callable[[], None]]:
-    """While a log that was there before the watch is read: gives what to call when a piece of it has been."""
-    if not sys.stderr.isatty() or tail.read[1] < LARGE:
+def backlog(tail: Tail, *, worth: int = LARGE) -> Iterator[Callable[[], None]]:
+    """While a log that was there before the watch is read: gives what to call when a piece of it has been.
+
+    A bar is drawn for ``worth`` bytes or more, on a terminal.
+    """
+    if not sys.stderr.isatty() or tail.read[1] < worth:
         yield lambda: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

@@ -190,8 +190,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 MOST_LISTED = 10
 
 
-def storage_checks(url: str | None) -> list[Check]:
-    """The place, its file system, its runs."""
+def storage_checks(url: str | None, mounts: str | None = None) -> list[Check]:
+    """The place, its file system, its runs; ``mounts`` is a text as ``/proc/self/mountinfo`` (None: that)."""
     from rlwatch.store.url import open_store
 
     try:
@@ -199,7 +199,7 @@ def storage_checks(url: str | None) -> list[Check]:
     except StoreError as error:
         return [Check("store", Level.FAIL, f"cannot be opened: {error}")]
     try:
-        return [*_place(store), *_runs(store)]
+        return [*_place(store, mounts), *_runs(store)]
     finally:
         store.close()
 
@@ -214,17 +214,17 @@ def root_of(url: str | None) -> Path | None:
         return None
 
 
-def _place(store: Store) -> list[Check]:
+def _place(store: Store, mounts: str | None) -> list[Check]:
     root: Path | None = getattr(store, "root", None)
     if root is None:
         return [Check("store", Level.OK, store.url)]
-    return [_writable(root), *_network(root)]
+    return [_writable(root), *_network(root, mounts)]
 
 
-def _network(root: Path) -> list[Check]:
+def _network(root: Path, mounts: str | None) -> list[Check]:
     from rlwatch.store.sqlite.layout import network_file_system
 
-    kind = network_file_system(root)
+    kind = network_file_system(root, mounts)
     if kind is None:
         return []
     return [
@@ -326,8 +326,8 @@ def webhook_checks(*, ping: bool = False, store_root: Path | None = None) -> lis
         return [Check("configuration", Level.FAIL, str(error))]
     where = str(config.path) if config.path else "the defaults (no rlwatch.toml here)"
     checks = [Check("configuration", Level.OK, f"{where}, {len(config.rules)} alert rules")]
-    said = [*config.warnings, *([config.refused] if config.refused else [])]
-    checks += [Check("configuration", Level.WARN, warning) for warning in said]
+    warnings = [*config.warnings, *([config.refused] if config.refused else [])]
+    checks += [Check("configuration", Level.WARN, warning) for warning in warnings]
     return checks + _channels(config, ping=ping)
 
 

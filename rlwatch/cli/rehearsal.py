@@ -77,7 +77,7 @@ class _Notes:
         new = self._store.outbox("log")[self._seen :]
         self._seen += len(new)
         for group in _together(new):
-            self.lines.append(_told(step, now, group))
+            self.lines.append(_published(step, now, group))
             for message in group:
                 self._store.settle_message(replace(message, status=OutboxStatus.SENT, attempts=1, sent_at=now))
         for notice, why in recording.kept:
@@ -96,7 +96,7 @@ def _together(messages: Sequence[OutboxMessage]) -> list[list[OutboxMessage]]:
     return list(groups.values())
 
 
-def _told(step: int, now: float, messages: Sequence[OutboxMessage]) -> Line:
+def _published(step: int, now: float, messages: Sequence[OutboxMessage]) -> Line:
     payload = messages[0].payload
     alerts = [payload["alert"], *payload["also"]]
     return Line(

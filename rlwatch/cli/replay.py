@@ -83,13 +83,13 @@ def _print(recording: Recording, found: Replayed) -> None:
         say(f"  note       {note}")
     print_table(
         ("figure", ">recorded", ">recomputed", ""),
-        [(f.name, _exact(f.recorded), _exact(f.recomputed), _verdict(f)) for f in _shown(found.figures)],
+        [(f.name, _exact(f.recorded), _exact(f.recomputed), _verdict(f)) for f in shown(found.figures)],
     )
     verdict = "all figures agree" if found.agrees else "figures differ"
     say(verdict, style="green" if found.agrees else "bold red")
 
 
-def _shown(figures: Sequence[Figure]) -> list[Figure]:
+def shown(figures: Sequence[Figure]) -> list[Figure]:
     """Without the smallest of the layers' shares, where these agree."""
     shares = [figure for figure in figures if figure.name.startswith("share of ")]
     hidden = {figure.name for figure in shares[MOST_LAYERS:] if figure.agrees}

@@ -154,11 +154,15 @@ def _print_rehearsal(rehearsal: Rehearsal, policy: Policy) -> None:
     say(rehearsal.name or "the log", style="bold")
     if not rehearsal.timed:
         say("its rows carry no times: they are made up from the steps, from 12:00 UTC on", style="dim")
-    told = [line for line in rehearsal.lines if not line.kept]
+    published = [line for line in rehearsal.lines if not line.kept]
     rows = [_line_cells(line, moment(line.at, zone)) for line in rehearsal.lines]
     if rows:
         print_table((">step", "time", "event", "severity", "kinds", "told to"), rows)
-    say(f"{len(told)} told, {len(rehearsal.lines) - len(told)} kept back" if rows else "nothing would have been sent")
+    say(
+        f"{len(published)} told, {len(rehearsal.lines) - len(published)} kept back"
+        if rows
+        else "nothing would have been sent"
+    )
 
 
 def _line_cells(line: Line, when: str) -> list[Cell]:

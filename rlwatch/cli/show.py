@@ -184,10 +184,10 @@ def action_rows(events: Sequence[Event], commands: Sequence[Command]) -> list[di
 
 
 def _action_row(event: Event, commands: dict[str, Command]) -> dict[str, JSON]:
-    said = event.body
-    command = commands.get(f"{said.get('action')}/{said.get('alert')}@{event.step}")
+    body = event.body
+    command = commands.get(f"{body.get('action')}/{body.get('alert')}@{event.step}")
     answer = f"{command.status.value}: {command.result}".removesuffix(": ") if command else ""
-    return {"step": event.step, **said, "answer": answer if said.get("outcome") == "requested" else ""}
+    return {"step": event.step, **body, "answer": answer if body.get("outcome") == "requested" else ""}
 
 
 def print_actions(rows: Sequence[dict[str, JSON]]) -> None:

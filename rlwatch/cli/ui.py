@@ -169,9 +169,8 @@ SETTINGS = "RLWATCH_UI_SETTINGS"
 """The variable in which the server is told who may come in; see ``app/gate.py``."""
 
 
-def app_script() -> Path:
-    """``main.py`` of the app: in the wheel (``rlwatch/_app``), or beside the package in a checkout."""
-    package = Path(rlwatch.__file__).parent
+def app_script(package: Path = Path(rlwatch.__file__).parent) -> Path:
+    """``main.py`` of the app: in the wheel (``rlwatch/_app``), or beside the ``package`` in a checkout."""
     places = (package / "_app" / "main.py", package.parent / "app" / "main.py")
     for place in places:
         if place.is_file():
@@ -320,11 +319,11 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def stop_server(process: subprocess.Popen[str]) -> None:
-    """End the server: asked first, then made to."""
+def stop_server(process: subprocess.Popen[str], deadline_s: float = STOP_DEADLINE_S) -> None:
+    """End the server: asked first, and made to after ``deadline_s`` seconds."""
     process.terminate()
     try:
-        process.wait(STOP_DEADLINE_S)
+        process.wait(deadline_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

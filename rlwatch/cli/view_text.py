@@ -71,17 +71,17 @@ def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
     return asdict(forecast_of(records[-1])) if records else None
 
 
-def forecast_line(said: Sequence[Forecast], *, now: bool = False) -> str:
+def forecast_line(forecasts: Sequence[Forecast], *, now: bool = False) -> str:
     """The highest chance and the first alarm; ``now``: the newest chance, too. Empty where nothing was forecast.
 
     >>> from rlwatch.forecast import Forecast
     >>> forecast_line([Forecast(40, p50=0.02), Forecast(41, p50=0.83, alarm=True), Forecast(42, p50=0.5)], now=True)
     'forecast: now 50% within 50 steps; highest 83% at step 41; alarm from step 41'
     """
-    alarms = [forecast.step for forecast in said if forecast.alarm]
-    known = [forecast for forecast in said if forecast.p50 is not None]
+    alarms = [forecast.step for forecast in forecasts if forecast.alarm]
+    known = [forecast for forecast in forecasts if forecast.p50 is not None]
     if not known:
-        return _by_limits(said, alarms)
+        return _by_limits(forecasts, alarms)
     highest = max(known, key=lambda forecast: forecast.p50 or 0.0)
     parts = [f"now {chance(known[-1].p50)} within 50 steps"] if now else []
     parts.append(f"highest {chance(highest.p50)}{'' if now else ' within 50 steps'} at step {step(highest.step)}")
@@ -89,9 +89,9 @@ def forecast_line(said: Sequence[Forecast], *, now: bool = False) -> str:
     return f"forecast: {'; '.join(parts)}"
 
 
-def _by_limits(said: Sequence[Forecast], alarms: Sequence[int]) -> str:
-    """Of a run that logs too little for a chance: whether a limit came near, and why no more is said."""
-    reasons = [forecast.limits_only for forecast in said if forecast.limits_only]
+def _by_limits(forecasts: Sequence[Forecast], alarms: Sequence[int]) -> str:
+    """Of a run that logs too little for a chance: whether a limit came near, and why no more is forecasts."""
+    reasons = [forecast.limits_only for forecast in forecasts if forecast.limits_only]
     if not reasons:
         return ""
     near = f"a limit is near from step {step(alarms[0])}" if alarms else "no limit came near"
@@ -102,12 +102,12 @@ def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> N
     """The line, or why there is none; nothing of a run nobody forecast."""
     from rlwatch.forecast.forecast import forecast_of
 
-    said = [forecast_of(record) for record in records]
-    line = forecast_line(said, now=now)
+    forecasts = [forecast_of(record) for record in records]
+    line = forecast_line(forecasts, now=now)
     if line:
-        say(line, style="yellow" if said[-1].alarm or "alarm from" in line else "")
-    elif said and now:
-        say(said[-1].absent, style="dim")
+        say(line, style="yellow" if forecasts[-1].alarm or "alarm from" in line else "")
+    elif forecasts and now:
+        say(forecasts[-1].absent, style="dim")
 
 
 # A diagnosis as text: why, how sure, in which order, and what to do first.
@@ -139,8 +139,8 @@ def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
 def _print_evidence(cause: Cause) -> None:
     for evidence in cause.evidence:
         seen = f" (seen at {step(evidence.seen_step)})" if evidence.seen_step is not None else ""
-        said = evidence.message or evidence.text
-        say(f"    step {step(evidence.step):>7}{seen:<18}  {evidence.kind}: {one_line(said, LONGEST)}")
+        message = evidence.message or evidence.text
+        say(f"    step {step(evidence.step):>7}{seen:<18}  {evidence.kind}: {one_line(message, LONGEST)}")
 
 
 def _print_actions(cause: Cause, *, everything: bool) -> None:

@@ -121,7 +121,7 @@ class Recording:
     @property
     def run(self) -> RunInfo:
         """The run as the store began it."""
-        return self._writer.run
+        return self.writer.run
 
     @property
     def kept(self) -> tuple[tuple[Notification, str], ...]:
@@ -130,15 +130,15 @@ class Recording:
 
     def take(self, records: Sequence[StepRecord]) -> None:
         """Store and judge the next records of the log."""
-        fresh = [record for record in records if record.seq > self._writer.last_seq]
+        fresh = [record for record in records if record.seq > self.writer.last_seq]
         for attempt, group in groupby(fresh, key=lambda record: record.attempt):
             if self._log_attempt not in (None, attempt):
                 self._let_go()
                 self._begin()
             self._log_attempt = attempt
             derived = self._layers.added(group)
-            batch = [replace(record, attempt=self._writer.run.attempt) for record in derived]
-            self._writer.write(batch)
+            batch = [replace(record, attempt=self.writer.run.attempt) for record in derived]
+            self.writer.write(batch)
             self._judging.take(batch)
             self.records += len(batch)
 
@@ -147,18 +147,18 @@ class Recording:
         self._judging.tick()
         if self._clock.monotonic() >= self._beat_due:
             self._beat_due = self._clock.monotonic() + HEARTBEAT_S
-            self._writer.heartbeat(self._clock.now())
+            self.writer.heartbeat(self._clock.now())
 
     def finish(self, reason: str) -> None:
         """Judge the last step and end the run."""
         self._judging.close()
-        self._writer.finish(RunState.FINISHED, reason, self._clock.now())
-        self._writer.close()
+        self.writer.finish(RunState.FINISHED, reason, self._clock.now())
+        self.writer.close()
 
     def _begin(self) -> None:
-        self._writer: RunWriter = self._store.open_run(self._info)
+        self.writer: RunWriter = self._store.open_run(self._info)
         self._layers = DerivedLayers()
-        run = self._writer.run
+        run = self.writer.run
         monitor = Monitor(
             run_id=run.run_id,
             source=run.source,
@@ -170,21 +170,21 @@ class Recording:
             run,
             self._store,
             dispatcher=self._dispatcher,
-            keep=self._writer.write,
+            keep=self.writer.write,
             announce=self._tell,
             clock=self._clock,
         )
         self._judging = Judging(monitor, self._sink, self._store, run.run_id, judged=self._judged)
-        self._judging.begin(self._writer.last_seq)
+        self._judging.begin(self.writer.last_seq)
         while self._judging.stored():  # what an earlier watch stored and did not judge
             pass
 
     def _judged(self, seq: int, kept: Checkpoint | None) -> None:
-        self._writer.write([], Progress(judged=seq, checkpoint=kept))
+        self.writer.write([], Progress(judged=seq, checkpoint=kept))
 
     def _let_go(self) -> None:
         self._judging.close()
-        self._writer.close()
+        self.writer.close()
 
 
 # One log on its way into a store: what there is, then what comes.
@@ -366,7 +366,7 @@ def follow(
                     catch_up(watch, shown)
                 problem = ""
                 while True:
-                    problem = tell_problem(watch, problem)
+                    problem = report_problem(watch, problem)
                     pause()
                     catch_up(watch)
             except KeyboardInterrupt:
@@ -390,10 +390,10 @@ def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
             return
 
 
-def tell_problem(watch: LogWatch, told: str) -> str:
-    """Say on stderr why nothing can be read at the moment, unless that is what was ``told`` last; what it is."""
+def report_problem(watch: LogWatch, reported: str) -> str:
+    """Say on stderr why nothing can be read at the moment, unless that is what was ``reported`` last; what it is."""
     problem = watch.tail.problem
-    if problem and problem != told:
+    if problem and problem != reported:
         warn(f"waiting: {one_line(problem, 300)}")
     return problem
 

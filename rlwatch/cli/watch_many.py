@@ -19,6 +19,7 @@ from rlwatch.importers.registry import logs_below
 from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.ports import Store
 from rlwatch.run.alerting import Alerting
+from rlwatch.seam import asked, raised_by
 from rlwatch.wording import for_terminal, one_line
 
 DISCOVER_S = 10.0
@@ -64,6 +65,9 @@ class Fleet:
         Told in one line what happens to a log: it appears as a run, is gone, or cannot be read (``problem``).
     once
         Logs are read to their ends and no further: what is there is all there will be.
+    most_open, most_live
+        Log files kept open between two looks: those that grew last. Runs written at the same time; beyond, the longest
+        silent one rests.
     """
 
     def __init__(
@@ -75,7 +79,10 @@ class Fleet:
         *,
         clock: Clock | None = None,
         once: bool = False,
+        most_open: int = MOST_OPEN,
+        most_live: int = MOST_LIVE,
     ) -> None:
+        self._most_open, self._most_live = most_open, most_live
         self.members: dict[Path, Member] = {}
         self.recorded: dict[str, None] = {}
         """Ids of the runs that were ever recorded."""
@@ -104,7 +111,7 @@ class Fleet:
             with unbroken():
                 behind = self._guarded(member, self._look_at) or behind
         with unbroken():
-            self._keep_bounds(MOST_LIVE)
+            self._keep_bounds(self._most_live)
         return behind or self._crowded
 
     def end(self, reason: str) -> None:
@@ -113,9 +120,8 @@ class Fleet:
             self._guarded(member, lambda one: self._rest(one, reason))
 
     def _search(self) -> None:
-        try:
-            self._discover()
-        except Exception as error:  # noqa: BLE001  (the logs that are known must be read on)
+        error = raised_by(self._discover)
+        if error is not None:  # the logs that are known must be read on
             self._unsearched(self._directory, error)
 
     def _unsearched(self, directory: Path, error: Exception) -> None:
@@ -139,18 +145,20 @@ class Fleet:
         """Report once what one log does wrong, also what nobody foresaw, and go on with the others."""
         began = self._clock.monotonic()
         try:
-            return do(member)
-        except Exception as error:  # noqa: BLE001
-            self._complain(member, error_line(error))
-            watch, member.watch = member.watch, None
-            now = self._clock.monotonic()
-            spent, member.spent = member.spent + now - began, 0.0
-            member.retry_at, member.mark = now + max(RETRY_S, RETRY_FACTOR * spent), None
-            if watch is not None:
-                self._abandon(watch)
-            return False
+            return asked(lambda: do(member), lambda error: self._failed(member, error, began))
         finally:
             member.spent += self._clock.monotonic() - began
+
+    def _failed(self, member: Member, error: Exception, began: float) -> bool:
+        """Leave its log alone for a while, the longer the more time it has cost."""
+        self._complain(member, error_line(error))
+        watch, member.watch = member.watch, None
+        now = self._clock.monotonic()
+        spent, member.spent = member.spent + now - began, 0.0
+        member.retry_at, member.mark = now + max(RETRY_S, RETRY_FACTOR * spent), None
+        if watch is not None:
+            self._abandon(watch)
+        return False
 
     def _complain(self, member: Member, problem: str) -> None:
         if problem != member.problem:
@@ -199,11 +207,11 @@ class Fleet:
     def _has_room(self) -> bool:
         """True if one more run may be begun: in one look a directory must not have all its runs open at once."""
         self._begun += 1
-        if self._begun <= MOST_LIVE // 4:
+        if self._begun <= self._most_live // 4:
             return True
-        self._keep_bounds(MOST_LIVE * 3 // 4)
+        self._keep_bounds(self._most_live * 3 // 4)
         self._begun = 0
-        return len(self.runs) < MOST_LIVE  # else those that are behind are read first
+        return len(self.runs) < self._most_live  # else those that are behind are read first
 
     def _rest(self, member: Member, reason: str) -> bool:
         watch, member.watch = member.watch, None
@@ -226,7 +234,7 @@ class Fleet:
     def _keep_bounds(self, live: int) -> None:
         """Let go of the files of logs that have been silent longest, and of the runs of the very longest."""
         waiting = sorted((m for m in self.members.values() if m.watch), key=lambda m: m.grew_at, reverse=True)
-        for member in waiting[MOST_OPEN:]:
+        for member in waiting[self._most_open :]:
             if member.watch is not None:
                 member.watch.tail.release()
         for member in [m for m in waiting if m.watch and m.watch.recording and not m.watch.behind][live:]:
@@ -274,7 +282,7 @@ def look_once(log: Log, patterns: Sequence[str], store_url: str | None, config: 
     """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
-        fleet = _fleet(log, patterns, store, alerting, once=True)
+        fleet = fleet_of(log, patterns, store, alerting, once=True)
         while fleet.look():
             pass
         fleet.end("the log was read to its end")
@@ -294,12 +302,17 @@ def follow(
     pause: Callable[[], None],
     *,
     clock: Clock | None = None,
+    most_open: int = MOST_OPEN,
+    most_live: int = MOST_LIVE,
 ) -> None:
-    """Record and judge the logs as they grow, until ``pause`` raises ``KeyboardInterrupt``."""
+    """Record and judge the logs as they grow, until ``pause`` raises ``KeyboardInterrupt``.
+
+    ``most_open`` and ``most_live`` are those of :class:`Fleet`.
+    """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
-            fleet = _fleet(log, patterns, store, alerting, clock)
+            fleet = fleet_of(log, patterns, store, alerting, clock, most_open=most_open, most_live=most_live)
             say(f"watching the logs in {log.path} ({', '.join(patterns)}); Ctrl-C stops", style="dim")
             try:
                 with status_line(fleet) as show:
@@ -333,11 +346,11 @@ def summary(fleet: Fleet) -> str:
     resting = len(fleet.members) - len(runs) - broken
     counts = {"live": len(runs), "catching up": behind, "silent": max(0, resting), "not readable": broken}
     newest = max(runs, key=lambda member: member.grew_at, default=None)
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{len(fleet.members)} logs: {told or 'none yet'}" + (f"; last heard: {newest.name}" if newest else "")
+    counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{len(fleet.members)} logs: {counted or 'none yet'}" + (f"; last heard: {newest.name}" if newest else "")
 
 
-def _fleet(
+def fleet_of(
     log: Log,
     patterns: Sequence[str],
     store: Store,
@@ -345,7 +358,11 @@ def _fleet(
     clock: Clock | None = None,
     *,
     once: bool = False,
+    most_open: int = MOST_OPEN,
+    most_live: int = MOST_LIVE,
 ) -> Fleet:
+    """The fleet that reads the logs of ``log`` that fit ``patterns`` into ``store``."""
+
     def begin(path: Path, name: str) -> LogWatch:
         return watch_of(
             replace(log, path=path, name=log.name or name),
@@ -355,7 +372,9 @@ def _fleet(
             prefix=f"{one_line(name, 200)}  ",
         )
 
-    return Fleet(log.path, patterns, begin, _print_line, clock=clock, once=once)
+    return Fleet(
+        log.path, patterns, begin, _print_line, clock=clock, once=once, most_open=most_open, most_live=most_live
+    )
 
 
 def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:

@@ -34,9 +34,9 @@ class StoreWatch:
                 continue
             with suppress(StoreError):  # unreadable at this moment: the next look will tell
                 found = self._store.findings(run.run_id)
-                told = self._findings.get(run.run_id, 0)
+                reported = self._findings.get(run.run_id, 0)
                 self._versions[run.run_id], self._findings[run.run_id] = version, len(found)
-                yield from ((run, finding) for finding in found[told:])
+                yield from ((run, finding) for finding in found[reported:])
 
     def alerts(self) -> Iterator[Alert]:
         """Alerts that fired, got worse or were resolved since the last call, oldest first."""

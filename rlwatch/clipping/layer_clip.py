@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from rlwatch.clipping.rules import GROUP_OF, By, ClipRule, first_state, positive, rule_of
 from rlwatch.errors import ConfigError
-from rlwatch.seam import Seam, by_a_signal
+from rlwatch.seam import Seam, asked
 from rlwatch.tensors.mergeable import Latest, Stats
 
 KEEP, ZERO = "keep", "zero"
@@ -97,14 +97,15 @@ class LayerClip:
 
         ``before``, if given, is called with their norm (0-d) while they are still as they came.
         """
-        if self.seam.works(TAP):
-            try:
-                return self.by_layer(before)
-            except Exception as error:
-                wrong_from_the_start = self.last is None and isinstance(error, ConfigError)
-                if wrong_from_the_start or _several_ranks() or by_a_signal(error):
-                    raise
-                self.seam.failed(TAP, error)
+        if not self.seam.works(TAP):
+            return self._together()
+        return asked(lambda: self.by_layer(before), self._otherwise)
+
+    def _otherwise(self, error: Exception) -> Clipped:
+        wrong_from_the_start = self.last is None and isinstance(error, ConfigError)
+        if wrong_from_the_start or _several_ranks():
+            raise error
+        self.seam.failed(TAP, error)
         return self._together()
 
     __call__ = clip

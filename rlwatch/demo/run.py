@@ -53,15 +53,29 @@ class TrainerProcess:
         For the model, the output and the log.
     webhook_url, webhook_secret
         Where alarms go; handed over in the environment, never on the command line, where ``ps`` shows them.
+    command
+        Command line that is run in place of the training's.
+    stop_s
+        Seconds that the process has to end once it is asked to.
     """
 
     def __init__(
-        self, store: str, run_id: str, directory: Path, recipe: Recipe, *, webhook_url: str, webhook_secret: str
+        self,
+        store: str,
+        run_id: str,
+        directory: Path,
+        recipe: Recipe,
+        *,
+        webhook_url: str,
+        webhook_secret: str,
+        command: list[str] | None = None,
+        stop_s: float = STOP_S,
     ) -> None:
+        self._stop_s = stop_s
         self._log = directory / "training.log"
         config = directory / "rlwatch.toml"
         config.touch()  # empty, but found first: nobody's own channels hear of a demo
-        self._command = command_line(store, config, directory, recipe)
+        self._command = command or command_line(store, config, directory, recipe)
         self._environment = {
             **_without_ranks(os.environ),
             RUN_ID_VARIABLE: run_id,
@@ -72,7 +86,7 @@ class TrainerProcess:
 
     def __enter__(self) -> Self:
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         return self
@@ -82,22 +96,22 @@ class TrainerProcess:
     ) -> None:
         """End it if it still runs, asking first."""
         if self.code is None:
-            self._process.terminate()
+            self.process.terminate()
             try:
-                self._process.wait(STOP_S)
+                self.process.wait(self._stop_s)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                self.process.kill()
+                self.process.wait()
 
     @property
     def code(self) -> int | None:
         """Exit code; None while it runs."""
-        return self._process.poll()
+        return self.process.poll()
 
     def wait(self, seconds: float) -> int | None:
         """Give it up to ``seconds`` to end; its exit code or None."""
         try:
-            return self._process.wait(seconds)
+            return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
@@ -154,7 +168,7 @@ class Dashboard:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(away)}
         environment["RLWATCH_UI_TOKEN"] = self._token
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self.command,
                 env=environment,
                 cwd=self._directory,
@@ -168,16 +182,16 @@ class Dashboard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(DASHBOARD_STOP_S)
+            self.process.wait(DASHBOARD_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def wait(self) -> None:
         """Until it ends or Ctrl-C."""
-        self._process.wait()
+        self.process.wait()
 
 
 def _free_port() -> int:
@@ -208,8 +222,8 @@ class Narrator:
     def __init__(self, console: Console, recipe: Recipe) -> None:
         self._console = console
         self._recipe = recipe
-        self._told: set[object] = set()
-        self._progress = Progress(
+        self._reported: set[object] = set()
+        self.progress = Progress(
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -218,16 +232,16 @@ class Narrator:
             console=console,
             transient=True,
         )
-        self._bar = self._progress.add_task("training", total=recipe.steps, state="starting")
+        self._bar = self.progress.add_task("training", total=recipe.steps, state="starting")
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self.progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self.progress.stop()
 
     def introduce(self, store_url: str, run_id: str, dashboard: str | None) -> None:
         """Say what will happen before it does."""
@@ -250,10 +264,10 @@ class Narrator:
 
     def narrate(self, facts: Facts, deliveries: Sequence[Delivered]) -> None:
         """Whatever is new since the last look."""
-        self._progress.update(self._bar, completed=facts.step, state=_state(facts))
-        for key, text, style in [*_news(facts), *_post(deliveries), *self._milestones(facts)]:
-            if key not in self._told:
-                self._told.add(key)
+        self.progress.update(self._bar, completed=facts.step, state=_state(facts))
+        for key, text, style in [*_changes(facts), *_post(deliveries), *self._milestones(facts)]:
+            if key not in self._reported:
+                self._reported.add(key)
                 self.say(text, style)
 
     def conclude(self, checks: Sequence[Check]) -> None:
@@ -281,7 +295,7 @@ def _state(facts: Facts) -> str:
     return f"reward {reward:5.2f}  entropy {entropy:6.4f}  KL {kl:5.3f}"
 
 
-def _news(facts: Facts) -> Iterable[tuple[object, str, str]]:
+def _changes(facts: Facts) -> Iterable[tuple[object, str, str]]:
     """Key, line and style of all that findings, commands and alerts have to say, in that order."""
     for f in facts.findings:
         yield ("finding", f.seq, f.kind, f.severity), f"step {f.step:4d}  {f.severity}  {f.message}", STYLES[f.severity]

@@ -22,6 +22,7 @@ from typing_extensions import override
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Gathered, recover, reshard
 from rlwatch.gradloc.rerun import LOW, Precision
+from rlwatch.seam import Reported
 
 Shift = Callable[[Tensor, Tensor], Tensor]
 """(weight, gradient) -> what the forward pass sees in place of the weight. Changes neither."""
@@ -62,15 +63,13 @@ def seen(model: nn.Module, direction: Direction, shift: Shift, precision: Precis
     tied = _tied(parameters for _, parameters in true)
     with Gathered(model, gradients) as gathered:
         try:
-            for module, parameters in true:
-                views = Views(parameters, gradients, shift, precision, gathered)
-                if isinstance(module, nn.Embedding) and id(module.weight) in tied:
-                    views.without_row = module.padding_idx
-                module.__dict__["_parameters"] = views
-            yield
-        except BaseException:
-            recover(model)
-            raise
+            with Reported(lambda _: recover(model)):
+                for module, parameters in true:
+                    views = Views(parameters, gradients, shift, precision, gathered)
+                    if isinstance(module, nn.Embedding) and id(module.weight) in tied:
+                        views.without_row = module.padding_idx
+                    module.__dict__["_parameters"] = views
+                yield
         finally:
             try:
                 reshard(model)

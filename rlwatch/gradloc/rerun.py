@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from rlwatch.gradloc.distributed import sharded_modules, unsynchronised
 from rlwatch.gradloc.passes import RandomState
-from rlwatch.seam import by_a_signal, described
+from rlwatch.seam import asked, described
 
 
 @contextmanager
@@ -295,10 +295,9 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
     Raises no ``Exception``: with several ranks the others wait for this one's word and must hear of it. Of an error
     its type and the first line are told.
     """
-    try:
-        return work(), ""
-    except Exception as error:
-        if by_a_signal(error):
-            raise
+
+    def failed(error: Exception) -> tuple[T | None, str]:
         most = len(f"{type(error).__name__}: ") + SHOWN  # what a kernel raises has no common type
         return None, next(iter(described(error, most).splitlines()))
+
+    return asked(lambda: (work(), ""), failed)

@@ -27,6 +27,7 @@ from rlwatch.importers.binary_records import WANDB, LevelDbLog, fields, floating
 from rlwatch.importers.follow import Position
 from rlwatch.importers.lines import LONGEST_NAME, parsed, shown
 from rlwatch.records import StepRecord
+from rlwatch.seam import asked
 
 TRAINERS = ("train/global_step", "trainer/global_step", "training/global_step")
 """Hugging Face, TRL and OpenRLHF; Lightning; verl."""
@@ -370,7 +371,8 @@ def _answered(question: Callable[[], T]) -> T:
 
     Raises ``_UnansweredError``.
     """
-    try:
-        return question()
-    except Exception as error:  # noqa: BLE001
+
+    def unanswered(error: Exception) -> T:
         raise _UnansweredError(" ".join(str(error).split())[:200]) from None
+
+    return asked(question, unanswered)

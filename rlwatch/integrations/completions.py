@@ -128,16 +128,16 @@ class SampledText:
         self, keep: KeepCompletions | None = None, *, measure: bool = False, tokenizer: Any = None, rank: int = 0
     ) -> None:
         self._sampler = None if keep is None else CompletionSampler(keep, rank)
-        self._probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
+        self.probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
 
-    def take(self) -> Mapping[str, float]:
-        """The report on text that has become ready, if one has."""
-        return {} if self._probe is None else self._probe.take()
+    def take(self, *, wait: bool = False) -> Mapping[str, float]:
+        """The report on text that has become ready, if one has; ``wait`` for one under way."""
+        return {} if self.probe is None else self.probe.take(wait=wait)
 
     def close(self) -> None:
         """Measure nothing more."""
-        if self._probe is not None:
-            self._probe.close()
+        if self.probe is not None:
+            self.probe.close()
 
     def _offer(
         self,
@@ -151,8 +151,8 @@ class SampledText:
             kept = batch(self._sampler)
             if kept is not None:
                 run.log_completions(kept)
-        if self._probe is not None and self._probe.due():
-            self._probe.offer(samples())
+        if self.probe is not None and self.probe.due():
+            self.probe.offer(samples())
 
 
 def spread(rows: int) -> list[int]:

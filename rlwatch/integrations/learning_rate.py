@@ -18,7 +18,7 @@ from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.weights import inner_optimizer, inner_scheduler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Contained, Seam
+from rlwatch.seam import Contained, Reported, Seam
 
 SCALE, UNTIL = "rlwatch_lr_scale", "rlwatch_lr_until"
 """Kept in the optimizer's parameter groups, so that they travel with its checkpoints. ``until`` 0: for good."""
@@ -234,15 +234,12 @@ class StepScale:
 
     def _scale(self) -> None:
         self._restore()  # a step that raised never came to its end
-        try:
+        with Reported(lambda _: self._restore()):  # all groups or none
             for group in self.optimizer.param_groups:
                 scale = group.get(self._key, 1.0)
                 if scale != 1.0:
                     self._set.append((group, group["lr"]))
                     group["lr"] = group["lr"] * scale
-        except BaseException:
-            self._restore()  # all groups or none
-            raise
 
     def _restore(self) -> None:
         while self._set:

@@ -33,7 +33,7 @@ from rlwatch.integrations.ranks import all_agree
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import LOCALISED, SpikeBatch
-from rlwatch.seam import Seam
+from rlwatch.seam import Reported, Seam
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.transfer import Transfer
 
@@ -156,7 +156,7 @@ class Localiser:
         self._world: World | None = world or Alone()
         self._seconds = seconds
         self._trigger = Trigger(token_threshold=settings.threshold)
-        self._budget = Budget(share=settings.share, allowance_s=settings.allowance_s)
+        self.budget = Budget(share=settings.share, allowance_s=settings.allowance_s)
         self._took = 0.0
         self._overflows = 0
         self._culprit: nn.Module | None = None
@@ -167,13 +167,18 @@ class Localiser:
         May raise: call it through the seam. With several ranks that is ``RLWatchError``, once, and the end of it.
         """
         world = self._world
-        try:
-            return self._check(spike, world) if world is not None and (self.passes.all or world.size > 1) else None
-        except BaseException as error:
+        if world is None or not (self.passes.all or world.size > 1):
+            self.passes.clear()
+            return None
+
+        def failed(error: BaseException) -> None:
             self.leave()
-            if world is None or world.size == 1 or not isinstance(error, Exception):
-                raise
-            raise RLWatchError(f"{NO_MORE} ({type(error).__name__}: {error})") from error
+            if world.size > 1 and isinstance(error, Exception):
+                raise RLWatchError(f"{NO_MORE} ({type(error).__name__}: {error})") from error
+
+        try:
+            with Reported(failed):
+                return self._check(spike, world)
         finally:
             self.passes.clear()
 
@@ -184,7 +189,7 @@ class Localiser:
     @property
     def refused(self) -> int:
         """Spikes that the budget did not allow to localise; counted on rank 0."""
-        return self._budget.refused
+        return self.budget.refused
 
     def leave(self) -> None:
         """Localise no more: something failed on this rank, and of several ranks none can go on without the others."""
@@ -208,7 +213,7 @@ class Localiser:
             return self._localise(spike, norm, decision, world)
         finally:
             self._took = self._seconds() - begun
-            self._budget.spent(self._took)
+            self.budget.spent(self._took)
 
     def _read(self, spike: Spike, world: World) -> tuple[float, int] | None:
         """The norm, and the tokens of all ranks, with one wait for the device.
@@ -233,7 +238,7 @@ class Localiser:
 
     def _allowed(self, norm: float, world: World) -> bool:
         """Ask the budget, that of rank 0, because clocks differ. A refusal is counted."""
-        allowed = world.rank == 0 and self._budget.may(self._took, non_finite=not math.isfinite(norm))
+        allowed = world.rank == 0 and self.budget.may(self._took, non_finite=not math.isfinite(norm))
         agreed = _over(world, float(allowed)) != [0.0]
         if not agreed and self._seam.run is not None:
             self._seam.run.counters.add("localisations_refused")

@@ -18,7 +18,7 @@ from rlwatch.records import RunState
 from rlwatch.run import Run
 from rlwatch.run.alerting import alerting_for
 from rlwatch.run.setup import RUN_ID_VARIABLE, init, opened
-from rlwatch.seam import Contained, Seam, by_a_signal
+from rlwatch.seam import Contained, Seam, asked
 
 # A mirrored tracker as its user holds it: the runs recorded, and a way to stop.
 
@@ -250,12 +250,7 @@ def scalars(row: Mapping[str, Any], *, null: float | None = None) -> dict[str, A
 
 def readable(value: Any) -> Any:
     """:func:`number`; None also for what raises when it is looked at: a row may hold anything."""
-    try:
-        return number(value)
-    except Exception as error:
-        if by_a_signal(error):
-            raise
-        return None
+    return asked(lambda: number(value), lambda _: None)
 
 
 def number(value: Any) -> Any:

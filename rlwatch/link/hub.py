@@ -44,7 +44,7 @@ from rlwatch.link.wire import (
     this_machine,
     tuned,
 )
-from rlwatch.seam import described, say, tireless
+from rlwatch.seam import asked, described, say, tireless
 
 MOST_STEPS = 64
 MOST_BYTES = 512 * 2**20
@@ -417,21 +417,24 @@ class Hub:
 
     def _read(self, guest: Guest) -> None:
         """Whatever it says, the others are served on."""
-        try:
-            data = guest.connection.recv(CHUNK if guest.peer else STRANGERS_BYTES)
-            for frame in guest.inflow.feed(data):
-                self._take(guest, frame)
-        except BlockingIOError:
-            return
-        except (OSError, FrameError) as error:
-            data = b""
-            if guest.peer is None and isinstance(error, FrameError):
-                self._say_once("somebody who is not of this run tried to connect to rank 0, and was sent away")
-        except Exception as error:  # noqa: BLE001  (the seam of this thread)
-            data = b""
-            self._say_once(f"what a rank sent could not be taken: {type(error).__name__}: {error}")
-        if not data:
+        if not asked(lambda: self._received(guest), lambda error: self._untaken(guest, error)):
             self._drop(guest)
+
+    def _received(self, guest: Guest) -> bool:
+        """False once it has closed the connection."""
+        data = guest.connection.recv(CHUNK if guest.peer else STRANGERS_BYTES)
+        for frame in guest.inflow.feed(data):
+            self._take(guest, frame)
+        return bool(data)
+
+    def _untaken(self, guest: Guest, error: Exception) -> bool:
+        """True where it only has nothing to say yet."""
+        if isinstance(error, FrameError):
+            if guest.peer is None:
+                self._say_once("somebody who is not of this run tried to connect to rank 0, and was sent away")
+        elif not isinstance(error, OSError):
+            self._say_once(f"what a rank sent could not be taken: {described(error)}")
+        return isinstance(error, BlockingIOError)
 
     def _take(self, guest: Guest, frame: Frame) -> None:
         peer = guest.peer

@@ -34,7 +34,7 @@ from rlwatch.link.wire import (
     read_ballot,
     send_all,
 )
-from rlwatch.seam import described, say
+from rlwatch.seam import asked, described, say, sheltered
 
 logger = logging.getLogger("rlwatch")
 INTERVAL_S = 0.1
@@ -134,11 +134,8 @@ class Spoke:
         self.member.forked()
 
     def _loop(self) -> None:
-        """The seam of this thread."""
-        try:
-            self._work()
-        except BaseException as error:  # noqa: BLE001  (nothing here may end training, nor keep it waiting)
-            say(logging.WARNING, "the link to rank 0 failed: %s", described(error))
+        """Nothing here may end training, nor keep it waiting."""
+        sheltered(self._work, lambda error: say(logging.WARNING, "the link to rank 0 failed: %s", described(error)))
         self._over = True
         self.member.deserted()
         self._settled.set()
@@ -221,11 +218,13 @@ class Spoke:
 
     def _send(self, moment: Moment, encode: Callable[[], bytes]) -> None:
         """Send a step; one that cannot be sent is counted and dropped."""
-        try:
-            frame = Frame(Kind.STEP, moment, encode()).packed()
-        except Exception as error:  # noqa: BLE001  (this rank's writer thread: encoding waits for the device)
-            logger.warning("a step could not be sent to rank 0: %s: %s", type(error).__name__, error)
+
+        def unread(error: Exception) -> None:
+            say(logging.WARNING, "a step could not be sent to rank 0: %s", described(error))
             self._lost(1)
+
+        frame = asked(lambda: Frame(Kind.STEP, moment, encode()).packed(), unread)  # encoding waits for the device
+        if frame is None:
             return
         try:
             if self._steps is not None:
@@ -502,21 +501,23 @@ class Member:
                     self.close()
 
     def _listen(self, connection: socket.socket) -> None:
-        inflow = Inflow(SMALL)
-        try:
-            while data := connection.recv(2**16):
-                for frame in inflow.feed(data):
-                    answer = self._take(frame)
-                    if answer is not None:
-                        self._send(answer)
-        except (OSError, FrameError):
-            pass
-        except BaseException as error:  # noqa: BLE001  (the seam of this thread: as if the connection had broken)
-            say(logging.WARNING, "what rank 0 sent could not be taken: %s", described(error))
+        def untaken(error: BaseException) -> None:  # whatever it is: as if the connection had broken
+            if not isinstance(error, OSError | FrameError):
+                say(logging.WARNING, "what rank 0 sent could not be taken: %s", described(error))
+
+        sheltered(lambda: self._hear_all(connection), untaken)
         with self._changed:
             if self._connection is connection:
                 self.open, self._turn = False, 0
                 self._changed.notify_all()
+
+    def _hear_all(self, connection: socket.socket) -> None:
+        inflow = Inflow(SMALL)
+        while data := connection.recv(2**16):
+            for frame in inflow.feed(data):
+                answer = self._take(frame)
+                if answer is not None:
+                    self._send(answer)
 
     def _take(self, frame: Frame) -> Frame | None:
         """Keep what rank 0 says; returns the answer it gets at once, if any."""

@@ -24,6 +24,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from rlwatch.ports import Checkpoint
+from rlwatch.seam import raised_by
 from rlwatch.version import __version__
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def made_by(monitor: Monitor) -> str:
 
     Detectors and forecasters of somebody else's are not ours to take apart.
     """
-    if not monitor.is_default or _key() is None:
+    if not monitor.is_default or own_key() is None:
         return ""
     settings = repr((monitor.run_id, monitor.source, monitor.rules, sorted(_environment().items())))
     return hashlib.sha256((_program() + settings).encode()).hexdigest()
@@ -68,22 +69,22 @@ def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> C
     to = io.BytesIO()
     _Pickler(to, monitor).dump(monitor.memory())
     bare = Checkpoint(seq, attempt, step, by, zlib.compress(to.getvalue(), 1))
-    return replace(bare, body=_seal(_key() or b"", bare) + bare.body)
+    return replace(bare, body=seal(own_key() or b"", bare) + bare.body)
 
 
 def opened(kept: Checkpoint, monitor: Monitor) -> bool:
     """Give ``monitor``, which is fresh, what the checkpoint knows; whether it could be read."""
-    key, bare = _key(), replace(kept, body=kept.body[_SEAL:])
-    if key is None or not hmac.compare_digest(_seal(key, bare), kept.body[:_SEAL]):
+    key, bare = own_key(), replace(kept, body=kept.body[_SEAL:])
+    if key is None or not hmac.compare_digest(seal(key, bare), kept.body[:_SEAL]):
         return False
-    try:
+
+    def remember() -> None:
         monitor.remember(_Unpickler(io.BytesIO(zlib.decompress(bare.body)), monitor).load())
-    except Exception:  # noqa: BLE001  (whatever is wrong with it, the rows say the same)
-        return False
-    return True
+
+    return raised_by(remember) is None  # whatever is wrong with it, the rows say the same
 
 
-def _seal(key: bytes, bare: Checkpoint) -> bytes:
+def seal(key: bytes, bare: Checkpoint) -> bytes:
     """Over all of it: one of another run, or said to be of another step, is no shortcut to anything."""
     where = f"{bare.made_by}/{bare.attempt}/{bare.seq}/{bare.step}/".encode()
     return hmac.digest(key, where + bare.body, "sha256")
@@ -153,8 +154,7 @@ def _program() -> str:
     return digest.hexdigest()
 
 
-@cache
-def _key() -> bytes | None:
+def own_key() -> bytes | None:
     """The user's own key, made at first need; None where none can be kept for them alone."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     with suppress(OSError, RuntimeError):

@@ -16,7 +16,7 @@ from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST, alarm_message, record_of
 from rlwatch.metrics import Family
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
-from rlwatch.seam import described, passing
+from rlwatch.seam import described, passing, raised_by
 
 logger = logging.getLogger("rlwatch")
 
@@ -133,16 +133,18 @@ class Forecasting:
         """The forecaster is a model over data of any kind: whatever it raises ends here."""
         if self._off:
             return
-        try:
-            if self._forecaster is None:
-                self._forecaster = self._make()
-            call(self._forecaster)
-        except Exception as error:  # noqa: BLE001  (a forecaster of anybody's)
+        error = raised_by(self._called, call)
+        if error is not None:
             self._loads += 1
             if passing(error) and self._loads <= MOST_LOADS:
                 return  # something it loads was not to be had at this step
             self._off = f"no forecast because the forecaster failed: {described(error)}"
             self._failed(self._off)
+
+    def _called(self, call: Callable[[Forecasts], None]) -> None:
+        if self._forecaster is None:
+            self._forecaster = self._make()
+        call(self._forecaster)
 
 
 class NoForecasts:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from rlwatch.alerts.dispatch import Dispatcher
@@ -27,7 +28,7 @@ from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.ports import Checkpoint, History, Item, Progress, Storable, Store
 from rlwatch.recorder.judge_thread import Interrupted
 from rlwatch.records import Alert, AlertState, CompletionBatch, Event, Finding, RunInfo, SpikeBatch, StepRecord
-from rlwatch.seam import described
+from rlwatch.seam import asked, described
 
 _STATES = (AlertState.PENDING, AlertState.FIRING, AlertState.RESOLVED)
 
@@ -330,6 +331,8 @@ class Judging:
     ----------
     judged
         Called with the ``seq`` up to which everything is judged and written, and perhaps a checkpoint.
+    checkpoint_share
+        Largest share of the judge's time that making checkpoints may take, > 0.
     """
 
     def __init__(
@@ -340,7 +343,9 @@ class Judging:
         run_id: str,
         *,
         judged: Callable[[int, Checkpoint | None], None],
+        checkpoint_share: float = CHECKPOINT_SHARE,
     ) -> None:
+        self._checkpoint_share = checkpoint_share
         self.seq = 0
         """Of the last item taken."""
         self._monitor, self._sink, self._store, self._run_id = monitor, sink, store, run_id
@@ -420,18 +425,22 @@ class Judging:
         now, rows = time.monotonic(), self.seq - self._kept_seq
         since = now - self._kept_at
         due = rows > 0 and (since >= CHECKPOINT_S or rows >= CHECKPOINT_ROWS)
-        if not due or since < self._cost_s / CHECKPOINT_SHARE or self._monitor.waits:
+        if not due or since < self._cost_s / self._checkpoint_share or self._monitor.waits:
             return None
         if self._by is None:
             self._by = checkpoint.made_by(self._monitor)
         self._kept_at, self._kept_seq = now, self.seq
         if not self._by:
             return None
-        try:
-            kept = checkpoint.sealed(self._monitor, self._by, seq=self.seq, attempt=self._attempt, step=self._highest)
-        except Exception as error:  # noqa: BLE001  (a shortcut that is not to be had: a resume relives instead)
-            self._by = ""
-            logger.debug("what the judge knows cannot be kept: %s", described(error))
-            return None
-        self._cost_s = time.monotonic() - now
+        kept = asked(partial(self._sealed, self._by), self._not_kept)
+        if kept is not None:
+            self._cost_s = time.monotonic() - now
         return kept
+
+    def _sealed(self, by: str) -> Checkpoint:
+        return checkpoint.sealed(self._monitor, by, seq=self.seq, attempt=self._attempt, step=self._highest)
+
+    def _not_kept(self, error: Exception) -> None:
+        """A shortcut that is not to be had: a resume relives instead."""
+        self._by = ""
+        logger.debug("what the judge knows cannot be kept: %s", described(error))

@@ -21,7 +21,7 @@ from rlwatch.errors import RLWatchError, StoreError
 from rlwatch.monitor.judge import judge_rest
 from rlwatch.ports import Store
 from rlwatch.records import JSON, Alert, AlertState, RunInfo, RunState, Severity
-from rlwatch.seam import described, say, tireless
+from rlwatch.seam import described, say, sheltered, tireless
 
 RECENT_S = 24 * 3600.0
 """A run that was silent for longer when somebody first looks is history, not news."""
@@ -235,17 +235,15 @@ class WatchmanThread:
         """Begin."""
         self._thread.start()
 
-    def stop(self, deadline_s: float = 5.0) -> None:
-        """End, after the look that may be going on."""
+    def stop(self, deadline_s: float = 5.0) -> bool:
+        """End, after the look that may be going on; False if that took longer than ``deadline_s`` seconds."""
         self._stop.set()
         self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            try:
-                self._watchman.look()
-            except BaseException as error:  # noqa: BLE001  (seam: a look that fails must not be the last)
-                self._failed(error)
+            sheltered(self._watchman.look, self._failed)  # a look that fails must not be the last
             self._stop.wait(self._every_s)
 
     def _failed(self, error: BaseException) -> None:

@@ -14,6 +14,7 @@ from rlwatch.notify.payload import headline
 from rlwatch.notify.services import Service, by_status, compose, imported, plugin_for
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
+from rlwatch.seam import Reported
 
 EMAIL = Service(
     "email",
@@ -54,19 +55,24 @@ class EmailNotifier:
         if not total_s > 0:
             raise ConfigError(f"notifier {name!r}: time limits must be > 0 s, got {total_s!r}")
         self.name = name
-        self._plugin = plugin_for(EMAIL, name, url)
-        self._plugin.socket_connect_timeout = total_s
-        self._plugin.resolve_format = lambda *_args, **_kwargs: imported("apprise").NotifyFormat.TEXT
+        self.plugin = plugin_for(EMAIL, name, url)
+        self.plugin.socket_connect_timeout = total_s
+        self.plugin.resolve_format = lambda *_args, **_kwargs: imported("apprise").NotifyFormat.TEXT
         self._total_s = total_s
         self._sending: threading.Thread | None = None
         _overhear(imported("apprise.plugins.email.base"))
+
+    @property
+    def busy(self) -> bool:
+        """True while a server still holds a try, also one that was given up."""
+        return self._sending is not None and self._sending.is_alive()
 
     def __repr__(self) -> str:
         return f"EmailNotifier(name={self.name!r})"
 
     def deliver(self, message: OutboxMessage) -> Delivery:
         """Send once. A server that holds us beyond the limit is left to a thread of its own."""
-        if self._sending is not None and self._sending.is_alive():
+        if self.busy:
             return Delivery(ok=False, reason="the server still holds the try before")
         outcome: list[Delivery] = []
         self._sending = threading.Thread(
@@ -79,9 +85,9 @@ class EmailNotifier:
     def _sent(self, message: OutboxMessage) -> Delivery:
         heard: list[BaseException | Mapping[str, Any]] = []
         _now.heard, _now.message_id = heard, message.message_id
-        self._plugin.headers["X-RLWatch-Delivery"] = message.message_id
+        self.plugin.headers["X-RLWatch-Delivery"] = message.message_id
         try:
-            error = raised_quietly(compose, self._plugin, message, EMAIL.limit, title=headline(message.payload)[:200])
+            error = raised_quietly(compose, self.plugin, message, EMAIL.limit, title=headline(message.payload)[:200])
         finally:
             _now.heard = None
         if error is not None:
@@ -144,9 +150,10 @@ def _our_id(usual: Callable[..., str]) -> Callable[..., str]:
 
 
 def _reporting(do: Callable[[], Any]) -> Any:
-    try:
+    with Reported(_hear):
         return do()
-    except Exception as error:
-        if getattr(_now, "heard", None) is not None:
-            _now.heard.append(error)
-        raise
+
+
+def _hear(error: BaseException) -> None:
+    if isinstance(error, Exception) and getattr(_now, "heard", None) is not None:
+        _now.heard.append(error)

@@ -247,9 +247,9 @@ class ServiceNotifier:
     ) -> None:
         self.name = name
         self._service = service
-        self._courier = Courier(name, connect_s=connect_s, read_s=read_s, total_s=total_s)
+        self.courier = Courier(name, connect_s=connect_s, read_s=read_s, total_s=total_s)
         self._requests = imported("requests")
-        self._plugin = plugin_for(service, name, url)
+        self.plugin = plugin_for(service, name, url)
         self._clock = clock or SystemClock()
         self._redactor = Redactor(secrets=parts(url))
 
@@ -258,7 +258,7 @@ class ServiceNotifier:
 
     def deliver(self, message: OutboxMessage) -> Delivery:
         """Send once."""
-        outlet = Outlet(self._requests, self._courier, message.message_id)
+        outlet = Outlet(self._requests, self.courier, message.message_id)
         error = raised_quietly(self._send, message, outlet)
         if error is not None and outlet.reply is None and not outlet.trouble:
             return Delivery(ok=False, reason=f"apprise raised {type(error).__name__}", retryable=False)
@@ -266,8 +266,8 @@ class ServiceNotifier:
 
     def _send(self, message: OutboxMessage, outlet: Outlet) -> None:
         with outlet.open():
-            self._service.prepare(self._plugin, message)
-            compose(self._plugin, message, self._service.limit)
+            self._service.prepare(self.plugin, message)
+            compose(self.plugin, message, self._service.limit)
 
     def _outcome(self, outlet: Outlet) -> Delivery:
         """Judge by what came over the wire, not by what apprise makes of it."""

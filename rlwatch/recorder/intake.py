@@ -18,12 +18,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlwatch.ports import Journal, Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import CompletionBatch, Event, SpikeBatch
-from rlwatch.seam import by_a_signal, described, shown
+from rlwatch.seam import asked, by_a_signal, described, raised_by, sheltered, shown
 
 if TYPE_CHECKING:
     from rlwatch.link.hub import Inbox
@@ -79,12 +80,11 @@ def step_index(step: Any) -> int:
         return step
     if isinstance(step, bool):
         raise ValueError(f"step must be an integer >= 0, got {step!r}")
-    try:
-        index = operator.index(step)
-    except Exception as error:
-        if by_a_signal(error):
-            raise
+
+    def refused(_: Exception) -> int:
         raise ValueError(f"step must be an integer >= 0, got {shown(step)}") from None
+
+    index = asked(lambda: operator.index(step), refused)
     if index < 0:
         raise ValueError(f"step must be an integer >= 0, got {shown(index)}")
     if index > _LARGEST:
@@ -139,17 +139,29 @@ def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
     for name, value in entry.metrics.items():
         if value is None:
             continue
-        try:
-            out[str(name)] = value if type(value) is float else _number(value)
-        except BaseException:  # noqa: BLE001  (seam: a value of the loop's; on the writer thread no signal arrives)
+        if type(value) is float and type(name) is str:
+            out[name] = value
+            continue
+        pair = sheltered(partial(_pair, name, value), lambda _: None)
+        if pair is None:
             counters.warn("bad_values", f"metric {shown(name)} is not a number: got {_shown(value)}; it was left out")
+        else:
+            out[pair[0]] = pair[1]
     for names, transfer in entry.deferred:
-        try:
-            out.update((str(name), float(number)) for name, number in zip(names, transfer.read(), strict=True))
-        except Exception as error:  # noqa: BLE001  (seam: the device)
+        error = raised_by(_read_into, out, names, transfer)
+        if error is not None:
             why = f"{len(names)} metrics ({shown(names[0])}...) could not be read: {described(error)}"
             counters.warn("bad_values", why, len(names))
     return out
+
+
+def _read_into(out: dict[str, float], names: Sequence[str], transfer: Any) -> None:
+    """May raise whatever the device does."""
+    out.update((str(name), float(number)) for name, number in zip(names, transfer.read(), strict=True))
+
+
+def _pair(name: Any, value: Any) -> tuple[str, float]:
+    return str(name), _number(value)
 
 
 def _number(value: Any) -> float:
@@ -170,7 +182,7 @@ def _in_parts(value: Any) -> bool:
 def _in_memory(value: Any) -> bool:
     """True of a tensor that holds one real number; whatever else a value may be, the writer thread judges."""
     torch = sys.modules.get("torch")
-    try:
+    try:  # written out: for each value of a call in the training thread
         if torch is None or not isinstance(value, torch.Tensor) or _in_parts(value) or value.numel() != 1:
             return False
         return not (_complex(value) or value.is_sparse or value.is_meta)
@@ -187,9 +199,8 @@ def _complex(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    try:
-        parts = _in_parts(value)
-    except BaseException:  # noqa: BLE001  (seam: a value of the loop's; on the writer thread no signal arrives)
+    parts = sheltered(lambda: _in_parts(value), lambda _: None)
+    if parts is None:
         return f"something of type {type(value).__name__}"
     return "a DTensor (pass its full_tensor(), on every rank)" if parts else shown(value)
 
@@ -204,31 +215,31 @@ def _defer(entry: Entry, names: list[str]) -> None:
 
 
 def _device(tensor: Any) -> object:
-    try:
-        hash(device := tensor.device)
-    except Exception as error:
-        if by_a_signal(error):
-            raise
-        return None
-    return device
+    def device() -> object:
+        hash(found := tensor.device)
+        return found
+
+    return asked(device, lambda _: None)
 
 
 def _set_out(entry: Entry, names: list[str]) -> None:
     """One by one where they cannot go together: a tensor that cannot be copied costs itself only."""
     from rlwatch.tensors.transfer import Transfer, freed
 
-    try:
+    def begun() -> Transfer:
         if any(freed(entry.metrics[name]) for name in names):
             raise ValueError("its memory was freed")
-        transfer = Transfer([entry.metrics[name].reshape(()) for name in names])
-    except Exception as error:
-        if by_a_signal(error):
-            raise
+        return Transfer([entry.metrics[name].reshape(()) for name in names])
+
+    def apart(error: Exception) -> None:
         if len(names) > 1:
             for name in names:
                 _set_out(entry, [name])
         else:
             entry.metrics[names[0]] = Unreadable(described(error))
+
+    transfer = asked(begun, apart)
+    if transfer is None:
         return
     entry.deferred.append((names, transfer))
     for name in names:
@@ -368,7 +379,7 @@ class Intake:
         """Its number in the journal (0: not there), and whether all of it is."""
         if self.journal is None or isinstance(item, Awaited | Numbered):
             return 0, False
-        try:
+        try:  # written out: in every call of the training thread
             if isinstance(item, Entry):
                 numbers, whole = plain_numbers(item)
                 if not numbers:  # all of it is still on a device, or no number at all

@@ -6,11 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
-from rlwatch.seam import described, passing
+from rlwatch.seam import described, passing, sheltered
 
 INBOX = 2_000
 """Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
@@ -87,6 +88,11 @@ class JudgeThread:
         self._thread.start()
 
     @property
+    def waiting(self) -> int:
+        """Rows that wait in memory to be judged; at most ``INBOX``."""
+        return len(self._inbox)
+
+    @property
     def done(self) -> bool:
         """True once all that was handed over is judged and written."""
         if not self._thread.is_alive():
@@ -138,38 +144,41 @@ class JudgeThread:
     def _turn(self) -> bool:
         """Judge what there is, wait for more; whether that was all there will be."""
         ending = self._ending
-        worked = False
-        try:
-            judging = self._judging = self._judging or self._make()
-            if not self._begun:
-                judging.begin(self._last_seq)
-                self._begun = True
-            worked = self._work(judging)
-            if not worked:
-                judging.tick()
-        except Interrupted:
-            raise
-        except BaseException as error:  # noqa: BLE001  (any detector, any store)
-            self._failed(f"rlwatch could not judge: {described(error)}")
-            self._failures += 1
-            time.sleep(0.05)
-            if self._judging is None or (ending and self._failures > MOST_FAILURES):
-                return self._cannot(error)
-            judging = self._judging
+        worked, over = sheltered(self._judged, partial(self._not_judged, ending=ending), passing=Interrupted)
+        if over is not None or self._judging is None:
+            return bool(over)
+        judging = self._judging
         self.cpu_seconds = time.thread_time()
         if worked:
             return False
         if ending and (self.done or self._hopeless(judging)):
-            try:
-                judging.close()
-            except Interrupted:
-                raise
-            except BaseException as error:  # noqa: BLE001  (see above)
-                self._failed(f"rlwatch could not judge the last step: {described(error)}")
+            sheltered(judging.close, self._last_failed, passing=Interrupted)
             return True
         self._wake.wait(0.01 if ending else 0.5)
         self._wake.clear()
         return False
+
+    def _judged(self) -> tuple[bool, bool | None]:
+        """True where there was something to judge; raises what any detector or store does."""
+        judging = self._judging = self._judging or self._make()
+        if not self._begun:
+            judging.begin(self._last_seq)
+            self._begun = True
+        worked = self._work(judging)
+        if not worked:
+            judging.tick()
+        return worked, None
+
+    def _not_judged(self, error: BaseException, *, ending: bool) -> tuple[bool, bool | None]:
+        """The second is None where judging may go on, else True where it is over."""
+        self._failed(f"rlwatch could not judge: {described(error)}")
+        self._failures += 1
+        time.sleep(0.05)
+        stuck = self._judging is None or (ending and self._failures > MOST_FAILURES)
+        return False, self._cannot(error) if stuck else None
+
+    def _last_failed(self, error: BaseException) -> None:
+        self._failed(f"rlwatch could not judge the last step: {described(error)}")
 
     def _cannot(self, error: BaseException) -> bool:
         """True where it can never judge, and whoever looks next does; not where a file was wanting for a moment."""

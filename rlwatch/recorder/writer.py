@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from rlwatch.clock import Clock
@@ -29,7 +30,7 @@ from rlwatch.ports import Checkpoint, Item, Progress, RunWriter, Sink, Storable
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Awaited, BoundedQueue, Entry, Intake, Numbered, Queued, numbers
 from rlwatch.records import CompletionBatch, SpikeBatch, StepRecord
-from rlwatch.seam import described
+from rlwatch.seam import described, raised_by, sheltered
 
 if TYPE_CHECKING:
     from rlwatch.layers import DerivedLayers
@@ -75,6 +76,11 @@ class Judge(Protocol):
     def ended(self) -> bool:
         """True once it has stopped."""
         ...
+
+
+def _done(call: Callable[..., object], *args: object) -> bool:
+    call(*args)
+    return True
 
 
 class Writer:
@@ -190,13 +196,8 @@ class Writer:
         return True
 
     def _loop(self) -> None:
-        while True:
-            try:
-                if self._turn():
-                    break
-            except BaseException as error:  # noqa: BLE001  (the thread seam: see the module's third point)
-                self._counters.warn("errors", f"rlwatch could not record: {described(error)}")
-                time.sleep(0.01)
+        while not sheltered(self._turn, self._not_recorded):  # the thread seam: see the module's third point
+            pass
         for sink in self._sinks:
             self._guard(sink.close)
         if self._ending is not None:
@@ -292,12 +293,16 @@ class Writer:
 
     def _guard(self, call: Callable[..., object], *args: object) -> bool:
         """The writer-thread seam: nothing a sink does may end the thread or reach training. Whether it went well."""
-        try:
-            call(*args)
-        except BaseException as error:  # noqa: BLE001  (any store, any detector)
-            self._counters.warn("errors", f"rlwatch could not record: {described(error)}")
-            return False
-        return True
+        return sheltered(partial(_done, call, *args), self._not_done)
+
+    def _not_done(self, error: BaseException) -> bool:
+        self._counters.warn("errors", f"rlwatch could not record: {described(error)}")
+        return False
+
+    def _not_recorded(self, error: BaseException) -> bool:
+        self._not_done(error)
+        time.sleep(0.01)
+        return False
 
     def _due(self, queued: Queued) -> bool:
         """True of an item that can be recorded now."""
@@ -442,37 +447,31 @@ class StoreSink:
     def _drain(self) -> None:
         while True:
             waiting, progress = self._backlog, self._progress()
-            try:
-                if progress is None:
-                    self._writer.write(waiting)
-                else:
-                    self._writer.write(waiting, progress)
-            except UnstorableError as error:
+            error = raised_by(self._writer.write, *((waiting,) if progress is None else (waiting, progress)))
+            if error is None:
+                self._backlog = []
+                return self._settled(progress)
+            at = None
+            if isinstance(error, UnstorableError):
                 at = next((k for k, item in enumerate(waiting) if item is error.item), None)
-                if at is None:
-                    return self._sift()
-                self._lose(waiting[at], f"what no store can hold is dropped: {error}")
-                self._backlog = [*waiting[:at], *waiting[at + 1 :]]
-                continue
-            except _LATER as error:
+            elif isinstance(error, _LATER):
                 return self._later(error)
-            except Exception:  # noqa: BLE001  (a store's own trouble with an item: the others must be stored)
+            if at is None:  # a store's own trouble with an item: the others must be stored
                 return self._sift()
-            self._backlog = []
-            return self._settled(progress)
+            self._lose(waiting[at], f"what no store can hold is dropped: {error}")
+            self._backlog = [*waiting[:at], *waiting[at + 1 :]]
 
     def _sift(self) -> None:
         """One by one, to lose only what cannot be stored."""
         waiting, self._backlog = self._backlog, []
         for at, item in enumerate(waiting):
-            try:
-                self._writer.write([item])
-            except UnstorableError as error:
+            error = raised_by(self._writer.write, [item])
+            if isinstance(error, UnstorableError):
                 self._lose(item, f"what no store can hold is dropped: {error}")
-            except _LATER as error:
+            elif isinstance(error, _LATER):
                 self._backlog = list(waiting[at:])
                 return self._later(error)
-            except Exception as error:  # noqa: BLE001  (see above)
+            elif error is not None:
                 self._lose(item, f"what the store fails at is dropped: {described(error)}")
         progress = self._progress()
         if progress is not None:

@@ -129,11 +129,11 @@ class Facts:
     made_at: str = ""
 
 
-# Which metrics a post-mortem draws: those its findings speak of first, then the vital ones.
+# Which metrics a post-mortem draws: those its findings speak of first, then these.
 
 MOST_CHARTS = 9
 """Charts drawn."""
-VITAL = (
+USUAL = (
     "reward/mean",
     "policy/entropy",
     "policy/kl_ref",
@@ -147,6 +147,7 @@ VITAL = (
     "reward/zero_std_frac",
     "optim/lr",
 )
+"""What is drawn of any run, in this order; the metrics that the table calls vital are among them."""
 
 
 def metrics_to_draw(names: Sequence[str], source: str, findings: Sequence[Finding]) -> list[str]:
@@ -158,8 +159,8 @@ def metrics_to_draw(names: Sequence[str], source: str, findings: Sequence[Findin
     spoken = [
         finding.metric for finding in sorted(findings, key=lambda f: (-f.severity.rank, f.onset_step)) if finding.metric
     ]
-    vital = [name for name in VITAL if name in best]
-    order = dict.fromkeys([*vital[:1], *(name for name in spoken if name in best), *vital])
+    usual = [name for name in USUAL if name in best]
+    order = dict.fromkeys([*usual[:1], *(name for name in spoken if name in best), *usual])
     return [best[name] for name in list(order)[:MOST_CHARTS]]
 
 
@@ -208,23 +209,23 @@ EVENT_TEXTS = {
 
 
 def timeline(
-    said: Diagnosis,
+    diagnosis: Diagnosis,
     findings: Sequence[Finding],
     alerts: Sequence[Alert],
     events: Sequence[Event],
     commands: Sequence[Command],
 ) -> tuple[Moment, ...]:
     """Rows in order of step."""
-    signs = [e for e in said.causes[0].evidence if e.severity is not None] if said.causes else []
+    signs = [e for e in diagnosis.causes[0].evidence if e.severity is not None] if diagnosis.causes else []
     numbered = [
         Moment(e.step, f"{words(e.kind)}: {e.message or e.text}", e.severity.value if e.severity else "", number)
         for number, e in enumerate(signs, 1)
     ]
-    told = {(sign.kind, sign.step) for sign in signs}
+    numbered_already = {(sign.kind, sign.step) for sign in signs}
     others = [
         Moment(f.onset_step, f"{words(f.kind)}: {f.message}", f.severity.value)
         for f in _once(findings)
-        if (f.kind, f.onset_step) not in told and f.severity.rank > 0
+        if (f.kind, f.onset_step) not in numbered_already and f.severity.rank > 0
     ]
     alarms = [Moment(a.step, f"alarm: {words(a.kind)}", a.severity.value) for a in alerts if a.fired_at is not None]
     asked = [_asked(command) for command in commands if command.finished_step is not None]
@@ -251,8 +252,8 @@ def _happened(event: Event) -> Moment | None:
     if event.step is None:
         return None
     if event.kind == LOCALISED:
-        said = event.body.get("message") or event.body.get("why_not")
-        return Moment(event.step, f"gradient localised: {said}") if said else None
+        message = event.body.get("message") or event.body.get("why_not")
+        return Moment(event.step, f"gradient localised: {message}") if message else None
     if event.kind == "exception":
         return Moment(event.step, f"training ended: {event.body.get('error', 'an exception')}", "critical")
     return Moment(event.step, EVENT_TEXTS[event.kind]) if event.kind in EVENT_TEXTS else None

@@ -170,8 +170,8 @@ def _bad(chart: Chart, frame: Frame) -> Markup:
         for at, word in chart.curve.bad
     ]
     words = ", ".join(sorted({word for _, word in chart.curve.bad}))
-    said = el("text", words, cls="badword", x=WIDTH - RIGHT, y=base - 12, text_anchor="end") if words else Markup()
-    return joined(*ticks, said)
+    label = el("text", words, cls="badword", x=WIDTH - RIGHT, y=base - 12, text_anchor="end") if words else Markup()
+    return joined(*ticks, label)
 
 
 def _marks(moments: Sequence[Moment], frame: Frame) -> Markup:
@@ -227,13 +227,13 @@ SEES = {
 }
 
 
-def _verdict(said: Diagnosis) -> Markup:
+def _verdict(diagnosis: Diagnosis) -> Markup:
     """The likeliest cause, how sure and why; or that none can be named."""
-    if not said.causes:
+    if not diagnosis.causes:
         return el("p", "Nothing was found that needs an explanation.")
-    first = said.causes[0]
-    if not said.enough:
-        return el("div", el("p", sentence(said.why_not)), cls="cause weak")
+    first = diagnosis.causes[0]
+    if not diagnosis.enough:
+        return el("div", el("p", sentence(diagnosis.why_not)), cls="cause weak")
     return el(
         "div",
         el("div", f"{first.title} ", el("span", first.sure.value, cls="badge"), cls="name"),
@@ -243,11 +243,11 @@ def _verdict(said: Diagnosis) -> Markup:
     )
 
 
-def _actions(said: Diagnosis) -> Markup:
+def _actions(diagnosis: Diagnosis) -> Markup:
     """The likeliest cause's actions in order; of a guess behind a fold."""
-    if not said.causes or not said.causes[0].actions:
+    if not diagnosis.causes or not diagnosis.causes[0].actions:
         return Markup()
-    first = said.causes[0]
+    first = diagnosis.causes[0]
     withheld = el("p", sentence(first.withheld), cls="warning") if first.withheld else Markup()
     rest = [*map(_action, first.actions[FEW_ACTIONS:])]
     more = (
@@ -256,15 +256,15 @@ def _actions(said: Diagnosis) -> Markup:
         else Markup()
     )
     order = joined(withheld, el("ol", *map(_action, first.actions[:FEW_ACTIONS]), cls="do"), more)
-    if said.enough:
+    if diagnosis.enough:
         return order
     fold = el("summary", "No cause is sure enough to act on. What people do about the first sign:")
     return el("details", fold, order)
 
 
-def _other_causes(said: Diagnosis) -> Markup:
+def _other_causes(diagnosis: Diagnosis) -> Markup:
     """All but the first."""
-    return joined(*map(_other, said.causes[1:]))
+    return joined(*map(_other, diagnosis.causes[1:]))
 
 
 def _action(action: Action) -> Markup:
@@ -380,10 +380,10 @@ def _figure(chart: Chart, moments: Sequence[Moment], window: tuple[int, int]) ->
 def _list(lines: Sequence[str]) -> Markup:
     if not lines:
         return Markup()
-    said = el("p", "These detectors could not run: silence of theirs is no sign of health.", cls="soft")
+    note = el("p", "These detectors could not run: silence of theirs is no sign of health.", cls="soft")
     rows = el("ul", *(el("li", line) for line in lines))
     return joined(
-        said, rows if len(lines) <= FEW_DETECTORS else el("details", el("summary", f"{len(lines)} detectors"), rows)
+        note, rows if len(lines) <= FEW_DETECTORS else el("details", el("summary", f"{len(lines)} detectors"), rows)
     )
 
 

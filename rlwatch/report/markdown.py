@@ -32,12 +32,12 @@ def markdown(facts: Facts) -> str:
     return "\n".join([*head, *body, "", f"Made by rlwatch, {for_markdown(facts.made_at)}.", ""])
 
 
-def _verdict(said: Diagnosis) -> list[str]:
-    if not said.causes:
+def _verdict(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.causes:
         return ["Nothing was found that needs an explanation."]
-    first = said.causes[0]
-    if not said.enough:
-        return [for_markdown(said.why_not)]
+    first = diagnosis.causes[0]
+    if not diagnosis.enough:
+        return [for_markdown(diagnosis.why_not)]
     return [
         f"**{for_markdown(first.title)}** ({first.sure.value})",
         "",
@@ -47,11 +47,11 @@ def _verdict(said: Diagnosis) -> list[str]:
     ]
 
 
-def _actions(said: Diagnosis) -> list[str]:
-    if not said.causes:
+def _actions(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.causes:
         return []
-    first = said.causes[0]
-    guess = [] if said.enough else ["No cause is sure enough to act on. What people do about the first sign:", ""]
+    first = diagnosis.causes[0]
+    guess = [] if diagnosis.enough else ["No cause is sure enough to act on. What people do about the first sign:", ""]
     withheld = [f"**{for_markdown(first.withheld)}**", ""] if first.withheld else []
     rows = [line for place, action in enumerate(first.actions, 1) for line in _action(place, action)]
     return [*guess, *withheld, *rows] if rows else []

@@ -18,7 +18,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import FULL, Awaited, BoundedQueue
 from rlwatch.records import Command, CommandStatus
 from rlwatch.run.run import Run, watch_over
-from rlwatch.seam import described, say
+from rlwatch.seam import described, say, sheltered
 
 logger = logging.getLogger("rlwatch")
 ADDRESS, FAR = "address", "far"
@@ -138,6 +138,7 @@ class FirstRank:
         self.latest: dict[str, float] = {}
         self._measured = Pace()
         self._ended = False
+        self._seek_at, self._pause_s = 0.0, SEEK_S[0]
         threading.Thread(target=self._look_out, name="rlwatch-lookout", daemon=True).start()
 
     @property
@@ -192,19 +193,22 @@ class FirstRank:
         self.hub.forked()
 
     def _look_out(self) -> None:
-        due, pause = 0.0, SEEK_S[0]
         while not self._ended:
-            try:
-                if self._wanted():
-                    self.chair.call()
-                if self._seek is not None and time.monotonic() >= due:
-                    missing = len(self.hub.linked()) < self.hub.world_size - 1
-                    self._seek = self._seek if missing and self._seek(self.hub) else None
-                    due, pause = time.monotonic() + pause, min(2.0 * pause, SEEK_S[1])
-            except BaseException as error:  # noqa: BLE001  (the seam of this thread)
-                say(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
-                self._seek = None
+            sheltered(self._look, self._blind)
             time.sleep(LOOKOUT_S)
+
+    def _look(self) -> None:
+        if self._wanted():
+            self.chair.call()
+        if self._seek is not None and time.monotonic() >= self._seek_at:
+            missing = len(self.hub.linked()) < self.hub.world_size - 1
+            self._seek = self._seek if missing and self._seek(self.hub) else None
+            self._seek_at = time.monotonic() + self._pause_s
+            self._pause_s = min(2.0 * self._pause_s, SEEK_S[1])
+
+    def _blind(self, error: BaseException) -> None:
+        say(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
+        self._seek = None
 
 
 class OtherRank:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -23,7 +24,7 @@ from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import plain
-from rlwatch.seam import described, harmless, seconds, shown, words
+from rlwatch.seam import asked, described, harmless, seconds, sheltered, shown, words
 
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Outcome
@@ -270,11 +271,12 @@ class Run:
 
     def _safely(self, call: Callable[[], bool]) -> bool:
         """The seam of the end: what goes wrong here must not take the place of the program's own error, or make one."""
-        try:
-            return call()
-        except Exception as error:  # noqa: BLE001  (any store, any thread of ours)
+
+        def failed(error: Exception) -> bool:
             self.counters.warn("errors", f"rlwatch could not end the run: {described(error)}")
             return False
+
+        return asked(call, failed)
 
     def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:
         """The process is ending: :meth:`finish` with a short deadline."""
@@ -299,11 +301,11 @@ class Run:
 
     def announce(self, outcome: Outcome) -> None:
         """Called on the writer thread when something was found."""
-        for listener in self._listeners:
-            try:
-                listener(outcome)
-            except BaseException as error:  # noqa: BLE001  (seam: one listener must not end the others, or the judging)
-                self.counters.warn("errors", f"what listens to this run failed: {described(error)}")
+        for listener in self._listeners:  # one must not end the others, or the judging
+            sheltered(partial(listener, outcome), self._listener_failed)
+
+    def _listener_failed(self, error: BaseException) -> None:
+        self.counters.warn("errors", f"what listens to this run failed: {described(error)}")
 
     def publish_health(self, health: Health) -> None:
         """Called on the writer thread whenever a step was judged."""
@@ -404,15 +406,15 @@ def _insist() -> None:
 
 def _wait_for_sigterm(read: int, pid: int) -> None:
     while True:
-        if signal.SIGTERM in os.read(read, 64) and _is_ours():
+        if signal.SIGTERM in os.read(read, 64) and _handles_sigterm():
             time.sleep(SIGNAL_S)
-            if _is_ours():
+            if _handles_sigterm():
                 break
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL; Python allows its own call in the main thread only
     os.kill(pid, signal.SIGTERM)
 
 
-def _is_ours() -> bool:
+def _handles_sigterm() -> bool:
     return signal.getsignal(signal.SIGTERM) is _on_sigterm
 
 

@@ -100,7 +100,8 @@ class MemoryStore(RunTables, ControlTables):
             return sorted(self._place.runs)
 
     @contextmanager
-    def _reading(self, run_id: str) -> Iterator[sqlite3.Connection]:
+    def snapshot(self, run_id: str) -> Iterator[sqlite3.Connection]:
+        """The run's tables, locked while they are read."""
         with self._place.lock, explained(self.url):
             yield self._existing(run_id).tables
 

@@ -27,14 +27,14 @@ class Transfer:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._shapes = [tuple(tensor.shape) for tensor in tensors]
-        self._flat = _flattened(tensors)
+        self.flat = _flattened(tensors)
         self._event: torch.cuda.Event | None = None
-        if self._flat.is_cuda:
-            host = torch.empty(self._flat.shape, dtype=self._flat.dtype, device="cpu", pin_memory=True)
-            host.copy_(self._flat, non_blocking=True)
+        if self.flat.is_cuda:
+            host = torch.empty(self.flat.shape, dtype=self.flat.dtype, device="cpu", pin_memory=True)
+            host.copy_(self.flat, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(self._flat.device))
-            self._flat = host
+            self._event.record(torch.cuda.current_stream(self.flat.device))
+            self.flat = host
 
     def ready(self) -> bool:
         """Check that :meth:`read` would return at once."""
@@ -44,7 +44,7 @@ class Transfer:
         """The tensors, in order and shape, as float64 arrays; waits for the copy if it is still under way."""
         if self._event is not None:
             self._event.synchronize()
-        flat = self._flat.cpu().numpy().astype(np.float64)
+        flat = self.flat.cpu().numpy().astype(np.float64)
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         pieces = np.split(flat, np.cumsum(sizes)[:-1]) if sizes else []
         return [piece.reshape(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]

@@ -84,7 +84,7 @@ class WebhookReceiver:
         self._secret, self._any_path = secret, any_path
         self._clock = clock or SystemClock()
         self._received: list[Received] = []
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self.closing = threading.Event()
         self._server = _Server(self, port)
         self._path = f"/hook/{secrets.token_urlsafe(16)}"
@@ -98,7 +98,7 @@ class WebhookReceiver:
     @property
     def received(self) -> tuple[Received, ...]:
         """All requests so far, in order of arrival, retries too."""
-        with self._news:
+        with self._changed:
             return tuple(self._received)
 
     @property
@@ -111,16 +111,16 @@ class WebhookReceiver:
 
     def wait_for(self, count: int, timeout_s: float = 10.0) -> bool:
         """Wait until ``count`` requests have arrived; False if they have not within ``timeout_s``."""
-        with self._news:
-            return self._news.wait_for(lambda: len(self._received) >= count, timeout_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._received) >= count, timeout_s)
 
     def take(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Record a request and say how to answer it."""
         verified = self._verified(headers, body)
-        with self._news:
+        with self._changed:
             answer = self._script[min(len(self._received), len(self._script) - 1)]
             self._received.append(Received(_parsed(body), headers, body, verified, path))
-            self._news.notify_all()
+            self._changed.notify_all()
         if path != self._path and not self._any_path:
             return Answer(404)
         return Answer(401) if verified is False else answer

@@ -97,7 +97,7 @@ def test_the_next_episode_has_another_id():
     assert second == hashlib.sha256(b"run-1|r|entropy_collapse|3").hexdigest()[:16]
 
 
-def test_getting_worse_within_an_episode_is_told_once_and_getting_better_is_not():
+def test_getting_worse_within_an_episode_is_published_once_and_getting_better_is_not():
     """Warning, critical, warning, critical: one firing, one escalation."""
     severities = [WARNING, WARNING, CRITICAL, WARNING, CRITICAL, CRITICAL]
 
@@ -109,7 +109,7 @@ def test_getting_worse_within_an_episode_is_told_once_and_getting_better_is_not(
     assert "was warning" in transitions[1].alert.reason
 
 
-def test_a_resolved_alert_keeps_the_worst_severity_it_was_told_at():
+def test_a_resolved_alert_keeps_the_worst_severity_it_was_published_at():
     """Receivers route the resolved message as they routed the alarm."""
     severities = [WARNING, CRITICAL, WARNING]
 

@@ -56,7 +56,7 @@ def test_a_replay_says_the_same(rules: list[Rule], run: list):
 
 
 @given(rule_sets, runs())
-def test_nobody_is_told_twice_that_an_alert_fires_at_a_severity(rules: list[Rule], run: list):
+def test_nobody_is_notified_twice_that_an_alert_fires_at_a_severity(rules: list[Rule], run: list):
     """One message for each id, severity and channel, however the condition flickers."""
     alarms = [t for t in told(AlertEngine("r", rules), run) if t.event in (AlertEvent.FIRING, AlertEvent.ESCALATED)]
     counts = Counter((t.alert.alert_id, t.alert.severity) for t in alarms)

@@ -116,7 +116,7 @@ def test_every_key_of_the_payload_is_documented():
     assert sorted({*whole, *nested} - set(known)) == []
 
 
-def test_others_told_by_the_message_are_named_with_their_run_where_it_is_another():
+def test_others_published_by_the_message_are_named_with_their_run_where_it_is_another():
     """One line says it all."""
     here, there = alert("grad_spike", run="run-1"), alert("nonfinite", run="run-2")
     other = RunInfo("run-2", project="math")
@@ -127,7 +127,7 @@ def test_others_told_by_the_message_are_named_with_their_run_where_it_is_another
     assert (sent.run_id, sent.alert_id) == ("run-1", WORSE.alert_id)
 
 
-def test_ids_are_those_of_what_is_told_not_of_the_composing():
+def test_ids_are_those_of_what_is_published_not_of_the_composing():
     """Composed again, later, with another link: the same message. Another event, channel, severity: another."""
     one, again = compose_message([notice()], now=1.0), compose_message([notice()], now=2.0, dashboard_url="http://h")
     others = [

@@ -14,7 +14,7 @@ from rlwatch.records import Acknowledgement, RunInfo, RunState, Silence
 RUNS = {"run": RunInfo("run", project="math")}
 
 
-def test_an_alert_stands_as_people_and_its_cause_left_it():
+def test_an_alert_stands_as_users_and_its_cause_left_it():
     """Acknowledged before silenced before inhibited; what is over, or told, does not stand anywhere."""
     alerts = [
         alert("nonfinite", severity=CRITICAL),
@@ -76,7 +76,7 @@ def test_an_acknowledgement_is_stamped_and_as_bad_as_the_alert_was():
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90m", 5400.0), ("2h", 7200.0), ("1d12h", 129_600.0), ("0.5 h", 1800.0), ("1w", 604_800.0)]
 )
-def test_durations_are_read_as_people_write_them(text: str, seconds: float):
+def test_durations_are_read_as_users_write_them(text: str, seconds: float):
     """One unit or several."""
     assert seconds_of(text) == seconds
 

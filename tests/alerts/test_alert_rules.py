@@ -83,7 +83,7 @@ def test_each_kind_belongs_to_exactly_one_default_rule(kind: str):
     assert len(about) == 1
 
 
-def test_every_kind_that_can_be_told_of_has_a_rule_of_its_family():
+def test_every_kind_that_can_be_published_has_a_rule_of_its_family():
     """``other`` is for detectors of one's own; ``clip_uninformative`` is only ever information."""
     named = [kind for rule in default_rules() for kind in rule.kinds]
 
@@ -91,7 +91,7 @@ def test_every_kind_that_can_be_told_of_has_a_rule_of_its_family():
 
 
 @pytest.mark.parametrize("kind", [k for k in builtin_kinds() if k not in ("kl_saturation", "reset_due")])
-def test_by_default_a_critical_finding_is_told_at_its_first_step(kind: str):
+def test_by_default_a_critical_finding_is_published_at_its_first_step(kind: str):
     """Nobody waits for a collapse to last."""
     transitions = told(AlertEngine("r", default_rules()), [(50, [finding(kind, CRITICAL, step=50)])])
 
@@ -103,7 +103,7 @@ EVENTS = ("silent_reference_reset", "lost_reference_reset")
 
 
 @pytest.mark.parametrize("kind", EVENTS)
-def test_by_default_what_happened_is_told_at_once_and_once(kind: str):
+def test_by_default_what_happened_is_published_at_once_and_once(kind: str):
     """A reference that moved unannounced."""
     run = [(s, [finding(kind, WARNING, step=s)] if 50 <= s < 60 else []) for s in range(300)]
     notified = [(t.event.value, t.alert.step) for t in told(AlertEngine("r", default_rules()), run) if t.notify]
@@ -123,7 +123,7 @@ def test_by_default_a_warning_of_one_step_tells_nobody(kind: str):
     assert [t for t in told(AlertEngine("r", default_rules()), run) if t.notify] == []
 
 
-def test_by_default_a_warning_that_lasts_is_told_once_and_its_end_once():
+def test_by_default_a_warning_that_lasts_is_published_once_and_its_end_once():
     """With rows ten steps apart, too."""
     run = [(s, [finding(step=s)] if 100 <= s < 200 else []) for s in range(0, 400, 10)]
 

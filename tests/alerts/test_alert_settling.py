@@ -34,7 +34,7 @@ def end_of_the_cause(office: Office, step: int = 60) -> list[str]:
     return office.reach(step, over("nonfinite", step, CRITICAL))
 
 
-def test_a_symptom_that_ends_soon_after_its_cause_is_never_told():
+def test_a_symptom_that_ends_soon_after_its_cause_is_never_published():
     """It was no more than its echo: nobody is woken by it, nor by its end."""
     office = an_office()
     assert end_of_the_cause(office) == ["hook resolved critical nonfinite"]
@@ -43,7 +43,7 @@ def test_a_symptom_that_ends_soon_after_its_cause_is_never_told():
     assert [office.reach(79), office.reach(80, over("grad_spike", 80)), office.reach(500)] == [[], [], []]
 
 
-def test_a_symptom_that_goes_on_without_its_cause_is_told_once():
+def test_a_symptom_that_goes_on_without_its_cause_is_published_once():
     """At the step at which it would have ended, had it gone with its cause."""
     office = an_office()
     end_of_the_cause(office)
@@ -75,7 +75,7 @@ def test_by_default_a_symptom_waits_until_its_alert_would_have_ended():
     assert {settling_steps(rule, alert("reward_drop", severity=severity)) for severity in (WARNING, CRITICAL)} == {20}
 
 
-def test_what_gets_worse_or_begins_after_the_end_of_the_cause_is_told_at_once():
+def test_what_gets_worse_or_begins_after_the_end_of_the_cause_is_published_at_once():
     """That is news, whatever was before."""
     office = an_office()
     end_of_the_cause(office)
@@ -108,7 +108,7 @@ def test_what_waits_itself_lets_nobody_wait():
     assert office.kept() == ["kl_drift: inhibited until step 80: nonfinite was over at step 60"]
 
 
-def test_repeats_of_a_symptom_that_was_told_before_wait_likewise_and_its_end_does_not():
+def test_repeats_of_a_symptom_that_was_published_before_wait_likewise_and_its_end_does_not():
     """It was told at step 7, its cause fired from 30 to 60, its repeat was due in between."""
     office = Office(replace(KEEPS, repeat_minutes=60.0), inhibitions=(CAUSE,))
     office.reach(7, alert("grad_spike"))
@@ -139,7 +139,7 @@ def test_a_run_whose_steps_went_back_waits_for_nothing():
     assert office.reach(41) == ["hook firing warning grad_spike"]
 
 
-def test_a_cause_that_told_nobody_lets_nobody_wait():
+def test_a_cause_that_notified_nobody_lets_nobody_wait():
     """Nor one that was gone before it fired."""
     mute = Rule("mute", channels=("console",))
     office = Office(KEEPS, mute, inhibitions=(CAUSE,))
@@ -160,7 +160,7 @@ def test_rows_that_were_stored_in_one_batch_are_judged_at_their_own_step():
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=12), st.integers(0, 6), st.integers(0, 6))
-def test_a_symptom_is_told_after_its_cause_only_if_it_held_without_it(lengths, before, keep):
+def test_a_symptom_is_published_after_its_cause_only_if_it_held_without_it(lengths, before, keep):
     """Against the condition itself, step by step: what is told of it held when its cause had ended, or later."""
     holds = [bool(place % 2) for place, length in enumerate(lengths) for _ in range(length)]
     rule = replace(HOOK, for_steps=before, keep_firing_for=keep)

@@ -126,7 +126,13 @@ def test_stopping_twice_or_before_the_start_is_fine(store: MemoryStore):
 
 def test_it_does_not_keep_the_process_alive(store: MemoryStore):
     """A daemon: a trainer that ends without stopping it ends."""
-    assert background(store, ScriptedNotifier())._thread.daemon
+    thread = background(store, ScriptedNotifier())
+    thread.start()
+    mine = [each for each in threading.enumerate() if each.name == "rlwatch-delivery"]
+    assert thread.stop()
+
+    assert mine
+    assert all(each.daemon for each in mine)
 
 
 def test_where_looking_is_slow_it_looks_less_often(store: MemoryStore):
@@ -140,7 +146,7 @@ def test_where_looking_is_slow_it_looks_less_often(store: MemoryStore):
 
     store.lease_messages = slow
     thread = background(store, ScriptedNotifier(), clock=clock, poll_s=2.0)
-    idle = thread._round()
+    idle = thread.look()
     put(store, message("m1", at=NOW))
 
-    assert (idle, thread._round()) == (25.0, 2.0)
+    assert (idle, thread.look()) == (25.0, 2.0)

@@ -31,7 +31,7 @@ def over(of: Alert) -> Alert:
     return replace(of, state=RESOLVED, resolved_step=9, resolved_at=NOON)
 
 
-def test_firing_worse_and_over_are_told_once_each_on_every_channel():
+def test_firing_worse_and_over_are_published_once_each_on_every_channel():
     """However often somebody looks."""
     office = Office(Rule("r", channels=("hook", "chat")))
     published = [
@@ -51,12 +51,12 @@ def test_firing_worse_and_over_are_told_once_each_on_every_channel():
 
 
 @pytest.mark.parametrize("state", [PENDING, RESOLVED])
-def test_what_never_fired_is_never_told(state):
+def test_what_never_fired_is_never_published(state):
     """Pending, and the end of a pending one."""
     assert Office().publish(alert(state=state, fired_at=None)) == []
 
 
-def test_nobody_is_told_twice_by_two_who_look():
+def test_nobody_is_notified_twice_by_two_who_look():
     """A trainer, a watcher and the dashboard over one store."""
     office = Office(PATIENT)
     published = [office.publish(alert()), summaries(office.another_dispatcher().publish("run"))]
@@ -181,7 +181,7 @@ def test_an_acknowledged_alert_stays_quiet_until_it_is_over():
     assert office.publish(over(alert())) == ["hook resolved warning kl_drift"]
 
 
-def test_getting_worse_than_it_was_acknowledged_is_news():
+def test_getting_worse_than_it_was_acknowledged_is_published():
     """Whoever took on a warning has not seen the crash."""
     office = Office()
     office.publish(alert())
@@ -242,7 +242,7 @@ def test_of_a_run_that_is_not_live_nothing_is_repeated_or_escalated(rule: Rule):
     assert kept.later(90) != []
 
 
-def test_of_a_run_that_is_not_live_what_nobody_was_told_is_told_for_a_day():
+def test_of_a_run_that_is_not_live_what_was_not_published_is_published_for_a_day():
     """Its trainer died before it could; last month's alerts are no news."""
     office = Office(live=False)
     office.store.put_alerts([alert("old", fired_at=NOON - 25 * 3600.0), alert("new", fired_at=NOON - 3600.0)], [])
@@ -271,7 +271,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("fits", SILENCES.values(), ids=SILENCES)
-def test_a_silenced_alert_is_told_when_the_silence_is_over_if_it_still_fires(fits: dict):
+def test_a_silenced_alert_is_published_when_the_silence_is_over_if_it_still_fires(fits: dict):
     """Kept back, not lost; with the reason."""
     office = Office(replace(HOOK, labels={"team": "rl"}))
     office.store.put_silence(Silence("s", "ann", "node 7 is in repair", NOON - 60, NOON + 600, **fits))
@@ -290,7 +290,7 @@ def test_a_silence_of_something_else_silences_nothing(fits: dict):
     assert office.publish(alert()) == ["hook firing warning kl_drift"]
 
 
-def test_the_end_of_what_was_told_before_a_silence_is_told_after_it():
+def test_the_end_of_what_was_published_before_a_silence_is_published_after_it():
     """Who knows that it fires will know that it is over."""
     office = Office()
     office.publish(alert())
@@ -299,7 +299,7 @@ def test_the_end_of_what_was_told_before_a_silence_is_told_after_it():
     assert [office.publish(over(alert())), office.later(10)] == [[], ["hook resolved warning kl_drift"]]
 
 
-def test_in_quiet_hours_only_the_critical_is_told_and_the_rest_in_the_morning():
+def test_in_quiet_hours_only_the_critical_is_published_and_the_rest_in_the_morning():
     """What is over by then nobody need know."""
     office = Office(quiet_hours=(QuietHours(time(12), time(18)),))
     published = office.publish(alert("a"), alert("b"), alert("c", severity=CRITICAL))
@@ -328,7 +328,7 @@ def test_a_symptom_comes_when_its_cause_is_over_if_it_still_holds():
     assert office.publish(over(cause)) == ["hook resolved critical nonfinite", "hook firing warning grad_spike"]
 
 
-def test_the_end_of_a_symptom_that_was_told_is_told_though_its_cause_fires():
+def test_the_end_of_a_symptom_that_was_published_is_published_though_its_cause_fires():
     """Good news is not kept back."""
     office = Office(inhibitions=(Inhibition(("nonfinite",)),))
     office.publish(alert("kl_drift"))

@@ -102,7 +102,7 @@ def stories(world: World) -> dict[tuple[str, str], list[tuple[str, Severity]]]:
 
 @settings(max_examples=150, deadline=None)
 @given(histories, groupings)
-def test_no_channel_is_told_a_thing_twice_and_the_end_comes_last(history, grouping):
+def test_no_channel_is_notified_of_a_thing_twice_and_the_end_comes_last(history, grouping):
     """One beginning, worse only if worse, one end after which nothing is said."""
     for story in stories(lived(history, grouping)).values():
         events = [event for event, _ in story]

@@ -108,13 +108,13 @@ def test_the_worst_message_is_shown_whatever_their_order(order):
     assert len(cell["lines"]) == 3
 
 
-def test_an_alert_nobody_was_told_of_says_so():
+def test_an_alert_that_was_not_published_says_so():
     """No channel is no success."""
     assert alerts_page.delivery([])["text"] == "nobody told"
     assert alerts_page.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
 
 
-def test_taking_an_alert_on_is_kept_and_told(tmp_path):
+def test_taking_an_alert_on_is_kept_and_reported(tmp_path):
     """By whom; what does not exist or no longer fires is one clear error."""
     store, ann = open_store(str(tmp_path)), Principal("ann", "operator")
     writer = store.open_run(RunInfo("run-1"))
@@ -179,7 +179,7 @@ def test_health_follows_the_writers_word_then_silence_then_the_worst_alert(alert
         (None, "entropy collapse since step 12"),
     ],
 )
-def test_how_long_it_has_lasted_is_told_once_it_has(last, told):
+def test_how_long_it_has_lasted_is_reported_once_it_has(last, told):
     """A run whose last step is not known has lasted no steps."""
     assert health.since_words(alert(), last) == told
 
@@ -193,7 +193,7 @@ def test_words_of_silences_and_crashes():
 
 
 @given(ALERTS)
-def test_the_last_alarm_is_the_newest_that_was_told_and_is_over(alerts):
+def test_the_last_alarm_is_the_newest_that_was_published_and_is_over(alerts):
     """One that never fired was no alarm."""
     unheard = [replace(one, fired_at=None) for one in alerts]
     over = [one for one in alerts if one.state is AlertState.RESOLVED]

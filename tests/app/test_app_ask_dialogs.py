@@ -185,7 +185,7 @@ def test_what_was_not_begun_is_taken_back_by_its_button(store_dir, store):
     assert not [button for button in page.button if str(button.key).startswith("cancel-")]
 
 
-def test_a_dead_trainer_is_told_before_anything_is_asked_of_it(store_dir, store):
+def test_a_dead_trainer_is_reported_before_anything_is_asked_of_it(store_dir, store):
     """On its page, and in the dialog."""
     write_run(store_dir, age_s=400.0)
     writer = store.open_run(store.run("run-1"))

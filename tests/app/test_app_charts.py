@@ -134,7 +134,7 @@ def test_a_resolved_alert_is_marked_where_it_was_seen_not_where_it_ended():
     assert [m.step for m in charts.marks_of_run([over], [finding()], [], {1: 1})] == [12, 20]
 
 
-def test_alerts_nobody_was_told_of_are_not_marked():
+def test_alerts_that_were_not_published_are_not_marked():
     """Gone before they fired."""
     gone = alert(state=AlertState.RESOLVED, fired_at=None)
     pending = alert(state=AlertState.PENDING, fired_at=None)

@@ -22,7 +22,7 @@ def seconds_of(text):
 
 
 @given(st.floats(0.0, 1e9))
-def test_a_length_of_time_is_told_within_its_rounding(seconds):
+def test_a_length_of_time_is_reported_within_its_rounding(seconds):
     """Half of the last digit told, and never as much as one of the next unit."""
     told = fmt.duration(seconds)
     amount, unit = told.split(THIN)
@@ -54,7 +54,7 @@ def test_a_length_that_rounds_up_to_the_next_unit_is_told_in_it(seconds, told):
 
 
 @given(st.floats(0.0, 1e8), st.floats(0.0, 1e8))
-def test_what_lasts_longer_is_not_told_as_shorter(a, b):
+def test_what_lasts_longer_is_not_shown_as_shorter(a, b):
     """Over all units."""
     short, long = sorted((a, b))
 
@@ -68,7 +68,7 @@ def test_a_time_that_is_none_is_shown_as_nothing(odd):
 
 
 @given(st.floats(0.0, 1.0))
-def test_a_chance_is_never_told_as_certain(value):
+def test_a_chance_is_never_shown_as_certain(value):
     """Whole per cents between 1 and 99; beyond, only that it is."""
     told = fmt.chance(value)
     shown = int(re.fullmatch(r"[<>]?(\d+)%", told)[1])
@@ -129,7 +129,7 @@ def test_any_body_is_lines_of_text(body, limit):
         ([1, "ü"], '[1, "ü"]'),
     ],
 )
-def test_each_kind_of_value_is_told_apart(value, told):
+def test_each_kind_of_value_is_distinguished(value, told):
     """A truth value is no number, nothing is no text."""
     assert evidence_lines({"x": value}) == [("x", told)]
 
@@ -147,12 +147,12 @@ def test_each_kind_of_value_is_told_apart(value, told):
         ({"report": {}}, ("command", "")),
     ],
 )
-def test_a_command_is_told_by_what_came_of_it(body, told):
+def test_a_command_is_described_by_what_came_of_it(body, told):
     """By whom and why where that is known; a body of another shape entry by entry."""
     assert event_words(Event("command", 7, body)) == told
 
 
-def test_another_event_is_told_by_its_entries():
+def test_another_event_is_described_by_its_entries():
     """A report in it is one of them."""
     assert event_words(Event("reference_reset", 7, {"kl": 0.31, "report": {"a": 1}})) == (
         "reference reset",

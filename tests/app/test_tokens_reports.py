@@ -85,7 +85,7 @@ def test_the_worst_share_is_the_largest_finite_one(shares):
         ({"forwards": 0, "backwards": 0}, ""),
     ],
 )
-def test_what_it_cost_is_told_as_far_as_it_is_known(cost, told):
+def test_what_it_cost_is_reported_as_far_as_it_is_known(cost, told):
     """Passes that are no number are left out."""
     (entry,) = entries([Event("gradient_localised", 7, {"cost": cost})], [], [])
 

@@ -57,7 +57,7 @@ def test_culprits_too_old_to_be_read_are_unknown_not_none():
     assert said(entry)[4:6] == ["", "40%"]
 
 
-def test_tokens_that_were_not_finite_are_told_from_far_out_ones():
+def test_tokens_that_were_not_finite_are_distinguished_from_far_out_ones():
     """Also where the step was not localised."""
     (entry,) = entries([], [], [far_out(4, reason=NON_FINITE)])
 

@@ -86,6 +86,6 @@ def test_a_tower_of_accents_is_cut_down():
     assert len(inert("e" + "\u0301" * 30)) == 1 + MOST_COMBINING
 
 
-def test_marks_are_told_from_text():
+def test_marks_are_distinguished_from_text():
     """A real middle dot is text, a space is a mark: they are drawn differently."""
     assert pieces("· ") == [("·", False), ("·", True)]

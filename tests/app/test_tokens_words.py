@@ -83,7 +83,7 @@ def test_blame_in_one_sentence(shares, words):
     assert token_steps.share_words([token(share=share) for share in shares]) == words
 
 
-def test_numbers_that_were_not_measured_are_absent_and_nan_is_told():
+def test_numbers_that_were_not_measured_are_absent_and_nan_is_reported():
     """Beside the culprit as in the tooltip; an own norm only where it was verified."""
     first, *_, last = tokens(Spiked(5, columns={"entropy": np.full(220, math.nan)}, drop=("ref_logp",)).batches()[0])
 

@@ -120,7 +120,7 @@ def test_a_command_is_sent_through_the_documented_proxy(proxied, train, browser)
     context.close()
 
 
-def test_the_proxys_people_are_told_apart_and_its_cookie_is_secure(proxied):
+def test_the_proxys_users_are_distinguished_and_its_cookie_is_secure(proxied):
     """The limit counts the browser's address, not the proxy's, and nobody can write the header it is told in."""
     with httpx.Client(verify=False, auth=("emmy", "ideals"), trust_env=False) as client:
         cookie = client.get(proxied.dashboard.links["viewer"]).headers["set-cookie"]

@@ -114,6 +114,15 @@ def test_pages_are_up_to_date(path: str):
     assert page(text) == text
 
 
+@pytest.mark.parametrize("path", ["README.md", "docs/findings.md"])
+def test_the_number_of_detectors_is_that_of_the_registry(path: str):
+    """Pages that say how many there are, in figures."""
+    said = re.findall(r"\b(\d+) detectors\b", (ROOT / path).read_text())
+
+    assert said
+    assert set(said) == {str(len(REGISTRY))}
+
+
 def listed(path: Path) -> list[tuple[int, list[str]]]:
     """Literals of a file that hold three kinds or more, and the line each begins at."""
     found = {}

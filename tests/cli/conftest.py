@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import Inbox, Invoke
+from installations import Installations
 from typer.testing import CliRunner, Result
 
 VARIABLES = (
@@ -50,3 +51,9 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbox]:
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", receiver.url)
     yield receiver
     receiver.close()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installations:
+    """``installed(name, version)``: as if that were what is installed."""
+    return Installations(tmp_path / "site", monkeypatch)

@@ -41,7 +41,7 @@ def test_a_command_nobody_has_answered_yet_is_said_to_be_queued():
     assert action_rows([decided(5, "requested")], [asked(5, CommandStatus.QUEUED, "")])[0]["answer"] == "queued"
 
 
-def test_show_tells_the_audit_to_people_and_to_scripts(invoke):
+def test_show_prints_the_audit_as_text_and_as_json(invoke):
     """What was done, with which arguments, upon what, and why not."""
     store = open_store()
     record_run(store, "r", state=None)

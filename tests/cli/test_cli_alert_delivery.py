@@ -48,7 +48,7 @@ def _statuses(runs: Path) -> dict[str, OutboxStatus]:
     return found
 
 
-def test_a_trial_message_arrives_and_the_answer_is_told(inbox: Inbox, invoke: Invoke):
+def test_a_trial_message_arrives_and_the_answer_is_reported(inbox: Inbox, invoke: Invoke):
     """Before there is any run or store."""
     result = invoke("alerts", "test")
 
@@ -71,7 +71,7 @@ def test_a_trial_is_signed_as_alerts_are(invoke: Invoke):
 
 
 @pytest.mark.parametrize("status", [401, 404, 429, 500])
-def test_what_a_receiver_refuses_is_told_with_its_answer_and_no_address(status: int, invoke: Invoke):
+def test_what_a_receiver_refuses_is_reported_with_its_answer_and_no_address(status: int, invoke: Invoke):
     """Exit code 1, for scripts."""
     with WebhookReceiver(Answer(status)) as receiver:
         result = invoke("alerts", "test", "--format", "json", env={"RLWATCH_WEBHOOK_URL": receiver.url})

@@ -163,7 +163,7 @@ def test_ending_a_silence_that_is_not_there_names_those_that_are(place: Path, st
     assert store.silences()[0].silence_id in invoke("alerts", "unsilence", "zz", "--store", place).stderr
 
 
-def test_an_alert_told_with_another_shows_that_messages_delivery(place: Path, invoke: Invoke) -> None:
+def test_an_alert_published_with_another_shows_that_messages_delivery(place: Path, invoke: Invoke) -> None:
     """One message for two alerts is delivery for both."""
     rows = {row["alert_id"]: row for row in strict(invoke("alerts", "--format", "json", "--store", place).stdout)}
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import rlwatch
 from rlwatch.cli import ui
 from rlwatch.cli.app_login import Login, Token, place
 from rlwatch.errors import ConfigError, MissingExtraError
@@ -37,29 +36,24 @@ def test_a_free_port_can_be_listened_on() -> None:
 
 
 @pytest.mark.parametrize("place", ["rlwatch/_app", "app"])
-def test_the_app_is_found_in_a_wheel_and_in_a_checkout(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_app_is_found_in_a_wheel_and_in_a_checkout(place: str, tmp_path: Path) -> None:
     """Only the wheel has it inside the package."""
     main = tmp_path / place / "main.py"
     main.parent.mkdir(parents=True)
     main.touch()
-    monkeypatch.setattr(rlwatch, "__file__", str(tmp_path / "rlwatch" / "__init__.py"))
 
-    assert ui.app_script() == main
+    assert ui.app_script(tmp_path / "rlwatch") == main
 
 
-def test_a_missing_app_is_said_with_both_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_app_is_reported_with_both_places(tmp_path: Path) -> None:
     """A broken wheel is told from a broken checkout."""
-    monkeypatch.setattr(rlwatch, "__file__", str(tmp_path / "rlwatch" / "__init__.py"))
-
     with pytest.raises(ConfigError, match=r"_app.*app.*reinstall"):
-        ui.app_script()
+        ui.app_script(tmp_path / "rlwatch")
 
 
 def test_a_missing_streamlit_is_answered_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra that brings it."""
-    monkeypatch.setattr(ui, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "streamlit", None)
 
     with pytest.raises(MissingExtraError, match=r"pip install 'rlwatch-monitor\[app\]'"):
         ui.require_streamlit()
@@ -170,9 +164,8 @@ def test_a_server_that_died_is_not_waited_for() -> None:
     assert ui.wait_healthy(process, "http://127.0.0.1:1", 60.0) == "the server ended with code 7"
 
 
-def test_stopping_ends_the_process_even_if_it_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_ends_the_process_even_if_it_does_not_listen() -> None:
     """First asked, then made to."""
-    monkeypatch.setattr(ui, "STOP_DEADLINE_S", 0.2)
     stubborn = (
         "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); sys.stdin.read()"
     )
@@ -182,7 +175,7 @@ def test_stopping_ends_the_process_even_if_it_does_not_listen(monkeypatch: pytes
     assert process.stdout is not None
     process.stdout.readline()
 
-    ui.stop_server(process)
+    ui.stop_server(process, deadline_s=0.2)
 
     assert process.returncode == -9
     process.communicate()

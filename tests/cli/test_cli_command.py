@@ -158,7 +158,7 @@ def test_an_answer_that_does_not_come_is_no_success(runs: Path, invoke: Invoke) 
     assert open_store(runs).commands("alpha-1")[0].status is CommandStatus.QUEUED
 
 
-def test_the_exit_codes_are_told(invoke: Invoke) -> None:
+def test_the_exit_codes_are_reported(invoke: Invoke) -> None:
     """By --help and by the docs."""
     told = " ".join(invoke("command", "--help").stdout.replace("│", " ").split())
     docs = (Path(__file__).parents[2] / "docs" / "control.md").read_text()

@@ -60,7 +60,7 @@ def test_a_table_on_a_terminal_is_coloured_and_fits(terminal: Terminal) -> None:
     assert output.count("x") == 300
 
 
-def test_a_line_is_coloured_for_people_only(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_coloured_on_terminals_only(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """``NO_COLOR`` is respected."""
     with redirect_stdout(terminal):
         console.say("danger", style="red")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def test_options_and_exit_code_are_passed_on(
 
 def test_without_trl_one_line_says_what_to_install(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo trains for real."""
-    monkeypatch.setattr(run, "find_spec", lambda name: None if name == "trl" else object())
+    monkeypatch.setitem(sys.modules, "trl", None)
 
     result = invoke("demo")
 
@@ -44,10 +45,8 @@ def test_without_trl_one_line_says_what_to_install(invoke: Invoke, monkeypatch: 
     assert "pip install 'rlwatch-monitor[trl]'" in result.stderr
 
 
-def test_a_store_in_memory_is_refused(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_in_memory_is_refused(invoke: Invoke) -> None:
     """The trainer is another process."""
-    monkeypatch.setattr(run, "find_spec", lambda name: object())
-
     result = invoke("demo", "--store", "memory://demo")
 
     assert result.exit_code == 2

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import Invoke, record_run, strict
+from installations import Installations
 
 import rlwatch
 from rlwatch.cli import app_login, doctor, ui
 from rlwatch.cli.doctor import Level
-from rlwatch.store.sqlite import layout
 from rlwatch.store.url import open_store
 
 ROOT = Path(rlwatch.__file__).parent.parent
@@ -44,9 +44,9 @@ def test_doctor_as_json_is_a_list_of_checks(tmp_path: Path, invoke: Invoke) -> N
     assert not (tmp_path / "runs").exists()
 
 
-def test_doctor_exits_1_if_anything_fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_exits_1_if_anything_fails(invoke: Invoke, installed: Installations) -> None:
     """The other checks are still made."""
-    monkeypatch.setattr(doctor, "_version", lambda name: "0.3.0" if name == "rlwatch" else None)
+    installed("rlwatch", "0.3.0")
 
     result = invoke("doctor", "--format", "json")
 
@@ -81,7 +81,7 @@ def test_unreadable_runs_are_listed_with_their_reasons(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "level"), [(os.R_OK | os.X_OK, Level.WARN), (0, Level.FAIL)])
-def test_a_store_that_may_not_be_written_or_read_is_told(
+def test_a_store_that_may_not_be_written_or_read_is_reported(
     mode: int, level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may do anything, so permission is made up here."""
@@ -92,13 +92,11 @@ def test_a_store_that_may_not_be_written_or_read_is_told(
     assert checks["store"].level is level
 
 
-def test_a_network_file_system_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_file_system_is_warned_of(tmp_path: Path) -> None:
     """With what will not work there."""
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"1 1 0:1 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(layout, "_MOUNTS", mounts)
+    mounts = f"1 1 0:1 / {tmp_path} rw - nfs4 server:/x rw\n"
 
-    checks = {check.name: check for check in doctor.storage_checks(str(tmp_path / "runs"))}
+    checks = {check.name: check for check in doctor.storage_checks(str(tmp_path / "runs"), mounts)}
 
     assert checks["file system"].level is Level.WARN
     assert "nfs4" in checks["file system"].text
@@ -159,7 +157,7 @@ def test_a_wrong_file_is_refused(content: str, tmp_path: Path, invoke: Invoke) -
 
 def test_a_missing_streamlit_is_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install."""
-    monkeypatch.setattr(ui, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "streamlit", None)
 
     result = invoke("ui", "--check")
 

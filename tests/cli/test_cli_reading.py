@@ -96,7 +96,7 @@ def test_the_store_is_taken_from_the_environment(runs_dir: Path, invoke: Invoke)
     assert len(strict(result.stdout)["runs"]) == 3
 
 
-def test_a_damaged_run_is_told_with_its_reason_and_hides_no_other(runs_dir: Path, invoke: Invoke) -> None:
+def test_a_damaged_run_is_reported_with_its_reason_and_hides_no_other(runs_dir: Path, invoke: Invoke) -> None:
     """In both formats."""
     (runs_dir / "beta-2" / "run.db").write_bytes(b"this is no database" * 100)
 

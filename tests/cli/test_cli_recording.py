@@ -91,7 +91,7 @@ def test_a_watch_that_was_killed_and_begun_again_misses_nothing(stopped_at: int)
     store, uninterrupted = _fresh(), _fresh()
     first = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     first.take(records[:stopped_at])
-    first._writer.close()  # as a killed process leaves it: no step is closed, nothing finished
+    first.writer.close()  # as a killed process leaves it: no step is closed, nothing finished
     second = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     second.take(records)
     second.finish("")
@@ -149,7 +149,7 @@ def test_attempts_of_the_log_follow_those_of_earlier_watches() -> None:
     assert [record.attempt for record in store.records("r")] == [1] * 10 + [2] * 10 + [3] * 10
 
 
-def test_findings_and_alerts_are_told_in_order_as_they_come() -> None:
+def test_findings_and_alerts_are_reported_in_order_as_they_come() -> None:
     """The step that breaks is told when its record arrives."""
     told: list[Outcome] = []
     recording = Recording(_fresh(), INFO, on_outcome=told.append, clock=ManualClock(NOW))

@@ -44,7 +44,7 @@ def said(found) -> list[tuple[int, str, str, str]]:
     return [(line.step, line.event, ", ".join(line.channels), line.kept) for line in found.lines]
 
 
-def test_a_rehearsal_tells_what_a_live_run_would_have_told():
+def test_a_rehearsal_tells_what_a_live_run_would_have_published():
     """Step, event and to whom; the same steps as a scan's alarms."""
     found = rehearse(imported(rows()), policy())
     alarms = scan(rows(), rules=policy().rules).alarms
@@ -54,7 +54,7 @@ def test_a_rehearsal_tells_what_a_live_run_would_have_told():
     assert found.timed
 
 
-def test_what_waits_for_the_morning_is_shown_with_the_reason_and_then_told():
+def test_what_waits_for_the_morning_is_shown_with_the_reason_and_then_published():
     """By the times of the rows: 22:40 is night, 07:00 is not."""
     night = QuietHours(datetime(2026, 1, 1, 22).time(), datetime(2026, 1, 1, 7).time())
     quiet = policy(quiet=(night,), severity="warning", keep_firing_for=10_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_without_what_it_needs_it_says_what_to_install(
     absent: str, tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither comes with the command line."""
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == absent else object())
+    monkeypatch.setitem(sys.modules, absent, None)
 
     result = invoke("replay", tmp_path / "x.npz", "--model", tmp_path)
 
@@ -149,6 +150,6 @@ def test_of_many_layers_the_largest_and_those_that_differ_are_shown() -> None:
     shares = [Figure(f"share of layers.{i}", 0.1, 0.9 if i == 20 else 0.1) for i in range(30)]
     figures = [Figure("gradient norm", 1.0, 1.0), *shares, Figure("own norm of it", 1.0, None)]
 
-    shown = [figure.name for figure in command._shown(figures)]
+    shown = [figure.name for figure in command.shown(figures)]
 
     assert shown == ["gradient norm", *(f"share of layers.{i}" for i in (*range(8), 20)), "own norm of it"]

@@ -228,14 +228,11 @@ def test_rules_of_a_file_decide_about_alarms(broken_log: Path, tmp_path: Path, i
     assert invoke("scan", broken_log, "--config", tmp_path / "none.toml").exit_code == 2
 
 
-def test_no_bar_is_drawn_where_nobody_looks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_bar_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the size of the log."""
-    monkeypatch.setattr(console, "WORTH_SHOWING", 1)
     records = [StepRecord(1, {}), StepRecord(2, {})]
 
-    assert console.progress_bar(records) is records
+    assert console.progress_bar(records, worth=1) is records
     with console.reading(Path("x")):
         pass
     assert capsys.readouterr() == ("", "")
@@ -245,12 +242,11 @@ def test_a_bar_is_drawn_on_a_terminal_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On stderr."""
-    monkeypatch.setattr(console, "WORTH_SHOWING", 1)
     records = [StepRecord(1, {}), StepRecord(2, {})]
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
 
-    assert list(console.progress_bar(records)) == records
+    assert list(console.progress_bar(records, worth=1)) == records
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "replaying" in captured.err

@@ -11,11 +11,10 @@ from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path, monkeypatch):
+def state(tmp_path, monkeypatch, installed):
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path))
     monkeypatch.delenv(doctor.POLICY, raising=False)
-    monkeypatch.setattr(doctor, "verl_version", lambda: "0.9.1")
-    monkeypatch.setattr(doctor, "loads_plugins", lambda: True)
+    installed("verl", "0.9.1", verl="GROUP = 'verl.plugins'")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [metadata.EntryPoint("rlwatch", "x", group)])
 
 
@@ -27,9 +26,9 @@ def said():
     return {check.name: (check.level, check.text) for check in doctor.verl_checks()}
 
 
-def test_without_verl_there_is_nothing_to_say(monkeypatch):
+def test_without_verl_there_is_nothing_to_say(installed):
     """Most people have no verl."""
-    monkeypatch.setattr(doctor, "verl_version", lambda: "")
+    installed("verl", "")
 
     assert doctor.verl_checks() == []
 
@@ -44,7 +43,7 @@ def test_a_plugin_that_was_loaded_is_fine():
     }
 
 
-def test_an_installation_without_the_entry_point_is_told(monkeypatch):
+def test_an_installation_without_the_entry_point_is_reported(monkeypatch):
     """A source tree on the path is not enough for verl."""
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
 
@@ -53,10 +52,9 @@ def test_an_installation_without_the_entry_point_is_told(monkeypatch):
     assert "reinstall rlwatch-monitor" in text
 
 
-def test_a_verl_that_loads_no_plugins_is_told_with_the_line_that_works(monkeypatch):
+def test_a_verl_that_loads_no_plugins_is_reported_with_the_line_that_works(installed):
     """Before 0.9: verl itself would only say that 'rlwatch' is no logger."""
-    monkeypatch.setattr(doctor, "verl_version", lambda: "0.7.1")
-    monkeypatch.setattr(doctor, "loads_plugins", lambda: False)
+    installed("verl", "0.7.1", verl="")
 
     level, text = said()["verl plugin"]
     assert level is Level.WARN
@@ -78,7 +76,7 @@ def test_verls_own_switch_is_heeded(monkeypatch, policy, kept_away):
     assert any("keeps verl from loading it" in text for text in texts) is kept_away
 
 
-def test_silence_is_told_with_what_breaks_it(tmp_path):
+def test_silence_is_reported_with_what_breaks_it(tmp_path):
     """No process has ever loaded it: where the files would lie, and how to try."""
     level, text = said()["verl heartbeat"]
 
@@ -87,7 +85,7 @@ def test_silence_is_told_with_what_breaks_it(tmp_path):
     assert "python -c 'import verl'" in text
 
 
-def test_a_hook_that_failed_is_told_by_name():
+def test_a_hook_that_failed_is_reported_by_name():
     """And the last error of the process."""
     beat(trainer="AttributeError: no PPOTrainer", tracking=IN_PLACE, error="the workers do not know rlwatch")
 
@@ -97,7 +95,7 @@ def test_a_hook_that_failed_is_told_by_name():
     assert "tracking" not in text
 
 
-def test_the_last_watched_driver_and_worker_are_told_apart():
+def test_the_last_watched_driver_and_worker_are_distinguished():
     """The newest process may be a mere import."""
     beat(1, age_s=60)
     beat(2, age_s=4 * 3600, role="driver")
@@ -108,9 +106,9 @@ def test_the_last_watched_driver_and_worker_are_told_apart():
     assert texts["verl worker"][1].endswith("5\u202fd ago on node7, watched as worker")
 
 
-def test_heartbeats_of_another_environment_are_still_heard(monkeypatch):
+def test_heartbeats_of_another_environment_are_still_heard(installed):
     """The command may run where verl is not installed."""
-    monkeypatch.setattr(doctor, "verl_version", lambda: "")
+    installed("verl", "")
     beat()
 
     assert list(said()) == ["verl heartbeat"]

@@ -185,7 +185,7 @@ def test_a_log_that_is_still_empty_is_waited_for(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err == "waiting: the file is empty\n"
 
 
-def test_a_run_on_a_wandb_server_is_followed_and_its_silences_told(
+def test_a_run_on_a_wandb_server_is_followed_and_its_silences_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The store knows which rows it has; a server that is away is one line."""

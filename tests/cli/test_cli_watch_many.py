@@ -40,7 +40,9 @@ def clock() -> ManualClock:
     return ManualClock(time.time())
 
 
-def _follow(logs: Path, clock: ManualClock, *happenings: Callable[[], Any], patterns: Any = PATTERNS) -> Any:
+def _follow(
+    logs: Path, clock: ManualClock, *happenings: Callable[[], Any], patterns: Any = PATTERNS, **bounds: int
+) -> Any:
     """Follow while these happen, ten seconds apart; the store afterwards."""
 
     def later(happening: Callable[[], Any]) -> Callable[[], Any]:
@@ -51,7 +53,7 @@ def _follow(logs: Path, clock: ManualClock, *happenings: Callable[[], Any], patt
         return step
 
     steps = Steps(*map(later, happenings))
-    watch_many.follow(Log(logs), patterns, str(logs.parent / "runs"), None, steps, clock=clock)
+    watch_many.follow(Log(logs), patterns, str(logs.parent / "runs"), None, steps, clock=clock, **bounds)
     return open_store(logs.parent / "runs")
 
 
@@ -99,7 +101,7 @@ def test_a_log_that_is_gone_ends_its_run_and_may_come_back(logs: Path, clock: Ma
     assert "a.log: the log is gone; its run ends" in capsys.readouterr().out
 
 
-def test_a_broken_log_is_told_in_one_line_and_stops_no_other(logs: Path, clock: ManualClock, capsys: Any) -> None:
+def test_a_broken_log_is_reported_in_one_line_and_stops_no_other(logs: Path, clock: ManualClock, capsys: Any) -> None:
     """Once, however often it is tried again; when it is whole it is read."""
     bad = logs / "bad.jsonl"
     bad.write_text('{"step": 1, "loss": 0.5}\n{"step": -1, "loss": 0.5}\n')
@@ -149,10 +151,9 @@ def test_logs_of_long_ago_are_read_and_their_runs_ended_at_once(logs: Path, cloc
     assert store.run(log_id(logs / "a.log")).last_step == 10
 
 
-def test_open_files_and_runs_are_bounded(logs: Path, clock: ManualClock, monkeypatch: Any) -> None:
+def test_open_files_and_runs_are_bounded(logs: Path, clock: ManualClock) -> None:
     """The silent ones give way; nothing is lost."""
-    monkeypatch.setattr(fleets, "MOST_OPEN", 3)
-    monkeypatch.setattr(fleets, "MOST_LIVE", 5)
+    bounds = {"most_open": 3, "most_live": 5}
     for number in range(12):
         write_log(logs / f"c{number:02}.log", _rows(1, 3))
     open_files, alive = [], []
@@ -162,7 +163,7 @@ def test_open_files_and_runs_are_bounded(logs: Path, clock: ManualClock, monkeyp
         open_files.append(sum(target.parent == logs for target in targets))
         alive.append(sum(run.state is RunState.RUNNING for run in open_store(logs.parent / "runs").runs()))
 
-    store = _follow(logs, clock, counted, lambda: _append(logs / "c00.log", _rows(4, 5)), counted, counted)
+    store = _follow(logs, clock, counted, lambda: _append(logs / "c00.log", _rows(4, 5)), counted, counted, **bounds)
 
     assert max(open_files) <= 3
     assert max(alive) <= 5
@@ -211,7 +212,7 @@ def test_the_summary_counts_logs_by_what_they_do(logs: Path, clock: ManualClock,
     store = open_store(logs.parent / "runs")
     from rlwatch.run.alerting import Alerting
 
-    fleet = watch_many._fleet(Log(logs), PATTERNS, store, Alerting(), clock)
+    fleet = watch_many.fleet_of(Log(logs), PATTERNS, store, Alerting(), clock)
     none = watch_many.summary(fleet)
     fleet.look()
     clock.advance(1)
@@ -247,7 +248,7 @@ def test_fifty_growing_logs_cost_little(tmp_path: Path) -> None:
     from rlwatch.run.alerting import Alerting
 
     store, clock = open_store(tmp_path / "runs"), ManualClock(time.time())
-    fleet: Fleet = watch_many._fleet(Log(tmp_path), ["*.jsonl"], store, Alerting(), clock)
+    fleet: Fleet = watch_many.fleet_of(Log(tmp_path), ["*.jsonl"], store, Alerting(), clock)
 
     def look() -> int:
         before = _read_so_far()
@@ -336,7 +337,7 @@ def test_a_log_that_fails_slowly_is_tried_again_late(logs: Path, clock: ManualCl
     assert all(b - a >= fleets.RETRY_FACTOR * 10.0 for a, b in pairwise(tries))
 
 
-def test_why_a_file_is_not_followed_is_told_when_it_has_been_silent(
+def test_why_a_file_is_not_followed_is_reported_when_it_has_been_silent(
     logs: Path, clock: ManualClock, capsys: Any
 ) -> None:
     """Not while its trainer may still be loading; an empty one may become anything."""
@@ -349,7 +350,7 @@ def test_why_a_file_is_not_followed_is_told_when_it_has_been_silent(
     assert line.startswith("notes.log: no known format")
 
 
-def test_a_directory_that_cannot_be_searched_is_told(
+def test_a_directory_that_cannot_be_searched_is_reported(
     logs: Path, clock: ManualClock, capsys: Any, monkeypatch: Any
 ) -> None:
     """Once, with the reason; the logs that were found before are followed."""
@@ -360,7 +361,7 @@ def test_a_directory_that_cannot_be_searched_is_told(
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    refuse = partial(monkeypatch.setattr, "rlwatch.importers.registry.os.scandir", scandir)
+    refuse = partial(monkeypatch.setattr, os, "scandir", scandir)
     store = _follow(logs, clock, refuse, _nothing, lambda: _append(logs / "b" / "train.log", _rows(7, 9)), _nothing)
     (line,) = capsys.readouterr().err.splitlines()
 

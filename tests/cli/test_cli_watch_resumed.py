@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -11,15 +12,15 @@ from typing import Any
 
 import pytest
 from cli_helpers import Invoke
-from rich.console import Console
 
 import rlwatch
 from rlwatch.cli import console, watch_log
 from rlwatch.cli.import_log import Log, log_id
-from rlwatch.cli.watch_log import LogWatch, Positions
+from rlwatch.cli.watch_log import Positions
 from rlwatch.clock import ManualClock
 from rlwatch.importers import LogTail, Position
 from rlwatch.ports import Store
+from rlwatch.records import StepRecord
 from rlwatch.store.url import open_store
 
 ROOT = Path(rlwatch.__file__).parent.parent
@@ -99,25 +100,24 @@ def _stop() -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_is_heard_between_two_lots_of_a_backlog(log: Path, store: Store, monkeypatch: Any) -> None:
-    """What was begun is finished, the run is ended, and the rest is there for the next watch."""
-    monkeypatch.setattr(watch_log, "MOST", 4)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    look = LogWatch.look
+class Interrupting(LogTail):
+    """Somebody presses Ctrl-C while four records are being read."""
 
-    def interrupted(self: LogWatch) -> int:
+    def poll(self, most: int | None = None) -> list[StepRecord]:
         signal.raise_signal(signal.SIGINT)
-        return look(self)
+        return super().poll(4)
 
-    monkeypatch.setattr(LogWatch, "look", interrupted)
+
+def test_ctrl_c_is_heard_between_two_lots_of_a_backlog(log: Path, store: Store) -> None:
+    """What was begun is finished, the run is ended, and the rest is there for the next watch."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        watch_log.follow(Log(log), store.url, None, _stop, ManualClock())
+        watch_log.follow(Log(log), store.url, None, _stop, ManualClock(), tail=Interrupting(log))
     finally:
         signal.signal(signal.SIGINT, before)
     run = store.run(log_id(log))
 
     assert (_steps(store, log), run.state.value) == ([1, 2, 3, 4], "finished")
-    monkeypatch.setattr(LogWatch, "look", look)
     watch_log.follow(Log(log), store.url, None, _stop, ManualClock())
     assert _steps(store, log) == list(range(1, 11))
 
@@ -188,18 +188,17 @@ def test_positions_are_kept_beside_the_runs_and_never_fail(tmp_path: Path, store
     assert Positions(open_store("memory://positions")).load("a") == (None, 0)
 
 
-def test_a_large_backlog_is_shown_to_people_only(log: Path, monkeypatch: Any) -> None:
+def test_a_large_backlog_is_shown_on_terminals_only(log: Path, monkeypatch: Any) -> None:
     """A bar of bytes on a terminal, nothing in a script."""
     tail = LogTail(log)
     with console.backlog(tail) as show:
         show()
-    monkeypatch.setattr(console, "LARGE", 1)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    terminal = Console(file=(log.with_name("screen")).open("w+"), force_terminal=True, width=80)
-    monkeypatch.setattr(console, "errors", lambda: terminal)
-    with console.backlog(tail) as show:
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with console.backlog(tail, worth=1) as show:
         tail.poll()
         show()
-    terminal.file.close()
 
-    assert "catching up" in log.with_name("screen").read_text()
+    assert "catching up" in screen.getvalue()

@@ -129,7 +129,7 @@ def test_a_gradient_is_localised_before_layers_are_clipped(tmp_path):
     trainer, run = tiny_trl.make_trainer(tmp_path, max_steps=2), tiny_trl.FakeRun()
     trl.watch(trainer, run=run)
     clip_layers(trainer, LayerMaxNorm(each=1e-3))
-    (taps,) = [c._taps for c in trainer.callback_handler.callbacks if hasattr(c, "_taps")]
+    (taps,) = [c.taps for c in trainer.callback_handler.callbacks if hasattr(c, "taps")]
     seen = []
 
     def complete(total):
@@ -255,7 +255,7 @@ def test_a_rule_that_raises_is_left_out_and_training_goes_on_with_the_global_cli
     assert sum("RuntimeError: boom" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_a_trainer_that_clips_in_a_way_of_its_own_is_told_so_once(tmp_path, caplog):
+def test_a_trainer_that_clips_in_a_way_of_its_own_is_reported_once(tmp_path, caplog):
     """Nothing is clipped by layer, and nobody believes it is."""
 
     class Own(tiny_trainer.Trainer):

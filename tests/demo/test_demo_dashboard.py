@@ -62,4 +62,4 @@ def test_leaving_ends_it(tmp_path):
     ):
         raise KeyboardInterrupt
 
-    assert dashboard._process.returncode is not None
+    assert dashboard.process.returncode is not None

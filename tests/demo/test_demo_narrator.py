@@ -43,7 +43,7 @@ def test_findings_commands_alerts_and_deliveries_each_get_a_line(screen):
     assert "webhook received (signature right): [firing critical] all is lost" in printed
 
 
-def test_nothing_is_told_twice(screen):
+def test_nothing_is_reported_twice(screen):
     """Looking again at the same store is no news."""
     facts = World().facts()
 
@@ -125,7 +125,7 @@ def test_the_progress_bar_lives_with_the_narrator(screen):
     with pytest.raises(ZeroDivisionError), narrator:
         1 / 0  # noqa: B018
 
-    assert not narrator._progress.live.is_started
+    assert not narrator.progress.live.is_started
 
 
 def test_a_pipe_gets_wide_lines(monkeypatch):

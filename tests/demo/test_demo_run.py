@@ -110,7 +110,7 @@ def test_a_store_in_memory_is_refused_before_anything_starts(training):
 @pytest.mark.parametrize("missing", ["trl", "httpx"])
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, tmp_path, missing):
     """Before a process is started."""
-    monkeypatch.setattr(rlwatch.demo.run, "find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setitem(sys.modules, missing, None)
 
     with pytest.raises(MissingExtraError, match=missing):
         main(str(tmp_path), ui=False, exit=True)

@@ -591,7 +591,7 @@ def test_a_hostile_input_of_a_watcher_costs_itself_only(tmp_path, call):
     for bad in [*HATEFUL, *ODD_TENSORS, None, "x", 3, [], {}, object(), 10**400, DotDict()]:
         call(watcher, bad)
         watcher.observe(**GOOD)
-        steps.append(watcher._steps.last + 1)
+        steps.append(watcher.steps.last + 1)
         watcher.step(steps[-1], loss=0.5)
         watcher.obey()
     watcher.finish()
@@ -792,7 +792,7 @@ def test_the_training_that_failures_are_injected_into_uses_every_part(tmp_path, 
             static = isinstance(vars(found).get(attribute), staticmethod | classmethod)
             patched.setattr(found, attribute, staticmethod(counting) if static else counting)
         left, watcher = train(watcher_for(tmp_path), prepare=lambda _, watcher: watcher.run.event("note", 0, a=1))
-        patched.setattr(watcher._collector.samples._probe, "_last", None)
+        patched.setattr(watcher.collector.samples.probe, "_last", None)
         watcher.finish()
 
     assert {name for name, times in reached.items() if not times} <= NOT_ALWAYS
@@ -820,7 +820,7 @@ def resolved(path):
 
 
 @pytest.mark.parametrize(("place", "failure"), INJECTED.values(), ids=INJECTED)
-def test_a_failure_of_ours_leaves_training_bit_for_bit_as_it_is(tmp_path, monkeypatch, unwatched, place, failure):
+def test_a_failure_of_rlwatch_leaves_training_bit_for_bit_as_it_is(tmp_path, monkeypatch, unwatched, place, failure):
     """Parameters, the optimizer's moments and the random state; and the failure is counted."""
     owner, _, attribute = place.rpartition(".")
     monkeypatch.setattr(resolved(owner), attribute, failure)
@@ -984,7 +984,7 @@ def unwatched_trainer(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [None, *IN_A_TRAINER])
-def test_a_failure_of_ours_leaves_a_trainer_as_it_is(tmp_path, monkeypatch, unwatched_trainer, name):
+def test_a_failure_of_rlwatch_leaves_a_trainer_as_it_is(tmp_path, monkeypatch, unwatched_trainer, name):
     """All its steps, bit for bit; without a failure nothing is counted, with one something is."""
     if name is not None:
         place, failure = IN_A_TRAINER[name]
@@ -1103,7 +1103,7 @@ def test_an_error_of_trainings_own_passes_as_it_is(tmp_path, wrapped, error):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), MemoryError(), BareError("x"), GeneratorExit()])
-def test_a_thread_of_ours_survives_whatever_is_raised_in_it(error):
+def test_a_thread_of_rlwatch_survives_whatever_is_raised_in_it(error):
     """It is told, and the work begins anew until it is done."""
     told, rounds = [], []
 
@@ -1131,12 +1131,21 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+class Exploding:
+    """A store whose outbox raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> object:
+        raise self.error
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyError("k"), MuteError()])
-def test_delivery_goes_on_whatever_a_round_raises(tmp_path, monkeypatch, error):
+def test_delivery_goes_on_whatever_a_round_raises(error):
     """Counted, told to the run, and tried again; it ends when it is asked to."""
     failures = []
-    thread = DeliveryThread(open_store(tmp_path), {"c": ConsoleNotifier()}, poll_s=0.001, failed=failures.append)
-    monkeypatch.setattr(thread._deliverer, "run_once", lambda **_: explode(error))
+    thread = DeliveryThread(Exploding(error), {"c": ConsoleNotifier()}, poll_s=0.001, failed=failures.append)
     thread.start()
     until(lambda: thread.failures >= 3)
 
@@ -1294,7 +1303,7 @@ THREADS = {
 """Where threads of ours are made, and what holds what is raised in them."""
 
 
-def test_every_thread_of_ours_is_known():
+def test_every_thread_of_rlwatch_is_known():
     """A new one must say here what becomes of an error in it."""
     root = Path(rlwatch.__file__).parent
     made = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from forecast.scoring.skill import read_scores
 from forecast_small_tables import label, run_table
 
 from rlwatch.errors import ConfigError, ImportFormatError, MissingExtraError
-from rlwatch.forecast import tables
 from rlwatch.forecast.labels import Label, Labels, Outcome, label_runs, labels_of_index, read_labels
 from rlwatch.forecast.tables import read_runs
 
@@ -123,11 +123,8 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
 
 def test_without_pyarrow_one_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ready to be copied."""
-
-    def absent(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(tables, "import_module", absent)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'rlwatch-monitor\[forecast\]'"):
         read_runs(tmp_path / "t.csv")
 

@@ -359,7 +359,7 @@ def padded(model, *, fill):
 
 
 @pytest.mark.parametrize("fill", [True, False], ids=["stopped by the head", "not stopped"])
-def test_nan_in_a_padded_slot_is_told_from_nan_in_a_response(fill):
+def test_nan_in_a_padded_slot_is_distinguished_from_nan_in_a_response(fill):
     """TRL's head stops it: the loss is NaN and the gradients are not. Elsewhere it breaks them."""
     model = policy()
     batch, forward = padded(model, fill=fill)

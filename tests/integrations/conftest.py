@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from installations import Installations
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,3 +28,9 @@ def watched(tmp_path):
         return trainer, run
 
     return train
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """``installed(name, version)``: as if that were what is installed."""
+    return Installations(tmp_path / "site", monkeypatch)

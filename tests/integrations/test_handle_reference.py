@@ -99,7 +99,7 @@ def test_gradients_and_graphs_stay_out_of_it():
     assert all(tensor.grad_fn is None and not tensor.requires_grad for tensor in reference.parameters())
 
 
-def test_what_was_done_is_told_on():
+def test_what_was_done_is_passed_on():
     """For instance to keep it in checkpoints."""
     told = []
     handler(Net(0), Net(1), done=lambda command, report: told.append((command.command_id, report["tensors"])))(

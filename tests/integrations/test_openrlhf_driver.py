@@ -1,6 +1,7 @@
 """Watching OpenRLHF's trainer from within: what is recorded, obeyed, reported, and that the trainer goes on as it was."""
 
 import logging
+import threading
 from types import SimpleNamespace as Names
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.integrations.openrlhf.compat import Settings
-from rlwatch.integrations.openrlhf.driver import Driver, RLWatchLogger, init_arguments, taken_out
+from rlwatch.integrations.openrlhf.driver import Driver, RLWatchLogger, Step, init_arguments, taken_out
 from rlwatch.integrations.openrlhf.taps import PARCEL
 from rlwatch.integrations.step_tally import StepTally, encoded_tally
 from rlwatch.records import Command
@@ -292,7 +293,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(watched, monkeypatch, tm
     assert reason in orders.answers[0].result
 
 
-def test_errors_of_ours_stay_with_us(watched, monkeypatch, caplog):
+def test_errors_of_rlwatch_stay_inside(watched, monkeypatch, caplog):
     """Counted, and training and its own rows go on."""
     trainer, driver, store = watched()
     monkeypatch.setattr("rlwatch.integrations.openrlhf.driver.response_stats", lambda *a, **k: 1 / 0)
@@ -310,22 +311,31 @@ def test_errors_in_policy_actors_are_counted_on_the_run(watched):
     """They have no run of their own."""
     _, driver, _ = watched()
     for actor, total in (("0", 2), ("1", 1), ("0", 2)):
-        driver._recording._thread.count_errors(actor, total)
+        driver.recording.thread.count_errors(actor, total)
 
     assert driver.run.counters["errors"] == 3
 
 
-def test_statistics_that_lag_are_left_out_and_counted(watched, monkeypatch):
-    """Training never waits for them."""
-    import threading
+class Slow(dict):
+    """Numbers that are not there before ``go``."""
 
+    def __init__(self, go):
+        super().__init__()
+        self.go = go
+
+    def items(self):
+        self.go.wait(600)
+        return super().items()
+
+
+def test_statistics_that_lag_are_left_out_and_counted(watched):
+    """Training never waits for them."""
     _, driver, _ = watched()
     go = threading.Event()
-    monkeypatch.setattr(driver._recording, "_record", lambda step, measured: go.wait(600))
     for step in range(4):
-        driver._recording.submit(step, driver.step)
+        driver.recording.submit(step, Step(numbers=Slow(go)))
     go.set()
-    driver._close()
+    driver.close()
 
     assert driver.run.counters["dropped"] == 2
 
@@ -361,5 +371,5 @@ def test_text_of_extreme_tokens_is_kept_only_on_request(watched, tmp_path):
     plain.run.finish()
     _, texting, _ = watched(Settings(text=True, init={"store": str(tmp_path / "runs"), "run_id": "t"}))
 
-    assert plain._recording._decode is None
-    assert texting._recording._decode([3]) == "<3>"
+    assert plain.recording.decode is None
+    assert texting.recording.decode([3]) == "<3>"

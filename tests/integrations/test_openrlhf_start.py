@@ -3,8 +3,10 @@
 import logging
 import sys
 import types
+from functools import partial
 
 import pytest
+from installations import Installations
 
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.integrations.openrlhf import __main__, attach, compat
@@ -14,12 +16,9 @@ MODULE = "openrlhf.cli.train_ppo_ray"
 
 
 @pytest.fixture
-def installed(monkeypatch):
+def installed(tmp_path, monkeypatch):
     """Pretends that this version of OpenRLHF is installed."""
-
-    def pretend(version):
-        monkeypatch.setattr(compat, "openrlhf_version", lambda: version)
-
+    pretend = partial(Installations(tmp_path / "site", monkeypatch), "openrlhf")
     pretend("0.11.2")
     return pretend
 
@@ -81,17 +80,18 @@ def test_actors_get_openrlhfs_variables_and_ours():
     }
 
 
-def test_the_hook_arms_the_process_and_never_raises(monkeypatch, caplog):
+def test_the_hook_arms_the_process_and_never_raises(installed, package, monkeypatch, caplog):
     """An actor must start all the same, also where rlwatch is not installed."""
-    armed = []
-    monkeypatch.setattr(attach, "arm", armed.append)
+    package()
     hook = __main__.setup_hook(Settings(init={"project": "p"}))
     hook()
+    from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+
+    assert hasattr(BasePPOTrainer.__init__, "__wrapped__")
     monkeypatch.setitem(sys.modules, "rlwatch.integrations.openrlhf.attach", None)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         hook()
 
-    assert armed == [{"level": "full", "text": False, "init": {"project": "p"}}]
     assert said(caplog)[0].startswith("rlwatch does not watch this process: ModuleNotFoundError")
     assert "<locals>" in hook.__qualname__  # pickled by value
 
@@ -175,7 +175,7 @@ def test_arguments_of_another_shape_leave_training_unwatched_with_one_line(insta
     installed("0.9.10")
     trainer = types.SimpleNamespace(args=types.SimpleNamespace(ckpt_path="/x", use_wandb=None), kl_ctl=None)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        attach._drive(trainer, Settings())
+        attach.drive_trainer(trainer, Settings())
 
     assert said(caplog) == [
         "rlwatch records nothing here: OpenRLHF 0.9.10: there is no args.logger; its console output can be read: "
@@ -222,13 +222,15 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_trainers_are_met_as_they_are_made(installed, package, monkeypatch):
+def test_trainers_are_met_as_they_are_made(installed, package):
     """Whichever a process imports, and not before."""
     package()
     met = []
-    monkeypatch.setattr(attach, "_drive", lambda trainer, settings: met.append((trainer.strategy, settings.level)))
-    monkeypatch.setattr(attach, "_tap", lambda trainer, settings: met.append((trainer.actor, settings.level)))
-    attach.arm(Settings("tokens").plain())
+    attach.arm(
+        Settings("tokens").plain(),
+        drive=lambda trainer, settings: met.append((trainer.strategy, settings.level)),
+        tap=lambda trainer, settings: met.append((trainer.actor, settings.level)),
+    )
     before = "openrlhf" in sys.modules
     from openrlhf.trainer.ppo_trainer import BasePPOTrainer
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
@@ -269,13 +271,12 @@ def test_what_is_not_as_we_know_it_is_left_alone_with_one_warning(installed, pac
         assert not hasattr(getattr(name, "__init__", None), "__wrapped__") or "driver" not in changed
 
 
-def test_a_newer_version_that_has_what_we_wrap_is_watched(installed, package, monkeypatch):
+def test_a_newer_version_that_has_what_we_wrap_is_watched(installed, package):
     """Its number says nothing."""
     package()
     installed("0.12.0")
     met = []
-    monkeypatch.setattr(attach, "_tap", lambda trainer, settings: met.append(trainer.actor))
-    attach.arm(Settings().plain())
+    attach.arm(Settings().plain(), tap=lambda trainer, settings: met.append(trainer.actor))
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
     ActorPPOTrainer("s", actor="a")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlwatch.integrations.verl.ranks import answering
 from rlwatch.recorder.counters import Counters
-from rlwatch.seam import LIMIT, Contained, Seam, guarded
+from rlwatch.seam import LIMIT, Contained, Reported, Seam, asked, guarded, sheltered
 
 
 class Held:
@@ -132,6 +132,47 @@ def test_a_guarded_method_returns_none_where_it_would_raise() -> None:
     assert Watcher.ratio.__doc__ == "a / b."
     with pytest.raises(KeyboardInterrupt):
         watcher.ratio(1, b=-1)
+
+
+def test_what_is_asked_of_somebody_has_an_answer_whatever_it_raises() -> None:
+    """``otherwise`` says which; it may also refuse, in words of ours. Ctrl-C and exit pass."""
+
+    def refuse(error: Exception) -> int:
+        raise ValueError(f"refused: {type(error).__name__}") from None
+
+    assert asked(lambda: 7, lambda _: 0) == 7
+    assert asked(lambda: failing(MemoryError()), type) is MemoryError
+    with pytest.raises(ValueError, match=r"^refused: KeyError$") as refused:
+        asked(lambda: failing(KeyError("k")), refuse)
+    assert refused.value.__suppress_context__
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)):
+            asked(lambda error=error: failing(error), lambda _: None)
+
+
+def test_on_a_thread_of_rlwatch_only_what_is_named_passes() -> None:
+    """An exit there is nobody's wish."""
+    told: list[BaseException] = []
+    for error in (SystemExit(3), KeyboardInterrupt(), ValueError("x")):
+        assert sheltered(lambda error=error: failing(error), told.append) is None
+    with pytest.raises(LookupError):
+        sheltered(lambda: failing(KeyError("k")), told.append, passing=LookupError)
+
+    assert [type(error) for error in told] == [SystemExit, KeyboardInterrupt, ValueError]
+    assert sheltered(lambda: 7, told.append) == 7
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3), StopIteration()])
+def test_what_is_reported_is_raised_on_unchanged(error: BaseException) -> None:
+    """As the trainer would see it without us; where nothing is raised nothing is reported."""
+    told: list[BaseException] = []
+    with Reported(told.append):
+        pass
+    with pytest.raises(type(error)) as raised, Reported(told.append):
+        failing(error)
+
+    assert raised.value is error
+    assert told == [error]
 
 
 def test_a_failure_keeps_nothing_of_the_step_alive() -> None:

@@ -226,7 +226,7 @@ def test_what_the_writer_refuses_is_raised_and_not_recorded(tee, writer, records
     assert records(mirror.run) == [(1, {"loss": 1.0})]
 
 
-def test_an_error_of_ours_never_reaches_the_loop(tee, writer, monkeypatch, caplog):
+def test_an_error_of_rlwatch_never_reaches_the_loop(tee, writer, monkeypatch, caplog):
     """Counted, said once, switched off after some."""
     mirror, w = tee(), writer()
     w.add_scalar("loss", 1.0, 1)

@@ -296,7 +296,7 @@ def test_a_run_that_cannot_be_made_is_said_once_and_wandb_goes_on(tee, monkeypat
     assert dict(wandb.summary) == {"x": 2}
 
 
-def test_an_error_of_ours_never_reaches_the_loop(tee, monkeypatch, caplog):
+def test_an_error_of_rlwatch_never_reaches_the_loop(tee, monkeypatch, caplog):
     """It is counted on the run, said once, and the mirror switched off after some."""
     mirror = tee()
     disabled()

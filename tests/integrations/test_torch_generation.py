@@ -269,7 +269,7 @@ def report(monkeypatch=None, **inputs):
     """What is measured of text, waited for."""
     samples = Samples(FakeRun(), tokenizer=Letters())
     samples.offer(1, inputs)
-    found = samples._probe.take(wait=True)
+    found = samples.take(wait=True)
     samples.close()
     return found
 
@@ -303,10 +303,10 @@ def test_the_report_is_of_the_step_that_ends_when_it_is_ready():
     """And is not made again before its time."""
     run = FakeRun()
     watcher = rlwatch.Watcher(run=run)
-    samples = watcher._collector.samples
-    samples._probe = TextProbe(clock=ManualClock())
+    samples = watcher.collector.samples
+    samples.probe = TextProbe(clock=ManualClock())
     watcher.rollouts(completions=["words and words " * 40])
-    samples._probe._work.result()
+    samples.probe.settle()
     watcher.step(1)
     watcher.rollouts(completions=["words and words " * 40])
     watcher.step(2)
@@ -324,7 +324,7 @@ def test_a_tokenizer_that_fails_is_counted_and_training_goes_on():
     run = FakeRun()
     watcher = rlwatch.Watcher(run=run, tokenizer=Broken())
     watcher.rollouts(rewards=[1.0], ids=[[0]])
-    watcher._collector.samples._probe._work.exception()
+    watcher.collector.samples.probe.settle()
     watcher.step(1)
 
     assert run.counters["errors"] == 1

@@ -124,7 +124,7 @@ def test_no_graph_and_no_gradient_is_kept():
     watcher = watched(torch.nn.Linear(1, 1), None, None)
     logp = torch.randn(2, 3, requires_grad=True)
     watcher.observe(logp=logp * 1, logits=torch.randn(2, 3, 5, requires_grad=True) * 1, mask=torch.ones(2, 3))
-    stats = watcher._steps.tally.stats.values()
+    stats = watcher.steps.tally.stats.values()
 
     assert stats
     assert not any(stat.settle().value().requires_grad for stat in stats)
@@ -160,7 +160,7 @@ def explode(*args, **kwargs):
 
 
 @pytest.mark.parametrize("broken", ["read_gradients", "observe_responses", "Reader", "vocab_size_of", "nonfinite"])
-def test_a_failure_of_ours_neither_stops_nor_changes_training(monkeypatch, caplog, broken):
+def test_a_failure_of_rlwatch_neither_stops_nor_changes_training(monkeypatch, caplog, broken):
     """Counted, said once, said once more when the tap is switched off; the rest goes on."""
     plain = train(None, steps=5)
     monkeypatch.setattr(collector_module, broken, explode)

@@ -433,12 +433,9 @@ def test_a_run_of_its_own_is_made_recorded_and_finished(tmp_path):
 
 def test_the_rank_is_that_of_the_process_group(monkeypatch):
     """Without an environment to read it from, as torch.multiprocessing starts processes; only rank 0 records."""
-    from rlwatch.integrations import ranks
-
-    group = {"is_available": True, "is_initialized": True, "get_rank": 1, "get_world_size": 2}
-    fake = type("dist", (), {name: staticmethod(lambda value=value: value) for name, value in group.items()})
-    monkeypatch.setattr(ranks, "dist", fake)
-    monkeypatch.setattr(ranks, "meeting", lambda: None)
+    for name, value in {"is_available": True, "is_initialized": True, "get_rank": 1, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: None)
     watcher = rlwatch.Watcher(store="memory://second-rank")
     watcher.step(1, loss=0.5)
 
@@ -506,9 +503,9 @@ def test_what_is_in_flight_is_recorded_when_the_process_ends():
     from rlwatch.integrations.torch.attach import _deliver_at_exit
 
     watcher, run = bare()
-    watcher._steps.tally.add_number("x", 1.0)
-    watcher._steps.seal(1)
-    _deliver_at_exit(lambda: watcher._steps)
+    watcher.steps.tally.add_number("x", 1.0)
+    watcher.steps.seal(1)
+    _deliver_at_exit(lambda: watcher.steps)
     _deliver_at_exit(lambda: None)
 
     assert run.steps == {1: {"x": 1.0}}

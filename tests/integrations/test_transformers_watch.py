@@ -4,6 +4,7 @@ import logging
 import math
 import sys
 
+import accelerate
 import pytest
 import torch
 import transformers
@@ -227,7 +228,7 @@ class Renamed(Trainer):
 def test_what_a_trainer_lacks_is_left_out_with_one_warning(tmp_path, caplog, monkeypatch):
     """Named, and the rest is recorded."""
     monkeypatch.delattr(Trainer, "_clip_grad_norm")
-    monkeypatch.setattr("rlwatch.integrations.transformers.compat.ACCELERATOR", {"clip_gradients": ()})
+    monkeypatch.setattr(accelerate.Accelerator, "clip_grad_norm_", None)
     trainer, run = make_trainer(tmp_path, cls=Renamed), FakeRun()
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         watch(trainer, run=run)

@@ -9,6 +9,7 @@ from tiny_trl import FakeRun, make_trainer
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
+from rlwatch.errors import RLWatchError
 from rlwatch.integrations.transformers.attach import scalars
 from rlwatch.integrations.transformers.compat import source_of
 from rlwatch.integrations.trl import RLWatchCallback, watch
@@ -85,16 +86,12 @@ def test_training_again_continues_in_a_new_attempt(tmp_path, made):
 
 def test_a_run_that_cannot_be_made_stops_training_before_it_starts(tmp_path, monkeypatch):
     """What is configured must work: set-up errors are raised."""
-
-    def refuse(**kwargs):
-        raise OSError("no such store")
-
-    monkeypatch.setattr("rlwatch.init", refuse, raising=False)
+    monkeypatch.setenv("RLWATCH_STORE", "nosuch://store")
     trainer = make_trainer(tmp_path)
     trainer.add_callback(RLWatchCallback())
-    with pytest.raises(OSError, match="no such store"):
+    with pytest.raises(RLWatchError, match="nosuch"):
         trainer.train()
-    with pytest.raises(OSError, match="no such store"):
+    with pytest.raises(RLWatchError, match="nosuch"):
         watch(make_trainer(tmp_path))
 
     assert trainer.state.global_step == 0

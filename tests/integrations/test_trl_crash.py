@@ -10,6 +10,7 @@ from tiny_trl import FakeRun, digits, make_trainer
 from transformers import TrainerCallback
 
 from rlwatch.integrations.trl import watch
+from rlwatch.store.url import open_store
 
 pytestmark = pytest.mark.torch
 
@@ -61,8 +62,7 @@ def test_an_exception_ends_the_run_with_its_cause_and_is_raised_unchanged(tmp_pa
 
 def test_a_run_made_by_watch_ends_as_crashed(tmp_path, monkeypatch):
     """And one of training that ends well, as finished."""
-    runs = []
-    monkeypatch.setattr("rlwatch.init", lambda **kwargs: runs.append(FakeRun()) or runs[-1], raising=False)
+    monkeypatch.setenv("RLWATCH_STORE", str(tmp_path / "runs"))
     bad, good = make_trainer(tmp_path / "a", max_steps=3), make_trainer(tmp_path / "b", max_steps=1)
     watch(bad)
     watch(good)
@@ -72,8 +72,8 @@ def test_a_run_made_by_watch_ends_as_crashed(tmp_path, monkeypatch):
         bad.train()
     good.train()
 
-    assert runs[0].ends == [("crashed", "ZeroDivisionError: no such reward")]
-    assert runs[1].ends == [("finished", "")]
+    ends = {(str(run.state), run.state_reason) for run in open_store(tmp_path / "runs").runs()}
+    assert ends == {("crashed", "ZeroDivisionError: no such reward"), ("finished", "")}
 
 
 def test_an_interrupt_is_recorded_too(tmp_path):

@@ -55,7 +55,7 @@ def test_a_group_of_rewards_that_differ_by_rounding_only_is_silent(watched):
     assert run.taps()[1]["reward/zero_std_frac"] == 1.0
 
 
-def test_rewards_are_told_apart_by_the_datasets_task_column(watched):
+def test_rewards_are_distinguished_by_the_datasets_task_column(watched):
     """Means per task, which recombine to the whole."""
     tasks = {"data_source": lambda row: "math" if row % 2 else "code/py"}
     _, run = watched(columns=tasks, max_steps=2, per_device_train_batch_size=16)
@@ -120,13 +120,13 @@ def test_text_is_measured_off_the_training_thread_with_a_tokenizer_of_its_own(tm
     trainer, run = make_trainer(tmp_path, max_steps=1), FakeRun()
     watch(trainer, run=run)
     steps = next(c for c in trainer.callback_handler.callbacks if isinstance(c, RolloutStepCallback))
-    probe = steps._taps._sampled._probe
+    probe = steps.taps.sampled.probe
     trainer.train()
     late = probe.take(wait=True)
     measured = {**run.taps()[1], **late}
 
     assert measured["text/retok_exact"] == 1.0
-    assert probe._tokenizer is not trainer.processing_class
+    assert probe.tokenizer is not trainer.processing_class
 
 
 def test_rloo_generations_are_measured_too(watched):

@@ -226,7 +226,7 @@ def test_an_error_while_recording_does_not_stop_training(tmp_path):
     assert run.counters["errors"] >= LIMIT
 
 
-def test_interrupts_are_not_errors_of_ours():
+def test_interrupts_are_not_errors_of_rlwatch():
     """KeyboardInterrupt passes the seam."""
 
     def interrupt():
@@ -246,9 +246,9 @@ def test_a_run_that_does_not_record_costs_nothing(tmp_path):
     assert run.taps() == {}
 
 
-def test_a_version_that_has_what_we_wrap_is_watched_whatever_its_number(tmp_path, monkeypatch, caplog):
+def test_a_version_that_has_what_we_wrap_is_watched_whatever_its_number(tmp_path, installed, caplog):
     """The number is for messages: tokens are read of a TRL nobody has read, as long as its methods are there."""
-    monkeypatch.setattr("rlwatch.integrations.trl.compat.installed", lambda _name: "2.0.0")
+    installed("trl", "2.0.0")
     trainer, run = make_trainer(tmp_path, max_steps=2), FakeRun()
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         watch(trainer, run=run)
@@ -282,13 +282,19 @@ def taps_needs():
     return NEEDS
 
 
-def test_a_changed_signature_is_an_obstacle(tmp_path, monkeypatch, caplog):
-    """A parameter we go by has gone."""
-    monkeypatch.setattr("rlwatch.integrations.trl.compat.NEEDS", {"_compute_loss": ("model", "batch")})
-    with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        watch(make_trainer(tmp_path), run=FakeRun())
+class Changed(trl.GRPOTrainer):
+    """Of a TRL that calls a parameter otherwise."""
 
-    assert "GRPOTrainer._compute_loss has no parameter 'batch'" in caplog.text
+    def _compute_loss(self, model, batch):
+        return super()._compute_loss(model, batch)
+
+
+def test_a_changed_signature_is_an_obstacle(tmp_path, caplog):
+    """A parameter we go by has gone."""
+    with caplog.at_level(logging.WARNING, logger="rlwatch"):
+        watch(make_trainer(tmp_path, cls=Changed), run=FakeRun())
+
+    assert "Changed._compute_loss has no parameter 'inputs'" in caplog.text
 
 
 def test_a_trainer_is_watched_once(tmp_path):

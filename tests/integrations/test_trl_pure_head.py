@@ -10,7 +10,6 @@ from trl.trainer import utils
 from rlwatch.gradloc.attribution import METHODS, attribute
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.passes import Passes
-from rlwatch.integrations.trl import localise as module
 from rlwatch.integrations.trl.localise import LossPassTap, PureHead, pure_head
 from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
@@ -25,10 +24,10 @@ def arguments(n=7, bias=True, softcap=None, scale=1.0, outputs=("entropy",)):
 
 
 @pytest.mark.parametrize("more", [{}, {"bias": False}, {"softcap": 3.0, "scale": 0.5}, {"outputs": ()}])
-def test_it_gives_what_the_fused_one_gives(more, monkeypatch):
+def test_it_gives_what_the_fused_one_gives(more):
     """Over several chunks, with and without a bias, a soft cap and a scale."""
-    monkeypatch.setattr(module, "TOKENS", 3)
-    found, expected = PureHead.apply(*arguments(**more)), utils._ChunkedLogProbFunction.apply(*arguments(**more))
+    found = PureHead.apply(*arguments(**more), at_once=3)
+    expected = utils._ChunkedLogProbFunction.apply(*arguments(**more))
 
     torch.testing.assert_close(found[0], expected[0])
     if more.get("outputs", True):

@@ -96,7 +96,7 @@ def test_lengths_count_every_token_and_cut_means_without_an_end():
     assert got["len/clipped"] == pytest.approx(0.25)
 
 
-def test_tokens_of_the_environment_are_told_by_the_first_mask():
+def test_tokens_of_the_environment_are_known_by_the_first_mask():
     """Masked from the start: a tool wrote them. Rejected later: a loss that does not count them."""
     rejected = jagged([0, 0], [1, 1, 1, 1], [1, 0, 1], [1, 1, 1, 1])
     batch = StepBatch.of(*meta(), queue(response_mask=rejected), 7)

@@ -1,19 +1,18 @@
 """A batch measured piece by piece is the batch measured at once."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.verl import batch as module
-from rlwatch.integrations.verl.batch import pieces
+from rlwatch.integrations.verl import batch as verl_batch
 from rlwatch.tensors.tokens import TokenBatch
 
 LENGTHS = [3, 7, 1, 4, 9, 2, 2, 5]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(module, "CELLS", 16)
+pieces = partial(verl_batch.pieces, cells=16)
 
 
 @pytest.fixture

@@ -94,10 +94,9 @@ def test_looking_at_the_plugin_loads_nothing(state):
     assert not state.exists()
 
 
-def test_a_hook_that_fails_leaves_verl_alone(state, stranger, monkeypatch, caplog):
+def test_a_hook_that_fails_leaves_verl_alone(state, stranger, caplog):
     """The import succeeds; one warning; the heartbeat says what was wrong."""
-    monkeypatch.setattr(plugin, "HOOKS", {stranger: "rlwatch.integrations.verl.no_such_hook:install"})
-    plugin.load()
+    plugin.load({stranger: "rlwatch.integrations.verl.no_such_hook:install"})
 
     with caplog.at_level(logging.WARNING, "rlwatch"):
         module = importlib.import_module(stranger)
@@ -127,16 +126,15 @@ def test_a_process_says_that_it_is_watched(state):
     assert set(beat.hooks.values()) == {heartbeat.WAITING}
 
 
-def test_old_heartbeats_go(state, monkeypatch):
+def test_old_heartbeats_go(state):
     """The newest are kept."""
-    monkeypatch.setattr(heartbeat, "KEPT", 3)
     state.mkdir(parents=True)
     for i in range(5):
         path = state / f"host-{i}.json"
         path.write_text("{}")
         os.utime(path, (i, i))
 
-    heartbeat.begin("1", "2")
+    heartbeat.begin("1", "2", most=3)
 
     assert sorted(path.name for path in state.glob("host-?.json")) == ["host-3.json", "host-4.json"]
 
@@ -192,7 +190,7 @@ class Known:
         """Passes on what it gets."""
 
 
-def test_what_is_lacking_is_told_by_name():
+def test_what_is_lacking_is_reported_by_name():
     """Of a class or an instance: a method, or a parameter of one. Passing on whatever comes is taking it."""
     for holder in (Known, Known()):
         assert lacking(holder, {"fit": ("agent_loop_manager",), "anything": ("batch",)}) is None
@@ -201,12 +199,13 @@ def test_what_is_lacking_is_told_by_name():
         assert lacking(holder, {"__init__": ("config",)}) == "Known has no __init__", "object's takes anything"
 
 
-def test_the_reason_for_scalars_alone_says_what_would_give_more(monkeypatch):
+def test_the_reason_for_scalars_alone_says_what_would_give_more():
     """A verl without the trainer, another trainer, a trainer that has changed."""
-    monkeypatch.setattr(compat, "V1", "rlwatch.nowhere.v1")
-    assert compat.scalars_only(None) == "this verl has no v1 trainer; verl 0.9 and later do"
-    monkeypatch.setattr(compat, "V1", "rlwatch.errors")
-    assert compat.scalars_only("in place") == "this trainer is no v1 PPOTrainer (trainer.use_v1=true selects it)"
+    assert compat.scalars_only(None, "rlwatch.nowhere.v1") == "this verl has no v1 trainer; verl 0.9 and later do"
+    assert (
+        compat.scalars_only("in place", "rlwatch.errors")
+        == "this trainer is no v1 PPOTrainer (trainer.use_v1=true selects it)"
+    )
     assert compat.scalars_only(compat.REFUSED + "PPOTrainer has no init") == "PPOTrainer has no init"
 
 

@@ -12,7 +12,6 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import encoded_batches
 from rlwatch.integrations.step_tally import WAITING, StepTally, encoded_tally, merge_workers
-from rlwatch.integrations.verl import driver
 from rlwatch.integrations.verl.batch import Reading, StepBatch
 from rlwatch.integrations.verl.driver import Statistics
 from rlwatch.integrations.verl.settings import Settings
@@ -129,7 +128,7 @@ def test_extreme_tokens_of_batch_and_workers(stats, run):
     assert "text" not in by_rank[1]
 
 
-def test_localised_spikes_of_all_ranks_are_recorded_and_told_once(stats, run):
+def test_localised_spikes_of_all_ranks_are_recorded_and_reported_once(stats, run):
     """Two optimizer steps of one global step; rank 1 has a culprit in the second, rank 0 tells of both."""
     culprit = SpikeBatch(5, {"position": np.array([3]), "cause": ["token ratio"]}, CULPRITS, rank=1)
     nothing = encoded_batches([])
@@ -207,13 +206,12 @@ def test_errors_swallowed_in_workers_are_counted_on_the_run(stats, run):
     assert run.counters["errors"] == LIMIT
 
 
-def test_a_step_too_many_goes_without(stats, run, monkeypatch):
+def test_a_step_too_many_goes_without(stats, run):
     """Statistics that take longer than training steps must not pile up batches in memory."""
     gate = threading.Event()
-    monkeypatch.setattr(driver, "merge_workers", lambda *_: gate.wait(10) and None)
     for step in range(WAITING):
         assert stats.thread.room()
-        stats.submit(step, None, None)
+        stats.submit(step, None, lambda: gate.wait(10) and [])
 
     assert not stats.thread.room()
     assert run.counters["dropped"] == 1
@@ -249,7 +247,7 @@ def read(stats):
     return {name: stat.value().item() for name, stat in settled.items() if stat.count > 0}
 
 
-def test_of_several_optimizer_steps_the_last_is_told_and_the_worst():
+def test_of_several_optimizer_steps_the_last_is_reported_and_the_worst():
     """Norms: the last step's, and the largest. Not finite: in any of them."""
     nan = float("nan")
     first = grad_norms(parameters([30.0, 40.0], [nan, 0.0]))
@@ -268,7 +266,7 @@ def test_of_several_optimizer_steps_the_last_is_told_and_the_worst():
     assert got["optim/step_skipped"] == 0.5
 
 
-def test_scaled_gradients_are_told_unscaled():
+def test_scaled_gradients_are_reported_unscaled():
     """float16: verl's norm is without the scale; the layers keep their proportions."""
     norms = grad_norms(parameters([3.0 * 1024, 0.0], [0.0, 4.0 * 1024]))
 

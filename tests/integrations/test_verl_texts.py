@@ -72,7 +72,7 @@ def texts_of(keep=None, level=Level.FULL):
 def report(texts, given):
     """Of one batch, waited for."""
     texts.offer(Run(), 1, given, Reading())
-    return texts._probe.take(wait=True)
+    return texts.take(wait=True)
 
 
 def test_nothing_is_kept_unless_it_is_asked_for():
@@ -164,4 +164,4 @@ def test_a_batch_of_padding_alone_has_no_text(rows):
     texts.offer(run, 1, batch(padding=range(4 - rows)), Reading())
 
     assert len(run.kept) == (1 if rows else 0)
-    assert texts._probe.take(wait=True) == {}
+    assert texts.take(wait=True) == {}

@@ -23,7 +23,7 @@ def test_a_model_that_does_not_say_has_none(model):
     assert vocab_size_of(model) is None
 
 
-def test_an_error_is_told_with_its_place_and_its_last_lines():
+def test_an_error_is_reported_with_its_place_and_its_last_lines():
     """The innermost frame; not more than thirty lines."""
 
     def fall():

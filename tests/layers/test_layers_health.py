@@ -67,7 +67,7 @@ def test_one_layer_is_found_among_few_and_many(layers):
     assert spikes(fed(rows)) == {step: ["layers.2"] for step in (60, 70, 80)}
 
 
-def test_several_layers_are_told_worst_first():
+def test_several_layers_are_reported_worst_first():
     """Three of twelve, 10, 30 and 100 times."""
     rows = healthy(60, own=0.02)
     for layer, times in ((3, 10.0), (5, 100.0), (7, 30.0)):
@@ -140,7 +140,7 @@ def test_it_warms_up():
     assert set(told[24].metrics()) == {name for name in BY_NAME if name.startswith("layers/")}
 
 
-def test_two_layers_cannot_be_told_apart():
+def test_two_layers_cannot_be_distinguished():
     """Either may be the one that moved: shares and correlation only."""
     told = fed(healthy(40, layers=2))
 

@@ -29,9 +29,6 @@ POLICY = Policy(rules=(Rule("now", channels=("webhook",)),))
 def own_key(tmp_path, monkeypatch):
     """A state directory of the test's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    checkpoint._key.cache_clear()
-    yield
-    checkpoint._key.cache_clear()
 
 
 def sealed(monitor):
@@ -99,21 +96,19 @@ def test_only_our_own_seal_opens_a_checkpoint_and_only_what_judges_is_looked_up(
 
     evil = zlib.compress(pickle.dumps(Evil()))
     bare = replace(kept, body=evil)
-    signed = replace(kept, body=checkpoint._seal(checkpoint._key(), bare) + evil)
+    signed = replace(kept, body=checkpoint.seal(checkpoint.own_key(), bare) + evil)
     assert not checkpoint.opened(signed, Monitor(run_id="run", rules=RULES))
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-elses"))
-    checkpoint._key.cache_clear()
     assert not checkpoint.opened(kept, Monitor(run_id="run", rules=RULES))
 
 
 def test_a_key_that_others_can_read_is_no_key(tmp_path):
     """Then there are no checkpoints; the rows are relived."""
-    assert checkpoint._key() is not None
+    assert checkpoint.own_key() is not None
     (tmp_path / "state" / "rlwatch" / "checkpoint.key").chmod(0o644)
-    checkpoint._key.cache_clear()
 
-    assert (checkpoint._key(), checkpoint.made_by(Monitor(run_id="run"))) == (None, "")
+    assert (checkpoint.own_key(), checkpoint.made_by(Monitor(run_id="run"))) == (None, "")
 
 
 def test_what_judges_otherwise_names_its_checkpoints_otherwise(monkeypatch):
@@ -149,12 +144,11 @@ def judging(store, writer, *, monitor=None, **settings):
     def note(seq, kept):
         writer.write([], Progress(judged=seq, checkpoint=kept))
 
-    return Judging(monitor, sink, store, "run", judged=note)
+    return Judging(monitor, sink, store, "run", judged=note, checkpoint_share=1e9)
 
 
 def test_a_resume_relives_only_what_came_after_a_checkpoint(tmp_path, monkeypatch):
     """It goes on at once, and says what one that relived everything says; wherever it goes on."""
-    monkeypatch.setattr("rlwatch.monitor.judge.CHECKPOINT_SHARE", 1e9)
     store = open_store(tmp_path / "first")
     writer = store.open_run(RunInfo("run"))
     first = judging(store, writer)
@@ -168,7 +162,7 @@ def test_a_resume_relives_only_what_came_after_a_checkpoint(tmp_path, monkeypatc
     for resumed_at in (900, 1100, 1500):
         with monkeypatch.context() as patch:
             by_checkpoint = resumed(tmp_path, resumed_at)
-            patch.setattr("rlwatch.monitor.checkpoint.opened", lambda *_: False)
+            patch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-elses"))  # whom no checkpoint is of
             by_reliving = resumed(tmp_path, resumed_at)
         assert by_checkpoint[0] <= 600, resumed_at
         assert by_reliving[0] == resumed_at
@@ -300,7 +294,7 @@ def test_rows_that_are_too_many_to_wait_in_memory_come_from_the_store():
     thread.start(lambda: slow)
     for at in range(0, len(rows), 500):
         thread.take(rows[at : at + 500])
-        assert len(thread._inbox) <= INBOX
+        assert thread.waiting <= INBOX
     slow.gate.set()
     thread.end()
 

@@ -68,5 +68,5 @@ def rerouted(kind: str, base: str, *, token: str = TOKEN, native: bool = False, 
     example = EXAMPLES[kind]
     address = (example.native if native else example.address).format(t=example.fits(token))
     notifier = build_notifier(kind, kind, {"url": address})
-    notifier._courier = Rerouted(base, kind, **limits)
+    notifier.courier = Rerouted(base, kind, **limits)
     return notifier

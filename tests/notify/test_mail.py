@@ -137,20 +137,19 @@ def test_a_server_that_hangs_is_given_up_in_time_and_holds_only_one_try():
     """Also where it hangs in the middle; the next try says so at once."""
     with mail_server(DATA="") as box:
         notifier = EmailNotifier(box.url(), total_s=0.2)
-        notifier._plugin.socket_connect_timeout = 3600.0
+        notifier.plugin.socket_connect_timeout = 3600.0
         first, second = in_time(lambda: notifier.deliver(a_message())), notifier.deliver(a_message())
-        assert notifier._sending.is_alive()
+        assert notifier.busy
 
     assert [(d.ok, d.retryable) for d in (first, second)] == [(False, True)] * 2
     assert "still holds" in second.reason
-    notifier._sending.join(5.0)
 
 
 def test_other_users_of_apprise_send_mail_as_before():
     """Outside our deliveries its own answer stands."""
     with mail_server(RCPT="550 no") as box, mail_server() as fine:
-        assert EmailNotifier(box.url())._plugin.notify(body="theirs") is False
-        assert EmailNotifier(fine.url())._plugin.notify(body="theirs") is True
+        assert EmailNotifier(box.url()).plugin.notify(body="theirs") is False
+        assert EmailNotifier(fine.url()).plugin.notify(body="theirs") is True
 
 
 @pytest.mark.parametrize("options", [{"url": "https://hush-hush"}, {"url": "mailto://x", "total_s": 0.0}])

@@ -145,7 +145,7 @@ def test_how_long_to_stay_away_is_also_read_from_the_body(kind: str, body: bytes
     assert delivered(kind, Answer(429, body=body))[0].retry_after_s == wish
 
 
-def test_a_pager_is_told_of_one_incident_and_of_its_end():
+def test_a_pager_is_notified_of_one_incident_and_of_its_end():
     """All messages of a group under one key; it closes when none of it fires."""
     told = []
     with WebhookReceiver(202, any_path=True) as receiver:
@@ -174,8 +174,8 @@ def test_other_users_of_requests_are_left_alone():
     with WebhookReceiver(200, any_path=True) as ours, WebhookReceiver(200, any_path=True) as theirs:
         notifier = rerouted("discord", ours.url)
         threads = [threading.Thread(target=requests.post, args=(theirs.url,), kwargs={"data": b"{}"})]
-        usual = notifier._plugin.notify
-        notifier._plugin.notify = lambda **more: ([t.start() or t.join() for t in threads], usual(**more))
+        usual = notifier.plugin.notify
+        notifier.plugin.notify = lambda **more: ([t.start() or t.join() for t in threads], usual(**more))
         notifier.deliver(MESSAGE)
         requests.post(theirs.url, data=b"{}", timeout=5.0)
 
@@ -186,7 +186,7 @@ def test_other_users_of_requests_are_left_alone():
 def test_a_bug_of_apprise_is_an_outcome():
     """And is not repeated: its words could hold the address."""
     notifier = rerouted("slack", "http://127.0.0.1:9")
-    notifier._plugin.notify = lambda **_: 1 / 0
+    notifier.plugin.notify = lambda **_: 1 / 0
 
     assert notifier.deliver(MESSAGE) == Delivery(False, "apprise raised ZeroDivisionError", retryable=False)
 
@@ -194,7 +194,7 @@ def test_a_bug_of_apprise_is_an_outcome():
 def test_what_apprise_does_not_send_is_not_taken_for_delivered():
     """Nothing went over the wire."""
     notifier = rerouted("slack", "http://127.0.0.1:9")
-    notifier._plugin.notify = lambda **_: True
+    notifier.plugin.notify = lambda **_: True
 
     assert notifier.deliver(MESSAGE) == Delivery(False, "apprise sent nothing", retryable=False)
 

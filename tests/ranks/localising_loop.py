@@ -104,7 +104,7 @@ def train(rank, ranks, folder, wrap, name, *, localise=EVERY_STEP, before=None):
 
 def listen(watcher, reports):
     """Keep what each localisation reports on this rank."""
-    localiser = watcher._collector.localiser
+    localiser = watcher.collector.localiser
     if localiser is None:
         return
     check = localiser.check
@@ -139,8 +139,8 @@ def unwatched(rank, ranks, folder, wrap):
 def late(rank, watcher):
     """Clocks differ: this rank's own budget was spent long ago."""
     if rank and watcher is not None:
-        watcher._collector.localiser._budget.allowance_s = -1e9
-        watcher._collector.localiser._budget.granted = 1
+        watcher.collector.localiser.budget.allowance_s = -1e9
+        watcher.collector.localiser.budget.granted = 1
 
 
 def failing(rank, name):
@@ -171,11 +171,11 @@ def unlinked(rank, ranks, folder, wrap):
     """A rank that finds no way to rank 0."""
     link = joining.OtherRank
 
-    def no_way(rank, find, counters):
+    def no_way(rank, find, counters, **settings):
         def found():
             raise RLWatchError("no way")
 
-        return link(rank, found, counters)
+        return link(rank, found, counters, **settings)
 
     joining.OtherRank = no_way
     try:

@@ -2,15 +2,15 @@
 
 import logging
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
 
 from rlwatch.link.hub import Inbox
 from rlwatch.link.wire import Moment
-from rlwatch.recorder import intake as awaited_module
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import RANKS, Awaited, BoundedQueue, admit
+from rlwatch.recorder.intake import PATIENCE_S, RANKS, Awaited, BoundedQueue, admit
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Event, SpikeBatch, StepRecord
 
@@ -68,8 +68,9 @@ class World:
         self.queue = BoundedQueue(100)
         self.writer = Writer(self.queue, [self.sink], self.counters, attempt=2, interval=0.001)
 
-    def step(self, step, **kwargs):
-        self.queue.offer(Awaited(Parcel(step, **kwargs), self.inbox, at(step), ts=5.0))
+    def step(self, step, *, patience_s=PATIENCE_S, **kwargs):
+        until = time.monotonic() + patience_s
+        self.queue.offer(Awaited(Parcel(step, **kwargs), self.inbox, at(step), ts=5.0, until=until))
 
     def log(self, step, **metrics):
         self.queue.offer(admit(metrics, step, 0.0))
@@ -150,13 +151,12 @@ def test_a_step_waits_for_its_own_copy_from_the_device_too():
     assert step.due()
 
 
-def test_a_missing_rank_is_waited_for_so_long_and_named_once(caplog, monkeypatch):
+def test_a_missing_rank_is_waited_for_so_long_and_named_once(caplog):
     """Then the step is recorded without it, and the next one does not wait at all."""
-    monkeypatch.setattr(awaited_module, "PATIENCE_S", 0.02)
     world = World(1, 2)
     for step in (1, 2, 3):
         world.inbox.put(2, at(step), b"100")
-        world.step(step)
+        world.step(step, patience_s=0.02)
     world.writer.start()
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
         assert world.writer.flush(10.0)

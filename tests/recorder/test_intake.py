@@ -96,7 +96,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("bad", ODD.values(), ids=ODD)
-def test_one_odd_value_costs_no_other_and_is_never_told_as_another_number(bad):
+def test_one_odd_value_costs_no_other_and_is_never_shown_as_another_number(bad):
     """The real part of a complex number, say: what is no real number was not measured."""
     out, counters = taken({"bad": bad, "tensor": torch.tensor(2.0), "good": 1.0})
 

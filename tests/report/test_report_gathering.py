@@ -8,10 +8,11 @@ import pytest
 
 from rlwatch.diagnosis import Sureness
 from rlwatch.importers.base import ImportedRun
+from rlwatch.metrics import BY_NAME
 from rlwatch.ports import Series
 from rlwatch.records import CULPRITS, Event, Finding, RunInfo, RunState, Severity, SpikeBatch, StepRecord
 from rlwatch.report import facts_of_report, facts_of_run, html, markdown
-from rlwatch.report.gather import BUCKETS, curve, metrics_to_draw, missing, shown
+from rlwatch.report.gather import BUCKETS, USUAL, curve, metrics_to_draw, missing, shown
 from rlwatch.scanner import replay
 from rlwatch.store.url import open_store
 
@@ -152,6 +153,15 @@ def test_steps_that_were_run_again_are_left_out_and_counted():
 
     assert (drawn.steps, drawn.values) == ((1, 2, 3), (1.0, 9.0, 8.0))
     assert drawn.replaced == 2
+
+
+def test_what_is_drawn_of_any_run_is_vital_or_has_a_panel():
+    """The table of metrics says which are: a post-mortem must not leave out what the dashboard always shows."""
+    vital = {metric.name for metric in BY_NAME.values() if metric.vital}
+
+    assert vital <= set(USUAL)
+    assert all(BY_NAME[name].panel is not None for name in USUAL)
+    assert len(set(USUAL)) == len(USUAL)
 
 
 def test_metrics_findings_speak_of_are_drawn_first():

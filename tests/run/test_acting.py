@@ -68,7 +68,7 @@ def test_a_dry_run_asks_nothing_and_says_what_it_would_have_asked():
     assert "budget of 2" in events[3][2]["why_not"]
 
 
-def test_only_what_is_told_to_people_is_acted_upon():
+def test_only_what_is_published_is_acted_upon():
     """Not an alert that waits, flickers or ends."""
     store = a_store("silent")
     policy, events = acting(store)

@@ -1,6 +1,7 @@
 """The life of a run in the hands of a loop: before the first log, between calls, and when the end is slow."""
 
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ class SlowWriter:
 
     def __init__(self, needs, monkeypatch):
         self.needs, self.asked, self._now = needs, [], 100.0
-        monkeypatch.setattr("rlwatch.run.run.time.monotonic", lambda: self._now)
+        monkeypatch.setattr(time, "monotonic", lambda: self._now)
 
     judged_all = True
 

@@ -317,7 +317,7 @@ class TestWhatAStoresFileMayTune:
             '[grouping]\nby = "project"\nwait_s = 3600',
         ],
     )
-    def test_whatever_it_says_what_is_critical_is_told_as_by_default(self, text: str, tuned):
+    def test_whatever_it_says_what_is_critical_is_reported_as_by_default(self, text: str, tuned):
         """To the same channels, as soon, and nothing else holds it back."""
         for usual in default_rules():
             policy = tuned(text.replace("{name}", usual.name)).policy
@@ -412,10 +412,12 @@ def test_a_forged_checkpoint_runs_nothing(
     from rlwatch.monitor.engine import Monitor
     from rlwatch.ports import Checkpoint
 
-    monkeypatch.setattr(checkpoint, "_key", lambda: b"k" * 32)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    key = checkpoint.own_key()
+    assert key is not None
     body = zlib.compress(_Program(*where, f"touch {tmp_path / 'ran'}").pickled())
     bare = Checkpoint(1, 1, 0, "us", body)
-    forged = replace(bare, body=checkpoint._seal(b"k" * 32 if ours else b"x" * 32, bare) + body)
+    forged = replace(bare, body=checkpoint.seal(key if ours else b"x" * 32, bare) + body)
 
     assert not checkpoint.opened(forged, Monitor(run_id="r", source=""))
     assert not (tmp_path / "ran").exists()

@@ -93,7 +93,7 @@ def test_a_damaged_run_is_not_written_over(tmp_path: Path, damage):
         ("DROP TABLE event", lambda store: store.events("run")),
     ],
 )
-def test_damage_inside_a_readable_file_is_an_error_of_ours(tmp_path: Path, change: str, read):
+def test_damage_inside_a_readable_file_is_an_error_of_rlwatch(tmp_path: Path, change: str, read):
     """Never a bare struct, numpy, zlib or sqlite3 error."""
     store = open_store(tmp_path)
     fill(store, [*steps(1), SpikeBatch(1, {"logp": np.zeros(50)})], finish=True)
@@ -143,8 +143,8 @@ def test_a_full_disk_leaves_no_half_batch_and_passes(tmp_path: Path):
     store = open_store(tmp_path)
     writer = store.open_run(RunInfo("run"))
     writer.write(steps(1))
-    pages = writer._db.execute("PRAGMA page_count").fetchone()[0]
-    writer._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    pages = writer.db.execute("PRAGMA page_count").fetchone()[0]
+    writer.db.execute(f"PRAGMA max_page_count = {pages + 2}")
     batch = [
         *steps(2, name="new metric"),
         SpikeBatch(2, {"logp": np.random.default_rng(0).normal(size=9000)}),
@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_no_half_batch_and_passes(tmp_path: Path):
     assert (writer.last_seq, [record.seq for record in store.records("run")]) == (1, [1])
     assert (store.metric_names("run"), store.spikes("run")) == (["kl"], [])
 
-    writer._db.execute("PRAGMA max_page_count = 1000000")
+    writer.db.execute("PRAGMA max_page_count = 1000000")
     writer.write(batch)
     assert [(record.seq, list(record.metrics)) for record in store.records("run")] == [
         (1, ["kl"]),

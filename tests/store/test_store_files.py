@@ -62,8 +62,8 @@ def test_what_ctrl_c_left_open_is_rolled_back_and_the_end_is_written(tmp_path: P
     """Interrupted right after a transaction began, the writer still stores, and ends the run durably."""
     writer = open_store(tmp_path).open_run(RunInfo("r"))
     for left_open in range(2):
-        writer._db.execute("BEGIN IMMEDIATE")
-        writer._db.execute("DELETE FROM record")
+        writer.db.execute("BEGIN IMMEDIATE")
+        writer.db.execute("DELETE FROM record")
         if left_open == 0:
             writer.write(steps(1, 2))
     writer.finish(RunState.FINISHED, "the watch ended", 5.0)
@@ -75,11 +75,11 @@ def test_what_ctrl_c_left_open_is_rolled_back_and_the_end_is_written(tmp_path: P
     assert not list((tmp_path / "r").glob("run.db-*"))
 
 
-def test_finish_waits_for_a_reader_to_leave_and_does_not_insist(tmp_path: Path, caplog, monkeypatch):
+def test_finish_waits_for_a_reader_to_leave_and_does_not_insist(tmp_path: Path, caplog):
     """A snapshot held open keeps the log file; the run is finished all the same and says so."""
-    monkeypatch.setattr("rlwatch.store.sqlite.writer._READERS_LEAVE_S", 0.0)
     store = open_store(tmp_path)
     writer = store.open_run(RunInfo("run"))
+    writer.readers_leave_s = 0.0
     writer.write(steps(1))
     reader = sqlite3.connect(tmp_path / "run" / "run.db", isolation_level=None)
     reader.execute("BEGIN")
@@ -97,7 +97,7 @@ def test_a_long_reader_does_not_stop_the_writer(tmp_path: Path):
     store = open_store(tmp_path)
     writer = store.open_run(RunInfo("run"))
     writer.write(steps(1))
-    with store._reading("run") as snapshot:
+    with store.snapshot("run") as snapshot:
         writer.write(steps(*range(2, 500)))
         assert snapshot.execute("SELECT count(*) FROM record").fetchone() == (1,)
     assert len(store.records("run")) == 499
@@ -232,7 +232,7 @@ def test_listing_asks_the_same_however_long_the_runs(tmp_path: Path):
     store = open_store(tmp_path)
     fill(store, [StepRecord(step, {"kl": 0.0}) for step in range(3000)])
     asked: list[str] = []
-    with store._reading("run") as db:
+    with store.snapshot("run") as db:
         db.set_trace_callback(asked.append)
         from rlwatch.store.sqlite import runrow
 
@@ -249,7 +249,7 @@ def test_last_values_find_a_metric_logged_once_long_ago_by_index(tmp_path: Path)
     """One look-up a metric set; a scan back through a long run would make the run table slow."""
     store = open_store(tmp_path)
     fill(store, [StepRecord(0, {"eval": 1.0}), *steps(*range(1, 50))])
-    with store._reading("run") as db:
+    with store.snapshot("run") as db:
         query = "SELECT seq, step, v FROM record WHERE mset = 1 ORDER BY seq DESC LIMIT 1"
         plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}")]
 

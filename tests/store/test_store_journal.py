@@ -36,8 +36,8 @@ def left_behind(root, *records, stored=0):
     writer = store.open_run(RunInfo("run"))
     numbers = [writer.journal.append_record(r.step, r.ts, r.metrics) for r in records]
     writer.write(records[:stored], Progress(journaled=numbers[:stored]))
-    writer._db.close()  # as a death leaves it: no end of the journal, no release but the kernel's
-    writer._lock.release()
+    writer.db.close()  # as a death leaves it: no end of the journal, no release but the kernel's
+    writer.lock.release()
     return store
 
 

@@ -74,7 +74,6 @@ def test_local_file_systems_are_local(kind: str):
 @pytest.fixture
 def shared(tmp_path: Path) -> SharedStore:
     """A store on "NFS", on node A."""
-    shared_store._warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield SharedStore(tmp_path / "nfs", "nfs4", local_root=tmp_path / "a" / "local", clock=ManualClock(1000.0))
@@ -88,7 +87,6 @@ def test_opening_a_network_path_picks_the_shared_store_and_warns_once(tmp_path: 
     """The warning says where the run is written and what does not work."""
     monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path / "node"))
     monkeypatch.setattr(layout, "network_file_system", lambda path: "lustre")
-    shared_store._warned.clear()
     store = open_store(tmp_path / "nfs")
     with pytest.warns(UserWarning, match=r"lustre.*node.*60 s.*commands are not available"):
         fill(store, steps(1), finish=True)
@@ -263,6 +261,6 @@ def test_the_nodes_directory_must_be_ours_and_local(tmp_path: Path, monkeypatch)
 def test_the_default_local_directory_is_per_user_and_per_store(tmp_path: Path, monkeypatch):
     """Two stores on one node do not meet."""
     monkeypatch.delenv("RLWATCH_LOCAL_DIR", raising=False)
-    one, two = (SharedStore(tmp_path / name, "nfs4")._local_root for name in ("one", "two"))
+    one, two = (SharedStore(tmp_path / name, "nfs4").local_root for name in ("one", "two"))
     assert one != two
     assert one.parent.name == f"rlwatch-{os.getuid()}"

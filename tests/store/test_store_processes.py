@@ -198,7 +198,7 @@ def test_an_outbox_seen_empty_is_looked_at_again_when_it_changes(tmp_path: Path,
     os.utime(control, (long_ago, long_ago))
     assert store.lease_messages(2.0, lease_s=1.0) == []
     opened = []
-    monkeypatch.setattr(store, "_control", opened.append)
+    monkeypatch.setattr(sqlite3, "connect", opened.append)
     assert store.lease_messages(3.0, lease_s=1.0) == []
     assert opened == []
     monkeypatch.undo()
@@ -218,7 +218,7 @@ def test_a_run_seen_before_is_read_again_only_when_its_files_change(tmp_path: Pa
     os.utime(tmp_path / "run" / "run.db", (long_ago, long_ago))
     store.run("run").config["lr"].append(2)
     with monkeypatch.context() as blind:
-        blind.setattr(store, "_reading", None)
+        blind.setattr(sqlite3, "connect", None)
         assert store.run("run").config == {"lr": [1]}
         assert [run.run_id for run in store.runs()] == ["run"]
 
@@ -238,14 +238,14 @@ def test_a_child_ending_in_the_middle_of_a_write_does_not_disturb_it(tmp_path: P
         """
 writer = open_store(sys.argv[1]).open_run(RunInfo("run"))
 writer.write(records(0))
-writer._db.execute("PRAGMA cache_size = 2")  # rows reach the log before they are committed
-writer._db.execute("BEGIN IMMEDIATE")
+writer.db.execute("PRAGMA cache_size = 2")  # rows reach the log before they are committed
+writer.db.execute("BEGIN IMMEDIATE")
 rows = [(seq, 1, 0, seq - 1, 0.0, 1, bytes(8)) for seq in range(2, 5000)]
-writer._db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+writer.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 if os.fork() == 0:
     sys.exit()
 os.wait()
-writer._db.execute("COMMIT")
+writer.db.execute("COMMIT")
 writer.close()
 """,
         tmp_path,

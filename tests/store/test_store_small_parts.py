@@ -5,6 +5,7 @@ import math
 import os
 import sqlite3
 import stat
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from rlwatch.errors import (
     StoreFullError,
 )
 from rlwatch.store import check_run_id
-from rlwatch.store.sqlite import filestore
 from rlwatch.store.sqlite.connection import explain, explained
 from rlwatch.store.sqlite.filestore import Unchanged, stamp_of
 from rlwatch.store.sqlite.layout import existing_files, make_private, run_ids, size_of, touch_private, writing_to
@@ -166,7 +166,7 @@ def test_what_was_read_is_remembered_while_the_file_stays_as_it_was(tmp_path):
 def test_a_file_changed_just_now_is_not_trusted_to_show_the_next_change(monkeypatch, age_ns, kept):
     """Two writes within one tick of the file system's clock leave one time stamp."""
     now, memory = 10**18, Unchanged()
-    monkeypatch.setattr(filestore.time, "time_ns", lambda: now)
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     stamp = ((now - age_ns, 3, 7), None, (now - 10**12, 1, 1))
     memory.keep("run", stamp, "value")
 

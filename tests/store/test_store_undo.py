@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, StoreFullError, StoreVersionError
-from rlwatch.store.sqlite import connection, ownership, schema, shared
+from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.connection import open_reader, open_writer
 from rlwatch.store.sqlite.layout import RunFiles, touch_private
 from rlwatch.store.sqlite.ownership import RunLock
@@ -43,7 +44,7 @@ class Remembering(sqlite3.Connection):
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[Remembering]:
     """The connections made from now on."""
     usual = sqlite3.connect
-    monkeypatch.setattr(connection.sqlite3, "connect", lambda *a, **k: usual(*a, factory=Remembering, **k))
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: usual(*a, factory=Remembering, **k))
     Remembering.opened = []
     return Remembering.opened
 
@@ -191,7 +192,7 @@ def test_a_lock_that_cannot_be_signed_is_let_go(tmp_path: Path, monkeypatch, err
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(ownership.os, "pwrite", failing)
+        broken.setattr(os, "pwrite", failing)
         with pytest.raises((Interrupted, StoreFullError)):
             RunLock(tmp_path / "run.lock")
 
@@ -200,8 +201,20 @@ def test_a_lock_that_cannot_be_signed_is_let_go(tmp_path: Path, monkeypatch, err
     RunLock(tmp_path / "run.lock").release()
 
 
-@pytest.mark.parametrize("step", ["copyfile", "fsync", "replace"])
-def test_a_copy_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path, monkeypatch, step: str):
+def breaking_copy(patch: pytest.MonkeyPatch, full: object) -> None:
+    patch.setattr(shutil, "copyfile", full)
+
+
+def breaking_sync(patch: pytest.MonkeyPatch, full: object) -> None:
+    patch.setattr(os, "fsync", full)
+
+
+def breaking_replacement(patch: pytest.MonkeyPatch, full: object) -> None:
+    patch.setattr(Path, "replace", full)
+
+
+@pytest.mark.parametrize("breaking", [breaking_copy, breaking_sync, breaking_replacement])
+def test_a_copy_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path, monkeypatch, breaking):
     """Readers see the old file or the new one; the reason is told with the path."""
     source, target = tmp_path / "new", tmp_path / "run.db"
     source.write_bytes(b"new")
@@ -211,8 +224,7 @@ def test_a_copy_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: P
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with monkeypatch.context() as broken:
-        where = {"copyfile": shared.shutil, "fsync": shared.os, "replace": Path}[step]
-        broken.setattr(where, step, full)
+        breaking(broken, full)
         with pytest.raises(StoreFullError) as raised:
             put_in_place(source, target)
 

@@ -92,7 +92,7 @@ def test_equal_lengths_have_no_tail():
     assert got["len/gini"] == pytest.approx(0, abs=1e-6)
 
 
-def test_what_was_cut_is_told_apart_from_what_ended():
+def test_what_was_cut_is_distinguished_from_what_ended():
     """And where all were cut, none terminated: there is no mean of them."""
     x = torch.tensor([10, 20, 512, 0])
 

@@ -109,7 +109,7 @@ def test_log_probs_and_entropy_of_logits_wait_for_nothing():
     assert count.seen == []
 
 
-def test_no_tensor_of_ours_stays_behind_on_the_cpu():
+def test_no_tensor_of_rlwatch_stays_behind_on_the_cpu():
     """On a device that holds no values whatever would be read, or is on another device, is an error."""
     batch = replace(full_batch(), cut=torch.zeros(3), environment=torch.zeros(3, 6))
     tensors = {name: getattr(batch, name) for name in TokenBatch.__dataclass_fields__}
@@ -276,5 +276,5 @@ def test_tensors_of_several_devices_meet_on_the_first_that_is_not_the_cpu():
     """A copy to the CPU that nobody waits for would be read half-written."""
     here, there = torch.zeros(2), torch.zeros(2, device="meta")
 
-    assert Transfer([here, there, here])._flat.device.type == "meta"
-    assert Transfer([here, here])._flat.device.type == "cpu"
+    assert Transfer([here, there, here]).flat.device.type == "meta"
+    assert Transfer([here, here]).flat.device.type == "cpu"

@@ -185,7 +185,7 @@ def batch(entropy, advantages, mask=None):
     )
 
 
-def test_entropy_is_told_apart_by_the_sign_of_the_advantage():
+def test_entropy_is_distinguished_by_the_sign_of_the_advantage():
     """Tokens of no advantage are on neither side, masked ones nowhere."""
     rows = [[1.0, 2.0, 99.0], [5.0, 6.0, 7.0], [8.0, 8.0, 8.0]]
     got = numbers(observe(batch(rows, [1.0, -1.0, 0.0], [[1, 1, 0], [1, 1, 1], [1, 1, 1]])))

@@ -116,7 +116,7 @@ def test_a_share_exists_as_soon_as_one_micro_batch_has_a_sum():
         assert settled.value() == pytest.approx(0.5)
 
 
-def test_the_largest_token_and_the_far_ones_are_told():
+def test_the_largest_token_and_the_far_ones_are_reported():
     """x = -3, 0.6, 0.7, -20, 0: two beyond ln 2 both ways, two where verl's k3 is clamped at 10."""
     got = numbers(observe(batch([-4.0, -0.4, -0.3, -21.0, -1.0, -50.0], [-1.0] * 6, [1, 1, 1, 1, 1, 0])))
 

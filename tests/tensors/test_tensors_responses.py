@@ -215,7 +215,7 @@ def test_everything_goes_to_one_device():
     assert ResponseBatch.of(rewards=[1.0], device="meta").rewards.device.type == "meta"
 
 
-def test_no_tensor_of_ours_stays_behind_on_the_cpu():
+def test_no_tensor_of_rlwatch_stays_behind_on_the_cpu():
     """On a device that holds no values whatever would be read, or is on another device, is an error."""
     batch = ResponseBatch.of(**everything(), device="meta")
     stats = merge(observe_responses(batch), observe_responses(batch))

@@ -62,7 +62,7 @@ def test_a_negative_expert_on_either_side_is_no_record():
     assert recorded(ours, theirs, MASK).tolist() == [[False, False, True, False]]
 
 
-def test_the_gap_of_the_tokens_that_moved_is_told_apart():
+def test_the_gap_of_the_tokens_that_moved_is_distinguished():
     """Tokens 1 and 2 moved; token 2 the engine could not score."""
     rollout = torch.tensor([[-1.0, -2.0, math.nan, -1.0]])
     batch = TokenBatch(

@@ -173,7 +173,7 @@ def test_nothing_travels_as_nothing():
     assert shipped({}) == {}
 
 
-def test_what_all_ranks_measured_alike_is_told_by_the_lowest_that_did():
+def test_what_all_ranks_measured_alike_is_reported_by_the_lowest_that_did():
     """A learning rate is not summed over ranks."""
     one, none = torch.tensor(1.0), torch.tensor(0.0)
     first = {"lr": Latest(none, torch.tensor(9.0)), "beta": Latest(one, torch.tensor(0.1))}

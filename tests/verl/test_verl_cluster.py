@@ -102,7 +102,7 @@ def test_the_update_is_measured_on_both_workers(run):
         assert step["policy/vocab_size"] == 16
 
 
-def test_tasks_and_groups_are_told_apart(run):
+def test_tasks_and_groups_are_distinguished(run):
     """By verl's ``data_source`` and ``uid``."""
     _, steps, _ = run
 

@@ -253,7 +253,7 @@ def test_text_is_kept_only_where_it_is_asked_for(policy):
     assert digit == worker.actor.engine.model_config.tokenizer.decode([int(columns["token_id"][0])])
 
 
-def test_a_failure_of_ours_is_none_of_the_training(policy, monkeypatch, caplog):
+def test_a_failure_of_rlwatch_is_none_of_the_training(policy, monkeypatch, caplog):
     """The same numbers, one warning, and after three failures nothing is kept any more."""
     plain = tiny.make_worker(policy, UNCAPPED)
     without = tiny.update(plain, epochs=2)

@@ -532,7 +532,7 @@ def test_a_second_driver_of_the_same_run_is_refused(make):
     assert isinstance(driver_of(first).run, rlwatch.Run)
 
 
-def test_a_reset_is_told_with_the_kl_of_its_own_step(make, monkeypatch):
+def test_a_reset_is_reported_with_the_kl_of_its_own_step(make, monkeypatch):
     """Which verl measures after the boundary; that of the step before is not it."""
     trainer = make()
     driver = started(trainer)
@@ -555,7 +555,7 @@ def test_a_reset_is_told_with_the_kl_of_its_own_step(make, monkeypatch):
 
 
 @pytest.mark.parametrize("level", ["full", "scalars"])
-def test_a_reset_whose_step_is_never_measured_is_told_without_a_kl(make, level):
+def test_a_reset_whose_step_is_never_measured_is_reported_without_a_kl(make, level):
     """Training ends at it, or nothing is measured at all: not measured is not zero."""
     trainer = make()
     with open_dict(trainer.config):

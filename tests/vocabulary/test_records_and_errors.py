@@ -159,7 +159,7 @@ def test_a_spike_batch_is_as_long_as_its_columns(columns, length):
     assert len(CompletionBatch(1, columns)) == length
 
 
-def test_every_error_is_one_of_ours_and_says_what_it_means():
+def test_every_error_is_one_of_rlwatch_and_says_what_it_means():
     """So that one except clause, and the command line, catch them all."""
     ours = [c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__]
 

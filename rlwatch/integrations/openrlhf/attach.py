@@ -27,19 +27,24 @@ Begin = Callable[[Any, Settings], None]
 """Called with each new trainer of a process."""
 
 
-def arm(plain: Mapping[str, Any]) -> AfterImport:
-    """Wrap what this process will import. Imports nothing heavy: most of Ray's processes never do."""
+def arm(plain: Mapping[str, Any], *, drive: Begin | None = None, tap: Begin | None = None) -> AfterImport:
+    """Wrap what this process will import. Imports nothing heavy: most of Ray's processes never do.
+
+    ``drive`` and ``tap`` are called with each trainer and each policy actor that is made, in place of what watches
+    them.
+    """
     settings, after = Settings.of(plain), AfterImport()
     reason = unknown()
     if reason is not None:
         logger.warning("rlwatch does not watch this process: %s", reason)
         return after
-    after.register(DRIVER, lambda module: _wrap(module, "BasePPOTrainer", OF_DRIVER, _drive, settings))
-    after.register(ACTOR, lambda module: _wrap(module, "ActorPPOTrainer", OF_ACTOR, _tap, settings))
+    after.register(DRIVER, lambda module: _wrap(module, "BasePPOTrainer", OF_DRIVER, drive or drive_trainer, settings))
+    after.register(ACTOR, lambda module: _wrap(module, "ActorPPOTrainer", OF_ACTOR, tap or tap_actor, settings))
     return after
 
 
-def _drive(trainer: Any, settings: Settings) -> None:
+def drive_trainer(trainer: Any, settings: Settings) -> None:
+    """Watch a trainer that was made; one that cannot be read is left alone, with a warning. May raise: see Driver."""
     from rlwatch.integrations.openrlhf.driver import Driver
 
     reason = unreadable(trainer)
@@ -49,7 +54,8 @@ def _drive(trainer: Any, settings: Settings) -> None:
     Driver(trainer, settings).attach()
 
 
-def _tap(trainer: Any, settings: Settings) -> None:
+def tap_actor(trainer: Any, settings: Settings) -> None:
+    """Put taps on a policy actor's trainer that was made."""
     from rlwatch.integrations.openrlhf.taps import ActorTaps
 
     Seam().attempt("policy actor", ActorTaps(trainer, settings).attach)

@@ -22,7 +22,7 @@ from rlwatch.integrations.openrlhf.taps import PARCEL
 from rlwatch.integrations.step_tally import Decode, StepTally, StepThread, merge_workers
 from rlwatch.integrations.tee import scalars
 from rlwatch.redaction import recordable
-from rlwatch.seam import Seam, guarded
+from rlwatch.seam import Reported, Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -44,7 +44,7 @@ class Driver:
         self._last: int | None = None
         self._trainer = trainer
         self._commands = Commands(trainer, self.seam)
-        self._recording = Recording(
+        self.recording = Recording(
             self.seam,
             int(trainer.args.rollout.n_samples_per_prompt),
             _decoder(trainer.tokenizer) if settings.text else None,
@@ -55,7 +55,7 @@ class Driver:
     def attach(self) -> None:
         """Put everything in place."""
         trainer = self._trainer
-        trainer.wandb_logger = RLWatchLogger(self.run, trainer.wandb_logger, self._close)
+        trainer.wandb_logger = RLWatchLogger(self.run, trainer.wandb_logger, self.close)
         self._wrap(trainer.experience_maker, "make_experience_batch", self._made)
         self._wrap(trainer, "ppo_train", self._updated)
         self._wrap(trainer, "train_step", self._stepped)
@@ -111,22 +111,20 @@ class Driver:
         step, self.step = self.step, Step()
         step.numbers = {"policy/kl_coef": float(self._trainer.kl_ctl.value)}
         self._last = int(result[1])
-        self._recording.submit(self._last, step)
+        self.recording.submit(self._last, step)
 
-    def _close(self) -> None:
-        self.seam.attempt("last steps", self._recording.close)
+    def close(self) -> None:
+        """Training has ended: wait for the statistics of the last steps."""
+        self.seam.attempt("last steps", self.recording.close)
 
     def _reporting(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
+        with Reported(self._report):
             return work(*args, **kwargs)
-        except BaseException as error:
-            self._report(error)
-            raise
 
     def _report(self, error: BaseException) -> None:
         """Report the first error only: calls lie within each other."""
         if self.run.active:
-            self._close()
+            self.close()
             record_crash(self.run, self.seam, error, self._last)
 
 
@@ -243,19 +241,19 @@ class Recording:
         self.latest: Mapping[str, float] = {}
         self._seam = seam
         self._group_size = group_size
-        self._decode = decode
+        self.decode = decode
         self._tokens = tokens
         self._full = full
-        self._thread = StepThread(seam, "rlwatch-openrlhf")
+        self.thread = StepThread(seam, "rlwatch-openrlhf")
 
     def submit(self, step: int, measured: Step) -> None:
         """Compute and record ``step``; returns at once."""
-        if self._thread.room():
-            self._thread.submit(self._guarded, step, measured)
+        if self.thread.room():
+            self.thread.submit(self._guarded, step, measured)
 
     def close(self) -> None:
         """Wait for what was submitted, but not for ever: what comes later is lost, and counted."""
-        self._thread.close(DEADLINE_S)
+        self.thread.close(DEADLINE_S)
 
     def _guarded(self, step: int, measured: Step) -> None:
         self._seam.aside("statistics", self._record, step, measured)
@@ -270,11 +268,11 @@ class Recording:
             )
             tally.add_stats(stats or {})
         for rank, sent in measured.sent.items():
-            self._thread.count_errors(f"policy actor {rank}", int(sent["errors"]))
+            self.thread.count_errors(f"policy actor {rank}", int(sent["errors"]))
         for numbers in (measured.numbers, *(sent["numbers"] for sent in measured.sent.values())):
             for name, value in numbers.items():
                 tally.add_number(name, value)
-        whole = merge_workers(step, tally, {rank: sent["parcel"] for rank, sent in measured.sent.items()}, self._decode)
+        whole = merge_workers(step, tally, {rank: sent["parcel"] for rank, sent in measured.sent.items()}, self.decode)
         self.latest = whole.metrics
         run.log(whole.metrics, step=step)
         for spikes in whole.spikes:

@@ -32,7 +32,7 @@ class ActorTaps:
         self.tally = StepTally()
         self._trainer = trainer
         self._settings = settings
-        self._seam = Seam()
+        self.seam = Seam()
         self._experience: Any = None
         self._entropy: Tensor | None = None
 
@@ -40,7 +40,7 @@ class ActorTaps:
         """Put everything in place, where this actor's share of the batch is not another's too."""
         if not self._settings.includes(Level.TOKENS) or not first_of_its_data(self._trainer.strategy):
             return
-        read, keep = self._seam.hook("policy loss", self._read), self._seam.hook("entropy", self._keep_entropy)
+        read, keep = self.seam.hook("policy loss", self._read), self.seam.hook("entropy", self._keep_entropy)
         self._trainer.actor_loss_fn.register_forward_hook(read, with_kwargs=True)
         self._trainer.actor.register_forward_hook(keep, with_kwargs=True)
         self._wrap("training_step", before=self._remember)
@@ -51,10 +51,10 @@ class ActorTaps:
 
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            self._seam.attempt(name, before, *args, **kwargs)
+            self.seam.attempt(name, before, *args, **kwargs)
             result = original(*args, **kwargs)
             if after is not None:
-                self._seam.attempt(name, after, result)
+                self.seam.attempt(name, after, result)
             return result
 
         setattr(self._trainer, name, tapped)
@@ -91,7 +91,7 @@ class ActorTaps:
         status[f"{PARCEL}{rank_of()}"] = {
             "parcel": encoded_tally(tally, 0),
             "numbers": {} if vocabulary is None else {"policy/vocab_size": float(vocabulary)},
-            "errors": self._seam.errors,
+            "errors": self.seam.errors,
         }
 
 

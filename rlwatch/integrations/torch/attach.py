@@ -150,9 +150,9 @@ class Recording:
         self._level = level
         self._strict = strict
         self._gaps = Gaps(level)
-        self._steps = Steps(self.seam, self._delivered, decode)
+        self.steps = Steps(self.seam, self._delivered, decode)
         self._explained = False
-        atexit.register(_deliver_at_exit, weakref.ref(self._steps))
+        atexit.register(_deliver_at_exit, weakref.ref(self.steps))
 
     @property
     def unavailable(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ class Recording:
 
     def finish(self) -> None:
         """Record the last step, and end the run if it was made here. Idempotent."""
-        self.seam.attempt("last steps", self._steps.deliver, wait=True)
+        self.seam.attempt("last steps", self.steps.deliver, wait=True)
         if self._owned:
             self.seam.attempt("finish", self.run.finish)
 
@@ -208,10 +208,10 @@ class Recording:
 
     def _crashed(self, error: BaseException) -> None:
         """Record what was measured of the step training died in; then the cause."""
-        done = self._steps.last
-        if not self._steps.tally.empty:
-            self.seam.attempt("unfinished step", self._steps.seal, done + 1)
-        self.seam.attempt("last steps", self._steps.deliver, wait=True)
+        done = self.steps.last
+        if not self.steps.tally.empty:
+            self.seam.attempt("unfinished step", self.steps.seal, done + 1)
+        self.seam.attempt("last steps", self.steps.deliver, wait=True)
         self.run.event("exception", done, **cause_of(error))
         if self._owned:
             self.run.finish(RunState.CRASHED, reason_of(error), DEADLINE_S)
@@ -235,7 +235,7 @@ class Steering(Recording):
     def __init__(self, means: Means, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._means = means
-        self._commands = Commands(means, self.seam, lambda: self._steps.last, lambda: self.latest)
+        self._commands = Commands(means, self.seam, lambda: self.steps.last, lambda: self.latest)
 
     def obey(self) -> None:
         """Carry out the run's commands; while it is paused, wait.
@@ -243,7 +243,7 @@ class Steering(Recording):
         Call it before a batch of rollouts is generated: there nothing in flight was computed with the old reference.
         Every rank calls it, at the same steps. A loop that never calls it leaves commands to expire.
         """
-        self.seam.attempt("record", self._steps.deliver)
+        self.seam.attempt("record", self.steps.deliver)
         self.seam.attempt("commands", self._commands.obey)
 
     @property
@@ -269,7 +269,7 @@ class Steering(Recording):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, plain numbers and texts: the step and the run."""
-        return {"format": FORMAT, "step": self._steps.last, "run_id": self.run.info.run_id}
+        return {"format": FORMAT, "step": self.steps.last, "run_id": self.run.info.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting steps where the checkpoint was written."""
@@ -278,7 +278,7 @@ class Steering(Recording):
     def _load(self, state: Mapping[str, Any]) -> Mapping[str, str]:
         if state.get("format") != FORMAT or type(state.get("step")) is not int:
             return {"state": f"it is not what state_dict() of this version returns: got {shown(state)}"}
-        self._steps.last = step_index(state["step"])
+        self.steps.last = step_index(state["step"])
         saved_run = state.get("run_id")
         if saved_run != self.run.info.run_id:
             self.run.event("resume", state["step"], from_run=saved_run)
@@ -410,7 +410,7 @@ class Watcher(Steering):
         self._given(clip=clip, optimizer=optimizer)
         samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
         localiser = localiser_of(self.seam, wish, decode)
-        self._collector = Collector(self._steps, chosen, settings, means, generation, samples, scaler, localiser)
+        self.collector = Collector(self.steps, chosen, settings, means, generation, samples, scaler, localiser)
 
     def rollouts(
         self,
@@ -458,7 +458,7 @@ class Watcher(Steering):
         """
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**inputs)
-        self._look("rollouts", self._collector.rollouts, inputs)
+        self._look("rollouts", self.collector.rollouts, inputs)
 
     def observe(
         self,
@@ -513,7 +513,7 @@ class Watcher(Steering):
         """
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**inputs)
-        self._look("observe", self._collector.observe, inputs)
+        self._look("observe", self.collector.observe, inputs)
 
     def forward(self, compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """``compute(*args, **kwargs)``, the forward pass of the loss, kept so that it can be run again.
@@ -523,10 +523,10 @@ class Watcher(Steering):
         a graph, with displaced copies of the weights, to see which tokens did it. Arguments are kept until
         :meth:`step`: the loop must not write over them before. What ``compute`` raises passes.
         """
-        before = self.seam.attempt("forward", RandomState.now) if self._collector.localises else None
+        before = self.seam.attempt("forward", RandomState.now) if self.collector.localises else None
         result = compute(*args, **kwargs)
         if before is not None:
-            self.seam.attempt("forward", self._collector.ran, Call(compute, args, kwargs), result, before)
+            self.seam.attempt("forward", self.collector.ran, Call(compute, args, kwargs), result, before)
         return result
 
     def gradients(self) -> None:
@@ -536,7 +536,7 @@ class Watcher(Steering):
         """
         self._given(gradients=True)
         if self._live:
-            self.seam.attempt("gradients", self._collector.gradients)
+            self.seam.attempt("gradients", self.collector.gradients)
 
     def step(
         self,
@@ -564,12 +564,12 @@ class Watcher(Steering):
         """
         inputs = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
         self._given(**inputs)
-        self._look("step", self._collector.end, step, inputs, scalars)
-        self.seam.attempt("record", self._steps.deliver)
+        self._look("step", self.collector.end, step, inputs, scalars)
+        self.seam.attempt("record", self.steps.deliver)
 
     @override
     def finish(self) -> None:
-        self.seam.attempt("samples", self._collector.samples.close)
+        self.seam.attempt("samples", self.collector.samples.close)
         super().finish()
 
     def _look(self, call: str, work: Callable[..., Refused], *inputs: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from rlwatch.integrations.completions import CompletionSampler, KeepCompletions, SampledText, spread
 from rlwatch.records import CompletionBatch
-from rlwatch.seam import by_a_signal, described, raised_by
+from rlwatch.seam import asked, described, raised_by
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
 from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.responses import ResponseBatch, TaskNames
@@ -90,13 +91,11 @@ class Reader:
 
     def _try(self, name: str, read: Any, *args: Any) -> Any:
         """None where ``read`` says that the input does not fit."""
-        try:
-            return read(*args)
-        except Exception as misfit:
-            if by_a_signal(misfit):
-                raise
+
+        def refused(misfit: Exception) -> None:
             self.refused[name] = why_misfit(misfit)
-            return None
+
+        return asked(lambda: read(*args), refused)
 
     def _from_logits(self, given: dict[str, Any]) -> None:
         """Entropy, and log-probs if the ids are known, unless they were given themselves."""
@@ -258,15 +257,15 @@ class GenerationReader:
         self.refused = {}
         fitting = self._fitting({name: value for name, value in inputs.items() if value is not None})
         while fitting:
-            try:
-                return self._made(fitting)
-            except Exception as misfit:
-                if by_a_signal(misfit):
-                    raise
-                name = self._culprit(fitting)
-                self.refused[name] = why_misfit(misfit)
-                del fitting[name]
+            made = asked(partial(self._made, fitting), partial(self._without_one, fitting))
+            if made is not None:
+                return made
         return None
+
+    def _without_one(self, fitting: dict[str, Any], misfit: Exception) -> None:
+        name = self._culprit(fitting)
+        self.refused[name] = why_misfit(misfit)
+        del fitting[name]
 
     def _made(self, fitting: Mapping[str, Any]) -> ResponseBatch:
         return ResponseBatch.of(**fitting, task_names=self._tasks, eos=self._eos)
@@ -282,20 +281,23 @@ class GenerationReader:
         """Those of as many responses as the first one."""
         fitting: dict[str, Any] = {}
         first: tuple[str, int] | None = None
+
+        def take(name: str, value: Any) -> None:
+            nonlocal first
+            if name == "groups" and isinstance(value, Integral):
+                fitting[name] = value
+                return
+            fitting[name] = column = _column(name, value)
+            first = first or (name, len(column))
+            if len(column) != first[1]:
+                raise ValueError(f"it is of {len(column)} responses where {first[0]} is of {first[1]}")
+
+        def refused(name: str, misfit: Exception) -> None:
+            self.refused[name] = why_misfit(misfit)
+            fitting.pop(name, None)
+
         for name, value in given.items():
-            try:
-                if name == "groups" and isinstance(value, Integral):
-                    fitting[name] = value
-                    continue
-                fitting[name] = column = _column(name, value)
-                first = first or (name, len(column))
-                if len(column) != first[1]:
-                    raise ValueError(f"it is of {len(column)} responses where {first[0]} is of {first[1]}")
-            except Exception as misfit:
-                if by_a_signal(misfit):
-                    raise
-                self.refused[name] = why_misfit(misfit)
-                fitting.pop(name, None)
+            asked(partial(take, name, value), partial(refused, name))
         return fitting
 
 

@@ -23,7 +23,7 @@ from rlwatch.integrations.transformers.commands import Commands, Latest, LoopCon
 from rlwatch.integrations.transformers.compat import LOSS, init_arguments, unclippable
 from rlwatch.integrations.transformers.taps import TrainerTaps
 from rlwatch.records import RunState
-from rlwatch.seam import Contained, Seam, guarded
+from rlwatch.seam import Contained, Reported, Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -244,7 +244,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.seam = seam
         self.latest: dict[str, float] = {}
-        self._taps = taps
+        self.taps = taps
         self._decode = decode
         self._sealed: deque[SealedStep] = deque()
         self._control = control(lambda: self.latest)
@@ -253,7 +253,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget what an earlier attempt left half-measured; take up what a checkpoint kept."""
-        self._taps.discard()
+        self.taps.discard()
         self._control.begin(state.global_step)
 
     @override
@@ -266,7 +266,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read gradients nobody clipped."""
-        self._taps.gradients_if_unclipped()
+        self.taps.gradients_if_unclipped()
 
     @override
     @guarded
@@ -301,13 +301,13 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
 
     def seal(self, step: int) -> None:
         """End the current tally as that of ``step``."""
-        tally, run = self._taps.take(), self.seam.run
+        tally, run = self.taps.take(), self.seam.run
         if run is not None and run.measures:
             self._sealed.append(tally.seal(step, shared=run.linked))
 
     def seal_unfinished(self, step: int) -> None:
         """Training died within ``step``: what was measured of it so far is kept."""
-        if not self._taps.tally.empty:
+        if not self.taps.tally.empty:
             self.seal(step)
 
     def deliver(self, *, wait: bool = True) -> None:
@@ -342,11 +342,8 @@ def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: Steps) -> None
 
     @wraps(original)
     def train(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with Reported(lambda error: scalars.seam.attempt("end of training", _report, trainer, scalars, steps, error)):
             return original(*args, **kwargs)
-        except BaseException as error:
-            scalars.seam.attempt("end of training", _report, trainer, scalars, steps, error)
-            raise
 
     trainer.train = train
 

@@ -225,14 +225,19 @@ class PureHead:
         softcap: float | None = None,
         scale: float = 1.0,
         outputs: Collection[str] = (),
+        *,
+        at_once: int = TOKENS,
     ) -> tuple[Tensor | None, ...]:
-        """Log-probs (N,) and entropies of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,)."""
+        """Log-probs (N,) and entropies of ``hidden`` (N, H), ``weight`` (V, H), ``bias`` (V,), ``targets`` (N,).
+
+        The logits of ``at_once`` tokens are held at a time.
+        """
 
         def logits(rows: Tensor) -> Tensor:
             z = linear(rows, weight.to(rows.dtype), None if bias is None else bias.to(rows.dtype)).float() * scale
             return (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
 
-        pieces = zip(torch.split(hidden, TOKENS), torch.split(targets, TOKENS), strict=True)
+        pieces = zip(torch.split(hidden, at_once), torch.split(targets, at_once), strict=True)
         chunks = [_log_probs(logits(h), t) for h, t in pieces]
         logp, entropy = (torch.cat(part) for part in zip(*chunks, strict=True))
         return logp, entropy if "entropy" in outputs else None, None, None, None

@@ -44,7 +44,7 @@ class Taps(TrainerTaps):
         super().__init__(trainer, seam, level)
         self._localising = None if localiser is None else Localising(trainer, seam, localiser)
         self._generations = Generations(trainer, full=level.includes(Level.FULL))
-        self._sampled = sampled or Sampled()
+        self.sampled = sampled or Sampled()
         self._forward: tuple[Tensor, Tensor | None] | None = None
         self._passes = Passes(full=level.includes(Level.FULL))
 
@@ -66,7 +66,7 @@ class Taps(TrainerTaps):
         beta = getattr(self.trainer, "beta", None)
         if beta is not None:
             tally.add_number("policy/kl_coef", beta)
-        for name, value in self._sampled.take().items():
+        for name, value in self.sampled.take().items():
             tally.add_number(name, value)
         return tally
 
@@ -140,4 +140,4 @@ class Taps(TrainerTaps):
             self.tally.add_stats(self._passes.take(result))
         run = self._seam.run
         if scored is not None and run is not None:
-            self._sampled.offer(run, self.trainer, scored)
+            self.sampled.offer(run, self.trainer, scored)

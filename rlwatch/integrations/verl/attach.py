@@ -38,7 +38,7 @@ from rlwatch.integrations.verl.heartbeat import IN_PLACE, acting, hook
 from rlwatch.integrations.verl.ranks import answering
 from rlwatch.integrations.verl.settings import NAME, Settings, plain, wanted
 from rlwatch.records import RunState
-from rlwatch.seam import Contained, Seam, guarded
+from rlwatch.seam import Contained, Reported, Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.integrations.verl.driver import Driver
@@ -174,13 +174,15 @@ def _opened(project: str, name: str, config: Any) -> Run:
 def fitting(current: Session, trainer: Any) -> Iterator[None]:
     """While a trainer works: its ``Tracking`` finds ``current``, and what it raises is recorded and raised on."""
     token = session.set(current)
-    try:
-        yield
-    except BaseException as error:
+
+    def failed(error: BaseException) -> None:
         run = current.run
         if run is not None and run.active:
             record_crash(run, Seam(run), error, getattr(trainer, "global_steps", None))
-        raise
+
+    try:
+        with Reported(failed):
+            yield
     finally:
         session.reset(token)
 

@@ -192,12 +192,15 @@ def _listed(x: Any) -> list[Any]:
 # A step's tokens piece by piece: verl's whole batch as one padded tensor, and all that is computed of it, is large.
 
 CELLS = 2**19
-"""Tokens of a piece, padding counted; a longer response is a piece of its own."""
+"""Tokens of a piece by default."""
 
 
-def pieces(batch: TokenBatch, lengths: Sequence[int]) -> Iterator[TokenBatch]:
-    """Rows of ``batch`` in order, each piece cut at the longest of its ``lengths``. Statistics merge exactly."""
-    for rows, width in _spans(lengths):
+def pieces(batch: TokenBatch, lengths: Sequence[int], *, cells: int = CELLS) -> Iterator[TokenBatch]:
+    """Rows of ``batch`` in order, each piece cut at the longest of its ``lengths``. Statistics merge exactly.
+
+    A piece has ``cells`` tokens at most, padding counted; a longer response is a piece of its own.
+    """
+    for rows, width in _spans(lengths, cells):
         parts = {one.name: getattr(batch, one.name) for one in fields(batch)}
         cut: Any = {name: _cut(part, rows, width) for name, part in parts.items() if isinstance(part, Tensor)}
         yield replace(batch, **cut)
@@ -207,11 +210,11 @@ def _cut(part: Tensor, rows: slice, width: int) -> Tensor:
     return part[rows] if part.dim() == 1 else part[rows, :width]
 
 
-def _spans(lengths: Sequence[int]) -> Iterator[tuple[slice, int]]:
+def _spans(lengths: Sequence[int], cells: int) -> Iterator[tuple[slice, int]]:
     first, width = 0, 0
     for row, length in enumerate(lengths):
         longest = max(width, length)
-        if row > first and (row + 1 - first) * longest > CELLS:
+        if row > first and (row + 1 - first) * longest > cells:
             yield slice(first, row), width
             first, longest = row, length
         width = longest

@@ -75,12 +75,15 @@ def loads_plugins() -> bool:
     return any("verl.plugins" in source.read_text(encoding="utf-8") for source in sources if source.is_file())
 
 
-def scalars_only(how: str | None) -> str:
-    """Explain that a trainer's log is all that is recorded; ``how`` the hook on the v1 trainer is (None: unhooked)."""
+def scalars_only(how: str | None, v1: str = V1) -> str:
+    """Explain that a trainer's log is all that is recorded.
+
+    ``how`` the hook on the v1 trainer is (None: unhooked); ``v1`` is the module of that trainer.
+    """
     if how is not None and how.startswith(REFUSED):
         return how.removeprefix(REFUSED)
     try:
-        there = find_spec(V1) is not None
+        there = find_spec(v1) is not None
     except ImportError:
         there = False
     if not there:

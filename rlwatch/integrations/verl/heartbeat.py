@@ -91,12 +91,12 @@ def hook(module: str) -> str | None:
     return None if current is None else current.hooks.get(module)
 
 
-def begin(rlwatch: str, verl: str) -> Heartbeat:
-    """The first beat of this process; removes the oldest files beyond :data:`KEPT`."""
+def begin(rlwatch: str, verl: str, *, most: int = KEPT) -> Heartbeat:
+    """The first beat of this process; removes the oldest files beyond ``most``."""
     beat = Heartbeat(os.getpid(), socket.gethostname(), sys.executable, rlwatch, verl, time.time())
     beat.write()
     with suppress(OSError):
-        for path in sorted(directory().glob("*.json"), key=lambda p: p.stat().st_mtime)[:-KEPT]:
+        for path in sorted(directory().glob("*.json"), key=lambda p: p.stat().st_mtime)[:-most]:
             path.unlink(missing_ok=True)
     return beat
 

@@ -32,7 +32,7 @@ from rlwatch.integrations.verl.compat import PASSES, STEPS
 from rlwatch.integrations.verl.settings import hindrance
 from rlwatch.integrations.weights import flattened, gradients_of
 from rlwatch.metrics import LAYER_PREFIX
-from rlwatch.seam import Seam
+from rlwatch.seam import Reported, Seam
 from rlwatch.tensors.gradnorm import GradNorms, layer_of
 
 
@@ -84,11 +84,9 @@ class Localising:
         ranks, they all leave it.
         """
         try:
-            if self._world is not None:
-                self._check(norms, self._world)
-        except BaseException:
-            self.leave()
-            raise
+            with Reported(lambda _: self.leave()):
+                if self._world is not None:
+                    self._check(norms, self._world)
         finally:
             self.localiser.passes.clear()
 

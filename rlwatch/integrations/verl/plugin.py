@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 
@@ -30,13 +30,13 @@ HOOKS = {
 """Module of verl -> the function of ours that is given it, and changes it."""
 
 
-def load() -> None:
-    """Wait for the modules of verl to be imported. Raises nothing."""
+def load(hooks: Mapping[str, str] = HOOKS) -> None:
+    """Wait for the modules of verl that ``hooks`` names to be imported. Raises nothing."""
     if heartbeat.current is not None:
         return
     heartbeat.current = beat = heartbeat.begin(__version__, verl_version())
     watcher = AfterImport()
-    for module_name, installer in HOOKS.items():
+    for module_name, installer in hooks.items():
         beat.hooks[module_name] = heartbeat.WAITING
         watcher.register(module_name, _installer(module_name, installer))
     beat.write()

@@ -86,7 +86,8 @@ class FileStore(RunTables, ControlTables):
     def _run_ids(self) -> list[str]:
         return layout.run_ids(self.root)
 
-    def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+    def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        """The run's tables as they are now, whoever writes on; what a dead writer's journal holds is stored first."""
         files = layout.existing_files(self.root, run_id)
         recover(files)
         return connection.open_reader(files)

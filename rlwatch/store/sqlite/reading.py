@@ -316,7 +316,7 @@ class RunTables(ABC):
         """Names of what may be runs, readable or not."""
 
     @abstractmethod
-    def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+    def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
 
     def runs(self) -> list[RunInfo]:
@@ -329,19 +329,19 @@ class RunTables(ABC):
 
     def run(self, run_id: str) -> RunInfo:
         """One run."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return runrow.load(db, run_id)
 
     def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
         """Attempt -> what it was started with."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return runrow.configs(db)
 
     def records(
         self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
     ) -> list[StepRecord]:
         """Records with ``seq > after_seq`` in order of ``seq``; of these the ``last`` newest if given."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_records(db, after_seq, limit) if last is None else newest_records(db, after_seq, last)
 
     def branch(
@@ -352,86 +352,86 @@ class RunTables(ABC):
         return self._branch(run_id, attempt, before_step, after_seq)
 
     def _branch(self, run_id: str, attempt: int, before_step: int, after_seq: int) -> Iterator[StepRecord | Event]:
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             yield from read_branch(db, attempt, before_step, after_seq)
 
     def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
         """Earlier attempt -> the step below which :meth:`branch` has its records."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return branch_bounds(db, attempt, before_step)
 
     def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
         """The next ``limit`` records and events above ``after_seq``."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_stream(db, after_seq, limit)
 
     def judged(self, run_id: str) -> tuple[int, int]:
         """Up to which ``seq`` the run is judged, and its last."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return runrow.judged_seq(db), runrow.last_seq(db)
 
     def first_seq(self, run_id: str, attempt: int) -> int:
         """The first ``seq`` that ``attempt`` may have written."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return runrow.first_seq(db, attempt)
 
     def checkpoint(
         self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
     ) -> Checkpoint | None:
         """The newest checkpoint that fits."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return runrow.newest_checkpoint(db, made_by, fits)
 
     def steps(self, run_id: str) -> dict[int, list[int]]:
         """Attempt -> the steps it has records of, ascending."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_steps(db)
 
     def metric_names(self, run_id: str) -> list[str]:
         """Every metric name ever recorded, sorted."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return sorted(set().union(*metric_sets(db).values()))
 
     def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
         """Whole series of ``names``."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_series(db, names)
 
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
         """Metric name -> (step, value) as last recorded."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_last_values(db)
 
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
         """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_spikes(db, last, reason, step)
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
         """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_top_spikes(db, limit)
 
     def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
         """Recorded completions by step, or the ``last`` newest batches."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_completions(db, last)
 
     def findings(self, run_id: str) -> list[Finding]:
         """Findings in order of ``seq``."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_findings(db)
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
         """Forecasts in order of ``seq``."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_forecasts(db, last)
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
         """Events in order of ``seq``."""
-        with self._reading(run_id) as db:
+        with self.snapshot(run_id) as db:
             return read_events(db, after_seq)
 
     def _listed(self) -> tuple[list[RunInfo], dict[str, str]]:

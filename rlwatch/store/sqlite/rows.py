@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Storable
 from rlwatch.records import JSON, RESPONSES, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
-from rlwatch.seam import described, shown
+from rlwatch.seam import asked, described, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,26 +197,30 @@ class Batch:
 
     def add(self, item: Storable) -> None:
         """Take one item. Raises ``UnstorableError`` naming what cannot be stored."""
-        try:
-            if isinstance(item, StepRecord):
-                self._add_record(item)
-            elif isinstance(item, Event):
-                self._add_event(item)
-            elif isinstance(item, Finding):
-                self._add_finding(item)
-            elif isinstance(item, ForecastRecord):
-                self._add_forecast(item)
-            elif isinstance(item, CompletionBatch):
-                self._add_completions(item)
-            else:
-                self._add_spikes(item)
-        except Exception as error:
-            # seam: columns and bodies may hold objects of anybody's, whose methods raise anything
+
+        def unstorable(error: Exception) -> None:
             explains = isinstance(error, TypeError | ValueError | OverflowError | StoreError)  # these say what is wrong
             why = described(error).partition(": ")[2] if explains else described(error)
-            unstorable = UnstorableError(f"cannot store {_label(item)}: {why}")
-            unstorable.item = item
-            raise unstorable from error
+            refused = UnstorableError(f"cannot store {_label(item)}: {why}")
+            refused.item = item
+            raise refused from error
+
+        # columns and bodies may hold objects of anybody's, whose methods raise anything
+        asked(lambda: self._add(item), unstorable)
+
+    def _add(self, item: Storable) -> None:
+        if isinstance(item, StepRecord):
+            self._add_record(item)
+        elif isinstance(item, Event):
+            self._add_event(item)
+        elif isinstance(item, Finding):
+            self._add_finding(item)
+        elif isinstance(item, ForecastRecord):
+            self._add_forecast(item)
+        elif isinstance(item, CompletionBatch):
+            self._add_completions(item)
+        else:
+            self._add_spikes(item)
 
     def insert(self, db: sqlite3.Connection) -> None:
         """Insert the rows; the caller holds the transaction."""

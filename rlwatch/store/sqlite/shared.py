@@ -68,14 +68,14 @@ class SharedStore(RunTables, NoCommands):
             "keep the store on a disk that is local to the trainer and to you"
         )
         self._clock = clock or SystemClock()
-        self._local_root = local_root or _node_directory(self.root)
-        self._local = FileStore(self._local_root, control_timeout_s=timeout_s, clock=self._clock)
+        self.local_root = local_root or _node_directory(self.root)
+        self._local = FileStore(self.local_root, control_timeout_s=timeout_s, clock=self._clock)
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt, in the node's directory."""
         shared = layout.files_of(self.root, run.run_id)
-        local = layout.files_of(self._local_root, run.run_id)
-        _refuse_others(self._local_root)
+        local = layout.files_of(self.local_root, run.run_id)
+        _refuse_others(self.local_root)
         self._warn_once()
         return open_shared(local, shared, run, self._clock.now())
 
@@ -143,20 +143,21 @@ class SharedStore(RunTables, NoCommands):
     def _run_ids(self) -> list[str]:
         return layout.run_ids(self.root)
 
-    def _reading(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+    def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        """The run's tables as they were published last."""
         return connection.open_immutable(existing_files(self.root, run_id))
 
     def _is_here(self, run_id: str | None) -> bool:
         if run_id is None:
             return True
         existing_files(self.root, run_id)
-        return (self._local_root / run_id / "run.db").exists()
+        return (self.local_root / run_id / "run.db").exists()
 
     def _warn_once(self) -> None:
         if self.root not in _warned:
             _warned.add(self.root)
             warnings.warn(
-                f"{self.root} is on a network file system ({self._kind}): this run is written to {self._local_root} "
+                f"{self.root} is on a network file system ({self._kind}): this run is written to {self.local_root} "
                 "and copied there every 60 s and at the end; commands are not available. "
                 "RLWATCH_LOCAL_DIR chooses another local directory.",
                 stacklevel=3,
@@ -220,8 +221,8 @@ class SharedWriter(FileWriter):
         self._shared_lock.release()
 
     def _publish(self, now: float) -> None:
-        if self._db is not None:
-            publish(self._db, self._local, self._shared)
+        if self.db is not None:
+            publish(self.db, self._local, self._shared)
         self._published_at = now
 
 

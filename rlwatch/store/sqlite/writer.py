@@ -46,7 +46,7 @@ class Appender:
     ) -> None:
         self.run = run
         self.journal: JournalPort | None = None
-        self._db: sqlite3.Connection | None = db
+        self.db: sqlite3.Connection | None = db
         self._where = where
         self._guard = guard or nullcontext()
         self._ended = ""
@@ -89,19 +89,20 @@ class Appender:
     def close(self) -> None:
         """Let the run go; idempotent."""
         self._ended = self._ended or "closed"
-        self._db = None
+        self.db = None
 
     def _usable(self) -> sqlite3.Connection:
-        if self._db is None or self._ended:
+        if self.db is None or self._ended:
             why = self._ended or "closed"
             raise StoreError(f"run {self.run.run_id!r} is {why}; open_run() begins its next attempt")
-        return self._db
+        return self.db
 
 
 # The writer of a run kept in files: the lock, the fork guard, and leaving the files fit to be read anywhere.
 
 _log = logging.getLogger("rlwatch")
-_READERS_LEAVE_S = 2.0  # how long finish() waits for readers in the middle of a snapshot
+READERS_LEAVE_S = 2.0
+"""Seconds that finish() waits for readers in the middle of a snapshot."""
 _AMENDED_S = 30.0  # how long a new attempt waits for somebody who judges what the last one left
 _AT_ONCE = 1000  # items of a journal
 
@@ -113,7 +114,8 @@ class FileWriter(Appender):
         super().__init__(db, run, str(files.run))
         self._files = files
         self._journal: Journal | None = None
-        self._lock = lock
+        self.lock = lock
+        self.readers_leave_s = READERS_LEAVE_S
         self._pid = os.getpid()
         file = files.run.stat()
         self._identity = (file.st_dev, file.st_ino)
@@ -152,14 +154,14 @@ class FileWriter(Appender):
             super().finish(state, reason, now)
             self._end_journal()
             with explained(self._where):
-                _leave_wal(db, self._where)
+                _leave_wal(db, self._where, self.readers_leave_s)
 
     def close(self) -> None:
         """Close the connection, then release the lock; idempotent."""
-        if self._mine() and self._db is not None:
+        if self._mine() and self.db is not None:
             self._end_journal()
-            self._db.close()
-        self._lock.release()
+            self.db.close()
+        self.lock.release()
         super().close()
 
     def _go_on(self, db: sqlite3.Connection, progress: Progress) -> None:
@@ -174,9 +176,9 @@ class FileWriter(Appender):
 
     def disown(self) -> None:
         """In a forked child: forget the parent's connection without closing it."""
-        if self._db is not None:
-            keep_forever(self._db)
-        self._db = None
+        if self.db is not None:
+            keep_forever(self.db)
+        self.db = None
 
     def _in_place(self) -> bool:
         """True if the file we write still has its name: SQLite goes on writing to one that nobody will find."""
@@ -294,9 +296,9 @@ def _create(files: RunFiles, run: RunInfo, now: float) -> RunInfo:
     return begun
 
 
-def _leave_wal(db: sqlite3.Connection, where: str) -> None:
+def _leave_wal(db: sqlite3.Connection, where: str, patience_s: float) -> None:
     """Bring the log into the file and do without one from here on, which takes a moment without readers."""
-    deadline = time.monotonic() + _READERS_LEAVE_S
+    deadline = time.monotonic() + patience_s
     db.execute("PRAGMA busy_timeout = 0")
     while True:
         try:
