@@ -1,7 +1,7 @@
 """Write the pages that the catalogue makes: ``python -m rlwatch.catalogue [--check]``, in a clone's root.
 
 Pages of ``docs/`` hold blocks between ``<!-- catalogue: NAME -->`` and
-``<!-- end -->``; what stands between them is made here.
+``<!-- end -->``; what stands between them is made here, and so is the number of detectors, wherever it stands.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from pathlib import Path
 from rlwatch.catalogue import Kind, kinds
 from rlwatch.metrics import Family
 
-PAGES = ("docs/findings.md", "docs/control.md", "docs/alerts.md")
+PAGES = ("README.md", "docs/findings.md", "docs/control.md", "docs/alerts.md")
 BLOCK = re.compile(r"(<!-- catalogue: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+COUNT = re.compile(r"\b\d+ detectors\b")
 WHOLE = "Of a run as a whole"
 """Heading of the kinds that no detector reports."""
 
 
 def page(text: str) -> str:
-    """The page with its blocks made anew. Raises ``KeyError`` for a block of no such name."""
-    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
+    """The page with its blocks and counts made anew. Raises ``KeyError`` for a block of no such name."""
+    detectors = {kind.detector for kind in kinds().values() if kind.detector}
+    blocks = BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
+    return COUNT.sub(f"{len(detectors)} detectors", blocks)
 
 
 def findings() -> str:
