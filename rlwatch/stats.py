@@ -438,21 +438,26 @@ class Cusum(Stateful):
         return self.sum
 
 
-# For how long a condition has held, in rows and in steps, forgiving a single miss.
+# For how long a condition has held, in steps: a row of a coarse log stands for the steps since the row before it.
 
 
 class Hold(Stateful):
-    """Counts the rows since a condition began; more than ``forgive`` misses in a row end it.
+    """Counts the steps that rows stand for since a condition began; more than ``forgive`` misses in a row end it.
 
-    A step at or below the last one (a resume) starts anew.
+    A row stands for the steps since the one before it, as a mean over them or the last of them: for one step where every
+    step is logged. After a pause it stands for as many as rows did before. A step at or below the last one (a resume)
+    starts anew.
     """
 
-    MEMORY: ClassVar[tuple[str, ...]] = ("since", "rows", "_misses", "_last")
+    MEMORY: ClassVar[tuple[str, ...]] = ("since", "rows", "_covered", "_lead", "_gap", "_misses", "_last")
 
     def __init__(self, forgive: int = 0) -> None:
         self.forgive = forgive
         self.since: int | None = None
         self.rows = 0
+        self._covered = 0
+        self._lead = 0
+        self._gap = 1
         self._misses = 0
         self._last: int | None = None
 
@@ -460,27 +465,39 @@ class Hold(Stateful):
         """Take the next row."""
         if self._last is not None and step <= self._last:
             self.clear()
-        self._last = step
+        gap = 1 if self._last is None else step - self._last
+        stands_for = min(gap, self._gap)
+        self._gap, self._last = gap, step
         if condition:
-            self.since = step if self.since is None else self.since
+            if self.since is None:
+                self.since, self._lead = step, stands_for - 1
             self.rows += 1
+            self._covered += stands_for
             self._misses = 0
             return
         self._misses += 1
         if self._misses > self.forgive:
-            self.since, self.rows = None, 0
+            self._forget()
 
     def get(self) -> int:
         """Steps since it began; 0 if it does not hold."""
         return 0 if self.since is None or self._last is None else self._last - self.since
 
     def lasted(self, rows: int, steps: int = 0) -> bool:
-        """True where it has held for at least so many rows, spanning at least so many steps."""
-        return self.rows >= rows and self.get() >= steps
+        """True where it has held for so many rows of a log of every step, spanning at least so many steps.
+
+        In a coarser log for rows that stand for as many steps, but half as many at least, and two: one may be odd.
+        """
+        fewest = max(min(rows, 2), (rows + 1) // 2)
+        return self._covered >= rows and self.rows >= fewest and self.get() + self._lead >= steps
 
     def clear(self) -> None:
         """Forget."""
-        self.since, self.rows, self._misses, self._last = None, 0, 0, None
+        self._forget()
+        self._misses, self._last, self._gap = 0, None, 1
+
+    def _forget(self) -> None:
+        self.since, self.rows, self._covered, self._lead = None, 0, 0, 0
 
 
 # The whole of a run in a few points: pairs of numbers, averaged over ever longer stretches.

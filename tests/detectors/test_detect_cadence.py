@@ -21,14 +21,14 @@ DIES = {"reward/zero_std_frac": then(0.0, 1.0, AT), "optim/grad_norm": then(2.0,
 @pytest.mark.parametrize(
     ("detector", "curves", "dates"),
     [
-        (RewardDrop, {"reward/mean": then(2.0, 0.2, AT)}, {1: (212, 217), 5: (215, 220), 10: (230, 240)}),
-        (RewardDrop, {"reward/mean": then(2.0, 1.1, AT)}, {1: (213, 265), 5: (215, 265), 10: (230, 280)}),
-        (LengthExplosion, {"len/clipped": then(0.2, 1.0, AT)}, {1: (213, 235), 5: (215, 235), 10: (230, 250)}),
-        (NoSignal, DIES, {1: (215, 225), 5: (220, 245), 10: (240, 290)}),
+        (RewardDrop, {"reward/mean": then(2.0, 0.2, AT)}, {1: (212, 217), 5: (210, 215), 10: (220, 220)}),
+        (RewardDrop, {"reward/mean": then(2.0, 1.1, AT)}, {1: (213, 265), 5: (210, 265), 10: (220, 270)}),
+        (LengthExplosion, {"len/clipped": then(0.2, 1.0, AT)}, {1: (213, 235), 5: (210, 235), 10: (220, 240)}),
+        (NoSignal, DIES, {1: (215, 225), 5: (215, 225), 10: (230, 250)}),
         (
             KLReference,
             {"policy/kl_ref": then(0.2, 2.0, AT), "reward/mean": always(0.5)},
-            {1: (206, 224), 5: (215, 240), 10: (230, 280)},
+            {1: (206, 224), 5: (210, 225), 10: (220, 240)},
         ),
     ],
     ids=["reward halves", "reward loses much", "length", "signal", "kl"],
@@ -38,8 +38,10 @@ def test_a_change_is_warned_of_and_confirmed_at_its_date(detector, curves, dates
     """From an exact step change at 200 on; the onset is that step."""
     found = alarms(detector(), exact(curves, length=300 // every + 1, every=every))
 
-    assert (found["warning"].step, found["critical"].step) == dates[every]
-    assert {found["warning"].onset_step, found["critical"].onset_step} == {AT}
+    # In a coarse log the row that warns may be the one that is sure.
+    warned = found.get("warning", found["critical"])
+    assert (warned.step, found["critical"].step) == dates[every]
+    assert {warned.onset_step, found["critical"].onset_step} == {AT}
 
 
 def test_silence_is_dated_to_the_first_row_of_three_quarters():

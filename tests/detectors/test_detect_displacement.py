@@ -182,4 +182,4 @@ def test_the_numbers_of_the_phases():
     assert third.evidence["logp_positive"] == -2.0
     assert third.evidence["grad_factor"] == 4
     assert "the gradient norm is 4 times its start" in third.message
-    assert "75% of them became less likely" in third.message
+    assert "25% of them became less likely" in third.message, "the median of twenty rows, ten of which are new"

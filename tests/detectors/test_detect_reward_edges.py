@@ -98,10 +98,11 @@ def test_half_the_reward_is_critical_after_twelve_steps_and_a_third_after_sixty(
     assert ("critical" in found and found["critical"].step) == (critical or False)
 
 
-@pytest.mark.parametrize(("every", "change", "warned"), [(5, 200, 215), (10, 200, 230)])
-def test_a_fall_in_a_coarse_log_is_said_at_the_third_row_of_a_low_median(every, change, warned):
-    """Two of three rows turn the median."""
-    finding = alarms(RewardDrop(), rewards(then(1.0, 0.1, change), length=60, every=every))["warning"]
+@pytest.mark.parametrize(("every", "change", "warned"), [(5, 200, 210), (10, 200, 220)])
+def test_a_fall_in_a_coarse_log_is_said_at_the_second_row_of_a_low_median(every, change, warned):
+    """Two of three rows turn the median; a third makes sure, or the same where a row stands for ten steps."""
+    found = alarms(RewardDrop(), rewards(then(1.0, 0.1, change), length=60, every=every))
+    finding = found.get("warning", found["critical"])
 
     assert (finding.step, finding.onset_step) == (warned, change)
 

@@ -105,12 +105,28 @@ def test_cusum_forgets_an_ended_shift_in_bounded_time():
 
 def test_hold_counts_rows_and_steps():
     """Both must be reached."""
-    hold = fed(Hold(), [True] * 3, start=100, gap=10)
+    hold = fed(Hold(), [True] * 3, start=100)
 
-    assert (hold.since, hold.rows, hold.get()) == (100, 3, 20)
-    assert hold.lasted(3, 20)
+    assert (hold.since, hold.rows, hold.get()) == (100, 3, 2)
+    assert hold.lasted(3, 2)
     assert not hold.lasted(4)
-    assert not hold.lasted(3, 21)
+    assert not hold.lasted(3, 3)
+
+
+def test_a_row_of_a_coarse_log_stands_for_the_steps_before_it():
+    """Half as many rows are enough then, two at least; after a pause a row stands for no more than others did."""
+    early, late = fed(Hold(), [False, False, True], gap=10), fed(Hold(), [False, False, True, True], gap=10)
+    paused = fed(Hold(), [False, False])
+    for step in (100, 101):
+        paused.update(step, True)
+
+    assert not early.lasted(2)
+    assert early.lasted(1, 9)
+    assert late.lasted(4, 19)
+    assert not late.lasted(4, 20)
+    assert not late.lasted(5)
+    assert paused.lasted(2, 1)
+    assert not paused.lasted(3)
 
 
 def test_hold_forgives_as_many_misses_as_it_was_told():
