@@ -106,6 +106,7 @@ WITNESSES = (
     Witness("text/id0_frac", Family.ROLLOUTS, True, 0.1, same),
     Witness("text/looping_frac", Family.ROLLOUTS, True, 0.15, same),
     Witness("optim/grad_norm", Family.OPTIMISATION, True, math.log(5.0), least=1e-2),
+    Witness("critic/value_loss", Family.CRITIC, True, math.log(5.0), least=1e-2),
     Witness("policy/kl_ref", Family.TRUST_REGION, True, math.log(4.0), least=0.05),
     Witness("policy/kl_old", Family.TRUST_REGION, True, math.log(4.0), least=0.02),
     Witness("ratio/clipfrac", Family.TRUST_REGION, True, math.log(4.0), logit, least=0.05),

@@ -8,11 +8,13 @@ from exact_runs import alarms, always, exact, then, when, worst
 from rlwatch.detectors.exploration.entropy import EntropyCollapse, EntropyExplosion
 from rlwatch.detectors.mismatch.mismatch_growth import MismatchGrowth
 from rlwatch.detectors.optimisation.grad_spike import GradSpike
+from rlwatch.detectors.registry import default_detectors
 from rlwatch.detectors.reward.reward_drop import RewardDrop
 from rlwatch.detectors.reward.silent_groups import NoSignal
 from rlwatch.detectors.rollouts.lengths import LengthExplosion
 from rlwatch.detectors.trust_region.kl_reference import KLReference
-from rlwatch.records import ClosedStep
+from rlwatch.records import ClosedStep, Severity
+from rlwatch.testing.detector_contract import broken_run
 
 AT = 200
 DIES = {"reward/zero_std_frac": then(0.0, 1.0, AT), "optim/grad_norm": then(2.0, 0.0, AT), "reward/mean": always(0.3)}
@@ -190,3 +192,37 @@ def test_a_resume_from_before_the_trouble_ends_the_alarm_and_a_healthy_branch_st
     assert [step for step in said if step > 45] == []
     assert {f.onset_step for f in found.values()} == {120}
     assert {f.attempt for f in found.values()} == {2}
+
+
+def coarse(every: int) -> list[ClosedStep]:
+    """A run in which everything breaks at step 200, with a row every so many steps: the value of that step."""
+    return [row for row in broken_run(0, 520, 200) if row.step % every == 0 and row.step > 0]
+
+
+def first_warning(detector, rows):
+    """The first step with a finding above a remark; None without."""
+    return next((row.step for row in rows for f in detector.update(row) if f.severity is not Severity.INFO), None)
+
+
+SLOWER = {
+    "mismatch_blind": "compares the last rows with those before the fall of the reward, row by row",
+    "kl_reference": "asks for a trend over rows first",
+    "reward_constant": "counts equal values: a row is one value, however many steps it stands for",
+    "metric_vanished": "counts rows without the metric",
+}
+"""Detectors that a coarse log makes wait longer, and why."""
+
+
+@pytest.mark.parametrize("every", [5, 10])
+@pytest.mark.parametrize("detector", default_detectors(), ids=lambda detector: detector.name)
+def test_coarse_logs_are_warned_of_within_three_rows_of_where_fine_ones_are(detector, every):
+    """In steps, not in rows: whatever registers."""
+    make = type(detector)
+    fine = first_warning(make(), coarse(1))
+    if fine is None or detector.name in SLOWER:
+        return
+
+    late = first_warning(make(), coarse(every))
+
+    assert late is not None
+    assert late <= fine + max(10, 3 * every)
