@@ -444,7 +444,7 @@ class Cusum(Stateful):
 class Hold(Stateful):
     """Counts the steps that rows stand for since a condition began; more than ``forgive`` misses in a row end it.
 
-    A row stands for the steps since the one before it, as a mean over them or the last of them: for one where every step
+    A row stands for the steps since the one before it, as their mean or the last of them: for one where every step
     is logged. After a pause it stands for as many as rows did before. A step at or below the last (a resume) starts
     anew.
     """
