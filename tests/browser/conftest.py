@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,16 +83,37 @@ def train(tmp_path, store_url):
 TOKENS = {"operator": "the operator's token", "viewer": "a viewer's own token"}
 
 
-@pytest.fixture
-def app(store_url, monkeypatch):
-    """Address of the app over ``store_url``, started as ``rlwatch ui`` starts it."""
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+@contextmanager
+def serving(store_url):
+    """Address of an app over ``store_url``, started as ``rlwatch ui`` starts it."""
     where = place("127.0.0.1", ui.free_port("127.0.0.1"))
     login = Login({role: Token(token) for role, token in TOKENS.items()}, "what sessions are signed with")
-    server = ui.start_server(ui.app_script(), where, login, store_url, quiet=True)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        server = ui.start_server(ui.app_script(), where, login, store_url, quiet=True)
     problem = ui.wait_healthy(server, where.local)
     yield where.local if problem is None else pytest.fail(problem)
     ui.stop_server(server)
+
+
+@pytest.fixture
+def app(store_url):
+    """Address of the app over ``store_url``."""
+    with serving(store_url) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory):
+    """A directory store in which each test of a module has runs of its own."""
+    return str(tmp_path_factory.mktemp("shared") / "store")
+
+
+@pytest.fixture(scope="module")
+def shared_app(shared_store):
+    """Address of the app over ``shared_store``: started once for the tests to which other runs do no harm."""
+    with serving(shared_store) as address:
+        yield address
 
 
 def log_in(context, app, role="operator", name="ann"):
@@ -130,8 +152,8 @@ def page(browser, request):
     its last picture is kept in ``screenshots/``.
     """
     context = browser.new_context(viewport={"width": 1500, "height": 1000})
-    if "app" in request.fixturenames:
-        log_in(context, request.getfixturevalue("app"))
+    for name in {"app", "shared_app"} & set(request.fixturenames):
+        log_in(context, request.getfixturevalue(name))
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     errors = []

@@ -53,6 +53,7 @@ def listed(store_url):
     return row["state"], row["quiet"]
 
 
+@pytest.mark.thorough
 def test_an_alert_of_a_live_run_is_taken_on_in_the_browser(train, app, page, store_url, tmp_path, monkeypatch):
     """The row says who, so does the command line; a watcher who reminded before does not any more, nor escalates; the
     end is told.

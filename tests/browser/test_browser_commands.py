@@ -31,6 +31,7 @@ def last_step(store, run_id):
     return store.run(run_id).last_step
 
 
+@pytest.mark.thorough
 def test_live_training_is_paused_lowered_resumed_and_stopped(train, app, page, store_url):
     """Each through its dialog; the page says what the trainer did, and the trainer did it."""
     trainer, store = train("live_trl.py", steps=5), open_store(store_url)

@@ -36,11 +36,11 @@ def test_an_empty_page_fills_by_itself(app, page, store_url):
     expect(page.get_by_role("link", name="seed3")).to_be_visible()
 
 
-def test_hostile_text_is_shown_and_does_nothing(app, page, store_url):
+def test_hostile_text_is_shown_and_does_nothing(shared_app, page, shared_store):
     """In the list, the head, the charts, the findings: the page fixture fails on any dialog or script error."""
     finding = Finding("d", "k", Severity.WARNING, 20, 12, HOSTILE, {HOSTILE: HOSTILE}, metric=METRIC)
-    write(store_url, name=HOSTILE, metrics={METRIC: 1.5}, findings=[finding])
-    page.goto(app)
+    write(shared_store, "hostile", name=HOSTILE, metrics={METRIC: 1.5}, findings=[finding])
+    page.goto(shared_app)
     link = page.get_by_role("link", name=re.compile("<script>"))
     expect(link).to_be_visible()
     link.click()
@@ -54,25 +54,25 @@ def test_hostile_text_is_shown_and_does_nothing(app, page, store_url):
     assert page.locator("img[src='x']").count() == 0
 
 
-def test_a_row_opens_its_run_and_the_address_can_be_shared(app, page, store_url):
+def test_a_row_opens_its_run_and_the_address_can_be_shared(shared_app, page, shared_store):
     """By click inside the app, by address from outside."""
-    write(store_url, "run-a", name="alpha")
-    write(store_url, "run-b", name="beta")
-    page.goto(app)
+    write(shared_store, "run-a", name="alpha")
+    write(shared_store, "run-b", name="beta")
+    page.goto(shared_app)
     page.get_by_text("beta").click()
     expect(page.locator(".rl-name")).to_contain_text("beta")
     assert page.url.endswith("/run?run=run-b")
-    page.goto(f"{app}/run?run=run-a&from=5&to=9")
+    page.goto(f"{shared_app}/run?run=run-a&from=5&to=9")
     expect(page.locator(".rl-name")).to_contain_text("alpha")
     expect(page.get_by_role("slider").nth(0)).to_have_value("5")
 
 
-def test_the_range_stays_while_the_run_goes_on(app, page, store_url):
+def test_the_range_stays_while_the_run_goes_on(shared_app, page, shared_store):
     """Live refresh brings new steps and does not touch the zoom."""
-    write(store_url, steps=range(1, 31))
-    page.goto(f"{app}/run?run=r&from=5&to=15")
+    write(shared_store, "range", steps=range(1, 31))
+    page.goto(f"{shared_app}/run?run=range&from=5&to=15")
     expect(page.locator(".rl-facts")).to_contain_text("step 30")
-    write(store_url, steps=range(31, 95))
+    write(shared_store, "range", steps=range(31, 95))
     expect(page.locator(".rl-facts")).to_contain_text("step 94")
     expect(page.get_by_role("slider").nth(0)).to_have_value("5")
     expect(page.get_by_role("slider").nth(1)).to_have_value("15")
@@ -80,10 +80,10 @@ def test_the_range_stays_while_the_run_goes_on(app, page, store_url):
     assert "to=15" in page.url
 
 
-def test_a_moved_slider_is_in_the_address(app, page, store_url):
+def test_a_moved_slider_is_in_the_address(shared_app, page, shared_store):
     """So that a reload, and a colleague, see the same."""
-    write(store_url)
-    page.goto(f"{app}/run?run=r")
+    write(shared_store, "slider")
+    page.goto(f"{shared_app}/run?run=slider")
     handle = page.get_by_role("slider").nth(0)
     handle.focus()
     for _ in range(4):
@@ -93,30 +93,35 @@ def test_a_moved_slider_is_in_the_address(app, page, store_url):
     expect(page.get_by_role("slider").nth(0)).to_have_value("4")
 
 
-def test_what_was_opened_stays_open_while_the_run_goes_on(app, page, store_url):
+def test_what_was_opened_stays_open_while_the_run_goes_on(shared_app, page, shared_store):
     """Somebody reads the evidence when the next step arrives."""
     finding = Finding("d", "entropy_collapse", Severity.WARNING, 20, 12, "entropy fell", {"ratio": 0.1})
-    write(store_url, findings=[finding])
-    page.goto(f"{app}/run?run=r")
+    write(shared_store, "opened", findings=[finding])
+    page.goto(f"{shared_app}/run?run=opened")
     expect(page.locator("summary").first).to_be_visible()
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
     page.locator("summary").first.click()
     expect(page.locator("dd").first).to_be_visible()
-    write(store_url, steps=range(31, 61), findings=[Finding("d", "kl_drift", Severity.WARNING, 40, 35, "KL grew")])
+    write(
+        shared_store,
+        "opened",
+        steps=range(31, 61),
+        findings=[Finding("d", "kl_drift", Severity.WARNING, 40, 35, "KL grew")],
+    )
     expect(page.get_by_text("KL grew")).to_be_visible()
     expect(page.locator("dd").first).to_be_visible()
 
 
-def test_a_paused_page_keeps_still(app, page, store_url):
+def test_a_paused_page_keeps_still(shared_app, page, shared_store):
     """Whoever reads closely is not disturbed; one click and it goes on."""
-    write(store_url)
-    page.goto(f"{app}/run?run=r")
+    write(shared_store, "paused")
+    page.goto(f"{shared_app}/run?run=paused")
     expect(page.locator(".rl-facts")).to_contain_text("step 30")
     page.get_by_text("Live", exact=True).click()
     expect(page).to_have_url(re.compile("live=false"))
     page.wait_for_timeout(2_000)  # the address changes at once, what is drawn when the server has answered
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
-    write(store_url, steps=range(31, 61))
+    write(shared_store, "paused", steps=range(31, 61))
     page.wait_for_timeout(7_000)  # longer than a live page would wait
     expect(page.locator(".rl-facts")).to_contain_text("step 30")
     page.get_by_text("Live", exact=True).click()
@@ -136,20 +141,21 @@ def test_an_alert_leads_to_its_run_and_back(app, page, store_url):
     expect(page.get_by_text("1 run needs you")).to_be_visible()
 
 
-def test_a_run_that_ends_is_seen_to_end(app, page, store_url):
+def test_a_run_that_ends_is_seen_to_end(shared_app, page, shared_store):
     """The page notices, and asks no more."""
-    write(store_url)
-    page.goto(f"{app}/run?run=r")
+    write(shared_store, "ending")
+    page.goto(f"{shared_app}/run?run=ending")
     expect(page.get_by_role("button", name="Reset reference…")).to_be_enabled()
-    write(store_url, steps=range(31, 33), end=RunState.FINISHED)
+    write(shared_store, "ending", steps=range(31, 33), end=RunState.FINISHED)
     expect(page.locator(".rl-word").first).to_contain_text("finished")
     expect(page.get_by_role("button", name="Reset reference…")).to_be_disabled()
 
 
-def test_a_long_run_is_drawn_from_as_little_as_a_short_one(app, page, store_url, messages):
+@pytest.mark.thorough
+def test_a_long_run_is_drawn_from_as_little_as_a_short_one(shared_app, page, shared_store, messages):
     """20 000 steps: what crosses to the browser and is drawn there is what the width of a chart can show."""
-    write(store_url, steps=range(1, 20_001))
-    page.goto(f"{app}/run?run=r")
+    write(shared_store, "long", steps=range(1, 20_001))
+    page.goto(f"{shared_app}/run?run=long")
     expect(page.locator("canvas").nth(1)).to_be_visible()
     assert max(messages) < 50_000
 

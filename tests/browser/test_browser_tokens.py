@@ -54,6 +54,7 @@ def check_text_is_text(page):
     assert not set(shown) & set("\u202e\x00\x1b\u200b")
 
 
+@pytest.mark.thorough
 def test_a_huge_response_is_drawn_in_part_and_keeps_still_while_the_run_goes_on(app, page, store_url, messages):
     """16 384 tokens; new steps arrive, and neither the place nor the choice is lost."""
     write_spikes(store_url, [Spiked(20, length=16384, blamed=8)])
