@@ -12,6 +12,8 @@ from detection.score import AFTER_ROWS, AFTER_STEPS, Level, Rate, Run, Told, sha
 
 from rlwatch.records import StepRecord
 
+ENOUGH_ROWS = 10
+"""With fewer rows up to a failure nobody can be asked to tell it."""
 HOW: dict[str, Callable[[list[float]], float]] = {"mean": statistics.fmean, "last": lambda values: values[-1]}
 """Mean over the window (of a value that is NaN in one of its rows: NaN), or the last value in it."""
 
@@ -49,12 +51,14 @@ def _joined(rows: Sequence[StepRecord], how: Callable[[list[float]], float]) -> 
 class Agreement:
     """Of the runs that are sparser than they were: what became of their first alarm.
 
-    ``same``: within 10 steps or two rows of where it was, or none as before; ``healthy``: the same of healthy runs.
-    ``later``, ``earlier``, ``lost``, ``new``: how many are not.
+    ``same``: of those alarmed as they were logged, within 10 steps or two rows of where it was; ``able``: of these the
+    runs that still have ten rows by then. ``quiet``: of the others, not alarmed either. ``later``, ``earlier``,
+    ``lost``, ``new``: how many are neither.
     """
 
     same: Rate
-    healthy: Rate
+    able: Rate
+    quiet: Rate
     later: int
     earlier: int
     lost: int
@@ -65,20 +69,23 @@ def agreement(
     runs: Sequence[Run], dense: Sequence[Told], sparse: Sequence[Told], every: int, level: Level
 ) -> Agreement:
     """Compare what was told of ``runs`` (as they were logged) with what was told of a row every ``every`` steps."""
-    kept = [
-        (run, _fate(_first(a, level), _first(b, level), max(AFTER_STEPS, AFTER_ROWS * every)))
-        for run, a, b in zip(runs, dense, sparse, strict=True)
-        if run.spacing < every
-    ]
+    within = max(AFTER_STEPS, AFTER_ROWS * every)
+    fates = []
+    for run, a, b in zip(runs, dense, sparse, strict=True):
+        was = _first(a, level)
+        if run.spacing < every:
+            able = was is not None and (was + within) // every - run.steps[0] // every >= ENOUGH_ROWS
+            fates.append((run.project, _fate(was, _first(b, level), within), was is not None, able))
     return Agreement(
-        same=_same(kept),
-        healthy=_same([(run, fate) for run, fate in kept if run.severity == "healthy"]),
-        **{fate: sum(each == fate for _, each in kept) for fate in ("later", "earlier", "lost", "new")},
+        same=_same([(project, fate) for project, fate, alarmed, _ in fates if alarmed]),
+        able=_same([(project, fate) for project, fate, _, able in fates if able]),
+        quiet=_same([(project, fate) for project, fate, alarmed, _ in fates if not alarmed]),
+        **{name: sum(fate == name for _, fate, *_ in fates) for name in ("later", "earlier", "lost", "new")},
     )
 
 
-def _same(kept: Sequence[tuple[Run, str]]) -> Rate:
-    return share([run.project for run, _ in kept], [fate == "same" for _, fate in kept])
+def _same(fates: Sequence[tuple[str, str]]) -> Rate:
+    return share([project for project, _ in fates], [fate == "same" for _, fate in fates])
 
 
 def _first(told: Told, level: Level) -> int | None:

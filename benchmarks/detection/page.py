@@ -53,7 +53,7 @@ most without a licence: without them only our own logs are judged.
 
 - `real_runs`: thresholds of detectors and alert rules were looked at with these. In-sample.
 - `real_runs_2` and `wild`: no threshold was chosen with them up to 8a240a0. Since then this command prints them to
-  whoever changes a detector, so they are no longer unseen, and an improvement on them alone is none. Sets kept aside
+  whoever changes a detector, so count them as in-sample: an improvement on them alone is none. Sets kept aside
   judge that.
 - Labels of `real_runs_2` were made from the numbers before any detector ran; some are in doubt, and both ways are
   shown. Its crashes are of one repository. `wild` is healthy by one reader's eye but for one directory, which is in
@@ -94,9 +94,10 @@ def _section(recorded: Mapping[str, Recorded], name: str, told: Recorded) -> lis
         ]
     if others := sparser(recorded, name):
         parts += [
-            "rlwatch with rows further apart, as trainers log them: the mean over so many steps, or the last value. The"
-            " first alarm is *where it was* if it comes within 10 steps or two rows of where it came in the rows as"
-            " logged, or did not come, as there. Of runs whose rows were closer, however few rows are left of them.\n",
+            "rlwatch with rows further apart, as trainers log them: the mean over so many steps, or the last value. Of"
+            " the runs alarmed as they were logged, the first alarm is *where it was* if it comes within 10 steps or"
+            " two rows; a run of 40 steps cannot tell it in two rows of 20, so those that still have ten rows by then"
+            " are counted apart. Of runs not alarmed, *quiet stays quiet*. Only runs whose rows were closer.\n",
             markdown(tables.cadences(told, others, strict=any(run.doubt for run in told.runs))) + "\n",
         ]
     if name == "synth":

@@ -116,7 +116,8 @@ def chance(p: float, events: int) -> str:
 
 CADENCE_HEAD = (
     "rows joined", "level", "hit", "of crashes", "early", "placebo", "p", "false in 1000 rows", "in 1000 steps",
-    "healthy alarmed", "alarm where it was", "of healthy", "later", "earlier", "lost", "new",
+    "healthy alarmed", "alarm where it was", "with ten rows by then", "quiet stays quiet", "later", "earlier", "lost",
+    "new",
 )  # fmt: skip
 
 
@@ -128,11 +129,11 @@ def cadences(dense: Recorded, others: Sequence[Recorded], *, strict: bool, metho
         kept, answers = each.kept(strict)
         for level in ("critical", "any"):
             s = score(kept, answers[method], LEVELS[level])
-            same: tuple[str, ...] = ("-",) * 6
+            same: tuple[str, ...] = ("-",) * 7
             if each.every:
                 fate = agreement(runs, told[method], answers[method], each.every, LEVELS[level])
                 fates = (fate.later, fate.earlier, fate.lost, fate.new)
-                same = (rate(fate.same), rate(fate.healthy), *(str(number) for number in fates))
+                same = (rate(fate.same), rate(fate.able), rate(fate.quiet), *(str(number) for number in fates))
             table.append((
                 f"{each.every}, {each.how}" if each.every else "as logged",
                 level,
