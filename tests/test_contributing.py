@@ -43,7 +43,7 @@ def shell(commands: str, at: Path) -> str:
 
 def test_a_detector_is_a_file_an_entry_and_a_test(tmp_path: Path):
     """No other file is edited, and the contract suite finds it."""
-    copy = copied(tmp_path, "app", "docs", "tests/catalogue", "tests/detectors")
+    copy = copied(tmp_path, "README.md", "app", "docs", "tests/catalogue", "tests/detectors")
     recipe = blocks("Add a detector")
     for language, text in recipe:
         if language == "python":
@@ -57,7 +57,7 @@ def test_a_detector_is_a_file_an_entry_and_a_test(tmp_path: Path):
     said = shell(commands, copy)
 
     assert [language for language, _ in recipe] == ["python", "toml", "python", "sh"]
-    assert "written: docs/findings.md, docs/alerts.md" in said
+    assert "written: README.md, docs/findings.md, docs/alerts.md" in said
     assert "`ratio_outliers`" in (copy / "docs" / "findings.md").read_text()
     assert int(re.search(r"(\d+) passed", said)[1]) > 100
 
