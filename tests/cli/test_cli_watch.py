@@ -155,7 +155,7 @@ class Steps:
 
 def test_a_followed_log_is_judged_as_it_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows that were there have no time; those that come while we look are stamped."""
-    log = write_log(tmp_path / "train.log", _rows(1, 60))
+    log = write_log(tmp_path / "train.log", [row | {"epoch": 0.5} for row in _rows(1, 60)])
     told: list[str] = []
     steps = Steps(
         lambda: told.append(capsys.readouterr().out),
