@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="keep every run's alarms and findings here, set by set")
     parser.add_argument("--read", type=Path, nargs="+", help="judge no run, but take what was told from these")
     parser.add_argument("--page", type=Path, help="write the figures here, and those of README.md into it")
-    parser.add_argument("--command", default="make bench-detect", help="what the page says it was made by")
+    parser.add_argument("--command", default="`make bench-detect`", help="what the page says it was made by")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two of these, run by run")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()

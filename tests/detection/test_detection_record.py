@@ -162,3 +162,10 @@ def test_the_readme_gets_the_table_of_the_page(tmp_path: Path) -> None:
     assert "old" not in text
     assert page.readme(sets) in text
     assert page.readme(sets) in page.page(sets, state="abc", command="make bench-detect")
+
+
+def test_readmes_figures_are_those_of_the_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = text.split(page.BEGIN)[1].split(page.END)[0].strip()
+    assert table.count("\n") >= 3
+    assert table in (ROOT / "docs" / "detection.md").read_text()
