@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from rlwatch.catalogue import Kind, kinds
+from rlwatch.catalogue import Kind, kinds, knobs
 from rlwatch.metrics import Family
 
-PAGES = ("README.md", "docs/findings.md", "docs/control.md", "docs/alerts.md")
+PAGES = ("README.md", "docs/findings.md", "docs/control.md", "docs/alerts.md", "docs/diagnosis.md")
 BLOCK = re.compile(r"(<!-- catalogue: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 COUNT = re.compile(r"\b\d+ detectors\b")
 WHOLE = "Of a run as a whole"
@@ -60,7 +60,23 @@ def rules() -> str:
     return "| rule | kinds |\n|---|---|\n" + "".join(lines)
 
 
-BLOCKS: Mapping[str, Callable[[], str]] = {"findings": findings, "collapses": collapses, "rules": rules}
+def knob_table() -> str:
+    """The knobs, how each is known when it is turned, and how far is known to break runs."""
+    ways = {"up": "x {0:g}", "down": "/ {0:g}", "both": "x or / {0:g}"}
+    rows = (
+        f"| {knob.title} | {', '.join(f'`{name}`' for name in knob.metrics) or '-'} | {ways[knob.hurts].format(knob.harm)} "
+        f"| {knob.source} |\n"
+        for knob in knobs().values()
+    )
+    return "| knob | metrics that are it | known to break runs | source |\n|---|---|---|---|\n" + "".join(rows)
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "findings": findings,
+    "collapses": collapses,
+    "rules": rules,
+    "knobs": knob_table,
+}
 
 
 def main(arguments: list[str]) -> int:
