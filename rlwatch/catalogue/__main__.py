@@ -63,12 +63,11 @@ def rules() -> str:
 def knob_table() -> str:
     """The knobs, how each is known when it is turned, and how far is known to break runs."""
     ways = {"up": "x {0:g}", "down": "/ {0:g}", "both": "x or / {0:g}"}
-    rows = (
-        f"| {knob.title} | {', '.join(f'`{name}`' for name in knob.metrics) or '-'} | {ways[knob.hurts].format(knob.harm)} "
-        f"| {knob.source} |\n"
-        for knob in knobs().values()
-    )
-    return "| knob | metrics that are it | known to break runs | source |\n|---|---|---|---|\n" + "".join(rows)
+    lines = ["| knob | metrics that are it | known to break runs | source |\n|---|---|---|---|\n"]
+    for knob in knobs().values():
+        metrics = ", ".join(f"`{name}`" for name in knob.metrics) or "-"
+        lines.append(f"| {knob.title} | {metrics} | {ways[knob.hurts].format(knob.harm)} | {knob.source} |\n")
+    return "".join(lines)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
