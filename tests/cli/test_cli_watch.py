@@ -40,7 +40,9 @@ ROOT = Path(rlwatch.__file__).parent.parent
 
 
 def _rows(first: int, last: int, row: dict[str, float] = HEALTHY) -> list[dict[str, Any]]:
-    return [row | {"step": step, "reward": 0.3 + step % 7 / 100} for step in range(first, last + 1)]
+    return [
+        row | {"step": step, "epoch": step / 100, "reward": 0.3 + step % 7 / 100} for step in range(first, last + 1)
+    ]
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
