@@ -152,7 +152,7 @@ def _kind(name: str, table: Mapping[str, Any]) -> Kind:
 
 
 def _knob(name: str, table: Mapping[str, Any]) -> Knob:
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in table.items()}
     fields["options"] = tuple(re.compile(pattern) for pattern in fields.get("options", ()))
     fields["do"] = _uses(fields["do"])
     try:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector
-from rlwatch.detectors.rollouts.long_tail import inverse
+from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, inverse
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold
 from rlwatch.wording import number

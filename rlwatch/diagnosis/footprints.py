@@ -74,9 +74,10 @@ def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     if centre is not None:
         yield "centre", centre
     yield from _rewards(row)
-    loss, weight = get("loss/raw", get("loss/policy")), get("policy/kl_coef") or 0.0
+    loss = row["loss/raw"] if "loss/raw" in row else get("loss/policy")
+    drift = row["policy/kl_ref_k3"] if "policy/kl_ref_k3" in row else get("policy/kl_ref")
     if loss is not None:
-        yield "loss", loss - weight * (get("policy/kl_ref_k3", get("policy/kl_ref")) or 0.0)
+        yield "loss", loss - (get("policy/kl_coef") or 0.0) * (drift or 0.0)
     least, most = get("ratio/min"), get("ratio/max")
     if least and most and least > 0:
         yield "ratio", max(math.log(most), -math.log(least))
