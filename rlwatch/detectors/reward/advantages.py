@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import rounded
-from rlwatch.detectors.reward.silent_groups import SOLVED
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, inverse
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
@@ -16,6 +15,8 @@ TIMES = 3.0
 that differ: a third is one group in nine."""
 LEARNING = 5.0
 """Times smaller up to which it is what learning does, while the reward rises."""
+SOLVED = 0.95
+"""Mean reward on the common 0..1 scale from which hardly any group can differ."""
 ROWS, STEPS = 5, 20
 """Rows and steps it must last: a batch of hard data is one row."""
 
