@@ -152,14 +152,20 @@ def clock(rows: Rows) -> list[Alarm]:
 
 
 Peer = Callable[[Sequence[Labelled]], list[Told]]
+LONGEST = 3600.0
+"""Seconds that a peer may take for a set: some look at all of a run's past at every check."""
 
 
-def peer(python: Path, worker: Path) -> Peer:
-    """A package run by its own code, in its own environment; what it said it does not take back."""
+def peer(python: Path, worker: Path, longest: float = LONGEST) -> Peer:
+    """A package run by its own code, in its own environment; what it said it does not take back.
+
+    It raises ``subprocess.TimeoutExpired`` after ``longest`` seconds.
+    """
 
     def run_all(runs: Sequence[Labelled]) -> list[Told]:
         given = "".join(json.dumps(run.rows) + "\n" for run in runs)
-        done = subprocess.run([python, "-E", worker], input=given, capture_output=True, text=True, check=True)
+        command = [python, "-E", worker]  # PYTHONPATH may hold our own package of that name
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=longest)
         told = [
             [Alarm(step, critical, *kind) for step, critical, *kind in json.loads(line)]
             for line in done.stdout.splitlines()

@@ -42,7 +42,7 @@ class Recorded:
 def record(
     labelled: Sequence[Labelled], judges: Mapping[str, Judge], peers: Mapping[str, Peer], *, jobs: int, title: str
 ) -> Recorded:
-    """Let every method judge every run; a bar on stderr shows how far it is."""
+    """Let every method judge every run; a bar on stderr shows how far it is. A peer that takes too long is left out."""
     told: dict[str, list[Told]] = {name: [Told()] * len(labelled) for name in judges}
     rows = [len(run.run.steps) for run in labelled]
     done = 0
@@ -52,8 +52,19 @@ def record(
         for name, answer in zip(judges, answers, strict=True):
             told[name][place] = answer
     with ThreadPoolExecutor(jobs) as threads:
-        beside = dict(zip(peers, threads.map(lambda judge: tuple(judge(labelled)), peers.values()), strict=True))
-    return Recorded(tuple(run.run for run in labelled), {name: tuple(each) for name, each in told.items()} | beside)
+        answered = threads.map(lambda judge: _in_time(judge, labelled), peers.values())
+        beside = dict(zip(peers, answered, strict=True))
+    for name in (name for name, answers in beside.items() if answers is None):
+        print(f"{title}: not judged by {name}, which took too long")
+    whole = {name: tuple(each) for name, each in told.items()}
+    return Recorded(tuple(run.run for run in labelled), whole | {name: each for name, each in beside.items() if each})
+
+
+def _in_time(judge: Peer, labelled: Sequence[Labelled]) -> tuple[Told, ...] | None:
+    try:
+        return tuple(judge(labelled))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 _work: tuple[Sequence[Labelled], Sequence[Judge]] = ((), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,24 @@ def test_every_method_judges_every_run_and_keeps_its_place() -> None:
     found = record.record(log, judges, {}, jobs=2, title="samples")
     assert [run.name for run in found.runs] == [each.run.name for each in log]
     assert [told.alarms[0].step for told in found.told["clock"]] == [each.rows[39][0] for each in log]
+
+
+def test_a_peer_judges_in_its_own_process_and_one_that_takes_too_long_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = runs.sample_logs(ROOT / "sample_logs")[3:4]
+    (tmp_path / "first.py").write_text(
+        "import json, sys\nfor line in sys.stdin: print(json.dumps([[json.loads(line)[0][0], True, 'x']]))\n"
+    )
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    peers = {
+        "first": methods.peer(Path(sys.executable), tmp_path / "first.py"),
+        "slow": methods.peer(Path(sys.executable), tmp_path / "slow.py", longest=0.5),
+    }
+    found = record.record(log, {}, peers, jobs=2, title="samples")
+    assert list(found.told) == ["first"]
+    assert found.told["first"][0].alarms == (Alarm(log[0].rows[0][0], True, "x"),)
+    assert "not judged by slow" in capsys.readouterr().out
 
 
 def test_our_own_logs_are_labelled_from_what_is_expected_of_them() -> None:
