@@ -15,12 +15,12 @@ demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
 
 # Environments are made and the code is checked at once; the tests come one part after the other, each with two cores:
-# browsers, ranks and trainings that have to share them with another part run into deadlines.
+# browsers, ranks and trainings that have to share them with another part run into deadlines. Beside verl's two workers,
+# which wait for Ray, there is always one more process.
 test:
 	$(MAKE) -j3 --output-sync=target environments browser check $(VENV)/.compiled $(VENV_VERL)/.compiled
 	$(MAKE) unit
-	$(MAKE) verl
-	$(MAKE) numerical openrlhf wheel
+	$(MAKE) -j2 --output-sync=target verl numerical openrlhf wheel SETS=1
 
 environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
 
@@ -50,23 +50,26 @@ unit: $(VENV)/.compiled browser
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The rest of the tests: more of a kind that `make test` has one of, and loads. The faults have a command of their own.
-thorough: $(VENV)/.compiled browser
+thorough: $(VENV)/.compiled $(VENV_VERL)/.compiled browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m thorough $(ARGS)
+	$(VENV_VERL)/bin/python -m pytest -m thorough tests/verl $(ARGS)
+	$(MAKE) numerical
 
 # Which instructions torch computes with decides how sums are rounded: the rooms that compute, also under each set that
-# this machine has besides the one torch takes by itself, and with two threads. Left out is what compares words, places,
-# files or bits of one and the same set.
+# this machine has besides the one torch takes by itself, and with two threads; `make test` under the furthest from it.
+# Left out is what compares words, places, files or bits of one and the same set.
+SETS ?= 9
 NUMERICAL ?= tests/gradloc tests/tensors
 EXACT := $(addprefix --ignore=tests/gradloc/test_gradloc_,$(addsuffix .py,budget causes nonfinite refusal replay rows trigger unharmed)) \
   $(addprefix --ignore=tests/tensors/test_tensors_,$(addsuffix .py,counting finite padded shipping text))
 numerical: $(VENV)/.compiled
 	@others=$$($(BIN)/python -c 'import torch; known = ["default", "avx2", "avx512"]; own = torch.backends.cpu.get_cpu_capability().lower(); \
-	  print(*(known[:known.index(own)] if own in known else ["default"]), sep="\n")') && echo "$$others" \
+	  print(*(known[:known.index(own)][:$(SETS)] if own in known else ["default"]), sep="\n")') && echo "$$others" \
 	| xargs -r -P 2 -I@ env ATEN_CPU_CAPABILITY=@ OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -p no:cacheprovider $(NUMERICAL) $(EXACT) $(ARGS)
 
 # The verl integration, against the real verl: its transformers is not TRL's, so it has an environment of its own.
 verl: $(VENV_VERL)/.compiled
-	$(VENV_VERL)/bin/python -m pytest -n 3 --dist loadfile tests/verl $(ARGS)
+	$(VENV_VERL)/bin/python -m pytest -n 2 --dist loadfile tests/verl $(ARGS)
 
 # The OpenRLHF integration against OpenRLHF's own loss and training step.
 openrlhf: $(VENV_VERL)/.openrlhf

@@ -113,6 +113,7 @@ def test_nothing_of_the_clock_and_no_single_layer_is_in_a_run(flipped):
     assert [n for n in columns if n.startswith(("time/", "text/", "grad_layer/", "system/"))] == []
 
 
+@pytest.mark.thorough
 def test_a_seed_gives_one_table(flipped, short, starts):
     """NaN where it was NaN, null where it was null."""
     from forecast.trl_runs import train
@@ -122,6 +123,7 @@ def test_a_seed_gives_one_table(flipped, short, starts):
     assert without_nan(again) == without_nan(flipped[0])
 
 
+@pytest.mark.thorough
 def test_a_healthy_run_has_a_file_that_says_what_it_is(short, tmp_path, starts):
     """RLOO samples itself, so there is no mismatch to measure; a run that has its file is not made again."""
     import pyarrow.parquet as pq
@@ -142,6 +144,7 @@ def test_a_healthy_run_has_a_file_that_says_what_it_is(short, tmp_path, starts):
     assert make(job, tmp_path).endswith("there already")
 
 
+@pytest.mark.thorough
 def test_a_run_whose_weights_are_lost_says_when(short, starts):
     """From step 3 on the weights are not finite; TRL cannot sample from them, and what was recorded is kept."""
     from forecast.trl_runs import train
@@ -152,6 +155,7 @@ def test_a_run_whose_weights_are_lost_says_when(short, starts):
     assert end.startswith("RuntimeError: probability tensor")
 
 
+@pytest.mark.thorough
 def test_an_update_that_overflows_is_skipped_and_told(short, starts):
     """As with a float16 loss scaler: the weights stay finite."""
     from forecast.trl_runs import train
@@ -162,6 +166,7 @@ def test_an_update_that_overflows_is_skipped_and_told(short, starts):
     assert columns["truth/nan"] == [0.0] * 6
 
 
+@pytest.mark.thorough
 def test_an_engine_grows_old_step_by_step(short, starts):
     """Half a step more from step 2 on: weights are taken over at each step until every second one is due at step 5."""
     from forecast.trl_runs import train
@@ -204,6 +209,7 @@ def test_a_run_is_told_from_a_sound_one_by_its_fault_alone(recipes, jobs):
         assert lowest <= min(rates) < 1.6e-4 < 1.9e-4 < max(rates) <= highest, recipe.name
 
 
+@pytest.mark.thorough
 def test_every_recipe_builds(recipes, jobs, starts, tmp_path):
     """A trainer with its faults in place."""
     from forecast.trl_trainer import make_trainer, quiet

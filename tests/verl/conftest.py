@@ -20,6 +20,7 @@ os.environ.update(
     LOCAL_RANK="0",
     MASTER_ADDR="127.0.0.1",
     MASTER_PORT="0",
+    RAY_prestart_worker_first_driver="0",  # as many processes as CPUs, of which actors with an environment use none
 )
 
 import pytest  # noqa: E402

@@ -61,7 +61,10 @@ def unwatched(policy):
     return trained(policy)
 
 
-@pytest.mark.parametrize("level", ["scalars", "tokens", "gradients", "full"])
+@pytest.mark.parametrize(
+    "level",
+    ["scalars", *(pytest.param(level, marks=pytest.mark.thorough) for level in ("tokens", "gradients")), "full"],
+)
 def test_at_every_level(policy, unwatched, level):
     """Two mini-batches of two micro-batches each, twice."""
     assert_same(unwatched, trained(policy, level=level))
@@ -72,8 +75,8 @@ def test_at_every_level(policy, unwatched, level):
     [
         ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"],
         [f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio=0.2"],
-        [f"{ACTOR}.entropy_coeff=0.01"],
-        [f"{ACTOR}.fsdp_config.mixed_precision={FP16}".replace(ACTOR, f"++{ACTOR}")],
+        pytest.param([f"{ACTOR}.entropy_coeff=0.01"], marks=pytest.mark.thorough),
+        pytest.param([f"++{ACTOR}.fsdp_config.mixed_precision={FP16}"], marks=pytest.mark.thorough),
     ],
     ids=["lora", "a loss that draws random numbers", "entropy bonus", "float16"],
 )
@@ -91,13 +94,16 @@ def test_whatever_is_trained(policy, overrides):
 @pytest.mark.parametrize(
     "overrides",
     [
-        [],
+        pytest.param([], marks=pytest.mark.thorough),
         [
             "+actor_rollout_ref.model.override_config.attention_dropout=0.2",
             "actor_rollout_ref.model.enable_gradient_checkpointing=True",
             "actor_rollout_ref.model.use_remove_padding=True",
         ],
-        ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"],
+        pytest.param(
+            ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"],
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["plain", "dropout and checkpointing, packed", "lora"],
 )

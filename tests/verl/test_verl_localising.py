@@ -90,10 +90,10 @@ def gradient_again(engine, passes):
     ("overrides", "settings"),
     [
         ([], {}),
-        ([PACKED], {}),
-        ([f"{ACTOR}.entropy_coeff=0.1"], {"calculate_entropy": True}),
+        pytest.param([PACKED], {}, marks=pytest.mark.thorough),
+        pytest.param([f"{ACTOR}.entropy_coeff=0.1"], {"calculate_entropy": True}, marks=pytest.mark.thorough),
         ([f"{ACTOR}.policy_loss.loss_mode=gspo", PACKED], {"use_dynamic_bsz": True, "max_token_len_per_gpu": 24}),
-        (FUSED, {}),
+        pytest.param(FUSED, {}, marks=pytest.mark.thorough),
         ([PACKED, *FUSED], {}),
     ],
     ids=["padded", "packed", "entropy bonus", "sequence ratios and dynamic micro-batches", "fused", "fused and packed"],

@@ -321,7 +321,9 @@ def test_verl_loads_the_plugin_by_its_entry_point(begun, policy, there):
 LEGACY = Path(__file__).parent / "legacy_fit.py"
 
 
-@pytest.fixture(scope="module", params=[(), ("--break",)], ids=["to the end", "broken"])
+@pytest.fixture(
+    scope="module", params=[(), pytest.param(("--break",), marks=pytest.mark.thorough)], ids=["to the end", "broken"]
+)
 def unplugged(request, tmp_path_factory):
     """A verl that loads no plugins, as before 0.9, started by the launcher: its own ``run_ppo``, Ray, loop, Tracking."""
     folder = tmp_path_factory.mktemp("unplugged")

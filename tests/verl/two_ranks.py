@@ -1,4 +1,4 @@
-"""One rank of two that train verl's worker: python two_ranks.py RANK FOLDER. Writes what it found as JSON."""
+"""Two ranks that train verl's worker: python two_ranks.py FOLDER. Each writes what it found as JSON."""
 
 import os
 import sys
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import conftest  # noqa: F401  (verl on a CPU)
 
-RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
-os.environ.update(RANK=str(RANK), LOCAL_RANK=str(RANK), WORLD_SIZE="2")
+FOLDER = Path(sys.argv[1])
 
 import json  # noqa: E402
 
@@ -18,6 +17,9 @@ import torch.distributed as dist  # noqa: E402
 from rlwatch.integrations.localising import decoded_batches  # noqa: E402
 from rlwatch.integrations.verl.ranks import accepted  # noqa: E402
 from rlwatch.records import CULPRITS  # noqa: E402
+
+RANK = int(os.fork() == 0)  # what takes seconds to import is imported once
+os.environ.update(RANK=str(RANK), LOCAL_RANK=str(RANK), WORLD_SIZE="2")
 
 ROW, POSITION, CULPRIT = 3, 1, 1
 """Where the culprit is, and on which rank."""
@@ -81,4 +83,6 @@ worker, found = trained(localise=True)
 same = [torch.equal(one, other) for one, other in zip(before, state(worker), strict=True)]
 (FOLDER / f"rank{RANK}.json").write_text(json.dumps({"found": found, "compared": len(same), "same": all(same)}))
 dist.barrier()
+if RANK == 0:
+    os.wait()
 os._exit(0)  # threads of gloo may abort a process that ends in order
