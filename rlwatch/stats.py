@@ -25,6 +25,7 @@ __all__ = [
     "fit_line",
     "mad",
     "median",
+    "ordered_quantile",
     "quantile",
     "slope_interval",
     "theil_sen",
@@ -43,7 +44,11 @@ def quantile(values: Sequence[float], share: float) -> float:
     >>> quantile([1.0, 2.0, 4.0], 0.75)
     3.0
     """
-    ordered = sorted(values)
+    return ordered_quantile(sorted(values), share)
+
+
+def ordered_quantile(ordered: Sequence[float], share: float) -> float:
+    """The same of values in ascending order."""
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)

@@ -4,11 +4,15 @@ One metric that wanders says little: data differ in difficulty, batches are smal
 the very rows in which the entropy doubles or every answer is cut is a failure within two rows. Each witness is the
 deviation of one metric in one direction, in units of what moves it by chance in this run. Speed comes from agreement
 between families, caution from solitude.
+
+The limits were chosen on :mod:`rlwatch.testing.small_batches` with public runs in view (docs/detection.md says which):
+on those its figures are in-sample.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +23,7 @@ from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import NORMAL_80
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
-from rlwatch.stats import Hold, median, quantile
+from rlwatch.stats import Hold, median, ordered_quantile, quantile
 from rlwatch.wording import number
 
 REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 6, 3
@@ -139,31 +143,36 @@ def noise(values: Sequence[float]) -> float:
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / len(values)) if jumps else 0.0
 
 
-@dataclass(slots=True)
 class Earlier:
     """Deviations of the rows so far, without those of a failure that is suspected: what chance does in this run.
 
     They hold whatever moves the metric together with its neighbours: data of changing difficulty, small batches, waves.
     """
 
-    kept: deque[float]
-    away: int = 0
+    def __init__(self, most: int) -> None:
+        self._kept: deque[float] = deque(maxlen=most)
+        self._ordered: list[float] = []
+        self._away = 0
 
     def take(self, deviation: float, *, far: bool, accepted: int) -> None:
         """Remember one; those of an excursion only once it has lasted ``accepted`` rows."""
-        self.away = self.away + 1 if far else 0
-        if not far or self.away > accepted:
-            self.kept.append(deviation)
+        self._away = self._away + 1 if far else 0
+        if far and self._away <= accepted:
+            return
+        if len(self._kept) == self._kept.maxlen:
+            del self._ordered[bisect_left(self._ordered, self._kept[0])]
+        self._kept.append(deviation)
+        insort(self._ordered, deviation)
 
     @property
     def many(self) -> bool:
         """True once they tell what chance does."""
-        return len(self.kept) >= MANY
+        return len(self._ordered) >= MANY
 
     def scale(self) -> tuple[float, float, float]:
         """Usual deviation (0 at least), standard deviation of the upper half, and the largest one."""
-        middle = median(self.kept)
-        return max(middle, 0.0), (quantile(self.kept, 0.95) - middle) / NORMAL_95, max(self.kept)
+        middle = ordered_quantile(self._ordered, 0.5)
+        return max(middle, 0.0), (ordered_quantile(self._ordered, 0.95) - middle) / NORMAL_95, self._ordered[-1]
 
 
 class Watch:
@@ -173,8 +182,8 @@ class Watch:
         self.witness = witness
         self._sign = 1.0 if witness.up else -1.0
         self._rows: deque[tuple[int, float, float]] = deque(maxlen=48)
-        self._sorted: list[float] = []
-        self._earlier = Earlier(deque(maxlen=80))
+        self._ordered: list[float] = []
+        self._earlier = Earlier(80)
         self._beyond = Hold(forgive=1)
         self._spike = 0.0
         self._blank = 0
@@ -205,25 +214,34 @@ class Watch:
 
     def _add(self, step: int, x: float, value: float) -> None:
         rows = self._rows
-        while rows and rows[-1][0] >= step:
-            rows.pop()
+        if rows and rows[-1][0] >= step:
+            while rows and rows[-1][0] >= step:
+                rows.pop()
+            self._ordered = sorted(x for _, x, _ in islice(rows, max(len(rows) - LAST, 0)))
+        if len(rows) == rows.maxlen:
+            self._drop_oldest()
         rows.append((step, x, value))
+        if len(rows) > LAST:
+            insort(self._ordered, rows[-1 - LAST][1])
         while len(rows) > REFERENCE_ROWS + LAST and rows[0][0] <= step - REFERENCE_STEPS:
-            rows.popleft()
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        del self._ordered[bisect_left(self._ordered, self._rows.popleft()[1])]
 
     def _judge(self) -> None:
         rows, witness = self._rows, self.witness
-        (step, now, value), (_, before, value_before) = rows[-1], rows[-2]
-        xs = [x for _, x, _ in islice(rows, len(rows) - LAST)]
-        self.level = level = median(xs)
+        (_, now, value), (_, before, value_before) = rows[-1], rows[-2]
+        self.level = level = ordered_quantile(self._ordered, 0.5)
         self.deviation = deviation = min(now, before) - level
-        self._beyond.update(step, now - level >= witness.effect / 2.0)
+        self._beyond.update(rows[-1][0], now - level >= witness.effect / 2.0)
         # A unit is a third of the effect at least, so below half the effect nothing is evidence.
         if now - level < witness.effect / 2.0:
             self._earlier.take(deviation, far=False, accepted=ACCEPTED_ROWS)
             return
-        usual, spread, largest = self._scale(xs)
-        unit = max(witness.effect / 3.0, noise(xs), spread)
+        usual, spread, largest = self._scale()
+        near = noise([x for _, x, _ in islice(rows, len(rows) - LAST)])
+        unit = max(witness.effect / 3.0, near, spread)
         z = (deviation - usual) / unit
         if self._earlier.many and deviation <= largest:
             z = min(z, UNPRECEDENTED)
@@ -235,10 +253,10 @@ class Watch:
         self.alone = z >= SILENCE + MOST * UNIT and min(value, value_before) >= witness.alone
         self._earlier.take(deviation, far=z >= 2.0 * UNIT, accepted=ACCEPTED_ROWS)
 
-    def _scale(self, xs: Sequence[float]) -> tuple[float, float, float]:
+    def _scale(self) -> tuple[float, float, float]:
         if self._earlier.many:
             return self._earlier.scale()
-        return 0.0, (max(xs) - self.level) / NORMAL_80, math.inf
+        return 0.0, (self._ordered[-1] - self.level) / NORMAL_80, math.inf
 
     def _matters(self, *values: float) -> bool:
         return min(values) >= self.witness.least and max(values) <= self.witness.most
@@ -271,7 +289,7 @@ class RewardFall:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[int, float]] = deque(maxlen=62)
-        self._earlier = {rows: Earlier(deque(maxlen=200)) for rows in self.WINDOWS}
+        self._earlier = {rows: Earlier(200) for rows in self.WINDOWS}
         self._low, self._high = math.inf, -math.inf
         self._start: float | None = None
         self._beyond = Hold(forgive=1)
