@@ -68,7 +68,7 @@ def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
         if size > 0.1:
             yield "one-sided", float(low > -0.02 * size or high < 0.02 * size)
     spread, silent = get("adv/std"), get("reward/zero_std_frac")
-    if spread is not None and (silent or 0.0) < 1:
+    if spread is not None and 0 <= (silent or 0.0) < 1:
         yield "spread", spread / math.sqrt(1 - (silent or 0.0))
     centre = get("adv/mean")
     if centre is not None:
@@ -79,10 +79,10 @@ def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     if loss is not None:
         yield "loss", loss - (get("policy/kl_coef") or 0.0) * (drift or 0.0)
     least, most = get("ratio/min"), get("ratio/max")
-    if least and most and least > 0:
+    if least is not None and most is not None and least > 0 and most > 0:
         yield "ratio", max(math.log(most), -math.log(least))
     distance = get("mismatch/logp_absdiff")
-    if distance:
+    if distance is not None and distance > 0:
         yield "engine", math.log(distance)
 
 

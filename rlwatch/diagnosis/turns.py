@@ -122,6 +122,10 @@ TINY = 1e-12
 """Smaller sizes are 0, which is a value: from 0 to anything is a jump."""
 
 
+LARGEST = 709.0
+"""The largest logarithm of a size that a float holds."""
+
+
 def _log(value: float) -> float:
     return math.log(max(abs(value), TINY))
 
@@ -206,7 +210,7 @@ class Dial:
             self._go_on(self.open, step, x, value)
         elif beyond >= max(math.log(self.least), TIMES_USUAL * self._usual()):
             began = self.last_at_level
-            before = math.exp(self.sign * self.level)
+            before = math.exp(min(self.sign * self.level, LARGEST))
             self.open = Turn(self.knob, self.metric, began + 1, 0.0 if before < 2 * TINY else before, ((step, value),))
             self.far = x
 

@@ -4,10 +4,12 @@ import math
 
 import pytest
 from found import INFO, WARNING, found, happened
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlwatch import catalogue
 from rlwatch.demo import Recipe
-from rlwatch.diagnosis import KnobTracker, Sureness, Told, advice, config_turns, diagnose
+from rlwatch.diagnosis import TRACKED, KnobTracker, Sureness, Told, advice, config_turns, diagnose
 
 RATE, BETA, AGE = "optim/lr", "policy/kl_coef", "staleness/mean"
 
@@ -157,6 +159,18 @@ def test_rows_as_ever_leave_no_footprint():
     assert footprints({}) == set()
     assert footprints(dict.fromkeys(row(0), math.nan)) == set()
     assert footprints({"adv/min": -9.0}, since=100, until=102) == set()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.dictionaries(st.sampled_from(sorted(TRACKED)), st.floats(), max_size=9), min_size=1, max_size=80))
+def test_whatever_a_run_logs_nothing_is_raised(rows):
+    """Values out of every range, infinities and NaN are data."""
+    tracker = KnobTracker()
+    for step, values in enumerate(rows):
+        tracker.update(step, values)
+
+    assert all(turn.words(len(rows)) for turn in tracker.turns)
+    assert diagnose(COLLAPSE, turns=tracker.turns).causes
 
 
 # Blame.
