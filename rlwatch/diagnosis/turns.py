@@ -75,7 +75,10 @@ class Turn:
         before, after = self.before, self.at(step)
         if isinstance(before, str) or isinstance(after, str) or not (math.isfinite(before) and math.isfinite(after)):
             return None
-        return after / before if before * after > 0 else None
+        if 0 in (before, after) or (before > 0) != (after > 0):
+            return None
+        ratio = after / before
+        return ratio if 0 < ratio < math.inf else None
 
     def words(self, step: int) -> str:
         """The change as far as ``step``.
