@@ -17,6 +17,8 @@ from rlwatch.wording import number
 
 HELD_OUT_FALL = 0.1
 """Of its best level that a held-out score must have lost."""
+LOST = 0.25
+"""The same where all of its last ``STALL`` values are below the best: few evaluations tell little of their noise."""
 HELD_OUT_GAIN = 0.25
 """Of its first value that a held-out score must have gained for length to be no doubt."""
 STALL = 6
@@ -218,8 +220,11 @@ class HeldOut:
 
     @property
     def fell(self) -> bool:
-        """A tenth below its best, beyond its noise, under a training reward that did not fall."""
-        return self._paid and self._watch.fallen(HELD_OUT_FALL)
+        """A tenth below its best, beyond its noise, under a training reward that did not fall; or, however noisy, a
+        quarter below it after as many evaluations as make a stall.
+        """
+        lost = self._since >= STALL and self.now <= (1.0 - LOST) * self.best
+        return self._paid and (self._watch.fallen(HELD_OUT_FALL) or (lost and self.best > 0.0))
 
     @property
     def stalls(self) -> bool:
