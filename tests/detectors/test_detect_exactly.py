@@ -1,5 +1,7 @@
 """Exactly at a limit, with numbers that a computer holds exactly: it is said of each limit on which side it lies."""
 
+import math
+
 import pytest
 from exact_runs import always, exact, then, worst
 
@@ -85,6 +87,17 @@ CASES = {
     "entropy: 1.5 of it beside a lost reward": (EntropyExplosion, entropy(1.5) | {REWARD: FALLING}, None),
     "entropy: twice for critical": (EntropyExplosion, entropy(2.0) | {REWARD: FALLING}, "warning"),
     "entropy: three times by itself": (EntropyExplosion, entropy(3.0) | {REWARD: always(0.5)}, None),
+    "entropy: seven tenths of noise": (
+        EntropyExplosion,
+        {"policy/entropy": then(3.0, 0.7 * math.log(1000), 40), "policy/vocab_size": always(1000.0)},
+        None,
+    ),
+    "entropy: near noise, which it has not risen to": (
+        EntropyExplosion,
+        entropy(1.3) | {"policy/vocab_size": always(4.0)},
+        None,
+    ),
+    "sides: twice, for nothing": (EntropySides, sides(1.0, 2.0) | {REWARD: always(0.5)}, "warning"),
     "sides: half as much again": (EntropySides, sides(1.0, 1.5), "info"),
     "sides: three quarters of the growth": (EntropySides, sides(1.25, 1.75), "info"),
     "sides: 0.15 of the positive, 0.4 of the negative": (EntropySides, sides(0.15, 0.4), "warning"),
