@@ -52,6 +52,17 @@ def test_shares_of_the_layers_add_up_to_one():
     assert direction.layers["model.layers.1"] == pytest.approx(layer / direction.norm**2, rel=1e-5)
 
 
+def test_one_weight_in_float64_makes_the_sums_so():
+    """Its squares do not fit into float32: a norm of 1e30 is still a number."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False).double())
+    for parameter, value in zip(model.parameters(), (3.0, 1e30), strict=True):
+        parameter.grad = torch.full_like(parameter, value)
+    direction = Direction.of(model)
+
+    assert direction.norm == pytest.approx(2e30, rel=1e-12)
+    assert direction.finite
+
+
 def test_a_tied_weight_counts_once():
     """The head and the embedding are one parameter with one gradient."""
     model = stepped(tie=True)

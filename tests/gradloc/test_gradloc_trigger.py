@@ -49,6 +49,16 @@ def test_healthy_noise_fires_less_than_once_in_a_thousand_steps(sigma):
     assert alarms <= 5
 
 
+@pytest.mark.parametrize(("norm", "tokens"), [(0.0, 1000), (-1.0, 1000), (1.0, 0), (0.0, 0)])
+def test_a_step_without_gradient_or_tokens_neither_fires_nor_teaches(norm, tokens):
+    """No group had a signal, or nothing was sampled; the threshold of one that has is known all the same."""
+    trigger, plain = Trigger(), Trigger()
+    for step, (usual, n) in enumerate(healthy(50)):
+        decision = trigger.check(step, norm, tokens)
+        assert not decision.fires
+        assert trigger.check(step, usual, n) == plain.check(step, usual, n)
+
+
 def test_a_sixteenfold_larger_batch_is_no_spike_nor_is_a_smaller_one():
     """What counts is the norm of a single token's gradient: neither direction fires or hides a spike."""
     tokens = [16_000] * 60 + [1_000] * 60 + [16_000] * 60

@@ -1,5 +1,6 @@
 """Runs on network file systems: written on the node, shared as snapshots."""
 
+import errno
 import os
 import sqlite3
 import warnings
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlwatch.clock import ManualClock
-from rlwatch.errors import ControlUnavailableError, RunLockedError, RunNotFoundError, StoreError
+from rlwatch.errors import ControlUnavailableError, RunLockedError, RunNotFoundError, StoreError, StoreFullError
 from rlwatch.records import CommandStatus, RunInfo, RunState
 from rlwatch.store.sqlite import layout
 from rlwatch.store.sqlite import shared as shared_store
@@ -158,6 +159,36 @@ def test_what_a_killed_writer_had_not_published_comes_with_the_resume_on_its_nod
     assert [record.step for record in _node(tmp_path, "b").records("run")] == [1, 2, 3, 4]
 
 
+def test_the_local_copy_stays_where_the_shared_one_is_no_further(tmp_path: Path, shared: SharedStore):
+    """It is not fetched again over the network."""
+    fill(shared, steps(1, 2), finish=True)
+    local = tmp_path / "a" / "local" / "run" / "run.db"
+    before = local.stat().st_ino
+    fill(shared, steps(3, attempt=2), finish=True)
+
+    assert local.stat().st_ino == before
+
+
+def test_a_full_disk_that_shows_only_when_it_is_written_through_is_an_error(tmp_path: Path, shared, monkeypatch):
+    """Network file systems take a write and refuse it later: nothing half is shown, and no litter is left."""
+    writer = shared.open_run(RunInfo("run"))
+    writer.write(steps(1))
+    with monkeypatch.context() as full:
+
+        def fsync(_: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full.setattr(os, "fsync", fsync)
+        with pytest.raises(StoreFullError, match="nfs"):
+            writer.heartbeat(1060.0)
+    assert shared.records("run") == []
+    assert sorted(path.name for path in (tmp_path / "nfs" / "run").iterdir()) == ["run.db", "run.lock"]
+
+    writer.heartbeat(1065.0)
+    assert [record.step for record in shared.records("run")] == [1]
+    writer.close()
+
+
 def test_a_damaged_local_copy_gives_way_to_the_shared_one(tmp_path: Path, shared: SharedStore):
     """A node whose disk was full, say."""
     fill(shared, steps(1, 2), finish=True)
@@ -178,7 +209,7 @@ def test_two_nodes_cannot_write_one_run(tmp_path: Path, shared: SharedStore):
 
 def test_a_file_system_that_cannot_lock_is_let_through(tmp_path: Path, shared: SharedStore, monkeypatch):
     """The lock on the node still holds."""
-    import errno
+
     import fcntl
 
     real = fcntl.flock
