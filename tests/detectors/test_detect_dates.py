@@ -62,7 +62,7 @@ RUNS = {
     ),
     "a largest difference that was always large": (
         MismatchBlind,
-        {"mismatch/k3": (1e-3, 1e-3), "mismatch/prob_absdiff_max": (0.8, 0.95)} | LOST,
+        {"mismatch/k3": (1e-3, 1e-3), "mismatch/prob_absdiff_max": (0.89, 0.95)} | LOST,
     ),
     "correlation": (MismatchCorrelation, {"mismatch/prob_corr": (0.999, 0.9)}),
     "mismatch": (MismatchGrowth, {"mismatch/k3": (1e-3, 0.2)}),
@@ -139,7 +139,7 @@ SAID = {
     "pass@8 lost": (({"warning": 82}, 67, 168), ({"warning": 64}, 62, 163)),
     "likelihood of right answers": (({"warning": 68}, 64, 166), ({"warning": 63}, 61, 163)),
     "estimates of KL that see nothing": (({"warning": 68}, 60, 168), ({"warning": 63}, 60, 164)),
-    "a largest difference that was always large": (({"warning": 69}, 60, 165), ({"warning": 63}, 60, 162)),
+    "a largest difference that was always large": (({"warning": 71}, 69, 165), ({"warning": 63}, 62, 162)),
     "correlation": (({"warning": 66}, 60, 166), ({"warning": 62}, 60, 162)),
     "mismatch": (({"warning": 66, "critical": 67}, 60, 166), ({"critical": 62}, 60, 162)),
     "mismatch beyond its band": (({"info": 68}, 60, 165), ({"info": 63}, 60, 161)),
@@ -256,7 +256,7 @@ NUMBERS = {
     ),
     "a largest difference that was always large": (
         "mismatch/prob_absdiff_max",
-        1.1875,
+        1.0,
         None,
         {"mismatch/k3": 0.001, "mismatch/prob_absdiff_max": 0.95, "reward": 0.1, "reward_best": 0.8},
     ),
