@@ -341,7 +341,8 @@ def test_the_score_of_a_row_of_its_own_is_heard():
 
 def test_a_score_that_slips_from_evaluation_to_evaluation_is_a_fall_however_few_there_are():
     """Every 25 steps one: up for six of them, then down to two thirds under a reward that rises on."""
-    score = lambda s: None if s % 25 else 0.2 + 0.0015 * s if s <= 150 else 0.425 - 0.0007 * (s - 150)  # noqa: E731
+    level = lambda s: 0.2 + 0.0015 * s if s <= 150 else 0.425 - 0.0007 * (s - 150)  # noqa: E731
+    score = lambda s: None if s % 25 else level(s) + (0.02 if s % 50 else -0.02)  # noqa: E731
     rows = exact({"reward/mean": wobbling(rising(0.2, 0.9, 300)), "val/score": score}, length=400)
 
     assert "fell from" in alarms(RewardHacking(), rows)["warning"].message
