@@ -86,7 +86,6 @@ EXPLORATION: tuple[Metric, ...] = (
         same("entropy/mean"), same("entropy/all/mean", "prime-rl"), same("entropy/all", "prime-rl"), same("ppo_actor/update/entropy/avg", "areal"),
         same("policy/policy_entropy", "skyrl"), proxy("optim/entropy", "tinker", aggregator="mean surprise of the sampled tokens"),
         proxy("approx_entropy", "nemo-rl", aggregator="mean surprise of the sampled tokens"), proxy("rollout/entropy", "slime", aggregator="policy before the update"),
-        proxy("objective/entropy", "trl", aggregator="surprise of the sampled tokens, summed over a sequence"),
         same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
         proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
         proxy("train/entropy_loss", "slime"),

@@ -45,6 +45,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
         r"|per_worker|per_step$|forwarded_tokens|masked_token|num_branches|num_total_tokens|token_counts|minmax_diff",
         "how the batch was made up",
     ),
+    (r"^objective/entropy$", "the surprise of whole responses: it grows with their length"),
     (r"tool|(?:^|[/_])(?:branch|assistant_messages|turns?)(?:[/_]|$)|malformed", "of tools and turns"),
     (
         r"(?:^|[/_])(?:coef|coeff|beta|eps|threshold|lambda|cliprange(?:_low|_high)?|alpha|phi|temperature|top_p|top_k)$"

@@ -34,7 +34,7 @@ MATTERS: dict[str, dict[str, str]] = {
         "policy/approxkl_avg": "policy/kl_old", "policy/clipfrac_avg": "ratio/clipfrac", "policy/entropy_avg": "policy/entropy",
         "objective/scores": "reward/mean", "objective/kl": "policy/kl_ref", "val/ratio": "ratio/mean",
     },
-    "trl/online_dpo": {"objective/scores": "reward/mean", "objective/entropy": "policy/entropy", "objective/kl": "policy/kl_ref"},
+    "trl/online_dpo": {"objective/scores": "reward/mean", "objective/kl": "policy/kl_ref"},
     "openrlhf": {
         "response_clip_ratio": "len/clipped", "score": "reward/mean", "total_length": "len/mean", "critic_loss": "critic/value_loss",
         "values": "critic/value_mean", "critic_lr": "critic/lr", "entropy_loss": "policy/entropy", "kl": "policy/kl_ref",
