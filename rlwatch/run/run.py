@@ -377,7 +377,12 @@ def _end_all(state: str, reason: str) -> None:
             run.end(state, reason, min(END_S, max(0.5, until - time.monotonic())))
 
 
+_terminating: list[float] = []
+"""Times at which the main thread came to run the handler below."""
+
+
 def _on_sigterm(*_: object) -> None:
+    _terminating.append(time.monotonic())
     try:
         _end_all("crashed", "killed by SIGTERM")
     finally:  # die as the sender expects, with the right exit status, whatever was raised (a Ctrl-C, say)
@@ -407,11 +412,32 @@ def _insist() -> None:
 def _wait_for_sigterm(read: int, pid: int) -> None:
     while True:
         if signal.SIGTERM in os.read(read, 64) and _handles_sigterm():
+            comes_to = _asked_main_thread()
             time.sleep(SIGNAL_S)
-            if _handles_sigterm():
+            if _handles_sigterm() and (_terminating or not comes_to):
                 break
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL; Python allows its own call in the main thread only
     os.kill(pid, signal.SIGTERM)
+
+
+def _asked_main_thread() -> list[bool]:
+    """A list that the main thread adds to as soon as it runs anything: after the handlers of signals that came.
+
+    If it does so and our handler has not run, another one took the signal, and was gone by the time it was looked for.
+    """
+    came: list[bool] = []
+
+    def come(_: object) -> int:
+        came.append(True)
+        return 0
+
+    call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(come)
+    _asked.append(call)  # it may be called at any later time
+    ctypes.pythonapi.Py_AddPendingCall(call, None)
+    return came
+
+
+_asked: list[object] = []
 
 
 def _handles_sigterm() -> bool:
