@@ -181,3 +181,29 @@ def test_a_handler_that_the_program_installs_later_is_the_last_word(tmp_path):
     done = run_program(TOOK_OVER, tmp_path, having="rlwatch")
 
     assert (done.returncode, done.stdout.strip()) == (0, "['saved']"), done.stderr
+
+
+TOOK_OVER_FOR_A_MOMENT = """
+import os, signal, sys, time
+import rlwatch
+from rlwatch.run import run as process_ends
+process_ends.SIGNAL_S = 0.5
+run = rlwatch.init(store=sys.argv[1], run_id="r")
+heard = []
+before = signal.signal(signal.SIGTERM, lambda *_: heard.append("saved"))
+os.kill(os.getpid(), signal.SIGTERM)
+while not heard:
+    pass
+signal.signal(signal.SIGTERM, before)
+end = time.monotonic() + 2.0
+while time.monotonic() < end:
+    time.sleep(0.01)
+print(heard)
+"""
+
+
+def test_a_handler_that_was_there_for_the_signal_alone_is_the_last_word_too(tmp_path):
+    """It had gone by the time that the signal's number was read."""
+    done = run_program(TOOK_OVER_FOR_A_MOMENT, tmp_path, having="rlwatch")
+
+    assert (done.returncode, done.stdout.strip()) == (0, "['saved']"), done.stderr
