@@ -10,8 +10,10 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import lru_cache
 from typing import Any, ClassVar
+
+import numpy as np
 
 __all__ = [
     "GAUSSIAN",
@@ -58,7 +60,9 @@ def ordered_quantile(ordered: Sequence[float], share: float) -> float:
 
 def median(values: Sequence[float]) -> float:
     """Middle of ``values`` (finite, at least one)."""
-    return quantile(values, 0.5)
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] + 0.0 if len(ordered) % 2 else ordered[half - 1] * 0.5 + ordered[half] * 0.5
 
 
 def mad(values: Sequence[float], center: float | None = None) -> float:
@@ -86,7 +90,7 @@ def theil_sen(steps: Sequence[int], values: Sequence[float]) -> float:
     0.1
     """
     slopes = _slopes(steps, values)
-    return median(slopes) if slopes else 0.0
+    return float(ordered_quantile(slopes, 0.5)) if len(slopes) else 0.0
 
 
 def slope_interval(steps: Sequence[int], values: Sequence[float]) -> tuple[float, float] | None:
@@ -98,18 +102,31 @@ def slope_interval(steps: Sequence[int], values: Sequence[float]) -> tuple[float
     (0.5, 0.5)
     """
     slopes = _slopes(steps, values)
-    if not slopes:
+    if not len(slopes):
         return None
     n = len(steps)
     # Kendall's S, the slopes above less those below a trial slope, has the variance n (n - 1)(2 n + 5) / 18 under no
     # trend. So many slopes to each side of the median, as a share of all of them, bound the interval.
     half = NORMAL_95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0) / 2.0 / len(slopes)
-    return quantile(slopes, max(0.5 - half, 0.0)), quantile(slopes, min(0.5 + half, 1.0))
+    low, high = (ordered_quantile(slopes, share) for share in (max(0.5 - half, 0.0), min(0.5 + half, 1.0)))
+    return float(low), float(high)
 
 
-def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    points = zip(steps, values, strict=True)
-    return [(y - b) / (x - a) for (a, b), (x, y) in combinations(points, 2) if x != a]
+def _slopes(steps: Sequence[int], values: Sequence[float]) -> Any:
+    """Slopes between all pairs of different steps, in ascending order, as an array."""
+    at, height = np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
+    first, second = _pairs(len(at))
+    run = at[second] - at[first]
+    apart = run != 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        slopes = (height[second] - height[first])[apart] / run[apart]
+    return np.sort(slopes)
+
+
+@lru_cache(maxsize=64)
+def _pairs(rows: int) -> tuple[Any, Any]:
+    """Indices of all pairs of so many rows."""
+    return np.triu_indices(rows, 1)
 
 
 # A straight line through noisy points, some of which are wrong.
@@ -282,10 +299,23 @@ class Window(Stateful):
         return list(self._steps)
 
     def get(self) -> float | None:
-        """Median; None before ``least`` rows."""
+        """Median; None before ``least`` rows. Where one row stands for all the steps of the window, the newest row."""
         if self._median is None and len(self._values) >= self.least:
-            self._median = median(self._values)
+            at = self._steps
+            alone = len(at) == self.least and len(at) > 1 and at[-1] - at[-2] >= self.steps
+            self._median = self._values[-1] if alone else median(self._values)
         return self._median
+
+    @property
+    def last(self) -> int | None:
+        """Step of the newest row; None when empty."""
+        return self._steps[-1] if self._steps else None
+
+    def reaches(self, limit: float) -> bool:
+        """True if the median is at or above ``limit``; False before ``least`` rows. Cheap where no row is."""
+        if len(self._values) < self.least or max(self._values) < limit:
+            return False
+        return (self.get() or 0.0) >= limit
 
     @property
     def mean(self) -> float | None:
@@ -481,7 +511,7 @@ class Hold(Stateful):
             self._misses = 0
             return
         self._misses += 1
-        if self._misses > self.forgive:
+        if self.since is not None and self._misses > self.forgive:
             self._forget()
 
     def get(self) -> int:
@@ -492,14 +522,18 @@ class Hold(Stateful):
         """True where it has held for so many rows of a log of every step, spanning at least so many steps.
 
         In a coarser log for rows that stand for as many steps, but half as many at least, and two: one may be odd.
+        Two are enough where each stands for as many steps as rows are asked for.
         """
-        fewest = max(min(rows, 2), (rows + 1) // 2)
-        return self._covered >= rows and self.rows >= fewest and self.get() + self._lead >= steps
+        if self._covered < rows:
+            return False
+        fewest = min(rows, 2) if self._gap >= rows else max(min(rows, 2), (rows + 1) // 2)
+        return self.rows >= fewest and self.get() + self._lead >= steps
 
     def clear(self) -> None:
         """Forget."""
-        self._forget()
-        self._misses, self._last, self._gap = 0, None, 1
+        if self._last is not None:
+            self._forget()
+            self._misses, self._last, self._gap = 0, None, 1
 
     def _forget(self) -> None:
         self.since, self.rows, self._covered, self._lead = None, 0, 0, 0

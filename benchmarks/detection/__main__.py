@@ -39,6 +39,7 @@ JUDGES: dict[str, methods.Judge] = {
     "6 sd over 128 rows": methods.by_row(methods.ewma),
     "clock: 40th row": methods.by_row(methods.clock),
 }
+HELD_OUT = "joint evidence, limit from other projects"
 PEERS = {"rlprobe 0.1.0": ("rlprobe==0.1.0", "peer_rlprobe.py")} | tools.PEERS
 SETS = ("samples", "real_runs", "real_runs_2", "wild", "synth")
 CORPUS = "corpus"
@@ -91,7 +92,8 @@ def judged(args: argparse.Namespace) -> Iterator[tuple[str, Recorded]]:
         judges[OURS] = methods.without_forecasts
     named = PEERS if args.peers else {}
     pythons = {name: tools.environment(args.peers, package) for name, (package, _) in named.items()}
-    beside = {name: methods.peer(pythons[name], HERE / PEERS[name][1]) for name in pythons}
+    beside: dict[str, methods.Peer] = {HELD_OUT: methods.held_out}
+    beside |= {name: methods.peer(pythons[name], HERE / PEERS[name][1]) for name in pythons}
     every = [int(number) for number in args.cadence.split(",")] if args.cadence else []
     for name, labelled in sets(args, pythons):
         yield name, record.record(labelled, judges, {} if args.fast else beside, jobs=args.jobs, title=name)
@@ -110,6 +112,9 @@ def show(recorded: Mapping[str, Recorded], *, strict: bool, each: bool) -> None:
             title = f"{name}, labels without doubt" if doubtless else name
             print(f"\n{title}: {tables.counted(told, strict=doubtless)}")
             print(tables.aligned(tables.methods(told, strict=doubtless)))
+            if became := tables.verdicts(told, strict=doubtless):
+                print(f"\n{title}, by verdict of {OURS} at the end")
+                print(tables.aligned(became))
             if others := page.sparser(recorded, name):
                 print(f"\n{title}, by the steps between rows")
                 print(tables.aligned(tables.cadences(told, others, strict=doubtless)))

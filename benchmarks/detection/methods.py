@@ -13,8 +13,9 @@ from pathlib import Path
 from detection.runs import Labelled
 from detection.score import Alarm, Told
 
+from rlwatch.detectors.joint import JointEvidence
 from rlwatch.monitor.forecasting import NoForecasts
-from rlwatch.records import Alert, Finding, Severity
+from rlwatch.records import Alert, ClosedStep, Finding, Severity
 from rlwatch.scanner import Alarm as ScannedAlarm
 from rlwatch.scanner import scan
 
@@ -38,6 +39,7 @@ def _scanned(run: Labelled, **options: Callable[[], NoForecasts]) -> Told:
         tuple(_alarm(alarm) for alarm in report.alarms),
         any(alert.severity is Severity.CRITICAL for alert in report.firing),
         tuple(_alarm(finding) for finding in report.findings if finding.severity is not Severity.INFO),
+        report.view.verdict.word.value,
     )
 
 
@@ -173,6 +175,39 @@ def peer(python: Path, worker: Path, longest: float = LONGEST) -> Peer:
         return [Told(tuple(alarms), any(alarm.critical for alarm in alarms)) for alarms in told]
 
     return run_all
+
+
+ALARMED = 0.03
+"""Share of healthy runs that may be alarmed."""
+
+
+def held_out(runs: Sequence[Labelled]) -> list[Told]:
+    """rlwatch's joint evidence alone, critical beyond what healthy runs of the *other* projects of a set show.
+
+    The limit is conformal: of n healthy runs elsewhere no more than 3 % of n + 1 reach it. What the evidence is made of
+    was chosen with all of them in view; the limit was not.
+    """
+    series = [_evidence(run) for run in runs]
+    told = []
+    for run, scores in zip(runs, series, strict=True):
+        calm = sorted(
+            max((score for _, score in others), default=0.0)
+            for other, others in zip(runs, series, strict=True)
+            if other.run.severity == "healthy" and other.run.project != run.run.project
+        )
+        above = int(ALARMED * (len(calm) + 1))
+        limit = calm[len(calm) - 1 - above] if above < len(calm) else math.inf
+        rising = [b for a, b in pairwise([(0, 0.0), *scores]) if b[1] > limit >= a[1]]
+        told.append(Told(tuple(Alarm(step) for step, _ in rising), bool(scores) and scores[-1][1] > limit))
+    return told
+
+
+def _evidence(run: Labelled) -> list[tuple[int, float]]:
+    detector, scores = JointEvidence(), []
+    for seq, (step, metrics) in enumerate(run.rows):
+        detector.update(ClosedStep(step, metrics, seq=seq))
+        scores.append((step, detector.score))
+    return scores
 
 
 def _base(rows: Rows, name: str, first: int = 20, least: int = 5) -> float | None:

@@ -62,11 +62,20 @@ most without a licence: without them only our own logs are judged.
   which is not written down. Its details here (first 8 rows as the base, means of two rows, its own noise from the
   changes of earlier rows) were fixed before it was run, once. Its authors report 14 of 21 events at 7 % of healthy
   runs, on other runs; what is written down of it does not reproduce that here.
+- *Joint evidence, limit from other projects*: the detector `joint_collapse` alone, critical beyond what healthy runs of
+  the other projects of the set show (conformal: no more than 3 % of them). The limit is out of sample; what the
+  evidence is made of was chosen with the public runs in view.
 - Simple rules, and the peers by their own code and defaults, were tuned on nothing here. rlprobe is asked at every
   25th step, as its own callback does, so that logs with rows at other steps are judged seldom; the KL by position
   that it makes for one of its pathologies is given to nobody. A peer that is missing from a set took too long for
   its longest run.
 """
+
+
+BECAME = (
+    "How rlwatch's verdict ends the runs of each label. A *transient* is to end healthy or recovered, a crash or an"
+    " instability that stayed never so; a log ends where it ends, so that none of these was killed."
+)
 
 
 def page(recorded: Mapping[str, Recorded], *, state: str, command: str) -> str:
@@ -98,6 +107,8 @@ def _section(recorded: Mapping[str, Recorded], name: str, told: Recorded) -> lis
             f"{said}{tables.counted(told, strict=strict)}.\n",
             markdown(tables.methods(told, strict=strict)) + "\n",
         ]
+        if became := tables.verdicts(told, strict=strict):
+            parts += [f"{BECAME}\n", markdown(became) + "\n"]
     if others := sparser(recorded, name):
         parts += [
             "rlwatch with rows further apart, as trainers log them: the mean over so many steps, or the last value. Of"

@@ -130,7 +130,7 @@ def _recorded(held: Mapping[str, Any]) -> Recorded:
 
 def _told(held: Mapping[str, Any]) -> Told:
     alarms, findings = (tuple(Alarm(**alarm) for alarm in held[name]) for name in ("alarms", "findings"))
-    return Told(alarms, held["critical_at_end"], findings)
+    return Told(alarms, held["critical_at_end"], findings, held.get("verdict", ""))
 
 
 def state() -> str:

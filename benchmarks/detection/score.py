@@ -93,12 +93,14 @@ class Alarm:
 class Told:
     """Of one run: the alarms in order, and whether a critical one still stands at the run's end.
 
-    ``findings``: the same before the alert rules' wait, where the method has such.
+    ``findings``: the same before the alert rules' wait, where the method has such. ``verdict``: what it says became of
+    the run, in a word; empty where it says none.
     """
 
     alarms: tuple[Alarm, ...] = ()
     critical_at_end: bool = False
     findings: tuple[Alarm, ...] = ()
+    verdict: str = ""
 
 
 Level = Callable[[Alarm], bool]

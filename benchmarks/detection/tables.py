@@ -11,7 +11,10 @@ from detection.cadence import agreement
 from detection.record import Recorded
 from detection.score import LEVELS, Alarm, Rate, Score, Told, score
 
+from rlwatch.view import Word
+
 OURS = "rlwatch"
+VERDICTS = tuple(word.value for word in Word)
 Table = list[tuple[str, ...]]
 
 
@@ -110,6 +113,24 @@ def mean(of: float | None) -> str:
 def chance(p: float, events: int) -> str:
     """A chance; of no event there is none."""
     return f"{p:.2g}" if events else "-"
+
+
+# What became of the runs.
+
+LABELS = ("healthy", "transient", "instability", "crash", "dead")
+
+
+def verdicts(recorded: Recorded, *, strict: bool, method: str = OURS) -> Table:
+    """A line for each label: how many of its runs the method ends with which word; empty where it has none."""
+    kept, told = recorded.kept(strict)
+    words = [answer.verdict for answer in told.get(method, ())]
+    shown = [word for word in VERDICTS if word in words]
+    table: Table = [("label", *shown)] if shown else []
+    for label in LABELS:
+        own = [word for run, word in zip(kept, words, strict=True) if run.severity == label] if shown else []
+        if own:
+            table.append((label, *(str(own.count(word) or "-") for word in shown)))
+    return table
 
 
 # By the steps between rows.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from rlwatch.catalogue import ROOM, reported_by
 from rlwatch.ports import Detector
@@ -29,6 +30,8 @@ class BaseDetector(ABC):
     kinds: ClassVar[tuple[str, ...]]
     requires: ClassVar[tuple[tuple[str, ...], ...]]
     reads: ClassVar[tuple[str, ...]]
+    shares: ClassVar[tuple[str, ...]] = ()
+    """Attributes fed with every row in :meth:`listen` and nothing else: one does for all detectors of a run."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -39,9 +42,19 @@ class BaseDetector(ABC):
     def __init__(self) -> None:
         self._held: list[Finding] = []
         self._blank_rows = 0
+        self._taken: ClosedStep | None = None
+
+    def share(self, common: Mapping[type, Any]) -> None:
+        """Hold what ``common`` has of each type of :attr:`shares`. To be called before any row."""
+        for name in self.shares:
+            own = getattr(self, name)
+            setattr(self, name, common.get(type(own), own))
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Take the next closed step; return what holds now."""
+        """Take the next closed step; return what holds now. Given again (another detector asked), it holds the same."""
+        if step is self._taken:
+            return list(self._held)
+        self._taken = step
         self.listen(step)
         if self.measured(step):
             self._blank_rows = 0
@@ -58,8 +71,10 @@ class BaseDetector(ABC):
     def notice(self, event: Event) -> None:  # noqa: B027  (most have nothing to learn)
         """Nothing to learn from an event, unless a detector says otherwise."""
 
-    def listen(self, step: ClosedStep) -> None:  # noqa: B027  (most have none)
-        """Take notice of corroborating metrics, on every row."""
+    def listen(self, step: ClosedStep) -> None:
+        """Take notice of corroborating metrics, on every row: by default, of those that :attr:`shares` follow."""
+        for name in self.shares:
+            getattr(self, name).update(step)
 
     def measured(self, step: ClosedStep) -> bool:
         """True if the row holds a reading."""
@@ -104,13 +119,66 @@ class BaseDetector(ABC):
         )
 
 
+class Panel:
+    """The detectors of one run, of which a row is given to those that it concerns."""
+
+    def __init__(self, detectors: Iterable[Detector]) -> None:
+        self._detectors = tuple(detectors)
+        self._types = tuple(map(type, self._detectors))
+        own = [detector for detector in self._detectors if isinstance(detector, BaseDetector)]
+        self._common = list({id(part): part for one in own for part in map(one.__getattribute__, one.shares)}.values())
+
+    def __iter__(self) -> Iterator[Detector]:
+        return iter(self._detectors)
+
+    def update(self, step: ClosedStep) -> list[Finding]:
+        """Give a closed step to each; what holds now, in their order."""
+        for part in self._common:
+            part.update(step)
+        concerned = zip(self._detectors, _concerned(self._types, tuple(step.metrics)), strict=True)
+        return [
+            finding
+            for detector, always in concerned
+            if always or detector._held  # type: ignore[attr-defined]  # noqa: SLF001
+            for finding in detector.update(step)
+        ]
+
+
+@lru_cache(maxsize=64)
+def _concerned(types: tuple[type, ...], names: tuple[str, ...]) -> tuple[bool, ...]:
+    """True of each that a row with these names may tell something: rows of a run nearly all name the same."""
+    there = set(names)
+    return tuple(_may_hear(detector, there) for detector in types)
+
+
+def _may_hear(detector: type, names: set[str]) -> bool:
+    """False of a detector that reads none of the names, has nothing to listen to by itself, and so nothing to say."""
+    if not issubclass(detector, BaseDetector):
+        return True
+    own = (detector.update, detector.listen, detector.measured)
+    return own != (BaseDetector.update, BaseDetector.listen, BaseDetector.measured) or not names.isdisjoint(
+        detector.reads
+    )
+
+
 def finite(step: ClosedStep, *names: str) -> float | None:
     """The first of ``names`` measured with a finite value at ``step``."""
+    metrics = step.metrics
     for name in names:
-        value = step.metrics.get(name)
+        value = metrics.get(name)
         if value is not None and math.isfinite(value):
             return value
     return None
+
+
+def members(step: ClosedStep, family: str) -> tuple[str, ...]:
+    """Names of the row's metrics that begin with ``family``, in their order; rows of a run nearly all name the same."""
+    return _members(tuple(step.metrics), family)
+
+
+@lru_cache(maxsize=32)
+def _members(names: tuple[str, ...], family: str) -> tuple[str, ...]:
+    return tuple(name for name in names if name.startswith(family))
 
 
 def rounded(values: Mapping[str, float | int | None]) -> dict[str, JSON]:

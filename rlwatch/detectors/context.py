@@ -22,6 +22,8 @@ VISIBLE = 0.1
 """Share of the range the reward has covered below which a change is nothing."""
 TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 """Share of its range that the reward gains within so many rows when a run finds out what is rewarded."""
+NOTHING = 1e-7
+"""Gradient norm that is none."""
 LUCK = 1.5
 """Standard deviations taken off the first row before it counts as a level."""
 
@@ -34,6 +36,37 @@ WANDERS = 3.0
 
 UNLIKE = 1.2
 """Times the deepest fall that the run has come back from, beyond which a fall is another one."""
+
+
+class Answers:
+    """Number of answers behind a reward that is a share of right ones, told by its grain: 3/8 and 5/8 come of eight."""
+
+    MOST, LEAST = 64, 4
+    """Answers beyond which a row stands for many, and different rewards that show a grain."""
+
+    def __init__(self) -> None:
+        self._seen: list[float] = []
+        self._count = 2
+
+    def update(self, value: float) -> None:
+        """Take the reward of a row."""
+        if not 0.0 <= value <= 1.0:
+            self._count = self.MOST + 1
+        if self._count > self.MOST:
+            return
+        if value not in self._seen:
+            self._seen = [*self._seen[-23:], value]
+        if not self._fits(value):
+            while self._count <= self.MOST and not all(self._fits(seen) for seen in self._seen):
+                self._count += 1
+
+    def _fits(self, value: float) -> bool:
+        return abs(value * self._count - round(value * self._count)) < 1e-3 * self._count
+
+    @property
+    def error(self) -> float:
+        """Standard error of a row of so few answers that are right or wrong; 0 of many or unknown ones."""
+        return 0.5 / math.sqrt(self._count) if len(self._seen) >= self.LEAST and self._count <= self.MOST else 0.0
 
 
 class RewardWatch:
@@ -53,23 +86,34 @@ class RewardWatch:
         self._low, self._high = math.inf, -math.inf
         self._noise: float | None = None
         self._wander: float | None = None
+        self._rose: bool | None = None
+        self._fell: dict[tuple[float, float], bool] = {}
+        """Answers as of the last row: many detectors ask the same."""
         self._deepest = self._survived = 0.0
+        self._answers = Answers()
+        self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
-        """Take notice of ``reward/mean``."""
+        """Take notice of ``reward/mean``; of a row given again (detectors share it) nothing more."""
+        if step is self._taken:
+            return
+        self._taken = step
         value = finite(step, "reward/mean")
         if value is not None:
             self.take(step.step, value)
 
     def take(self, step: int, value: float) -> None:
         """Take a finite value of the reward, or of any score read like one."""
-        if self._recent.at and step <= self._recent.at[-1]:
+        last = self._recent.last
+        if last is not None and step <= last:
             self._deepest = self._survived = 0.0
         self._first = value if self._first is None else self._first
         self._low, self._high = min(self._low, value), max(self._high, value)
+        self._answers.update(value)
         for part in (self._base, self._window, self._recent):
             part.update(step, value)
-        self._noise = self._wander = None
+        self._noise = self._wander = self._rose = None
+        self._fell.clear()
         level = self.now
         if level is None:
             return
@@ -97,12 +141,21 @@ class RewardWatch:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one row, of those before the last level; computed once a row, when asked for."""
+        """Standard deviation of one row, of those before the last level; computed once a row, when asked for.
+
+        Of all rows where those before never moved: a reward that has just begun to tells nothing of its noise.
+        """
         if self._noise is None:
             values = self._recent.values
             before = values[: -len(self._window)]
-            self._noise = noise_of(before if len(before) >= LEAST_BEFORE else values)
+            known = noise_of(before) if len(before) >= LEAST_BEFORE else 0.0
+            self._noise = max(known if known > 0.0 else noise_of(values), self.error)
         return self._noise
+
+    @property
+    def error(self) -> float:
+        """Standard error of a share of the answers of a row; 0 where they are many or their number does not show."""
+        return self._answers.error
 
     @property
     def wander(self) -> float:
@@ -154,6 +207,12 @@ class RewardWatch:
 
         And by more than in any fall it has come back from.
         """
+        fell = self._fell.get((share, errors))
+        if fell is None:
+            fell = self._fell[share, errors] = self._has_fallen(share, errors)
+        return fell
+
+    def _has_fallen(self, share: float, errors: float) -> bool:
         now, best, start = self.now, self.best, self.start
         if now is None or best is None or start is None:
             return False
@@ -185,8 +244,10 @@ class RewardWatch:
 
     def risen(self) -> bool:
         """True if it is clearly above where it started."""
-        now, start = self.now, self.start
-        return now is not None and start is not None and self._counts(now - start, 0.1, start, LIKELY)
+        if self._rose is None:
+            now, start = self.now, self.start
+            self._rose = now is not None and start is not None and self._counts(now - start, 0.1, start, LIKELY)
+        return self._rose
 
     def in_words(self) -> str:
         """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""
@@ -317,14 +378,19 @@ class RunContext:
         self.reward = RewardWatch()
         self._silent = Window(rows=20, steps=20, least=5)
         self._grad = Window(rows=20, steps=20, least=5)
-        self._grad_base = Baseline()
+        self._pushed = Window(rows=20, steps=20, least=3)
+        self._pushed_base = Baseline()
         self._means = Window(rows=20, steps=20, least=10)
         self._means_base = Baseline()
         self._clipped = Window(rows=10, steps=15)
         self.log_vocab: float | None = None
+        self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
-        """Take notice of a row."""
+        """Take notice of a row; of one given again nothing more."""
+        if step is self._taken:
+            return
+        self._taken = step
         self.reward.update(step)
         share, mean = silent_share(step), finite(step, "reward/mean")
         if share is not None:
@@ -335,7 +401,9 @@ class RunContext:
         norm = finite(step, "optim/grad_norm")
         if norm is not None:
             self._grad.update(step.step, abs(norm))
-            self._grad_base.update(step.step, abs(norm))
+            if share is None or share < 1.0 or abs(norm) > NOTHING:
+                self._pushed.update(step.step, abs(norm))
+                self._pushed_base.update(step.step, abs(norm))
         clipped = finite(step, "len/clipped")
         if clipped is not None:
             self._clipped.update(step.step, clipped)
@@ -349,14 +417,22 @@ class RunContext:
         return self._silent.mean
 
     @property
+    def pushes(self) -> bool:
+        """True if in one of six rows, or more, half of the groups differ: little is learned from, but something."""
+        return 6 * sum(share < 0.5 for share in self._silent.values) >= len(self._silent) > 0
+
+    @property
     def grad(self) -> float | None:
         """Median gradient norm of the last rows."""
         return self._grad.get()
 
     @property
     def grad_ratio(self) -> float | None:
-        """That over the upper quartile of the run's first rows; None if unknown."""
-        now, then = self._grad.get(), self._grad_base.upper()
+        """Median norm of the last rows over the upper quartile of the first; None if unknown.
+
+        Without rows in which all groups agree and it is 0 by construction: those are no witnesses.
+        """
+        now, then = self._pushed.get(), self._pushed_base.upper()
         if now is None or then is None:
             return None
         return now / then if then > 0.0 else (0.0 if now == 0.0 else None)

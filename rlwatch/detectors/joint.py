@@ -20,7 +20,7 @@ from itertools import islice, pairwise
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import NORMAL_80
+from rlwatch.detectors.context import NORMAL_80, Answers
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median, ordered_quantile, quantile
@@ -35,6 +35,8 @@ NORMAL_95 = 1.645
 """Standard deviations between the median and the 95th percentile of a normal variable."""
 MANY = 8
 """Earlier deviations from which the run's own tell what chance does."""
+DELAY = 2
+"""Rows after which a deviation counts as chance: by then it would have shown to be the beginning of a failure."""
 UNPRECEDENTED = 2.25
 """Deviations of a kind that the run has seen and survived count no more than this."""
 SILENCE, UNIT, MOST = 1.5, 1.5, 3.0
@@ -47,10 +49,14 @@ FINE = 4
 """Steps between two rows below which two evaluations must agree: further apart, a row is many steps already."""
 WITNESS = 0.6
 """Evidence from which a family counts as a witness."""
-CRITICAL, WARNING = 2.7, 2.0
-"""Joint evidence from which it is critical, or a warning; two witnesses at least."""
+CRITICAL, WARNING = 2.2, 2.0
+"""Joint evidence from which it is critical, or a warning, if what stands beside the heaviest witness makes one too."""
 REWARD_WEIGHT = 1.5
 """The reward is what the run is for: its fall weighs more than any one sign of how it falls."""
+GONE, PARTLY = 0.9, 0.5
+"""Hard data cost small batches a part of the reward again and again: a fall by less than so much of it counts half."""
+DEPTH = 0.5
+"""Part of all the reward's range that a fall must measure to say all by itself."""
 WELL = 0.5
 """What counts of all else while the reward stands at its best: much moves in a run that learns."""
 
@@ -152,13 +158,22 @@ class Earlier:
     def __init__(self, most: int) -> None:
         self._kept: deque[float] = deque(maxlen=most)
         self._ordered: list[float] = []
+        self._pending: deque[float] = deque()
         self._away = 0
 
     def take(self, deviation: float, *, far: bool, accepted: int) -> None:
-        """Remember one; those of an excursion only once it has lasted ``accepted`` rows."""
+        """Remember one, a few rows later; those that led into an excursion, and its own, only once it has lasted
+        ``accepted`` rows.
+        """
         self._away = self._away + 1 if far else 0
         if far and self._away <= accepted:
+            self._pending.clear()
             return
+        self._pending.append(deviation)
+        if len(self._pending) > DELAY:
+            self._remember(self._pending.popleft())
+
+    def _remember(self, deviation: float) -> None:
         if len(self._kept) == self._kept.maxlen:
             del self._ordered[bisect_left(self._ordered, self._kept[0])]
         self._kept.append(deviation)
@@ -171,8 +186,8 @@ class Earlier:
 
     def scale(self) -> tuple[float, float, float]:
         """Usual deviation (0 at least), standard deviation of the upper half, and the largest one."""
-        middle = ordered_quantile(self._ordered, 0.5)
-        return max(middle, 0.0), (ordered_quantile(self._ordered, 0.95) - middle) / NORMAL_95, self._ordered[-1]
+        usual = max(ordered_quantile(self._ordered, 0.5), 0.0)
+        return usual, max(ordered_quantile(self._ordered, 0.95) - usual, 0.0) / NORMAL_95, self._ordered[-1]
 
 
 class Watch:
@@ -196,9 +211,11 @@ class Watch:
         self.alone = False
         """True at a level that says all."""
 
-    def update(self, step: int, value: float | None, gap: int) -> None:
-        """Take a row; None where it was not measured. ``gap``: steps since the last row."""
-        fade = 0.5 ** min(max(gap / HALF_LIFE, 0.2), 1.0)
+    def update(self, step: int, value: float | None, fade: float, error: float) -> None:
+        """Take a row; None where it was not measured.
+
+        ``fade``: of evidence that is not renewed. ``error``: standard error of a share of the answers; 0 if not known.
+        """
         self._spike *= fade
         self.weight *= fade
         self.alone = False
@@ -210,7 +227,7 @@ class Watch:
         self._blank = 0
         self._add(step, self._sign * self.witness.scale(value), value)
         if len(self._rows) >= FEWEST_ROWS + LAST:
-            self._judge()
+            self._judge(error if self.witness.scale is same else 0.0)
 
     def _add(self, step: int, x: float, value: float) -> None:
         rows = self._rows
@@ -229,7 +246,7 @@ class Watch:
     def _drop_oldest(self) -> None:
         del self._ordered[bisect_left(self._ordered, self._rows.popleft()[1])]
 
-    def _judge(self) -> None:
+    def _judge(self, error: float) -> None:
         rows, witness = self._rows, self.witness
         (_, now, value), (_, before, value_before) = rows[-1], rows[-2]
         self.level = level = ordered_quantile(self._ordered, 0.5)
@@ -240,8 +257,8 @@ class Watch:
             self._earlier.take(deviation, far=False, accepted=ACCEPTED_ROWS)
             return
         usual, spread, largest = self._scale()
-        near = noise([x for _, x, _ in islice(rows, len(rows) - LAST)])
-        unit = max(witness.effect / 3.0, near, spread)
+        near = noise([x for s, x, _ in islice(rows, len(rows) - LAST) if self.since is None or s < self.since])
+        unit = max(witness.effect / 3.0, near, spread, error)
         z = (deviation - usual) / unit
         if self._earlier.many and deviation <= largest:
             z = min(z, UNPRECEDENTED)
@@ -290,6 +307,7 @@ class RewardFall:
     def __init__(self) -> None:
         self._rows: deque[tuple[int, float]] = deque(maxlen=62)
         self._earlier = {rows: Earlier(200) for rows in self.WINDOWS}
+        self._answers = Answers()
         self._low, self._high = math.inf, -math.inf
         self._start: float | None = None
         self._beyond = Hold(forgive=1)
@@ -299,6 +317,8 @@ class RewardFall:
         """Evidence now."""
         self.share = 0.0
         """Of its best level that is lost, over the last two rows."""
+        self.depth = 0.0
+        """The same of all the range it has been seen in."""
         self.known = False
         """True once there is a level to fall from."""
         self.well = False
@@ -316,13 +336,13 @@ class RewardFall:
             rows.pop()
         rows.append((step, value))
         self._low, self._high = min(self._low, value), max(self._high, value)
+        self._answers.update(value)
         self.weight = 0.0
         if len(rows) < FEWEST_ROWS + LAST:
             return
-        values = [v for _, v in rows]
-        self._start = median(values) if self._start is None else self._start
+        self._start = median([v for _, v in rows]) if self._start is None else self._start
         self._raise_best()
-        self._judge(step, values)
+        self._judge(step)
 
     def _raise_best(self) -> None:
         past = list(islice(self._rows, max(len(self._rows) - LAST - 10, 0), len(self._rows) - LAST))
@@ -331,10 +351,11 @@ class RewardFall:
         self.best = level if self.best is None else max(self.best, level)
         self.known = True
 
-    def _judge(self, step: int, values: Sequence[float]) -> None:
+    def _judge(self, step: int) -> None:
         best, start = self.best or 0.0, self._start or 0.0
-        row = noise(values[:-LAST])
+        values = [v for _, v in self._rows]
         whole = max(abs(best), best - start, 1e-9)
+        row = max(self._noise(values), self.error)
         worst = 0.0
         for count in self.WINDOWS:
             if len(values) < count + FEWEST_ROWS:
@@ -351,7 +372,10 @@ class RewardFall:
                 z = min(z, UNPRECEDENTED)
             if count == LAST:
                 self.share = fall / whole
+                self.depth = fall / max(self._high - self._low, 1e-9)
                 self.well = fall <= usual + unit / 2.0
+            if self.error > 0.0 and self.share < GONE:
+                z *= PARTLY
             worst = max(worst, z)
         far = worst >= 2.0 * UNIT
         for count, earlier in self._earlier.items():
@@ -359,6 +383,17 @@ class RewardFall:
                 earlier.take(best - sum(values[-count:]) / count, far=far, accepted=self.ACCEPTED)
         self.weight = evidence(worst)
         self._beyond.update(step, best - values[-1] > max(self.SHARE * whole, row))
+
+    @property
+    def error(self) -> float:
+        """Standard error of a share of the answers of a row, as far as their number shows."""
+        return self._answers.error
+
+    def _noise(self, values: Sequence[float]) -> float:
+        """Standard deviation of one row before the fall that is suspected: its own jumps would hide it."""
+        since = self._beyond.since
+        sound = len(values) - LAST if since is None else sum(s < since for s, _ in self._rows)
+        return noise(values[: max(min(sound, len(values) - LAST), FEWEST_ROWS)])
 
     @property
     def since(self) -> int | None:
@@ -409,24 +444,27 @@ class JointEvidence(BaseDetector):
         self._broken = 0.0
         self._alarm: Alarm | None = None
         self._gap = 1
+        self.score = 0.0
+        """Joint evidence of the last row, of the milder of the last two where rows are close."""
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge all witnesses of a row together."""
         self._gap = 1 if self._last is None else max(step.step - self._last, 1)
         self._last = step.step
         self._reward.update(step.step, finite(step, "reward/mean"))
+        fade, error = 0.5 ** min(max(self._gap / HALF_LIFE, 0.2), 1.0), self._reward.error
         for watch in self._watches:
-            watch.update(step.step, finite(step, watch.witness.metric), self._gap)
+            watch.update(step.step, finite(step, watch.witness.metric), fade, error)
         if any(name in step.metrics and not math.isfinite(step.metrics[name]) for name in NUMBERS):
             self._broken = 2.0
         else:
-            self._broken *= 0.5 ** min(max(self._gap / HALF_LIFE, 0.2), 1.0)
+            self._broken *= fade
         families = self._families()
         score = self._score(families)
-        held = score if self._gap >= FINE else min(score, self._before)
+        self.score = score if self._gap >= FINE else min(score, self._before)
         self._before = score
-        self._follow(step.step, held)
-        return [] if self._alarm is None else [self._finding(step, self._alarm, held, families)]
+        self._follow(step.step, self.score)
+        return [] if self._alarm is None else [self._finding(step, self._alarm, self.score, families)]
 
     def _families(self) -> dict[str, Watch]:
         """The heaviest witness of each family that says something."""
@@ -442,19 +480,20 @@ class JointEvidence(BaseDetector):
         weights = {family: watch.weight for family, watch in families.items()}
         rest = sum(weights.values()) + self._broken
         score = REWARD_WEIGHT * reward.weight + rest * (WELL if reward.well else 1.0)
-        witnesses = sum(w >= WITNESS for family, w in weights.items() if family != SIGNAL)
-        witnesses += (reward.weight >= WITNESS) + (self._broken >= WITNESS)
-        if witnesses < 2 and reward.weight >= 2.0 and weights.get(SIGNAL, 0.0) >= 0.4:
-            witnesses = 2
+        heaviest = max((reward.weight, *(w for family, w in weights.items() if family != SIGNAL), self._broken))
+        beside = reward.weight + rest - heaviest
+        if reward.weight < 2.0:
+            beside -= weights.get(SIGNAL, 0.0)
         if self._says_all():
             return max(score, 4.0)
-        return score if witnesses >= 2 else min(score, WARNING - 0.1)
+        return score if beside >= WITNESS else min(score, WARNING - 0.1)
 
     def _says_all(self) -> bool:
         """A level no sound run comes to, or a reward that is gone for several rows."""
         reward, rows = self._reward, 2 if self._gap >= FINE else 3
-        self._halved = self._halved + 1 if reward.weight >= 0.9 * MOST and reward.share >= 0.55 else 0
-        self._gone = self._gone + 1 if reward.weight >= 1.3 and reward.share >= 0.85 else 0
+        wide = reward.depth >= DEPTH
+        self._halved = self._halved + 1 if wide and reward.weight >= 0.9 * MOST and reward.share >= 0.55 else 0
+        self._gone = self._gone + 1 if wide and reward.weight >= 1.3 and reward.share >= 0.85 else 0
         lost = self._halved >= rows or self._gone >= (rows if rows == 2 else rows + 1)
         return lost or any(watch.alone for watch in self._watches)
 
@@ -470,7 +509,8 @@ class JointEvidence(BaseDetector):
         back = all(self._watches[i].returned(half) for i, half in alarm.halves.items())
         if alarm.reward_half is not None and self._reward.now is not None:
             back = back and self._reward.now >= alarm.reward_half
-        alarm.better.update(step, back and severity is None)
+        calm = score < WARNING / 2.0 and self._reward.share < RewardFall.SHARE
+        alarm.better.update(step, severity is None and (back or calm))
         if alarm.better.lasted(3, min(alarm.since - alarm.onset, 20)):
             self._alarm = None
 
@@ -497,17 +537,19 @@ class JointEvidence(BaseDetector):
             parts.insert(0, f"reward/mean down from {number(reward.best)} to {number(reward.now)}")
         if self._broken >= WITNESS:
             parts.append("values that are no numbers")
-        said = "; ".join(parts) if parts else f"what began at step {alarm.onset} has not come back"
+        said = "; ".join(parts)
+        if len(parts) > 1:
+            said = f"several signs in the same rows: {said}"
+        elif parts:
+            said = f"no sound run shows this: {said}"
+        else:
+            said = f"what began at step {alarm.onset} has not come back"
         weights = {f"weight {watch.witness.words}": watch.weight for watch in shown}
         return self.finding(
             step,
             "joint_collapse",
             alarm.severity,
-            f"several signs in the same rows: {said}"
-            if len(parts) > 1
-            else f"no sound run shows this: {said}"
-            if parts
-            else said,
+            said,
             onset=alarm.onset,
             metric="reward/mean" if reward.known else shown[0].witness.metric if shown else "",
             score=max(score / WARNING, 1.0),

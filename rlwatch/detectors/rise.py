@@ -89,7 +89,7 @@ class Rise:
         level = self._base.get()
         self.threshold = math.inf if level is None else max(self._floor, self.limit.factor * level)
         self._row.update(step, risen > self.threshold)
-        self._out.update(step, self.score >= 1.0)
+        self._out.update(step, self.threshold < math.inf and self._now.reaches(self.threshold))
 
     @property
     def score(self) -> float:
@@ -158,15 +158,12 @@ class RiseDetector(BaseDetector):
             cls.reads = vars(cls).get("reads", metrics)
             cls.requires = vars(cls).get("requires", tuple((name,) for name in metrics))
 
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
+
     def __init__(self) -> None:
         super().__init__()
         self._rises = [Rise(limit) for limit in self.limits]
         self._reward = RewardWatch()
-
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the reward, where the message has it."""
-        if self.follows_reward:
-            self._reward.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge each metric; report the worst."""
@@ -241,7 +238,7 @@ class Standing:
             part.update(step, scaled)
         self._raw.update(step, value)
         self._row.update(step, scaled >= self.bound)
-        self._hold.update(step, self.score >= 1.0)
+        self._hold.update(step, self._now.reaches(self.bound))
 
     @property
     def score(self) -> float:

@@ -1,10 +1,14 @@
 """Every registered detector keeps the contract; registering one is enough to be tested."""
 
+from dataclasses import replace
+
 import pytest
 
+from rlwatch.detectors.base import Panel
 from rlwatch.detectors.registry import REGISTRY, default_detectors
 from rlwatch.ports import Detector
-from rlwatch.testing.detector_contract import DetectorContract, broken_run, outputs
+from rlwatch.testing.detector_contract import DetectorContract, broken_run, outputs, whole_run
+from rlwatch.testing.small_batches import FAILURES, small_run
 
 
 class TestRegisteredDetectors(DetectorContract):
@@ -23,6 +27,43 @@ def test_each_run_gets_its_own_detectors():
 
     assert [d.name for d in first] == [d.name for d in second]
     assert not {id(d) for d in first} & {id(d) for d in second}
+
+
+TOLD_ALIKE = {
+    "broken": broken_run(),
+    "sound": whole_run(3, 300, 5),
+    **{failure or "sound small": small_run(7, failure=failure, every=1).rows for failure in ("", *FAILURES)},
+}
+
+
+@pytest.mark.parametrize("run", TOLD_ALIKE)
+def test_detectors_of_one_run_say_what_each_says_alone(run):
+    """Several follow the reward, some ask others: what they hold in common changes nothing, wherever a resume begins."""
+    together, alone = default_detectors(), [detector() for detector in REGISTRY]
+    rows = TOLD_ALIKE[run]
+
+    for row in (*rows[: len(rows) // 2], *rows[len(rows) // 3 :]):
+        assert [detector.update(row) for detector in together] == [detector.update(row) for detector in alone]
+
+
+@pytest.mark.parametrize("run", TOLD_ALIKE)
+def test_a_row_given_only_to_those_it_concerns_says_what_it_says_to_all(run):
+    """In their order, also where most metrics come every few rows and some stay away for long."""
+    panel, alone = Panel(default_detectors()), [detector() for detector in REGISTRY]
+    for i, row in enumerate(TOLD_ALIKE[run]):
+        there = [name for j, name in enumerate(row.metrics) if (i + j) % 3 == 0 or (i // 40 + j) % 4 == 0]
+        part = replace(row, metrics={name: row.metrics[name] for name in there})
+
+        assert panel.update(part) == [finding for detector in alone for finding in detector.update(part)]
+
+
+def test_a_row_given_again_is_not_counted_again():
+    """It holds what it held, and what follows is the same."""
+    for make in REGISTRY:
+        once, twice = make(), make()
+        for row in TOLD_ALIKE["broken"]:
+            held = twice.update(row)
+            assert held == twice.update(row) == once.update(row)
 
 
 def test_names_and_kinds_are_unique():

@@ -114,7 +114,7 @@ def test_hold_counts_rows_and_steps():
 
 
 def test_a_row_of_a_coarse_log_stands_for_the_steps_before_it():
-    """Half as many rows are enough then, two at least; after a pause a row stands for no more than others did."""
+    """Half as many rows are enough then, two where each stands for as many steps as were asked for; after a pause a row stands for no more than others did."""
     early, late = fed(Hold(), [False, False, True], gap=10), fed(Hold(), [False, False, True, True], gap=10)
     paused = fed(Hold(), [False, False])
     for step in (100, 101):
@@ -124,7 +124,8 @@ def test_a_row_of_a_coarse_log_stands_for_the_steps_before_it():
     assert early.lasted(1, 9)
     assert late.lasted(4, 19)
     assert not late.lasted(4, 20)
-    assert not late.lasted(5)
+    assert late.lasted(10, 19)
+    assert not late.lasted(11)
     assert paused.lasted(2, 1)
     assert not paused.lasted(3)
 

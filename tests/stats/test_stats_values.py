@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,13 @@ def test_theil_sen_finds_an_exact_line(intercept, slope):
     steps = [0, 1, 5, 20, 21, 50]
 
     assert theil_sen(steps, [intercept + slope * s for s in steps]) == pytest.approx(slope, abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.floats(-1e6, 1e6)), max_size=40))
+def test_theil_sen_is_the_median_of_the_slopes_between_all_pairs(points):
+    """To the last bit."""
+    slopes = [(y - b) / (x - a) for (a, b), (x, y) in combinations(points, 2) if x != a]
+    assert theil_sen([x for x, _ in points], [y for _, y in points]) == (median(slopes) if slopes else 0.0)
 
 
 def test_theil_sen_shrugs_off_a_spike_and_survives_repeated_steps():
@@ -101,3 +109,15 @@ def test_a_window_skips_and_counts_what_is_not_finite(values):
 
     assert window.get() == clean.get()
     assert window.skipped == len(values) - len(clean)
+
+
+@given(st.lists(numbers, max_size=20), numbers)
+def test_a_window_reaches_a_limit_where_its_median_does(values, limit):
+    """And knows the step of its newest row."""
+    window = Window(rows=7, steps=10)
+    for step, value in enumerate(values):
+        window.update(step, value)
+        level = window.get()
+        assert window.reaches(limit) is (level is not None and level >= limit)
+        assert level is None or window.reaches(level)
+        assert window.last == step

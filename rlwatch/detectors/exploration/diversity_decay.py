@@ -39,6 +39,7 @@ class DiversityDecay(BaseDetector):
         *((f"reward/pass_at_{k}", "reward/pass_at_1") for k in DRAWS),
         *((name,) for name in ANSWERS),
     )
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,10 +47,6 @@ class DiversityDecay(BaseDetector):
         self._many, self._gap, self._answers = Change(), Change(), Change()
         self._lost, self._closed, self._fewer = (Hold(forgive=2) for _ in range(3))
         self._k = 0
-
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the reward."""
-        self._reward.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the levels of the last rows."""

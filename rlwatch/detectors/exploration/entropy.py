@@ -24,6 +24,7 @@ class EntropyDetector(BaseDetector):
 
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy",),)
     reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
+    shares: ClassVar[tuple[str, ...]] = ("_context",)
 
     def __init__(self, base: Baseline, now: Window) -> None:
         super().__init__()
@@ -34,10 +35,6 @@ class EntropyDetector(BaseDetector):
         self._moved = Hold(forgive=3)
         self._warned = Hold(forgive=1)
         self._confirmed = Hold(forgive=1)
-
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the corroborating metrics."""
-        self._context.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the level of the last rows."""

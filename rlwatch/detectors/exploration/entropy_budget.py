@@ -147,6 +147,7 @@ class EntropyBudget(BaseDetector):
     name: ClassVar[str] = "entropy_budget"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy", "reward/mean"),)
     reads: ClassVar[tuple[str, ...]] = ("policy/entropy",)
+    shares: ClassVar[tuple[str, ...]] = ("_context",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -65,6 +65,7 @@ class EntropySides(BaseDetector):
     name: ClassVar[str] = "entropy_sides"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((POSITIVE, NEGATIVE),)
     reads: ClassVar[tuple[str, ...]] = (POSITIVE, NEGATIVE)
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,10 +74,6 @@ class EntropySides(BaseDetector):
         self._grown = Hold(forgive=2)
         self._unpaid = Hold(forgive=2)
         self._fallen = Hold(forgive=2)
-
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the reward."""
-        self._reward.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Compare both sides with how they began."""

@@ -110,6 +110,7 @@ class LikelihoodDisplacement(BaseDetector):
     name: ClassVar[str] = "likelihood_displacement"
     reads: ClassVar[tuple[str, ...]] = ("lld/logp_positive", "lld/displaced_frac")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("lld/logp_positive",), ("lld/displaced_frac",))
+    shares: ClassVar[tuple[str, ...]] = ("_context",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,6 +39,7 @@ class MismatchBlind(BaseDetector):
     name: ClassVar[str] = "mismatch_blind"
     reads: ClassVar[tuple[str, ...]] = tuple(tail.metric for tail in TAILS)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((mean, tail.metric) for mean in QUIET for tail in TAILS)
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,8 @@ points to.
 
 Gradient -> weights -> rollout -> log-probs -> ratios and KL -> loss -> gradient: once a NaN is in, it goes round.
 It is entered in one of four ways. A: the backward pass. B: the forward pass or the rollout engine. C: data,
-misaligned or cut tokens whose log-ratios are extreme for some steps before. D: a reward or an advantage.
+misaligned or cut tokens whose log-ratios are extreme for some steps before. D: a reward or an advantage. And once in a
+while it did not recur when the step was run again, E: hardware, a kernel or a race.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, rounded
+from rlwatch.detectors.base import BaseDetector, members, rounded
 from rlwatch.records import JSON, LOCALISED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window
 
@@ -27,6 +28,8 @@ SAYS = {
     "backward": "the forward pass is finite but the gradient is not: an overflow in the loss (ratio or KL "
     "exponent) or in the backward pass",
     "everything": "nearly everything is broken at once: the weights have most likely become NaN at an earlier update",
+    "chance": "all of it is finite when the step is run again: hardware, a kernel or a race, and no weights that were "
+    "broken before",
     "unknown": "too little is logged to say where they began",
 }
 
@@ -75,6 +78,7 @@ CLASSES = {
     "B": "forward pass or rollout engine",
     "C": "data",
     "D": "reward or advantage",
+    "E": "hardware, a kernel or a race",
 }
 ORIGINS = {
     "backward": "A",
@@ -85,6 +89,7 @@ ORIGINS = {
     "rollout_engine": "B",
     "data": "C",
     "reward": "D",
+    "chance": "E",
 }
 """Class of an origin, as ``rlwatch.detectors.optimisation.nonfinite`` and a localisation's trace name them."""
 EXTREME = {
@@ -164,7 +169,7 @@ class ChainWatch:
         seen = [
             step.metrics[name] >= most
             for name, most in EXTREME.items()
-            if math.isfinite(step.get(name) or 0.0) and name in step.metrics
+            if name in step.metrics and math.isfinite(step.metrics[name])
         ]
         if seen:
             self._extreme.update(step.step, float(any(seen)))
@@ -227,7 +232,7 @@ class NonFinite(BaseDetector):
 
     One value alone, once, may be a logging quirk or a skipped step: a warning. Several at one step, the
     same again and again, another one soon after, or counts that return are critical. Judged on arrival too.
-    ``evidence["chain"]`` dates the links that broke, ``evidence["class"]`` says where the chain was entered (A to D, ""
+    ``evidence["chain"]`` dates the links that broke, ``evidence["class"]`` says where the chain was entered (A to E, ""
     if unknown).
     """
 
@@ -280,7 +285,7 @@ class NonFinite(BaseDetector):
     @staticmethod
     def _counts(step: ClosedStep) -> dict[str, float]:
         """Counts above zero."""
-        return {k: v for k, v in step.metrics.items() if k.startswith(COUNTS) and not v <= 0.0}
+        return {name: step.metrics[name] for name in members(step, COUNTS) if not step.metrics[name] <= 0.0}
 
     def _never(self, name: str) -> bool:
         """True if it looks switched off: optional, and never measured finite."""
@@ -353,6 +358,8 @@ class NonFinite(BaseDetector):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         chain = self._chain.with_row(step, broken(step, set(bad)), origin)
         kind = self._chain.kind(chain)
+        if kind == "E":
+            origin, says = "chance", SAYS["chance"]
         return self.finding(
             step,
             "nonfinite",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, finite, members, rounded
 from rlwatch.detectors.context import LIKELY, RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
@@ -27,12 +26,16 @@ class TaskRewards:
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of ``reward/by_task/*``."""
-        for name, value in step.metrics.items():
-            if not name.startswith(PREFIX) or not math.isfinite(value):
+        for name in members(step, PREFIX):
+            value = finite(step, name)
+            if value is None:
                 continue
-            self._many = self._many or (name not in self._tasks and len(self._tasks) >= TASKS)
+            if name not in self._tasks:
+                self._many = self._many or len(self._tasks) >= TASKS
+                if not self._many:
+                    self._tasks[name] = RewardWatch()
             if not self._many:
-                self._tasks.setdefault(name, RewardWatch()).take(step.step, value)
+                self._tasks[name].take(step.step, value)
 
     @property
     def mix(self) -> bool:
@@ -56,6 +59,8 @@ CERTAIN = 6.0
 """Standard errors for critical: small batches of hard and easy prompts wander."""
 LONG = 12
 """Steps from which a fall is no longer a hard batch or a short outage of the verifier."""
+FEW_ANSWERS = 2
+"""Times that where a row stands for few answers: data that stay hard for long look like that too."""
 VERY_LONG = 60
 """Steps from which a smaller loss will not come back by itself."""
 
@@ -71,6 +76,7 @@ class RewardDrop(BaseDetector):
     name: ClassVar[str] = "reward_drop"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("reward/mean",),)
     reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,8 +102,9 @@ class RewardDrop(BaseDetector):
         self._warned.update(step.step, self._reward.fallen(WARN))
         self._confirmed.update(step.step, self._reward.fallen(CRITICAL, CERTAIN))
         self._lingering.update(step.step, self._reward.fallen(LINGERING, LIKELY))
-        confirmed = self._confirmed.lasted(4, LONG) or self._lingering.lasted(8, VERY_LONG)
-        if not confirmed and not self._warned.lasted(3, 8):
+        long = FEW_ANSWERS * LONG if self._reward.error > 0.0 else LONG
+        confirmed = self._confirmed.lasted(4, long) or self._lingering.lasted(8, VERY_LONG)
+        if now >= best or not (confirmed or self._warned.lasted(3, 8)):
             return []
         return [self._finding(step, now, best, Severity.CRITICAL if confirmed else Severity.WARNING)]
 

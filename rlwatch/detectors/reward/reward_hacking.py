@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import StatisticsError, correlation, median_low
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, finite, members, rounded
 from rlwatch.detectors.context import Change, RewardWatch, noise_of
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, Window
@@ -143,8 +143,10 @@ class Signs:
         self._together.update(step, longer=self._changes["len/mean"].share >= LONGER)
         for name in held_out(step):
             value = finite(step, name)
-            if value is not None and (name in self._scores or len(self._scores) < 8):
-                self._scores.setdefault(name, HeldOut()).update(step.step, value, reward)
+            if value is not None and name not in self._scores and len(self._scores) < 8:
+                self._scores[name] = HeldOut()
+            if value is not None and name in self._scores:
+                self._scores[name].update(step.step, value, reward)
 
     def now(self) -> list[Sign]:
         """Signs against the reward now, the weightiest first."""
@@ -234,7 +236,10 @@ class HeldOut:
 
 def held_out(step: ClosedStep) -> list[str]:
     """Names of the held-out scores in a row: means, not their spreads."""
-    return [n for n in step.metrics if n == "val/score" or (n.startswith("val-core/") and not n.endswith("/std"))]
+    named = members(step, "val")
+    return [
+        name for name in named if name == "val/score" or (name.startswith("val-core/") and not name.endswith("/std"))
+    ]
 
 
 ENOUGH = 2
@@ -260,6 +265,7 @@ class RewardHacking(BaseDetector):
         ("reward/mean", name) for name in ("val/score", "val-core/", *NAMES)
     )
     reads: ClassVar[tuple[str, ...]] = ("reward/mean",)
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import DETERMINISTIC, RunContext, silent_share
+from rlwatch.detectors.context import DETERMINISTIC, NOTHING, Answers, RunContext, silent_share
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -48,6 +48,15 @@ class ZeroVariance(BaseDetector):
         self._share, self._right, self._wrong, self._groups = (Window(rows=20, steps=20, least=5) for _ in range(4))
         self._share_base, self._groups_base = Baseline(floor=0.05), Baseline()
         self._row, self._out = Hold(forgive=2), Hold(forgive=2)
+        self._reward = Window(rows=20, steps=20, least=5)
+        self._answers = Answers()
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow the reward, which tells on which side the groups agree where nobody counts it."""
+        reward = finite(step, "reward/mean")
+        if reward is not None:
+            self._reward.update(step.step, reward)
+            self._answers.update(reward)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the mean share of the last rows."""
@@ -81,10 +90,18 @@ class ZeroVariance(BaseDetector):
 
     @property
     def side(self) -> str:
-        """``"easy"``, ``"hard"``, ``"mixed"`` or, where nobody split them, ``"unknown"``."""
+        """``"easy"``, ``"hard"``, ``"mixed"`` or, where nobody split them and the reward does not tell, ``"unknown"``.
+
+        Where a row stands for few answers, groups agree by chance, and the share of right answers bounds how many of
+        those in such groups can be right.
+        """
         right, wrong = self._right.mean, self._wrong.mean
         if right is None or wrong is None or right + wrong <= 0.0:
-            return "unknown"
+            share, reward = self._share.mean, self._reward.mean
+            if not share or reward is None or self._answers.error == 0.0:
+                return "unknown"
+            fewest, most = (reward - (1.0 - share)) / share, reward / share
+            return "easy" if fewest >= SIDE else "hard" if most <= 1.0 - SIDE else "unknown"
         share = right / (right + wrong)
         return "easy" if share >= SIDE else "hard" if share <= 1.0 - SIDE else "mixed"
 
@@ -143,6 +160,7 @@ class NoSignal(BaseDetector):
         ("optim/grad_norm", "reward/mean"),
     )
     reads: ClassVar[tuple[str, ...]] = ("reward/zero_std_frac", "reward/std", "adv/max", "optim/grad_norm")
+    shares: ClassVar[tuple[str, ...]] = ("_context",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,19 +190,19 @@ class NoSignal(BaseDetector):
         self._counted = self._counted or "reward/zero_std_frac" in step.metrics or "adv/max" in step.metrics
         if not self._mute.lasted(3, 5):
             return []
-        if self._unsolved.lasted(8, 15) and (self._counted or self._witnessed()):
+        if self._unsolved.lasted(8, 15) and ((self._counted and not self._context.pushes) or self._witnessed()):
             return [self._finding(step, Severity.CRITICAL)]
         return [self._finding(step, Severity.WARNING if self._unsolved.lasted(3) else Severity.INFO)]
 
     def _witnessed(self) -> bool:
         """One group a row is thin evidence: ask reward, gradient and entropy as well."""
-        still = self._context.grad is not None and self._context.grad <= 1e-7
+        still = self._context.grad is not None and self._context.grad <= NOTHING and not self._context.pushes
         return self._context.reward.fallen() or self._degenerate() or still
 
     def _still(self) -> bool:
         """A gradient of exactly nothing under a reward that does not move."""
         norm = self._context.grad
-        return norm is not None and norm <= 1e-7 and self._context.reward.still
+        return norm is not None and norm <= NOTHING and self._context.reward.still
 
     def _good(self) -> bool:
         reward, now = self._context.reward, self._context.reward.now

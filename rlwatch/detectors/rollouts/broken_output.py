@@ -109,6 +109,7 @@ class DegenerateBatch(BaseDetector):
         ("len/min", "len/mean", "len/max", "len/clipped", *agreement)
         for agreement in (("reward/std",), ("reward/zero_std_frac",), ("adv/min", "adv/max"))
     )
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,10 +117,6 @@ class DegenerateBatch(BaseDetector):
         self._holds = Hold(forgive=1)
         self._rows = 0
         self._length = 0.0
-
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the reward."""
-        self._reward.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the row, and how many there have been."""

@@ -85,6 +85,7 @@ class LengthExplosion(BaseDetector):
     name: ClassVar[str] = "length_explosion"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("len/clipped",),)
     reads: ClassVar[tuple[str, ...]] = ("len/clipped",)
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,10 +95,6 @@ class LengthExplosion(BaseDetector):
         self._rise = Hold(forgive=2)
         self._more, self._many = Hold(forgive=2), Hold(forgive=2)
         self._full = Hold(forgive=2)
-
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the reward."""
-        self._reward.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the share of the last rows."""
@@ -161,6 +158,7 @@ class LengthCollapse(BaseDetector):
     name: ClassVar[str] = "length_collapse"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("len/mean",), ("len/p50",), ("len/empty",))
     reads: ClassVar[tuple[str, ...]] = ("len/mean", "len/p50", "len/empty")
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,10 +167,6 @@ class LengthCollapse(BaseDetector):
         self._now, self._empty = (Window(rows=10, steps=15) for _ in range(2))
         self._empty_base = Baseline(floor=0.02)
         self._row, self._short, self._gone = (Hold(forgive=2) for _ in range(3))
-
-    def listen(self, step: ClosedStep) -> None:
-        """Follow the reward."""
-        self._reward.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the length of the last rows."""

@@ -6,11 +6,12 @@ In reading order: held-out scores, signs that speak against a reset, the flat ha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlwatch.catalogue import collapse_kinds, detector_class, kinds
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, finite, members, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, NORMAL_80, RunContext, noise_of
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
@@ -106,8 +107,7 @@ class Validation:
 def _read(step: ClosedStep) -> float | None:
     score = finite(step, SCORE)
     if score is None:
-        names = (name for name in step.metrics if name.startswith(SETS))
-        scores = [value for name in names if (value := finite(step, name)) is not None]
+        scores = [value for name in members(step, SETS) if (value := finite(step, name)) is not None]
         score = sum(scores) / len(scores) if scores else None
     return None if score is None else min(max(score, -MOST), MOST)
 
@@ -148,6 +148,10 @@ class Vetoes:
                 if level is not None and level > limit:
                     self._ago["garbled output"] = 0
 
+    def share(self, common: Mapping[type, Any]) -> None:
+        """Ask the run's own detectors instead of others of their type."""
+        self._watch = tuple(common.get(type(detector), detector) for detector in self._watch)
+
     def why(self, context: RunContext) -> tuple[str, ...]:
         """The signs of collapse of the last rows; empty where a reset would do no harm."""
         signs = list(self._ago)
@@ -185,6 +189,7 @@ class KLPlateau(BaseDetector):
 
     reads: ClassVar[tuple[str, ...]] = ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k2", "policy/kl_ref_k1")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((name,) for name in reads)
+    shares: ClassVar[tuple[str, ...]] = ("_context",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,6 +197,11 @@ class KLPlateau(BaseDetector):
         self._validation = Validation()
         self._vetoes = Vetoes()
         self._restart()
+
+    def share(self, common: Mapping[type, Any]) -> None:
+        """The signs of collapse are those of the detectors beside it."""
+        super().share(common)
+        self._vetoes.share(common)
 
     def _restart(self) -> None:
         self._now = Window(rows=10, steps=10)
@@ -326,15 +336,18 @@ class KLReference(KLPlateau):
         flat = super().judge(step)
         kl = abs(finite(step, *self.reads) or 0.0)
         self._slow.update(step.step, kl)
-        now, before = self._now.get(), self._before(self._now)
-        if now is None or before is None:
+        now = self._now.get()
+        if now is None or not self._has_before(self._now):
             return flat
+        # The level before is dear, and does not matter while there is next to nothing.
+        matters = now > DRIFT or kl > DRIFT / 2.0 or self._warned.rows or self._confirmed.rows
+        before = self._before(self._now) if matters else now
         reward = self._context.reward
         gained = reward.risen() and not reward.fallen()
         grown = self._grown(self._now, FACTOR, now, before)
         self._risen.update(step.step, kl > max(1.5 * before, DRIFT / 2.0))
         self._warned.update(step.step, now > DRIFT and grown)
-        lost = reward.fallen() and now > DRIFT and now > FACTOR * before
+        lost = now > DRIFT and now > FACTOR * before and reward.fallen()
         runaway = now > HEAVY and before > ESTABLISHED and grown and not gained
         self._confirmed.update(step.step, lost or runaway or (now > HUGE and not gained))
         if self._confirmed.lasted(8, 20) or self._warned.lasted(3):
@@ -342,10 +355,13 @@ class KLReference(KLPlateau):
         # What has grown is not flat, however straight the line through it.
         return self._creep(step, gained) or flat
 
-    def _before(self, last: Window, rows: int = 5) -> float | None:
-        """Level of the rows before the last ones, within the past window."""
-        older = self._past.values[: -len(last)]
-        return median(older) if len(older) >= rows else None
+    def _has_before(self, last: Window, rows: int = 5) -> bool:
+        """True if there are so many rows before the last ones, within the past window."""
+        return len(self._past) - len(last) >= rows
+
+    def _before(self, last: Window) -> float:
+        """Level of those rows."""
+        return median(self._past.values[: -len(last)])
 
     def _grown(self, last: Window, factor: float, now: float, before: float) -> bool:
         """True if the level of ``last`` is a multiple of the earlier one, beyond what noise of single rows explains."""
@@ -357,10 +373,14 @@ class KLReference(KLPlateau):
 
     def _creep(self, step: ClosedStep, gained: bool) -> list[Finding]:
         """Growth that the last rows alone do not show."""
-        now, before = self._slow.get(), self._before(self._slow, self._slow.least)
-        if now is None or before is None:
+        least = self._slow.least
+        if len(self._slow) < least or not self._has_before(self._slow, least):
             return []
         most, factor = (UNPAID, UNPAID_FACTOR) if gained else (HEAVY, SLOW_FACTOR)
+        if not self._slow.reaches(most) and not self._crept.rows:
+            self._crept.update(step.step, condition=False)
+            return []
+        now, before = self._slow.get() or 0.0, self._before(self._slow)
         self._crept.update(
             step.step, now > most and before > ESTABLISHED and self._grown(self._slow, factor, now, before)
         )
