@@ -7,23 +7,28 @@ Everything a report says of step s uses only data up to s: the log goes through 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
+from typing import Any, cast
 
+from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.rules import Rule
 from rlwatch.detectors.base import NotRun
-from rlwatch.diagnosis import Diagnosis
+from rlwatch.diagnosis import Diagnosis, row_steps
 from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.forecast import forecast_of
+from rlwatch.glance import framed, glance
 from rlwatch.importers.base import ImportedRun
-from rlwatch.importers.registry import read_log
+from rlwatch.importers.data_frame import is_data
+from rlwatch.importers.registry import read_data, read_log
 from rlwatch.metrics import canonicalise, known, resolve, shadowed, unjudged, unread
 from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
-from rlwatch.records import JSON, Alert, AlertState, Event, Finding, ForecastRecord, Severity, StepRecord
-from rlwatch.view import RunView, diagnosis_of, failed, logged_knobs
+from rlwatch.records import JSON, Alert, Event, Finding, ForecastRecord, Severity, StepRecord
+from rlwatch.view import End, Ending, RunView, diagnosis_of, failed, logged_knobs
+from rlwatch.wording import step
 
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
 """What a report says of a step's forecast."""
@@ -102,6 +107,9 @@ class Report:
         forecasts = [forecast_of(record) for record in self.forecasts]
         return [{name: getattr(one, name) for name in FORECAST} for one in forecasts if not one.absent]
 
+    def _repr_html_(self) -> str:
+        return framed(glance(self.view))
+
     def to_dict(self) -> dict[str, JSON]:
         """Plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
         return {
@@ -111,6 +119,7 @@ class Report:
             "steps": self.steps,
             "metrics": self.metrics,
             "findings": tuple(map(asdict, self.findings)),
+            "recoveries": tuple(map(asdict, self.view.recoveries)),
             "alarms": tuple(map(asdict, self.alarms)),
             "forecast": self.forecast,
             "not_run": tuple(map(asdict, self.not_run)),
@@ -125,7 +134,12 @@ class Report:
 
 
 def scan(
-    log: str | os.PathLike[str] | Iterable[StepRecord | Event],
+    log: str
+    | os.PathLike[str]
+    | Iterable[StepRecord | Event]
+    | Mapping[str, object]
+    | Sequence[Mapping[str, object]]
+    | Any,
     *,
     run: str | None = None,
     format: str | None = None,  # noqa: A002  (the word users know)
@@ -140,7 +154,9 @@ def scan(
     Parameters
     ----------
     log
-        A path (format sniffed), or records, and events if there are any, in order of arrival.
+        A path (format sniffed); a DataFrame or another table of pandas, polars or pyarrow, a mapping of columns or a
+        list of rows, with a column ``step`` (without one, rows are numbered); or records, and events if there are any,
+        in order of arrival. What is missing and what is NaN in a table: :mod:`rlwatch.importers.data_frame`.
     run
         Which run of a log that holds several.
     format
@@ -160,12 +176,16 @@ def scan(
     >>> from rlwatch.records import StepRecord
     >>> scan([StepRecord(s, {"entropy": 0.5, "grad_norm": 1.0}) for s in range(40)]).ok
     True
+    >>> scan({"step": range(40), "entropy": [0.5] * 39 + [float("nan")]}).findings[0].kind
+    'nonfinite'
     """
     events: list[Event] = []
     if isinstance(log, str | os.PathLike):
         imported = _only(read_log(log, run=run, format=format), os.fspath(log))
+    elif is_data(log):
+        imported = _only(read_data(log, run=run), f"a {type(log).__name__}")
     else:
-        records, events = _sequenced(log)
+        records, events = _sequenced(cast("Iterable[StepRecord | Event]", log))
         imported = ImportedRun(name="", source=source, format="records", path="records", records=records)
     return replay(
         imported,
@@ -204,11 +224,7 @@ def replay(
         forecaster=forecaster,
         history=lambda attempt, before: branch(records, attempt, before),
     )
-    outcomes, waiting = list[Outcome](), sorted(events, key=lambda event: -event.seq)
-    for record in progress(records) if progress else records:
-        while waiting and waiting[-1].seq < record.seq:
-            outcomes.append(monitor.observe(waiting.pop()))
-        outcomes.append(monitor.observe(record))
+    outcomes = list(monitor.observing_all(_arriving(progress(records) if progress else records, events)))
     outcome = joined([*outcomes, monitor.close()])
     names = sorted({name for record in imported.records for name in record.metrics})
     readings = {name: resolve(name, trainer) for name in names}
@@ -239,6 +255,8 @@ def replay(
         forecasts=forecasts,
         events=tuple(events),
         not_judged=tuple(monitor.not_run()),
+        recoveries=_unique(outcome.recoveries),
+        ending=ending_of_log(imported),
     )
     return Report(
         source=imported.path,
@@ -256,6 +274,26 @@ def replay(
         unjudged={name: reason for name, reason in reasons.items() if reason},
         firing=monitor.firing,
     )
+
+
+def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterator[StepRecord | Event]:
+    """Records, and before each the events that came before it."""
+    waiting = sorted(events, key=lambda event: -event.seq)
+    for record in records:
+        while waiting and waiting[-1].seq < record.seq:
+            yield waiting.pop()
+        yield record
+
+
+def ending_of_log(imported: ImportedRun) -> Ending:
+    """Tell how the rows of a log end: unfinished where its trainer meant to go on for more than two rows."""
+    steps = sorted({record.step for record in imported.records})
+    planned = imported.config.get("max_steps")
+    if len(steps) < 2 or isinstance(planned, bool) or not isinstance(planned, int):
+        return Ending(at=max(steps, default=None))
+    if planned - steps[-1] <= 2 * row_steps(steps):
+        return Ending(at=steps[-1])
+    return Ending(End.STOPPED, steps[-1], f"the log stops at step {step(steps[-1])} of {step(planned)}")
 
 
 def _told(records: Sequence[StepRecord], source: str) -> Sequence[StepRecord]:
@@ -295,14 +333,15 @@ def _alarms(outcome: Outcome) -> Iterator[Alarm]:
     for transition in outcome.transitions:
         alert = transition.alert
         key = (alert.alert_id, transition.reason.value)
-        if transition.notify and alert.state is AlertState.FIRING and key not in seen:
+        alarming = transition.event in (AlertEvent.FIRING, AlertEvent.ESCALATED)
+        if transition.notify and alarming and key not in seen:
             seen.add(key)
             yield Alarm(alert.step, alert.kind, alert.severity, alert.message, alert.rule, alert.onset_step)
 
 
 def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Reliving a branch publishes its findings again; one of each is told."""
-    return tuple({(f.seq, f.detector, f.kind, f.severity): f for f in findings}.values())
+    return tuple({(f.seq, f.detector, f.kind, f.severity, f.stage): f for f in findings}.values())
 
 
 def _sequenced(log: Iterable[StepRecord | Event]) -> tuple[list[StepRecord], list[Event]]:

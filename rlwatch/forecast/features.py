@@ -7,12 +7,16 @@ straight line would get there), and the share of rows in which something was no 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from rlwatch.forecast.signals import SIGNALS, WARM_UNTIL, Floats, History, Scale
+from rlwatch.forecast.signals import ROWS, SIGNALS, WARM_UNTIL, Floats, History, Read, Scale
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 SHAPES = ("low", "high", "z", "slope25", "slope60", "turn", "restless", "fallen", "risen")
 """Kinds of features, of every signal."""
@@ -20,6 +24,11 @@ FAR = 30.0
 """Where a feature is cut off: nothing is learnt beyond."""
 QUIET = 0.02
 """Least spread a signal is taken to have, in the scale of its changes."""
+
+
+BROKEN_ROWS, BROKEN_STEPS = 5, 25
+"""Rows with something that is not finite, among those of the last steps, at which a run counts as broken: the fifth
+skipped update in a row is a failure (labels-v1), and a loop of skips has gaps before it closes."""
 
 
 class Extremes:
@@ -30,101 +39,164 @@ class Extremes:
         self._low: Floats = np.full(signals, math.nan)
 
     def update(self, now: Floats) -> tuple[Floats, Floats]:
-        """Distances of the newest level from both: <= 0 from the highest, >= 0 from the lowest."""
-        self._high, self._low = np.fmax(self._high, now), np.fmin(self._low, now)
-        return now - self._high, now - self._low
+        """Distances of each next level (rows, signals) from both: <= 0 from the highest, >= 0 from the lowest."""
+        high = np.fmax.accumulate(np.concatenate((self._high[None], now)), axis=0)[1:]
+        low = np.fmin.accumulate(np.concatenate((self._low[None], now)), axis=0)[1:]
+        self._high, self._low = high[-1], low[-1]
+        return now - high, now - low
+
+
+SPANS = ((5, 2), (10, 2), (25, 6), (25, 5), (60, 6), (60, 8), (BROKEN_STEPS, 1), (BROKEN_STEPS, BROKEN_ROWS))
+"""Windows that are looked at: the rows of so many steps, and at least so many rows."""
+NEAR, FAR_BACK = 15, 45
+"""Steps between which a window tells what was usual shortly before."""
+
+
+class Look:
+    """The newest rows of a history, and where the windows of each begin."""
+
+    def __init__(self, at: Floats) -> None:
+        """``at``: steps of :data:`ROWS` rows before the newest ones (-inf: none), and of those."""
+        self.at = at
+        self.first = ROWS
+        self.ends = np.arange(ROWS, len(at)) + 1
+        spans = np.array([*(span for span, _ in SPANS), FAR_BACK, NEAR], dtype=np.float64)
+        found = np.searchsorted(at, at[ROWS:] - spans[:, None], side="right")
+        least = np.array([rows for _, rows in SPANS])
+        oldest = self.ends - ROWS
+        starts = np.maximum(np.minimum(found[:-2], self.ends - least[:, None]), oldest)
+        self.starts = dict(zip(SPANS, starts, strict=True))
+        # What was usual shortly before is at least one row, if need be the first that there is.
+        oldest = np.maximum(oldest, np.searchsorted(at, -math.inf, side="right"))
+        first, after = found[-2:]
+        self.before = np.maximum(np.minimum(first, after - 1), oldest), np.maximum(after, oldest + 1)
+
+    def rows(self, values: Floats, window: tuple[int, int], later: int = 0) -> Floats:
+        """The windows' rows of ``values`` (all rows, n) as (rows, longest, n); NaN before a shorter one begins.
+
+        ``later``: rows by which they begin later.
+        """
+        return windows(values, self.starts[window] + later, self.ends)
+
+
+def windows(values: Floats, starts: Ints, ends: Ints) -> Floats:
+    """Rows ``starts`` to ``ends`` of ``values`` (all rows, n) as (windows, longest, n): NaN before a shorter one."""
+    lengths = ends - starts
+    longest = int(lengths.max())
+    if len(ends) == 1:
+        return np.asarray(values[ends[0] - longest : ends[0]][None])
+    places = ends[:, None] + np.arange(-longest, 0)
+    found = values[places]
+    short = lengths < longest
+    if short.any():
+        found[places < starts[:, None]] = math.nan
+    return np.asarray(found)
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
-    """``values``: all :data:`SHAPES` of all signals, (shapes, signals); of each signal (signals,): ``now``, the change
-    against the baseline, ``fallen``, that against the best level so far, and ``slope``, over 25 steps, per 10 steps.
+class Standing:
+    """Levels and trends of some signals at the newest rows, each (rows, signals), NaN where there are too few rows.
 
-    NaN where a signal has too few rows.
+    ``now``: the change against the baseline; ``fallen`` and ``risen``: against the highest and the lowest level so far;
+    ``slope``: per 10 steps, of 25; ``noise``: spread of the baseline or of the last rows, whichever is larger: small
+    batches make both large.
     """
 
-    values: Floats
     now: Floats
     fallen: Floats
+    risen: Floats
     slope: Floats
+    noise: Floats
 
 
-def shapes(history: History, extremes: Extremes, noise: Floats, restless: Floats) -> Shaped:
-    """The newest row of a run in its history.
+def standing(look: Look, changes: Floats, jumps: Floats, extremes: Extremes, noise: Floats) -> Standing:
+    """The newest rows of the changes (all rows, signals), and of their differences.
 
-    ``noise``: spread of each signal's rows about their course (:func:`jitter`); ``restless``: spread of their
-    differences in the baseline.
+    ``noise``: spread of each signal's rows in its baseline.
     """
-    changes = history.changes()
-    now = median(changes[_last(history.steps, 5, 2)])
-    ten = changes[_last(history.steps, 10, 2)]
-    moves = spread(np.diff(changes[_last(history.steps, 25, 6)], axis=0))
-    slope = _slope(history.steps, changes, 25, 5)
+    now = median(look.rows(changes, (5, 2)))
     fallen, risen = extremes.update(now)
-    parts = [
-        np.fmin.reduce(ten) / noise,
-        np.fmax.reduce(ten) / noise,
-        now / noise,
-        slope / noise,
-        _slope(history.steps, changes, 60, 6) / noise,
-        (now - median(changes[_before(history.steps, 15, 45)])) / noise,
-        np.log((moves + QUIET / 4) / (restless + QUIET / 4)),
-        fallen / noise,
-        risen / noise,
-    ]
-    return Shaped(np.asarray(np.clip(np.stack(parts), -FAR, FAR)), now, fallen, slope)
+    # What scatters more than it did at the start, as rewards of a small batch do once it learns, has not moved by that.
+    jitter = spread(look.rows(jumps, (60, 8), later=1)) / math.sqrt(2.0)
+    return Standing(now, fallen, risen, _slope(look, changes, (25, 5)), np.fmax(noise, jitter))
 
 
-def jitter(history: History) -> Floats:
-    """Spread of each signal's rows of the last 60 steps about their course, (signals,).
+def shapes(look: Look, changes: Floats, jumps: Floats, at: Standing, restless: Floats) -> Floats:
+    """All :data:`SHAPES` of all signals at the newest rows, (rows, shapes, signals); NaN where there are too few rows.
 
-    What scatters more than it did at the start, as rewards of a small batch do once it learns, has not moved by that.
+    ``restless``: spread of the differences in the baseline.
     """
-    return spread(np.diff(history.changes()[_last(history.steps, 60, 8)], axis=0)) / math.sqrt(2.0)
+    ten = look.rows(changes, (10, 2))
+    moves = spread(look.rows(jumps, (25, 6), later=1))
+    before = median(windows(changes, *look.before))
+    found = np.empty((len(at.now), len(SHAPES), changes.shape[1]))
+    of_noise = (
+        np.fmin.reduce(ten, axis=1),
+        np.fmax.reduce(ten, axis=1),
+        at.now,
+        at.slope,
+        _slope(look, changes, (60, 6)),
+        at.now - before,
+        at.fallen,
+        at.risen,
+    )
+    for place, part in zip(_OF_NOISE, of_noise, strict=True):
+        np.divide(part, at.noise, out=found[:, place])
+    np.log((moves + QUIET / 4) / (restless + QUIET / 4), out=found[:, _RESTLESS])
+    return np.minimum(np.maximum(found, -FAR), FAR)
+
+
+_RESTLESS = SHAPES.index("restless")
+_OF_NOISE = tuple(i for i in range(len(SHAPES)) if i != _RESTLESS)
 
 
 def median(rows: Floats) -> Floats:
-    """Median of each column, missing values left out; NaN where there is none (rows, n) -> (n,)."""
-    ordered = np.sort(rows, axis=0)  # NaN last
-    count = np.isfinite(rows).sum(0)
-    columns = np.arange(rows.shape[1])
-    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(rows) - 1)
-    return np.where(count > 0, (ordered[low, columns] + ordered[high, columns]) / 2, math.nan)
+    """Median of each column, missing values left out; NaN where there is none (..., rows, n) -> (..., n)."""
+    ordered = np.sort(rows, axis=-2)  # NaN last
+    seen, longest = np.isfinite(rows), rows.shape[-2]
+    if seen.all():
+        return np.asarray((ordered[..., (longest - 1) // 2, :] + ordered[..., longest // 2, :]) / 2)
+    count = np.add.reduce(seen, axis=-2)
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, longest - 1)
+    below, above = (np.take_along_axis(ordered, at[..., None, :], axis=-2)[..., 0, :] for at in (low, high))
+    return np.where(count > 0, (below + above) / 2, math.nan)
 
 
 def spread(rows: Floats) -> Floats:
-    """Standard deviation of each column, missing values left out; NaN where there is none (rows, n) -> (n,)."""
+    """Standard deviation of each column, missing values left out; NaN where none is (..., rows, n) -> (..., n)."""
     seen = np.isfinite(rows)
-    count = seen.sum(0)
-    filled = np.where(seen, rows, 0.0)
-    mean = filled.sum(0) / np.maximum(count, 1)
-    square = np.where(seen, (filled - mean) ** 2, 0.0).sum(0) / np.maximum(count, 1)
+    if rows.shape[-2] and seen.all():
+        mean = np.add.reduce(rows, axis=-2) / rows.shape[-2]
+        return np.asarray(np.sqrt(np.add.reduce((rows - mean[..., None, :]) ** 2, axis=-2) / rows.shape[-2]))
+    count = np.add.reduce(seen, axis=-2)
+    filled, some = np.where(seen, rows, 0.0), np.maximum(count, 1)
+    mean = np.add.reduce(filled, axis=-2) / some
+    square = np.add.reduce(np.where(seen, (filled - mean[..., None, :]) ** 2, 0.0), axis=-2) / some
     return np.where(count > 0, np.sqrt(square), math.nan)
 
 
-def _last(steps: Floats, span: int, least: int) -> slice:
-    """Rows of the last ``span`` steps, and at least so many."""
-    inside = int((steps > steps[-1] - span).sum())
-    return slice(-max(inside, least), None)
+def _differences(changes: Floats) -> Floats:
+    """Of each row to the row before it."""
+    found = np.empty_like(changes)
+    found[0] = math.nan
+    np.subtract(changes[1:], changes[:-1], out=found[1:])
+    return found
 
 
-def _before(steps: Floats, near: int, far: int) -> slice:
-    """Rows from ``far`` to ``near`` steps ago, and at least one: what was usual shortly before."""
-    first, after = (int((steps <= steps[-1] - ago).sum()) for ago in (far, near))
-    return slice(max(min(first, after - 1), 0), max(after, 1))
-
-
-def _slope(steps: Floats, changes: Floats, span: int, least: int) -> Floats:
+def _slope(look: Look, changes: Floats, window: tuple[int, int]) -> Floats:
     """Least-squares slope of each signal, per 10 steps; NaN with fewer than 3 values."""
-    rows = _last(steps, span, least)
-    y, x = changes[rows], steps[rows, None]
+    y, x = look.rows(changes, window), look.rows(look.at[:, None], window)
     seen = np.isfinite(y)
-    count = np.maximum(seen.sum(0), 1)
-    dx = np.where(seen, x - np.where(seen, x, 0.0).sum(0) / count, 0.0)
-    filled = np.where(seen, y, 0.0)
-    width = (dx**2).sum(0)
-    slope = 10.0 * (dx * filled).sum(0) / np.where(width > 0.0, width, math.nan)
-    return np.where(seen.sum(0) >= 3, slope, math.nan)
+    if seen.all():
+        seen = seen[:, :, :1]  # the same steps for all
+    else:
+        y = np.where(seen, y, 0.0)
+    count = np.add.reduce(seen, axis=1)
+    mean = np.add.reduce(np.where(seen, x, 0.0), axis=1) / np.maximum(count, 1)
+    dx = np.where(seen, x - mean[:, None], 0.0)
+    width = np.add.accumulate(dx**2, axis=1)[:, -1]  # row by row, as the other sums are
+    slope = 10.0 * np.add.reduce(dx * y, axis=1) / np.where(width > 0.0, width, math.nan)
+    return np.where(count >= 3, slope, math.nan)
 
 
 # How far a run is from each limit of ``labels-v1``, and when a straight line would get there.
@@ -172,9 +244,6 @@ LIMITS_V1: tuple[Limit, ...] = (
     Limit("reward", "reward", -0.5, from_best=True),  # and 40 % of the best so far, and what noise does to a best
 )
 """Relative where the label is; a reward has no unit, so half a spread of the rewards is the least its limit can be."""
-BROKEN_ROWS, BROKEN_STEPS = 5, 25
-"""Rows with something that is not finite, among those of the last steps, at which a run counts as broken: the fifth
-skipped update in a row is a failure (labels-v1), and a loop of skips has gaps before it closes."""
 LOST = 0.4
 """Share of the best level that a failure loses (labels-v1)."""
 OF_A_BEST = 6.0
@@ -186,37 +255,27 @@ LIMIT_FEATURES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """``share`` of the way to a limit (1: reached; NaN: not measured); ``steps`` a straight line needs for the rest.
-
-    ``clear``: the signal has moved by more than noise, and the move means danger: entropy that falls while the reward
-    clearly rises is what learning costs.
-    """
+    """``share`` of the way to a limit (1: reached); ``steps`` a straight line needs for the rest."""
 
     limit: Limit
     share: float
     steps: float
-    clear: bool = False
 
 
-def goals(history: History) -> tuple[float, ...]:
+def goals_of(history: History) -> Floats:
     """The change at which each limit is reached, once the baseline is known."""
-    return tuple(_goal(limit, history, _PLACE[limit.signal]) for limit in LIMITS_V1)
+    return np.array([_goal(limit, history, _PLACE[limit.signal]) for limit in LIMITS_V1])
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Levels and trends of all signals, each of shape (signals,).
-
-    ``start``: the baseline in the unit of the changes; ``now``: the change against it; ``fallen``: against the best
-    level so far; ``slope``: per 10 steps; ``noise``: spread of the baseline or of the last rows,
-    whichever is larger: small batches make both large.
-    """
-
-    start: Floats
-    now: Floats
-    fallen: Floats
-    slope: Floats
-    noise: Floats
+def _goal(limit: Limit, history: History, i: int) -> float:
+    """The change at which the limit is reached."""
+    base = history.baseline
+    if base is None or SIGNALS[i].scale is not Scale.RATIO:
+        return limit.change
+    row = np.full((2, len(SIGNALS)), math.nan)
+    row[:, i] = base[i] * math.exp(limit.change), -math.inf if limit.level is None else limit.level
+    relative, absolute = history.change(row)[:, i]
+    return float(relative if limit.level is None else max(relative, absolute))
 
 
 class TakeOff:
@@ -228,75 +287,74 @@ class TakeOff:
     def __init__(self) -> None:
         self._lift = 0.0
 
-    def update(self, at: Standing) -> float:
-        """The change of the gradient, against the baseline, from which its way to a limit begins; at least 0."""
-        reward, grad = _PLACE["reward"], _PLACE[LIFTED]
-        gained = 2.5 * float(at.slope[reward])
-        if gained >= max(TAKING_OFF, RISEN * float(at.noise[reward])) and math.isfinite(at.now[grad]):
-            self._lift = max(self._lift, float(at.now[grad]))
-        return self._lift
+    def update(self, at: Standing) -> Floats:
+        """The change of the gradient, against the baseline, from which its way to a limit begins (rows,); at least 0.
+
+        ``at``: of :data:`ASKED`.
+        """
+        gained, grad = 2.5 * at.slope[:, _REWARD], at.now[:, _GRAD]
+        takes_off = (gained >= np.fmax(TAKING_OFF, RISEN * at.noise[:, _REWARD])) & np.isfinite(grad)
+        lifts = np.maximum.accumulate(np.append(self._lift, np.where(takes_off, grad, -math.inf)))[1:]
+        self._lift = float(lifts[-1])
+        return lifts
 
 
-def reaches(goal: tuple[float, ...], at: Standing, lift: float = 0.0) -> tuple[Reach, ...]:
-    """Ways gone to each limit. ``goal``: of each limit, as :func:`goals` gives them; ``lift``: of :class:`TakeOff`."""
-    rising = _rising(at)
-    return tuple(
-        _reach(limit, end, at, lift if limit.signal == LIFTED else 0.0, meant=not (rising and limit.type == SPENT))
-        for limit, end in zip(LIMITS_V1, goal, strict=True)
-    )
+ASKED = tuple(limit.signal for limit in LIMITS_V1)
+"""The signals whose standing the limits ask: of each limit its own."""
+_REWARD, _GRAD = ASKED.index("reward"), ASKED.index(LIFTED)
+_FROM_BEST = np.array([limit.from_best for limit in LIMITS_V1])
+_LIFTED = np.array([limit.signal == LIFTED for limit in LIMITS_V1])
+_SPENT = np.array([limit.type == SPENT for limit in LIMITS_V1])
 
 
-def _rising(at: Standing) -> bool:
-    """True where the reward has clearly risen since the baseline, and not clearly fallen from its best."""
-    i = _PLACE["reward"]
-    noise = float(at.noise[i])
-    return bool(at.now[i] >= RISEN * noise and at.fallen[i] > -CLEAR * noise)
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Ways gone to the limits, each (rows, limits): ``share`` (1: reached; NaN: not measured), ``steps`` for the rest.
+
+    ``clear``: the signal has moved towards it by more than noise, and the move means danger: entropy that falls while
+    the reward clearly rises is what learning costs.
+    """
+
+    share: Floats
+    steps: Floats
+    clear: Bools
 
 
-def breaking(history: History) -> Reach:
+def ways(goals: Floats, start: Floats, at: Standing, lift: Floats) -> Ways:
+    """Of the newest rows. ``goals``: of each limit, as :func:`goals_of` gives them; ``start``: the baseline in the unit
+    of the changes (limits,); ``at``: of :data:`ASKED`; ``lift``: of :class:`TakeOff`.
+    """
+    moved = np.where(_FROM_BEST, at.fallen, at.now) - _LIFTED * lift[:, None]
+    best = start + at.now - at.fallen
+    own = -np.fmax(np.fmax(-goals, LOST * np.abs(best)), OF_A_BEST * at.noise)
+    goal = np.where(_FROM_BEST, own, goals)
+    share = np.where(goal == 0.0, math.nan, moved / goal)
+    pace = at.slope / 10.0
+    ahead = np.minimum(np.maximum((goal - moved) / pace, 0.0), FAR_AHEAD)
+    steps = np.where(np.isfinite(pace) & (pace * goal > 0.0), ahead, FAR_AHEAD)
+    steps[share >= 1.0] = 0.0
+    unknown = ~np.isfinite(moved)
+    share[unknown] = steps[unknown] = math.nan
+    # The reward has clearly risen since the baseline, and not clearly fallen from its best.
+    unsure = at.noise[:, _REWARD]
+    rising = (at.now[:, _REWARD] >= RISEN * unsure) & (at.fallen[:, _REWARD] > -CLEAR * unsure)
+    clear = (np.abs(moved) >= CLEAR * at.noise) & (share > 0.0) & ~(rising[:, None] & _SPENT)
+    return Ways(share, steps, clear)
+
+
+def breaking(broken: float, metric: str) -> Reach | None:
     """Way gone to being broken for good: one bad batch that was skipped is none, several within 25 steps are.
 
-    A log of every 5 or 10 steps is judged by its last five rows.
+    ``broken``: rows of these that are, of a log of every 5 or 10 steps of its last five; ``metric``: what was last so.
     """
-    rows = max(int((history.steps > history.steps[-1] - BROKEN_STEPS).sum()), BROKEN_ROWS)
-    count = float(history.broken[-rows:].sum())
-    share = count / BROKEN_ROWS
-    return Reach(
-        Limit("nan", history.broken_metric, BROKEN_ROWS), share, 0.0 if share >= 1.0 else FAR_AHEAD, count >= 2
-    )
+    share = float(broken) / BROKEN_ROWS
+    ahead = 0.0 if share >= 1.0 else FAR_AHEAD
+    return Reach(Limit("nan", metric, BROKEN_ROWS), share, ahead) if broken >= 2.0 else None
 
 
 def nearest(reached: tuple[Reach, ...]) -> Reach | None:
-    """The limit that is closest, of those a signal has clearly moved towards; None where there is none."""
-    moving = [reach for reach in reached if reach.clear and reach.share > 0.0]
-    return max(moving, key=lambda reach: reach.share, default=None)
-
-
-def _reach(limit: Limit, goal: float, at: Standing, lift: float, *, meant: bool) -> Reach:
-    """``lift``: where the way to the limit begins; ``meant``: whether a clear move towards it means danger."""
-    i = _PLACE[limit.signal]
-    moved = float((at.fallen if limit.from_best else at.now)[i]) - lift
-    if not math.isfinite(moved):
-        return Reach(limit, math.nan, math.nan)
-    if limit.from_best:
-        best = float(at.start[i] + at.now[i] - at.fallen[i])
-        goal = -max(-goal, LOST * abs(best), OF_A_BEST * float(at.noise[i]))
-    share = moved / goal if goal else math.nan
-    pace = float(at.slope[i]) / 10.0
-    steps = (goal - moved) / pace if math.isfinite(pace) and pace * goal > 0.0 else FAR_AHEAD
-    ahead = 0.0 if share >= 1.0 else min(max(steps, 0.0), FAR_AHEAD)
-    return Reach(limit, share, ahead, meant and abs(moved) >= CLEAR * float(at.noise[i]))
-
-
-def _goal(limit: Limit, history: History, i: int) -> float:
-    """The change at which the limit is reached."""
-    base = history.baseline
-    if base is None or SIGNALS[i].scale is not Scale.RATIO:
-        return limit.change
-    row = np.full((2, len(SIGNALS)), math.nan)
-    row[:, i] = base[i] * math.exp(limit.change), -math.inf if limit.level is None else limit.level
-    relative, absolute = history.changes(row)[:, i]
-    return float(relative if limit.level is None else max(relative, absolute))
+    """The limit that is closest; None where a signal has clearly moved towards none."""
+    return max(reached, key=lambda reach: reach.share, default=None)
 
 
 BROKEN = "broken"
@@ -311,15 +369,20 @@ FEATURES: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """``values`` in the order of :data:`FEATURES` (NaN: not measured), and where each limit stands."""
+    """``values`` in the order of :data:`FEATURES` (NaN: not measured), limits clearly moved to, names read."""
 
     step: int
     values: Floats
     reaches: tuple[Reach, ...]
+    read: Read
+
+
+AT_ONCE = 64
+"""Rows whose features are computed together: what they look at then fits in a processor's cache."""
 
 
 class FeatureStream:
-    """Takes a run's rows in order and gives the features of the newest one.
+    """Takes a run's rows in order and gives the features of the newest ones.
 
     Steps may be irregular or several apart (windows are in steps, with a least number of rows); a step that comes
     again takes back what came after it.
@@ -327,10 +390,7 @@ class FeatureStream:
 
     def __init__(self) -> None:
         self.history = History()
-        self._extremes = Extremes(len(SIGNALS))
-        self._noise: Floats | None = None
-        self._restless: Floats | None = None
-        self._goals: tuple[float, ...] = ()
+        self._known: _Known | None = None
         self._take_off = TakeOff()
 
     def forget_reference(self) -> None:
@@ -357,26 +417,88 @@ class FeatureStream:
         metrics
             Canonical metrics of the step; NaN and infinities are counted and otherwise left out.
         """
+        return self.extend([step], [metrics])[0]
+
+    def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[Features | None]:
+        """Add several rows: what :meth:`update` says of each, for a tenth of the time."""
+        found: list[Features | None] = []
+        while len(found) < len(steps):
+            first = len(found)
+            part = slice(first, first + self._together(steps[first : first + AT_ONCE]))
+            found += self._extend(steps[part], rows[part])
+        return found
+
+    def _together(self, steps: Sequence[int]) -> int:
+        """Rows that can be taken at once: one before the baseline is complete, else all of ascending steps."""
+        if self.history.baseline is None:
+            return 1
+        return next((i for i in range(1, len(steps)) if steps[i] <= steps[i - 1]), len(steps))
+
+    def _extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> Sequence[Features | None]:
         history = self.history
-        history.update(step, metrics)
+        read = history.extend(steps, rows)
         if history.baseline is None:
-            return None
-        if self._noise is None or self._restless is None:
-            self._noise, self._restless = _spreads(history)
-            self._goals = goals(history)
-        noise = np.fmax(self._noise, jitter(history))
-        found = shapes(history, self._extremes, noise, self._restless)
-        found.values[:, np.isnan(history.baseline)] = np.nan
-        standing = Standing(history.start, found.now, found.fallen, found.slope, noise)
-        reached = reaches(self._goals, standing, self._take_off.update(standing))
-        pairs = [value for reach in reached for value in (reach.share, reach.steps)]
-        broken = history.broken[history.steps > step - 25].mean()
-        values = np.concatenate((found.values.ravel(), np.clip(pairs, -5.0, 200.0), [broken]))
-        return Features(step, values, (*reached, breaking(history)))
+            return [None]
+        if self._known is None:
+            self._known = _Known(history)
+        known, look = self._known, Look(history.at)
+        with np.errstate(all="ignore"):
+            changes = history.changes.take(known.logged, axis=1)
+            jumps = _differences(changes)
+            at = standing(look, changes, jumps, known.extremes, known.noise)
+            shaped = shapes(look, changes, jumps, at, known.restless)
+            asked = known.asked(at)
+            gone = ways(known.goals, known.start, asked, self._take_off.update(asked))
+        values = np.full((len(steps), len(FEATURES)), math.nan)
+        values[:, known.places] = shaped.reshape(len(steps), -1)
+        pairs = values[:, -1 - len(LIMIT_FEATURES) : -1]
+        pairs[:, ::2], pairs[:, 1::2] = gone.share, gone.steps
+        np.minimum(np.maximum(pairs, -5.0), 200.0, out=pairs)
+        count = np.append(0.0, np.cumsum(history.broken))
+        within, least = (count[look.ends] - count[look.starts[BROKEN_STEPS, rows]] for rows in (1, BROKEN_ROWS))
+        values[:, -1] = within / (look.ends - look.starts[BROKEN_STEPS, 1])
+        moving = np.asarray(gone.clear.any(axis=1))
+        return [
+            Features(step, values[i], _reaches(gone, i, bool(moving[i]), breaking(least[i], read[i].broken)), read[i])
+            for i, step in enumerate(steps)
+        ]
 
 
-def _spreads(history: History) -> tuple[Floats, Floats]:
-    """Noise of each signal in its baseline: of its changes (robust), and of their differences."""
-    warm = history.warm_changes()
-    noise = 1.4826 * median(np.abs(warm - median(warm)))
-    return np.fmax(noise, QUIET), np.fmax(spread(np.diff(warm, axis=0)), 0.0)
+def _reaches(gone: Ways, row: int, moving: bool, broken: Reach | None) -> tuple[Reach, ...]:
+    """Limits that one row is on its way to."""
+    found = () if broken is None else (broken,)
+    if not moving:
+        return found
+    share, steps = gone.share[row].tolist(), gone.steps[row].tolist()
+    return *(Reach(LIMITS_V1[i], share[i], steps[i]) for i in gone.clear[row].nonzero()[0]), *found
+
+
+class _Known:
+    """Facts of a run that its baseline settles.
+
+    ``logged``: the signals that have one; ``places``: of their shapes in the vector of features; ``noise`` and
+    ``restless``: their spread in the baseline, of the changes (robust) and of their differences; ``goals`` and
+    ``start``: of the limits, as :func:`ways` takes them.
+    """
+
+    def __init__(self, history: History) -> None:
+        base = np.full(len(SIGNALS), math.nan) if history.baseline is None else history.baseline
+        self.logged = np.flatnonzero(~np.isnan(base))
+        self.places = (np.arange(len(SHAPES))[:, None] * len(SIGNALS) + self.logged).ravel()
+        self.goals = goals_of(history)
+        of_limits = [_PLACE[signal] for signal in ASKED]
+        self.start = history.start[of_limits]
+        where = {place: i for i, place in enumerate(self.logged.tolist())}
+        self._asked = np.array([where.get(place, len(where)) for place in of_limits])
+        warm = history.warm_changes().take(self.logged, axis=1)
+        noise = 1.4826 * median(np.abs(warm - median(warm)))
+        self.noise = np.fmax(noise, QUIET)
+        self.restless = np.fmax(spread(np.diff(warm, axis=0)), 0.0)
+        self.extremes = Extremes(len(self.logged))
+
+    def asked(self, at: Standing) -> Standing:
+        """Of :data:`ASKED`: NaN of those that are not logged."""
+        padded = np.full((5, len(at.now), len(self.logged) + 1), math.nan)
+        for i, part in enumerate((at.now, at.fallen, at.risen, at.slope, at.noise)):
+            padded[i, :, :-1] = part
+        return Standing(*padded.take(self._asked, axis=2))

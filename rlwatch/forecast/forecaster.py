@@ -6,15 +6,17 @@ import math
 import os
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+
+import numpy as np
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.features import BROKEN, FAR_AHEAD, FEATURES, LIMITS_V1, Features, FeatureStream, Reach, nearest
 from rlwatch.forecast.forecast import Forecast, Reason
 from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
-from rlwatch.forecast.signals import SIGNALS
+from rlwatch.forecast.signals import SIGNALS, Floats, Read
 from rlwatch.records import ClosedStep, Event
 
 BUDGET = "0.5"
@@ -67,6 +69,7 @@ class Forecaster:
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
         self._terms: Terms | None = None
+        self._source: tuple[str | None, ...] = ()
 
     @property
     def model(self) -> Model:
@@ -80,37 +83,65 @@ class Forecaster:
 
     def update(self, step: ClosedStep) -> Forecast:
         """Forecast the run's next steps from those so far."""
-        features = self._stream.update(step.step, step.metrics)
-        if features is None:
-            return Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}")
-        if self._terms is None or self._terms.absent:  # what a run logs is known once its baseline is
-            self._terms = terms(self._model, frozenset(self._names()), self._budget, self._own)
-        if self._terms.absent:
-            return Forecast(step.step, absent=self._terms.absent)
-        return self._forecast(features, self._terms)
+        return self.extend([step])[0]
+
+    def extend(self, steps: Sequence[ClosedStep]) -> list[Forecast]:
+        """The same at each of several steps: cheaper by half an order than one by one."""
+        found: list[Forecast] = []
+        while len(found) < len(steps):  # one by one until there is a baseline, which each row is nearer to
+            count = 1 if self._stream.history.baseline is None else len(steps) - len(found)
+            found += self._extend(steps[len(found) : len(found) + count])
+        return found
+
+    def _extend(self, steps: Sequence[ClosedStep]) -> list[Forecast]:
+        features = self._stream.extend([step.step for step in steps], [step.metrics for step in steps])
+        known = [each for each in features if each is not None]
+        if not known:
+            return [Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}") for step in steps]
+        held = [self._held_to(each.read) for each in known]
+        whole = [i for i, each in enumerate(held) if not (each.absent or each.limits_only)]
+        chances = dict[int, tuple[Floats, Chances]]()
+        if whole:
+            x = np.stack([known[i].values for i in whole]).take(self._places, axis=1)
+            chances = dict(zip(whole, zip(x, self._model.chances_of(x), strict=True), strict=True))
+        return [self._forecast(each, held[i], chances.get(i)) for i, each in enumerate(known)]
+
+    def _held_to(self, read: Read) -> Terms:
+        """Thresholds for what the run logs, which is known once its baseline is; asked again while there are none."""
+        if self._terms is None or (self._terms.absent and read.source != self._source):
+            self._terms = terms(self._model, frozenset(_names(read)), self._budget, self._own)
+            self._source = read.source
+        return self._terms
 
     @property
     def judged(self) -> float:
         """Median of the last few p50: what is held against the threshold; 0 before there is a forecast."""
         return statistics.median(self._chances) if self._chances else 0.0
 
-    def _names(self) -> dict[str, str]:
-        """Metric that each signal of this run is read from."""
-        pairs = zip(SIGNALS, self._stream.history.source, strict=True)
-        return {signal.name: metric for signal, metric in pairs if metric is not None}
-
-    def _forecast(self, features: Features, held: Terms) -> Forecast:
+    def _limit(self, features: Features, held: Terms) -> tuple[Reach | None, float]:
+        """The nearest limit, and the risk that the last rows' way to it is."""
         close = nearest(features.reaches)
         self._reached.append(close.share if close else 0.0)
-        by_limit = statistics.median(self._reached) / held.static
-        if held.limits_only:
-            return self._by_limit(features.step, by_limit, close, held.limits_only)
-        x = features.values[self._places].tolist()
-        chances = self._model.chances(x)
+        return close, statistics.median(self._reached) / held.static
+
+    def _forecast(self, features: Features, held: Terms, model: tuple[Floats, Chances] | None) -> Forecast:
+        """``model``: its features and chances, where the run logs enough for it."""
+        if held.absent:
+            return Forecast(features.step, absent=held.absent)
+        if model is None:
+            return self._by_limit(features, held)
+        x, chances = model
+        close, by_limit = self._limit(features, held)
         self._chances.append(chances.p50)
         by_model = self.judged / held.model
         risk = max(by_model, by_limit)
-        limit, steps_to, why = self._explained(x, chances, close, risk, alone=by_limit > by_model)
+        limit, steps_to, why = "", chances.steps_to, tuple[Reason, ...]()
+        if risk >= WORTH_TELLING and close is not None and by_limit > by_model:
+            limit, steps_to, why = _of(close, features.read)
+        elif risk >= WORTH_TELLING:
+            limit = self._model.limit(x) or (close.limit.type if close is not None else "")
+            broken = {BROKEN: features.read.broken} if features.read.broken else {}
+            why = reasons(self._model.why(x), _names(features.read) | broken)
         return Forecast(
             step=features.step,
             p20=chances.p20,
@@ -124,35 +155,31 @@ class Forecaster:
             lean=held.lean,
         )
 
-    def _by_limit(self, step: int, risk: float, close: Reach | None, why_only: str) -> Forecast:
+    def _by_limit(self, features: Features, held: Terms) -> Forecast:
         """Forecast of a run that logs too little for the model: the way to its nearest limit alone."""
-        if close is None:
-            return Forecast(step, risk=risk, alarm=risk >= 1.0, limits_only=why_only)
-        limit, steps_to, why = self._of(close)
+        close, risk = self._limit(features, held)
+        limit, steps_to, why = _of(close, features.read) if close is not None else ("", None, ())
         return Forecast(
-            step, risk=risk, alarm=risk >= 1.0, limit=limit, steps_to=steps_to, why=why, limits_only=why_only
+            features.step,
+            risk=risk,
+            alarm=risk >= 1.0,
+            limit=limit,
+            steps_to=steps_to,
+            why=why,
+            limits_only=held.limits_only,
         )
 
-    def _of(self, close: Reach) -> tuple[str, float | None, tuple[Reason, ...]]:
-        """Limit, time and metric of the nearest limit; no time where the signal does not move towards it."""
-        signal = close.limit.signal
-        ahead = close.steps if close.steps < FAR_AHEAD else None
-        return close.limit.type, ahead, (Reason(self._names().get(signal, signal), 1.0),)
 
-    def _explained(
-        self, x: list[float], chances: Chances, close: Reach | None, risk: float, *, alone: bool
-    ) -> tuple[str, float | None, tuple[Reason, ...]]:
-        """Limit, time and reasons, where there is a risk to speak of.
+def _names(read: Read) -> dict[str, str]:
+    """Metric that each signal of a run is read from."""
+    return {signal.name: metric for signal, metric in zip(SIGNALS, read.source, strict=True) if metric is not None}
 
-        ``alone``: the nearest limit says more than the model.
-        """
-        if risk < WORTH_TELLING:
-            return "", chances.steps_to, ()
-        if close is not None and alone:
-            return self._of(close)
-        limit = self._model.limit(x) or (close.limit.type if close is not None else "")
-        broken = {BROKEN: self._stream.history.broken_metric} if self._stream.history.broken_metric else {}
-        return limit, chances.steps_to, reasons(self._model.why(x), self._names() | broken)
+
+def _of(close: Reach, read: Read) -> tuple[str, float | None, tuple[Reason, ...]]:
+    """Limit, time and metric of the nearest limit; no time where the signal does not move towards it."""
+    signal = close.limit.signal
+    ahead = close.steps if close.steps < FAR_AHEAD else None
+    return close.limit.type, ahead, (Reason(_names(read).get(signal, signal), 1.0),)
 
 
 @cache

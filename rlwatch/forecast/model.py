@@ -11,10 +11,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -72,27 +72,39 @@ class Model:
     gains: Mapping[str, float]
     profiles: tuple[Profile, ...]
     meta: Mapping[str, JSON] = field(default_factory=dict)
+    _hazards: Heads = field(init=False, repr=False, compare=False)
+    _limits: Heads = field(init=False, repr=False, compare=False)
+    _signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _signal_of: Ints = field(init=False, repr=False, compare=False)
 
-    def chances(self, x: Sequence[float]) -> Chances:
+    def __post_init__(self) -> None:
+        """Put what is asked at every step in columns."""
+        object.__setattr__(self, "_hazards", Heads(self.hazards))
+        object.__setattr__(self, "_limits", Heads(tuple(self.limits.values())))
+        signals = tuple(dict.fromkeys(map(signal_of, self.features)))
+        of = np.array([signals.index(signal_of(feature)) for feature in self.features], dtype=np.int64)
+        object.__setattr__(self, "_signals", signals)
+        object.__setattr__(self, "_signal_of", of)
+
+    def chances(self, x: Sequence[float] | Floats) -> Chances:
         """Of an onset within the horizons. ``x``: values in the order of :attr:`features`, NaN where not measured."""
-        alive, ps = 1.0, []
-        for head in self.hazards:
-            alive *= 1.0 - probability(head.logit(x))
-            ps.append(1.0 - alive)
-        return Chances(*ps)
+        return self.chances_of(_row(x))[0]
 
-    def limit(self, x: Sequence[float]) -> str:
+    def chances_of(self, rows: Floats) -> list[Chances]:
+        """The same of many rows (rows, features) at once."""
+        return [_chances(logits) for logits in self._hazards.logits(rows).tolist()]
+
+    def limit(self, x: Sequence[float] | Floats) -> str:
         """The type of onset that is most likely; empty where the model tells none apart."""
-        return max(self.limits, key=lambda kind: self.limits[kind].logit(x), default="")
+        kinds = tuple(self.limits)
+        return kinds[int(self._limits.logits(_row(x))[0].argmax())] if kinds else ""
 
-    def why(self, x: Sequence[float]) -> dict[str, float]:
+    def why(self, x: Sequence[float] | Floats) -> dict[str, float]:
         """Log-odds that each signal adds to an onset within 50 steps."""
-        added: dict[str, float] = {}
-        for head in self.hazards[:2]:
-            for feature, change in head.shares(x).items():
-                signal = signal_of(self.features[feature])
-                added[signal] = added.get(signal, 0.0) + change
-        return added
+        shares = list(islice(self._hazards.shares(_row(x)), 2))
+        signals = self._signal_of[np.concatenate([feature for feature, _ in shares])]
+        added = np.bincount(signals, np.concatenate([change for _, change in shares])).tolist()
+        return {self._signals[signal]: added[signal] for signal in dict.fromkeys(signals.tolist())}
 
     def known(self, signals: frozenset[str]) -> float:
         """Share of what was learnt that a run with these signals can tell, in [0, 1]."""
@@ -103,6 +115,20 @@ class Model:
         """The richest profile whose signals the run has nearly all of; the poorest where it has few."""
         fitting = [p for p in self.profiles if len(p.signals & signals) >= 0.8 * len(p.signals)]
         return max(fitting, key=lambda p: len(p.signals), default=min(self.profiles, key=lambda p: len(p.signals)))
+
+
+def _row(x: Sequence[float] | Floats) -> Floats:
+    """One row as many: (1, features)."""
+    return np.asarray(x, dtype=np.float64)[None]
+
+
+def _chances(logits: Sequence[float]) -> Chances:
+    """From the log-odds of the hazards, the nearest horizon first."""
+    alive, ps = 1.0, []
+    for logit in logits:
+        alive *= 1.0 - probability(logit)
+        ps.append(1.0 - alive)
+    return Chances(*ps)
 
 
 def signal_of(feature: str) -> str:
@@ -150,15 +176,17 @@ class Tree:
     right: Sequence[int]
     value: Sequence[float]
 
-    def walk(self, x: Sequence[float]) -> list[int]:
-        """Nodes from the root to a leaf."""
-        node, path = 0, [0]
-        while (feature := self.feature[node]) != LEAF:
-            asked = x[feature]
-            left = self.missing_left[node] if math.isnan(asked) else asked <= self.threshold[node]
-            node = self.left[node] if left else self.right[node]
-            path.append(node)
-        return path
+    def paths(self) -> list[list[int]]:
+        """Nodes from the root to each leaf, the leftmost leaf first."""
+        found, waiting = [], [[0]]
+        while waiting:
+            path = waiting.pop()
+            node = path[-1]
+            if self.feature[node] == LEAF:
+                found.append(path)
+            else:
+                waiting += [[*path, self.right[node]], [*path, self.left[node]]]
+        return found
 
     def asking(self, place: Mapping[int, int]) -> Tree:
         """The same tree over features that lie elsewhere."""
@@ -185,18 +213,6 @@ class Line:
     feature: tuple[int, ...] = ()
     spread: tuple[float, ...] = ()
     weight: tuple[float, ...] = ()
-    _columns: tuple[Ints, Floats, Floats] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """The columns as arrays: a line is read at every step."""
-        columns = (np.asarray(self.feature, dtype=np.int64), np.asarray(self.spread), np.asarray(self.weight))
-        object.__setattr__(self, "_columns", columns)
-
-    def terms(self, x: Sequence[float]) -> Floats:
-        """Log-odds that each feature adds, in the order of the columns."""
-        feature, spread, weight = self._columns
-        moved = np.nan_to_num(np.asarray(x, dtype=np.float64)[feature] / spread, posinf=FAR, neginf=-FAR)
-        return np.asarray(weight * np.minimum(np.maximum(moved, -FAR), FAR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,26 +230,127 @@ class Head:
 
     def logit(self, x: Sequence[float]) -> float:
         """Calibrated log-odds."""
-        total = self.base
-        for tree in self.trees:
-            total += tree.value[tree.walk(x)[-1]]
-        if self.line.feature:
-            total += float(self.line.terms(x).sum())
-        return self.slope * total + self.offset
+        return float(Heads((self,)).logits(_row(x))[0, 0])
 
     def shares(self, x: Sequence[float]) -> dict[int, float]:
-        """Log-odds that each feature added: along each path, the change of value goes to what was asked.
+        """Log-odds that each feature added, as :meth:`Heads.shares` has them."""
+        feature, change = next(Heads((self,)).shares(_row(x)))
+        return dict(zip(feature.tolist(), change.tolist(), strict=True))
 
-        Exact: the values sum to the logit less that of a walk that asks nothing (Saabas, 2014).
+
+class Heads:
+    """Several heads read at once, at many rows: every node of every tree is asked, no tree is walked.
+
+    Each node that sends a row to the right rules out the leaves to its left; of the leaves that remain, one bit each,
+    the leftmost is where a walk would end (Lucchese et al., QuickScorer, 2015).
+    """
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        self._heads = tuple(heads)
+        trees = [tree for head in heads for tree in head.trees]
+        self._ends = np.cumsum([0, *(len(head.trees) for head in heads)]).tolist()
+        paths = [tree.paths() for tree in trees]
+        depth = max((len(tree.feature) - len(leaves) for tree, leaves in zip(trees, paths, strict=True)), default=0)
+        widest = max(map(len, paths), default=1)
+        # Asked of x twice over, with NaN as -inf in the first half (it goes left) and as +inf in the second.
+        self._feature = np.zeros((depth, len(trees)), dtype=np.int64)
+        self._half = np.ones_like(self._feature)
+        self._threshold = np.full(self._feature.shape, math.inf)
+        self._left_of = np.zeros(self._feature.shape, dtype=np.uint64)
+        self._value = np.zeros((len(trees), widest))
+        self._first = np.arange(len(trees)) * widest
+        for i, (tree, leaves) in enumerate(zip(trees, paths, strict=True)):
+            self._value[i, : len(leaves)] = [tree.value[path[-1]] for path in leaves]
+            asking = [node for node, feature in enumerate(tree.feature) if feature != LEAF]
+            for row, node in enumerate(asking):
+                self._feature[row, i], self._threshold[row, i] = tree.feature[node], tree.threshold[node]
+                self._half[row, i] = 0 if tree.missing_left[node] else 1
+                self._left_of[row, i] = sum(1 << at for at, path in enumerate(leaves) if tree.left[node] in path)
+        # What was asked on the way to each leaf, and how much it changed the value: filled up with nothing at all.
+        longest = max((len(path) - 1 for leaves in paths for path in leaves), default=0)
+        self._nothing = 1 + max((feature for head in heads for feature in _asked(head)), default=-1)
+        self._on_way = np.full((len(trees), widest, longest), self._nothing, dtype=np.int64)
+        self._change = np.zeros(self._on_way.shape)
+        slopes = [head.slope for head in heads for _ in head.trees]
+        for i, (tree, leaves) in enumerate(zip(trees, paths, strict=True)):
+            for leaf, path in enumerate(leaves):
+                for at, (node, after) in enumerate(pairwise(path)):
+                    self._on_way[i, leaf, at] = tree.feature[node]
+                    self._change[i, leaf, at] = slopes[i] * (tree.value[after] - tree.value[node])
+        lines = [head.line for head in heads]
+        self._in_lines = np.zeros((len(lines), self._nothing + 1), dtype=bool)
+        for i, line in enumerate(lines):
+            self._in_lines[i, [*line.feature, self._nothing]] = True
+        self._line_ends = np.cumsum([0, *(len(line.feature) for line in lines)]).tolist()
+        self._line_feature = np.array([f for line in lines for f in line.feature], dtype=np.int64)
+        self._spread = np.array([spread for line in lines for spread in line.spread])
+        self._weight = np.array([weight for line in lines for weight in line.weight])
+
+    def logits(self, x: Floats) -> Floats:
+        """Calibrated log-odds of each head at each row of ``x`` (rows, features), in its features' order."""
+        found = np.empty((len(x), len(self._heads)))
+        for first in range(0, len(x), AT_ONCE):
+            found[first : first + AT_ONCE] = self._block(x[first : first + AT_ONCE])
+        return found
+
+    def shares(self, row: Floats) -> Iterator[tuple[Ints, Floats]]:
+        """Features and the log-odds that each added at one row (1, features), of one head after the other.
+
+        Along each path, the change of value goes to what was asked. Exact: the values sum to the logit less that of a
+        walk that asks nothing (Saabas, 2014).
         """
-        added = dict(zip(self.line.feature, (self.slope * self.line.terms(x)).tolist(), strict=True))
-        for tree in self.trees:
-            path = tree.walk(x)
-            for node, after in pairwise(path):
-                feature = tree.feature[node]
-                change = self.slope * (tree.value[after] - tree.value[node])
-                added[feature] = added.get(feature, 0.0) + change
-        return added
+        leaves, terms = self._leaves(row)[0], self._terms(row)[0]
+        for i, head in enumerate(self._heads):
+            line, trees = slice(*self._line_ends[i : i + 2]), np.arange(*self._ends[i : i + 2])
+            asked, in_line = self._on_way[trees, leaves[trees]].ravel(), self._in_lines[i]
+            change = np.concatenate((head.slope * terms[line], self._change[trees, leaves[trees]].ravel()))
+            places = np.concatenate((self._line_feature[line], asked))
+            added = np.asarray(np.bincount(places, change, self._nothing + 1), dtype=np.float64)
+            others = dict.fromkeys(asked[~in_line[asked]].tolist())
+            there = np.array([*dict.fromkeys(head.line.feature), *others], dtype=np.int64)
+            yield there, added[there]
+
+    def _block(self, x: Floats) -> Floats:
+        values = self._value.take(self._leaves(x) + self._first)
+        terms = self._terms(x)
+        logits = []
+        for i, head in enumerate(self._heads):
+            parts = np.empty((len(x), 1 + self._ends[i + 1] - self._ends[i]))
+            parts[:, 0] = head.base
+            parts[:, 1:] = values[:, self._ends[i] : self._ends[i + 1]]
+            total = np.add.accumulate(parts, axis=1)[:, -1]  # one after the other: the same at any number of rows
+            if head.line.feature:
+                total = total + terms[:, self._line_ends[i] : self._line_ends[i + 1]].sum(axis=1)
+            logits.append(head.slope * total + head.offset)
+        return np.stack(logits, axis=1) if logits else np.empty((len(x), 0))
+
+    def _leaves(self, x: Floats) -> Ints:
+        """Place of the leaf of each tree, from the left: (rows, trees)."""
+        if not self._feature.size:
+            return np.zeros((len(x), self._feature.shape[1]), dtype=np.int64)
+        missing = np.isnan(x)
+        halves = np.concatenate((np.where(missing, -math.inf, x), np.where(missing, math.inf, x)), axis=1)
+        right = halves.take(self._feature + self._half * x.shape[1], axis=1) > self._threshold
+        out = np.bitwise_or.reduce(right * self._left_of, axis=1)
+        lowest = ~out & (out + np.uint64(1))
+        return np.asarray(np.frexp(lowest.astype(np.float64))[1] - 1, dtype=np.int64)
+
+    def _terms(self, x: Floats) -> Floats:
+        """Log-odds that each entry of the lines adds, line after line: (rows, entries)."""
+        moved = np.minimum(np.maximum(x.take(self._line_feature, axis=1) / self._spread, -FAR), FAR)
+        moved[np.isnan(moved)] = 0.0
+        return np.asarray(self._weight * moved)
+
+
+AT_ONCE = 32
+"""Rows that are read at once: what is asked of them then fits in a processor's cache."""
+
+
+def _asked(head: Head) -> Iterator[int]:
+    """Features that a head asks for."""
+    yield from head.line.feature
+    for tree in head.trees:
+        yield from (feature for feature in tree.feature if feature != LEAF)
 
 
 def probability(logit: float) -> float:
@@ -254,7 +371,8 @@ _LINE_COLUMNS = ("feature", "spread", "weight")
 LEAST_SPREAD = 1e-12
 _WHOLE = ("feature", "missing_left", "left", "right")
 HAZARDS = 3
-MOST_NODES = 10_000
+MOST_NODES = 127
+"""Of a tree with 64 leaves: they are told apart by the bits of one number."""
 
 
 class _WrongError(ValueError):

@@ -8,9 +8,10 @@ the shape of a value's change matters: never its level, never the step, the lear
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,21 +33,13 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal. ``metrics``: canonical names, the best first; ``complement``: 1 - x is what is read."""
+    """One signal. ``metrics``: canonical names, of which the first there is is read; ``complement``: as 1 - x."""
 
     name: str
     metrics: tuple[str, ...]
     scale: Scale
     floor: float = 1.0
     complement: bool = False
-
-    def read(self, metrics: Mapping[str, float]) -> tuple[str, float] | None:
-        """The metric there is, and its value (NaN and infinities as they are); None where none was measured."""
-        for name in self.metrics:
-            value = metrics.get(name)
-            if value is not None:
-                return name, 1.0 - value if self.complement else value
-        return None
 
 
 def _ratio(name: str, floor: float, *metrics: str, complement: bool = False) -> Signal:
@@ -99,6 +92,7 @@ SIGNALS: tuple[Signal, ...] = (
 SPREAD_METRICS = ("reward/std", "reward/group_std")
 """What a change of the reward is measured in."""
 BY_SIGNAL = {signal.name: signal for signal in SIGNALS}
+_READ = tuple((i, signal.metrics, signal.complement) for i, signal in enumerate(SIGNALS))
 
 
 # The last rows of a run's signals, and the level they started from.
@@ -119,31 +113,43 @@ _SPREAD = np.array([each.scale is Scale.SPREAD for each in SIGNALS])
 _KL = np.array([each.name.startswith("kl_ref") for each in SIGNALS])
 
 
+class Read(NamedTuple):
+    """Metrics as a run has named them up to a row: each signal's (None: it has none), and the last that broke."""
+
+    source: tuple[str | None, ...]
+    broken: str
+
+
 class History:
-    """Raw values of every signal in the last rows; missing and non-finite ones are NaN here, and counted.
+    """Changes of every signal in the last rows against the run's start; missing and non-finite values are NaN there.
 
     Each signal keeps to the metric it was first read from: another estimator has another level. ``broken``: of each
     row, whether a signal that had been a number no longer was; ``broken_metric``: the metric of which that was last so.
-    What never was a number is switched off (TRL's ``kl`` at beta = 0), not broken.
+    What never was a number is switched off (TRL's ``kl`` at beta = 0), not broken. :attr:`at`, :attr:`changes` and
+    :attr:`broken` hold :data:`ROWS` rows before the newest ones; where the run has had fewer, the first of them are
+    nothing: at step -inf, NaN, unbroken.
     """
 
     def __init__(self) -> None:
-        self.steps: Floats = np.empty(0)
-        self.raw: Floats = np.empty((0, len(SIGNALS)))
-        self.broken: Floats = np.empty(0)
+        self.at: Floats = np.full(ROWS, -math.inf)
+        self.changes: Floats = np.full((ROWS, len(SIGNALS)), math.nan)
+        """(rows, signals), raw values before the baseline is known."""
+        self.broken: Floats = np.zeros(ROWS)
         self.broken_metric = ""
-        self._numbers = np.zeros(len(SIGNALS), dtype=bool)
-        self._metric: list[str | None] = [None] * len(SIGNALS)
+        self.source: tuple[str | None, ...] = (None,) * len(SIGNALS)
+        """Metric that each signal is read from; None where the run has had none so far."""
+        self._numbers = [False] * len(SIGNALS)
         self._warm: list[Floats] = []
         self._spread: list[float] = []
         self._first: int | None = None
         self._baseline: Floats | None = None
+        self._edge: Floats = _FLOOR
         self._unit: Floats = _UNIT
 
     @property
-    def source(self) -> tuple[str | None, ...]:
-        """Metric that each signal is read from; None where the run has none."""
-        return tuple(self._metric)
+    def steps(self) -> Floats:
+        """Steps of the rows there are."""
+        return self.at[np.isfinite(self.at)]
 
     @property
     def warm_rows(self) -> int:
@@ -159,29 +165,37 @@ class History:
         """Steps since the first."""
         return 0 if self._first is None else step - self._first
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a row. A step that is not beyond the last one takes back all from there on."""
-        self._first = step if self._first is None else min(self._first, step)
-        row, broken = self._read(metrics)
-        kept = (self.steps < step).nonzero()[0][-(ROWS - 1) :]
-        self.steps = np.append(self.steps[kept], float(step))
-        self.raw = np.vstack((self.raw[kept], row))
-        self.broken = np.append(self.broken[kept], float(broken))
-        self._learn(step, row, metrics)
+    def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[Read]:
+        """Add rows of ascending ``steps``, one by one before the baseline is complete.
+
+        A step that is not beyond the last one takes back all from there on.
+        """
+        self._first = steps[0] if self._first is None else min(self._first, steps[0])
+        kept = slice(0, int((self.at < steps[0]).sum()))
+        raw, broken, read = np.full((len(rows), len(SIGNALS)), math.nan), np.zeros(len(rows)), []
+        for i, metrics in enumerate(rows):
+            broken[i] = self._read(metrics, raw[i])
+            read.append(Read(self.source, self.broken_metric))
+        new = raw if self._baseline is None else self.change(raw)
+        self.at = _joined(self.at[kept], np.array(steps, dtype=np.float64), -math.inf)
+        self.changes = _joined(self.changes[kept], new, math.nan)
+        self.broken = _joined(self.broken[kept], broken, 0.0)
+        if self._baseline is None:
+            self._learn(steps[0], raw[0], rows[0])
+        return read
 
     def forget_reference(self) -> None:
         """The reference was reset: KL to the old one says nothing of KL to the new one."""
-        self.raw[:, _KL] = math.nan
+        self.changes[:, _KL] = math.nan
 
-    def changes(self, rows: Floats | None = None) -> Floats:
-        """Changes against the baseline, in the scale of each signal: (rows, signals)."""
-        raw, base = self.raw if rows is None else rows, self._baseline
+    def change(self, rows: Floats) -> Floats:
+        """Change of raw values against the baseline, in the scale of each signal: (rows, signals)."""
+        base, edge = self._baseline, self._edge
         if base is None:
-            return np.full_like(raw, math.nan)
-        edge = np.maximum(0.05 * np.abs(base), _FLOOR)
+            return np.full_like(rows, math.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.log(np.maximum(raw + edge, 1e-12) / np.maximum(base + edge, 1e-12))
-        return np.where(_RATIO, ratio, (raw - base) / self._unit)
+            ratio = np.log(np.maximum(rows + edge, 1e-12) / np.maximum(base + edge, 1e-12))
+        return np.where(_RATIO, ratio, (rows - base) / self._unit)
 
     @property
     def start(self) -> Floats:
@@ -191,27 +205,32 @@ class History:
 
     def warm_changes(self) -> Floats:
         """The same of the baseline's own rows."""
-        return self.changes(np.array(self._warm))
+        return self.change(np.array(self._warm))
 
-    def _read(self, metrics: Mapping[str, float]) -> tuple[Floats, bool]:
-        row, broken = np.full(len(SIGNALS), math.nan), False
-        for i, signal in enumerate(SIGNALS):
-            found = signal.read(metrics)
-            if found is None:
+    def _read(self, metrics: Mapping[str, float], row: Floats) -> bool:
+        """Put the values of a row into ``row``; whether a signal that had been a number no longer is."""
+        broken = False
+        for i, names, complement in _READ:
+            name = next((name for name in names if name in metrics), None) if len(names) > 1 else names[0]
+            value = None if name is None else metrics.get(name)
+            if name is None or value is None:
                 continue
-            name, value = found
-            self._metric[i] = self._metric[i] or name
-            finite = math.isfinite(value)
-            if not finite and self._numbers[i]:
+            value = 1.0 - value if complement else value
+            mine = self.source[i]
+            if mine is None:
+                mine = name
+                self.source = (*self.source[:i], name, *self.source[i + 1 :])
+            if math.isfinite(value):
+                self._numbers[i] = True
+                if name == mine:
+                    row[i] = value
+            elif self._numbers[i]:
                 broken, self.broken_metric = True, name
-            self._numbers[i] |= finite
-            if name == self._metric[i] and finite:
-                row[i] = value
-        return row, broken
+        return broken
 
     def _learn(self, step: int, row: Floats, metrics: Mapping[str, float]) -> None:
         since = self.since_start(step)
-        if self._baseline is not None or since < WARM_FROM:
+        if since < WARM_FROM:
             return
         if since >= WARM_UNTIL and len(self._warm) >= LEAST_WARM:
             self._freeze()
@@ -225,8 +244,10 @@ class History:
         seen = np.isfinite(warm).sum(0) >= min(LEAST_WARM, 3)
         self._baseline = np.full(len(SIGNALS), math.nan)
         self._baseline[seen] = np.nanmedian(warm[:, seen], axis=0)
+        self._edge = np.maximum(0.05 * np.abs(self._baseline), _FLOOR)
         logged_spread = float(np.median(self._spread)) if self._spread else 0.0
         self._unit = np.where(_SPREAD, max(logged_spread, self._own_spread(warm), 1e-6), _UNIT)
+        self.changes = self.change(self.changes)
 
     @staticmethod
     def _own_spread(warm: Floats) -> float:
@@ -234,3 +255,10 @@ class History:
         values = warm[:, _SPREAD]
         values = values[np.isfinite(values)]
         return float(np.std(values)) if values.size else 0.0
+
+
+def _joined(kept: Floats, new: Floats, nothing: float) -> Floats:
+    """The last :data:`ROWS` of ``kept`` before ``new``, filled up in front."""
+    last = kept[-ROWS:]
+    front = np.full((ROWS - len(last), *last.shape[1:]), nothing)
+    return np.concatenate((front, last, new))

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST, alarm_message, record_of
 from rlwatch.metrics import Family
+from rlwatch.plugins import usable
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
 from rlwatch.seam import described, passing, raised_by
 
@@ -58,6 +61,7 @@ class Forecasting:
         self._certain = 0
         self._blank_rows = 0
         self._held: Finding | None = None
+        self._next: deque[tuple[ClosedStep, Forecast]] = deque()
 
     @property
     def absent(self) -> str:
@@ -72,10 +76,19 @@ class Forecasting:
         """Pass an event on."""
         self._guarded(lambda forecaster: forecaster.notice(event))
 
+    def ahead(self, steps: Sequence[ClosedStep]) -> None:
+        """Have the forecasts of these steps made at once, where the forecaster can; each is then asked for in turn."""
+        together = getattr(self._forecaster, "extend", None)
+        self._next.clear()
+        if together is not None and not self._off:
+            # Whatever it raises, it will raise again, at the step that is to blame.
+            raised_by(lambda: self._next.extend(zip(steps, together(steps), strict=True)))
+
     def step(self, step: ClosedStep) -> tuple[ForecastRecord, ...]:
         """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again."""
         forecasts: list[Forecast] = []
-        self._guarded(lambda forecaster: forecasts.append(_sound(forecaster.update(step))))
+        made = self._next.popleft()[1] if self._next and self._next[0][0] is step else None
+        self._guarded(lambda forecaster: forecasts.append(_sound(made or forecaster.update(step))))
         self.newest = forecasts[0] if forecasts else None
         kept = self.newest or Forecast(step.step, absent=self._off)
         before, self._absent_before = self._absent_before, kept.absent
@@ -161,10 +174,28 @@ class NoForecasts:
         """Nothing to learn."""
 
 
+CHOSEN = "RLWATCH_FORECASTER"
+"""Names the forecaster of a plugin that is to be used instead of the shipped one."""
+
+
+def chosen_forecaster() -> str:
+    """Name of the plugin's forecaster that is wanted; empty: the shipped one."""
+    return os.environ.get(CHOSEN, "")
+
+
 def default_forecasts() -> Forecasts:
-    """The shipped forecaster, fresh. Raises ``ConfigError`` if its model cannot be used."""
+    """The shipped forecaster, or the plugin's that is wanted, fresh.
+
+    Raises ``ConfigError`` if the model cannot be used.
+    """
     from rlwatch.forecast.forecaster import default_forecaster
 
+    chosen = chosen_forecaster()
+    if chosen:
+        known = usable("rlwatch.forecasters")
+        if chosen not in known:
+            return NoForecasts(f"no forecast because no plugin has a forecaster {chosen!r} ({CHOSEN}) that works")
+        return cast("Forecasts", known[chosen]())
     try:
         return default_forecaster()
     except FileNotFoundError:

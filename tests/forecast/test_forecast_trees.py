@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 from forecast_models import DEEP, FEATURES, LINE, STUMP, small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.forecast.model import Head, probability, reasons, signal_of
+from rlwatch.forecast.model import LEAF, Head, Tree, probability, reasons, shipped_model, signal_of
 
 VALUES = st.one_of(st.just(math.nan), st.floats(-20, 20))
 
@@ -25,9 +26,66 @@ VALUES = st.one_of(st.just(math.nan), st.floats(-20, 20))
 def test_a_value_at_or_below_the_threshold_goes_left_and_nan_where_the_node_says(entropy, slope, stump, deep):
     """Leaves written out by hand."""
     x = [entropy, slope]
-    assert STUMP.value[STUMP.walk(x)[-1]] == stump
-    assert DEEP.value[DEEP.walk(x)[-1]] == deep
+    assert Head(0.0, (STUMP,)).logit(x) == stump
+    assert Head(0.0, (DEEP,)).logit(x) == deep
     assert Head(-2.0, (STUMP, DEEP), 0.9, 0.1).logit(x) == pytest.approx(0.9 * (-2.0 + stump + deep) + 0.1)
+
+
+def walked(tree, x):
+    """The value of the leaf that a walk from the root ends in."""
+    node = 0
+    while (feature := tree.feature[node]) != LEAF:
+        left = tree.missing_left[node] if math.isnan(x[feature]) else x[feature] <= tree.threshold[node]
+        node = tree.left[node] if left else tree.right[node]
+    return tree.value[node]
+
+
+def rows_of_all_kinds(features, thresholds):
+    """Noise, thresholds met exactly, and what is missing or infinite."""
+    draw = np.random.default_rng(0)
+    rows = 3.0 * draw.standard_t(2, (100, features))
+    rows[:30] = draw.choice(thresholds, (30, features))
+    rows[draw.random(rows.shape) < 0.3] = math.nan
+    rows[:, 1][::7], rows[:, 2][::7], rows[50] = math.inf, -math.inf, math.nan
+    return rows
+
+
+def test_all_trees_at_once_end_where_a_walk_of_each_ends():
+    """To the last bit, in the shipped model, added up tree by tree."""
+    head = shipped_model().hazards[0]
+    bare = Head(head.base, head.trees)
+    for x in rows_of_all_kinds(305, [t for tree in head.trees for t in tree.threshold]).tolist():
+        total = head.base
+        for tree in head.trees:
+            total += walked(tree, x)
+        assert bare.logit(x) == total
+
+
+def test_many_rows_at_once_are_told_what_each_is_told_alone():
+    """To the last bit, of the shipped model, however many there are."""
+    model = shipped_model()
+    rows = rows_of_all_kinds(
+        len(model.features), [t for h in model.hazards for tree in h.trees for t in tree.threshold]
+    )
+    assert model.chances_of(rows) == [model.chances(x) for x in rows.tolist()]
+
+
+def test_a_tree_may_have_as_many_leaves_as_a_number_has_bits():
+    """A chain of 63 questions: the last leaf is the 64th bit."""
+    asked = [i if i % 2 == 0 else LEAF for i in range(127)]
+    asked[126] = LEAF
+    feature = tuple(0 if node != LEAF else LEAF for node in asked)
+    inner = [node for node in range(127) if feature[node] == 0]
+    chain = Tree(
+        feature,
+        tuple(float(node // 2) for node in range(127)),
+        (0,) * 127,
+        tuple(node + 1 if node in inner else 0 for node in range(127)),
+        tuple(node + 2 if node in inner else 0 for node in range(127)),
+        tuple(float(node) for node in range(127)),
+    )
+    for x in ([-1.0], [0.0], [30.5], [61.5], [62.5], [math.nan]):
+        assert Head(0.0, (chain,)).logit(x) == walked(chain, x)
 
 
 @given(VALUES, VALUES)
