@@ -263,6 +263,10 @@ class RunReader(Protocol):
         """Whole series of ``names`` (absent names give empty series), all attempts."""
         ...
 
+    def moments(self, run_id: str) -> Series:
+        """Unix seconds of every record in order of ``seq``, all attempts; NaN where a record has none."""
+        ...
+
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
         """Metric name -> (step, value) as last recorded."""
         ...
@@ -285,7 +289,11 @@ class RunReader(Protocol):
         ...
 
     def findings(self, run_id: str) -> list[Finding]:
-        """Published findings in order of ``seq``."""
+        """Published findings in order of ``seq``: those that began or became worse."""
+        ...
+
+    def recoveries(self, run_id: str) -> list[Finding]:
+        """In order of ``seq``: of the findings, that they eased or are over."""
         ...
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:

@@ -32,12 +32,28 @@ class Severity(StrEnum):
         return ("info", "warning", "critical").index(self.value)
 
 
+class Stage(StrEnum):
+    """Moments of an episode that are told: it began, became worse, eased to a lower severity, was over."""
+
+    BEGAN = "began"
+    WORSENED = "worsened"
+    EASED = "eased"
+    RESOLVED = "resolved"
+
+    @property
+    def better(self) -> bool:
+        """True of what tells of a recovery, which is no sign of a failure."""
+        return self in (Stage.EASED, Stage.RESOLVED)
+
+
 class RunState(StrEnum):
     """State of a run as its writer left it. That a running run is stale is for the reader to judge."""
 
     RUNNING = "running"
     FINISHED = "finished"
     CRASHED = "crashed"
+    UNFINISHED = "unfinished"
+    """Of a log: it stops before its trainer was done."""
 
 
 class CommandStatus(StrEnum):
@@ -172,7 +188,9 @@ class SpikeBatch:
     ``why`` (str), ``verified`` (int64, 0 or 1), ``own_norm`` (norm of the token's own gradient, to be read where
     ``verified`` is 1 only) and ``layers`` (str:
     JSON object, layer -> share of ``own_norm`` squared; ``{}`` where not verified); with text also ``before`` and
-    ``after``, the text around it.
+    ``after``, the text around it, ``text_position`` (characters before it) and ``prompt``. Where the trainer knows them
+    of culprits: ``prompt_index``, ``sample``, ``sampler_version`` (int64, -1: not known), ``group``, ``rollout``,
+    ``task``, ``reward_parts`` (str, JSON), see :data:`rlwatch.export.COLUMNS`.
     """
 
     step: int
@@ -222,7 +240,8 @@ class Event:
 class Finding:
     """A detector's judgement that held at ``step``, using only data up to ``step``.
 
-    ``onset_step`` is when, looking back, it began. ``score`` is how far beyond its threshold (>= 1 where
+    ``onset_step`` is when, looking back, it began. ``stage`` tells which moment of its life this is: of one that eased
+    ``severity`` is what it is now, of one that is over ``info``. ``score`` is how far beyond its threshold (>= 1 where
     it fires; unitless), ``baseline`` the run's own reference level in the metric's unit. ``evidence``
     holds the numbers a person needs to believe it.
     """
@@ -240,6 +259,7 @@ class Finding:
     baseline: float | None = None
     attempt: int = 1
     seq: int = 0
+    stage: Stage = Stage.BEGAN
 
 
 @dataclass(frozen=True, slots=True)

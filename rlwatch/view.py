@@ -8,12 +8,15 @@ attempts began, so that two callers who knew different things would disagree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from rlwatch.catalogue import Kind, entry
 from rlwatch.detectors.base import NotRun, not_run
-from rlwatch.detectors.registry import REGISTRY
+from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import (
     TRACKED,
     Action,
@@ -30,6 +33,7 @@ from rlwatch.diagnosis.signs import on_branch
 from rlwatch.metrics import canonicalise, foremost, known, resolve, unread
 from rlwatch.ports import Store
 from rlwatch.records import (
+    CRASH_FORECAST,
     CULPRITS,
     JSON,
     Alert,
@@ -38,8 +42,10 @@ from rlwatch.records import (
     Finding,
     ForecastRecord,
     RunInfo,
+    RunState,
     Severity,
     SpikeBatch,
+    Stage,
     StepRecord,
 )
 from rlwatch.wording import one_line, step, words
@@ -61,25 +67,88 @@ LONGEST = 300
 """Characters of names in a verdict: a log may call its metrics anything."""
 CULPRIT_BATCHES = 8
 """The newest localised steps of which tokens are shown."""
-LEVELS: Mapping[Severity | None, str] = {
-    Severity.CRITICAL: "CRITICAL",
-    Severity.WARNING: "WARNING",
-    Severity.INFO: "OK",
-    None: "OK",
-}
+
+
+class Word(StrEnum):
+    """The word of a verdict, for what became of a run. Only one that goes on is in danger, or healthy so far."""
+
+    HEALTHY = "healthy"
+    RECOVERED = "recovered"
+    """Something was critical, and is not any more."""
+    DAMAGED = "damaged"
+    """It ended clearly below its best, or with something critical that is no collapse."""
+    COLLAPSED = "collapsed"
+    DEAD = "dead from the start"
+    """Nothing was ever learnt."""
+    KILLED = "killed"
+    """It did not end by itself: an error, a signal, or no more sign of its process."""
+    UNFINISHED = "unfinished"
+    """The log stops before its trainer was done."""
+    IN_DANGER = "in danger"
+    NOT_JUDGED = "not judged"
+
+
+SERIOUS = frozenset({Word.DAMAGED, Word.COLLAPSED, Word.DEAD, Word.KILLED, Word.IN_DANGER})
+DATED = frozenset({Word.COLLAPSED, Word.KILLED})
+"""Words that come with their step."""
+REWARD_RULE = "reward"
+"""Alert rule of kinds that, where they can be a collapse, say while they stand that the reward is below its best."""
+START_STEPS = 10
+"""Steps from the first row on within which a failure was there from the start."""
+
+
+class End(StrEnum):
+    """Ways in which the rows of a run end."""
+
+    GOES_ON = "goes on"
+    DONE = "done"
+    """The trainer came to its end, or nobody knows better: a log ends."""
+    KILLED = "killed"
+    STOPPED = "stopped"
+    """A log that holds less than its trainer meant to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The way a run ended, at which step, and why, as its writer or its log tells."""
+
+    how: End = End.DONE
+    at: int | None = None
+    why: str = ""
+
+
+def ending_of(run: RunInfo, *, gone: bool = False) -> Ending:
+    """Tell how a stored run ended. ``gone``: it says that it runs, but there is no sign of its process any more."""
+    if run.state is RunState.CRASHED:
+        return Ending(End.KILLED, run.last_step, run.state_reason or "the trainer ended with an error")
+    if run.state is RunState.UNFINISHED:
+        return Ending(End.STOPPED, run.last_step, run.state_reason)
+    if run.state is RunState.FINISHED:
+        return Ending(End.DONE, run.last_step)
+    if gone:
+        return Ending(End.KILLED, run.last_step, "there is no sign of its process any more")
+    return Ending(End.GOES_ON, run.last_step)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The state of a run in one line.
 
-    ``level``: the worst severity observed and not run again since; None: nothing. ``missing``: what matters and nothing
-    tells (see :data:`MATTERS`).
+    ``word``: what became of it, ``at`` which step where the word has one. ``level``: the worst severity observed and
+    not run again since, also of what is over; None: nothing. ``missing``: what matters and nothing tells (see
+    :data:`MATTERS`).
     """
 
     level: Severity | None
     text: str
     missing: tuple[str, ...] = ()
+    word: Word = Word.HEALTHY
+    at: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The word with its step: ``collapsed@198``."""
+        return self.word.value if self.at is None else f"{self.word.value}@{self.at}"
 
     @property
     def judged(self) -> bool:
@@ -89,12 +158,23 @@ class Verdict:
     @property
     def bad(self) -> bool:
         """Worse than a remark."""
-        return self.level in (Severity.WARNING, Severity.CRITICAL)
+        return self.level in (Severity.WARNING, Severity.CRITICAL) or self.urgency is not None
+
+    @property
+    def urgency(self) -> Severity | None:
+        """As bad as it is now: critical where the run is lost, hurt or in danger; None where all is well."""
+        if self.word in SERIOUS:
+            return Severity.CRITICAL
+        if self.word is Word.HEALTHY:
+            return Severity.WARNING if self.level is Severity.WARNING else None
+        return Severity.WARNING
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain values."""
         level = None if self.level is None else self.level.value
-        return {"level": level, "text": self.text, "judged": self.judged, "missing": list(self.missing)}
+        urgency = None if self.urgency is None else self.urgency.value
+        named = {"name": self.name, "word": self.word.value, "at": self.at, "urgency": urgency}
+        return named | {"level": level, "text": self.text, "judged": self.judged, "missing": list(self.missing)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +191,10 @@ class RunView:
         Names of what it logs that are no metric of ours.
     findings, events, forecasts, alerts, commands
         In order of arrival; a log that was replayed has neither alerts nor commands.
+    recoveries
+        Of the findings, that they eased or are over.
+    ending
+        How it ended, if it did.
     culprits
         Tokens that localisation blames, the newest step first.
     not_judged
@@ -131,11 +215,18 @@ class RunView:
     commands: tuple[Command, ...] = ()
     culprits: tuple[SpikeBatch, ...] = ()
     not_judged: tuple[NotRun, ...] = ()
+    recoveries: tuple[Finding, ...] = ()
+    ending: Ending = Ending()
 
     @property
     def verdict(self) -> Verdict:
-        """The worst that was found on the branch that counts, by kind and onset."""
-        return verdict_of(self.findings, self.steps, self.metrics, self.unread)
+        """The word for what became of the run, by what was found on the branch that counts and how it ended."""
+        return verdict_of(self.told, self.steps, self.metrics, self.unread, self.ending)
+
+    @property
+    def told(self) -> tuple[Finding, ...]:
+        """Findings and recoveries, in order of arrival."""
+        return tuple(sorted((*self.findings, *self.recoveries), key=arrival))
 
     @property
     def cause(self) -> Cause | None:
@@ -165,8 +256,8 @@ class RunView:
         return forecast_of(self.forecasts[-1]) if self.forecasts else None
 
 
-def view_of_run(store: Store, run: RunInfo) -> RunView:
-    """A stored run. Raises ``StoreError`` where it cannot be read."""
+def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
+    """A stored run; ``gone`` as for :func:`ending_of`. Raises ``StoreError`` where it cannot be read."""
     run_id = run.run_id
     names, steps = store.metric_names(run_id), store.steps(run_id)
     metrics = tuple(sorted(known(names, run.source)))
@@ -193,7 +284,9 @@ def view_of_run(store: Store, run: RunInfo) -> RunView:
         alerts=tuple(store.alerts(run_id)),
         commands=tuple(store.commands(run_id)),
         culprits=tuple(sorted(culprits, key=lambda batch: -batch.step)),
-        not_judged=tuple(not_run(REGISTRY, frozenset(metrics))) if metrics else (),
+        not_judged=tuple(not_run(registered(), frozenset(metrics))) if metrics else (),
+        recoveries=tuple(store.recoveries(run_id)),
+        ending=ending_of(run, gone=gone),
     )
 
 
@@ -214,13 +307,14 @@ def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Di
     )
 
 
-def stored_verdict(store: Store, run: RunInfo) -> Verdict:
+def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict:
     """The verdict on a stored run, without the rest of its view. Raises ``StoreError``."""
     findings = store.findings(run.run_id)
-    again = findings and run.attempt > 1
+    troubled = failed(findings)
     names = store.metric_names(run.run_id)
-    steps = store.steps(run.run_id) if again else {}
-    return verdict_of(findings, steps, known(names, run.source), unread(names, run.source))
+    steps = store.steps(run.run_id) if findings and (run.attempt > 1 or troubled) else {}
+    told = (*findings, *store.recoveries(run.run_id)) if troubled else findings
+    return verdict_of(told, steps, known(names, run.source), unread(names, run.source), ending_of(run, gone=gone))
 
 
 def diagnosis_of(
@@ -311,36 +405,154 @@ def logged_knobs(records: Iterable[StepRecord], names: Iterable[str], source: st
     return KnobRows(rows)
 
 
+# Lives of what was found, and the one word for what became of the run.
+
+
+@dataclass(slots=True)
+class Life:
+    """One episode of a failure: as bad as it was, as bad as it is, and what is told of its end."""
+
+    finding: Finding
+    onset: int
+    worst: Severity
+    now: Severity
+    over: Finding | None = None
+
+    @property
+    def entry(self) -> Kind:
+        """The catalogue's entry of its kind."""
+        return entry(self.finding.kind)
+
+    @property
+    def stands(self) -> bool:
+        """True if it is not over, and more than a remark."""
+        return self.over is None and self.now is not Severity.INFO
+
+
+def arrival(told: Finding) -> tuple[int, int, bool]:
+    """Key that sorts findings and recoveries as they came."""
+    return (told.attempt, told.seq, told.stage.better)
+
+
+def lives(told: Iterable[Finding]) -> list[Life]:
+    """Episodes of what was told of a run, recoveries included, on the branch that counts; those that began first."""
+    found: list[Life] = []
+    open_: dict[tuple[str, str], Life] = {}
+    for finding in sorted(told, key=arrival):
+        key = (finding.detector, finding.kind)
+        life = open_.get(key)
+        if finding.stage is Stage.RESOLVED:
+            if life is not None:
+                life.now, life.over = Severity.INFO, finding
+                del open_[key]
+        elif finding.stage is Stage.EASED:
+            if life is not None:
+                life.now = finding.severity
+        elif life is None:
+            found.append(Life(finding, finding.onset_step, finding.severity, finding.severity))
+            open_[key] = found[-1]
+        else:
+            life.onset = min(life.onset, finding.onset_step)
+            life.worst, life.now = _worse(life.worst, finding.severity), _worse(life.now, finding.severity)
+    return sorted(found, key=lambda life: life.onset)
+
+
+def _worse(one: Severity, other: Severity) -> Severity:
+    return one if one.rank >= other.rank else other
+
+
 def verdict_of(
-    findings: Iterable[Finding],
+    told: Iterable[Finding],
     steps: Mapping[int, Sequence[int]],
     metrics: Collection[str] = (),
     unread_names: Collection[str] = (),
+    ending: Ending = Ending(),
 ) -> Verdict:
-    """The worst of ``findings``, each kind with its first onset; what a later attempt ran again no longer counts.
+    """Say what became of a run, in a word and a line: the one place that says so, for every face and every kind of run.
 
-    ``metrics`` and ``unread_names``: what the run logs, known and not. Where none of the known ones matters the verdict
-    is that nothing was judged, not that nothing was found.
+    ``told``: its findings and recoveries; what a later attempt ran again no longer counts. ``metrics`` and
+    ``unread_names``: what the run logs, known and not. Where none of the known ones matters the verdict is that nothing
+    was judged, not that nothing was found.
 
-    >>> verdict_of([Finding("d", "kl_drift", Severity.WARNING, 40, 31, "")], {1: range(50)}).text
-    'WARNING: drift from the reference from step 31'
+    >>> verdict_of([Finding("d", "entropy_collapse", Severity.CRITICAL, 40, 31, "")], {1: range(50)}).text
+    'collapsed@31: entropy collapse from step 31'
     """
-    judged = list(findings)
-    held = on_branch(judged, _starts(steps))
+    everything = list(told)
+    held = on_branch(everything, _starts(steps))
     level = max((finding.severity for finding in held), key=lambda severity: severity.rank, default=None)
-    onsets: dict[str, int] = {}
-    for finding in sorted(held, key=lambda finding: finding.onset_step):
-        if finding.severity is level:
-            onsets.setdefault(finding.kind, finding.onset_step)
-    undone = "" if len(held) == len(judged) else "; what was found in steps that were run again is left out"
+    undone = "" if len(held) == len(everything) else "; what was found in steps that were run again is left out"
     missing = _missing(metrics) if metrics or unread_names else ()
-    if level in (None, Severity.INFO):
-        if len(missing) == len(MATTERS):
-            return Verdict(level, f"NOT JUDGED: {_gap(missing, unread_names)}", missing)
-        remarks = f"; remarks: {_named(onsets)}" if onsets else ""
-        return Verdict(level, f"{LEVELS[level]}: no failure was found{remarks}{undone}", missing)
-    beside = f"; beyond that not judged: {_gap(missing, unread_names)}" if len(missing) == len(MATTERS) else ""
-    return Verdict(level, f"{LEVELS[level]}: {_named(onsets)}{undone}{beside}", missing)
+    blind = len(missing) == len(MATTERS)
+    found = lives(held)
+    word, at = (Word.NOT_JUDGED, None) if blind and not failed(held) else _became(found, steps)
+    if word is Word.NOT_JUDGED:
+        said = f"NOT JUDGED: {_gap(missing, unread_names)}"
+    else:
+        said = f"{_titled(word, at)}: {_said(word, found)}{undone}"
+        said += f"; beyond that not judged: {_gap(missing, unread_names)}" if blind else ""
+    if ending.how is End.DONE:
+        return Verdict(level, said, missing, word, at)
+    if ending.how is End.GOES_ON:
+        return _so_far(level, said, missing, word, found)
+    ended = Word.KILLED if ending.how is End.KILLED else Word.UNFINISHED
+    why = one_line(ending.why, LONGEST)
+    if word in (Word.COLLAPSED, Word.DEAD):
+        when = "" if ending.at is None else f" at step {step(ending.at)}"
+        return Verdict(level, f"{said}; {ended.value}{when}" + (f": {why}" if why else ""), missing, word, at)
+    at = ending.at if ended is Word.KILLED else None
+    return Verdict(level, f"{_titled(ended, at)}: {why + '; ' if why else ''}until then {said}", missing, ended, at)
+
+
+def _titled(word: Word, at: int | None) -> str:
+    return word.value if at is None else f"{word.value}@{at}"
+
+
+def _became(found: Sequence[Life], steps: Mapping[int, Sequence[int]]) -> tuple[Word, int | None]:
+    """The word for a run that ends here."""
+    standing = [life for life in found if life.stands and life.finding.kind != CRASH_FORECAST]
+    critical = [life for life in standing if life.now is Severity.CRITICAL]
+    first = min((own[0] for own in steps.values() if own), default=None)
+    early = math.inf if first is None else first + START_STEPS
+    if any(life.entry.mute and life.now is life.entry.severity and life.onset < early for life in standing):
+        return Word.DEAD, None
+    collapsed = [life.onset for life in critical if life.entry.collapse]
+    if collapsed:
+        return Word.COLLAPSED, min(collapsed)
+    if critical or any(life.entry.collapse and life.entry.rule == REWARD_RULE for life in standing):
+        return Word.DAMAGED, None
+    was_critical = any(life.worst is Severity.CRITICAL and life.finding.kind != CRASH_FORECAST for life in found)
+    return (Word.RECOVERED if was_critical else Word.HEALTHY), None
+
+
+def _so_far(level: Severity | None, said: str, missing: tuple[str, ...], word: Word, found: Sequence[Life]) -> Verdict:
+    """The same of a run that goes on: nothing is lost yet, and nothing is won."""
+    critical = any(life.stands and life.now is Severity.CRITICAL for life in found)
+    if critical or word is Word.DEAD:
+        return Verdict(level, f"{Word.IN_DANGER.value}: {_said(Word.IN_DANGER, found)}", missing, Word.IN_DANGER)
+    if word is Word.NOT_JUDGED:
+        return Verdict(level, said, missing, word)
+    return Verdict(level, said.replace(word.value, f"{word.value} so far", 1), missing, word)
+
+
+def _said(word: Word, found: Sequence[Life]) -> str:
+    """The failures that a word rests on."""
+    if word in (Word.HEALTHY, Word.RECOVERED):
+        over = {_past(life): life for life in found if life.worst is Severity.CRITICAL and not life.stands}
+        over |= {_past(life): life for life in found if life.worst is Severity.CRITICAL and life.stands}
+        standing = _named([life for life in found if life.stands and life.worst is not Severity.CRITICAL])
+        parts = [_some(list(over))] if over else [f"no{'thing critical' if standing else ' failure'} was found"]
+        parts += [f"warnings: {standing}"] if standing else []
+        remarks = _named([life for life in found if life.worst is Severity.INFO])
+        parts += [f"remarks: {remarks}"] if remarks and not over and not standing else []
+        return "; ".join(parts)
+    standing_ = [life for life in found if life.stands]
+    worst = max((life.now for life in standing_), key=lambda severity: severity.rank, default=None)
+    return _named([life for life in standing_ if life.now is worst])
+
+
+def _past(life: Life) -> str:
+    began = f"{words(life.finding.kind)} from step {step(life.onset)}"
+    return f"{began}, over at step {step(life.over.step)}" if life.over is not None else f"{began}, eased"
 
 
 def _missing(metrics: Collection[str]) -> tuple[str, ...]:
@@ -355,10 +567,17 @@ def _gap(missing: Sequence[str], unread_names: Collection[str]) -> str:
     return f"no {', '.join(missing[:-1])} or {missing[-1]} is known{told}"
 
 
-def _named(onsets: Mapping[str, int]) -> str:
-    more = len(onsets) - NAMED
-    parts = [f"{words(kind)} from step {step(onset)}" for kind, onset in list(onsets.items())[:NAMED]]
-    return ", ".join(parts) + (f", and {more} more" if more > 0 else "")
+def _named(found: Iterable[Life]) -> str:
+    """Each kind with its first onset."""
+    onsets: dict[str, int] = {}
+    for life in found:
+        onsets.setdefault(life.finding.kind, life.onset)
+    return _some([f"{words(kind)} from step {step(onset)}" for kind, onset in onsets.items()])
+
+
+def _some(parts: Sequence[str]) -> str:
+    more = len(parts) - NAMED
+    return ", ".join(parts[:NAMED]) + (f", and {more} more" if more > 0 else "")
 
 
 def _starts(steps: Mapping[int, Sequence[int]]) -> dict[int, int]:

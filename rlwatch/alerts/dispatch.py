@@ -114,9 +114,15 @@ def due(case: Case, publications: Publications, now: float) -> list[Notification
     alert = case.alert
     if alert.state is AlertState.RESOLVED:
         return list(_resolved(case, publications))
-    if alert.state is not AlertState.FIRING or case.acknowledged or not _still_current(case, publications, now):
+    if alert.state is not AlertState.FIRING or not _still_current(case, publications, now):
         return []
-    fresh = [*_first_publications(case, publications), *_unacknowledged(case, publications, now)]
+    if case.acknowledged:
+        return list(_eased(case, publications))
+    fresh = [
+        *_eased(case, publications),
+        *_first_publications(case, publications),
+        *_unacknowledged(case, publications, now),
+    ]
     notified = {notification.channel for notification in fresh}
     return fresh + [again for again in _repeats(case, publications, now) if again.channel not in notified]
 
@@ -143,8 +149,34 @@ def _first_publications(case: Case, publications: Publications) -> Iterator[Noti
         earlier = publications.of(alert.alert_id, channel)
         if not earlier:
             yield Notification(case, AlertEvent.FIRING, channel, alert.severity, alert.reason)
-        elif _worst(earlier).rank < alert.severity.rank:
-            yield Notification(case, AlertEvent.ESCALATED, channel, alert.severity, alert.reason)
+        elif _worst(_lately(earlier)).rank < alert.severity.rank:
+            number = _count(earlier, AlertEvent.ESCALATED)
+            yield Notification(case, AlertEvent.ESCALATED, channel, alert.severity, alert.reason, number)
+
+
+def _eased(case: Case, publications: Publications) -> Iterator[Notification]:
+    """For every channel that was notified that it is worse than it is now."""
+    alert = case.alert
+    for channel in publications.channels(alert.alert_id):
+        earlier = publications.of(alert.alert_id, channel)
+        told = [each for each in _lately(earlier) if each.event in _OWN]
+        if told and _worst(told).rank > alert.severity.rank:
+            number = _count(earlier, AlertEvent.EASED)
+            yield Notification(case, AlertEvent.EASED, channel, alert.severity, alert.reason, number)
+
+
+_OWN = (AlertEvent.FIRING, AlertEvent.ESCALATED, AlertEvent.EASED)
+"""Events told at the alert's own severity: escalating, and so repeating, may be louder."""
+
+
+def _lately(earlier: Sequence[Publication]) -> Sequence[Publication]:
+    """Publications since the alert eased, that one included; all where it never did."""
+    eased = [place for place, each in enumerate(earlier) if each.event is AlertEvent.EASED]
+    return earlier[eased[-1] :] if eased else earlier
+
+
+def _count(earlier: Sequence[Publication], event: AlertEvent) -> int:
+    return sum(publication.event is event for publication in earlier)
 
 
 def _unacknowledged(case: Case, publications: Publications, now: float) -> Iterator[Notification]:
@@ -182,8 +214,8 @@ def _repeats(case: Case, publications: Publications, now: float) -> Iterator[Not
         undelivered = any(publication.pending for publication in earlier)
         if early or undelivered or channel not in (*rule.channels, *rule.escalate_to):
             continue  # what has not arrived is not repeated
-        severity = _worse(_worst(earlier), alert.severity)
-        number = 1 + sum(publication.event is AlertEvent.REPEATED for publication in earlier)
+        severity = _worse(_worst(_lately(earlier)), alert.severity)
+        number = 1 + _count(earlier, AlertEvent.REPEATED)
         yield Notification(case, AlertEvent.REPEATED, channel, severity, "still firing, not acknowledged", number)
 
 
@@ -326,7 +358,7 @@ def decide(ledger: Ledger, policy: Policy, snapshot: Snapshot, dashboard_url: st
     """Decide what to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are left alone."""
     publications = Publications(ledger.messages)
     cases = list(_cases(ledger, policy, snapshot))
-    inhibited = _inhibited(cases, policy, snapshot)
+    inhibited = _inhibited(cases, publications, policy, snapshot)
     ready: list[Notification] = []
     held: list[tuple[Notification, str]] = []
     for case in cases:
@@ -353,14 +385,26 @@ def _notifies(case: Case) -> bool:
     return bool(case.rule.channels or case.rule.escalate_to)
 
 
-def _inhibited(cases: Sequence[Case], policy: Policy, snapshot: Snapshot) -> dict[str, str]:
-    """Alert id -> words, of those whose cause fires or has only just ended. What settles itself inhibits nothing."""
+def _inhibited(cases: Sequence[Case], publications: Publications, policy: Policy, snapshot: Snapshot) -> dict[str, str]:
+    """Alert id -> words, of those whose cause fires or has only just ended. What settles itself inhibits nothing, and
+    a cause that eased goes on to inhibit: what it kept back is no news because of that.
+    """
     settles = _settling(cases, policy, snapshot)
-    firing = [each.alert for each in cases if _notifies(each) and each.alert.state is AlertState.FIRING]
+    firing = [_at_worst(each.alert, publications) for each in cases if _fires(each)]
     causes = [alert for alert in firing if alert.alert_id not in settles]
     inhibiting = inhibitors([case.alert for case in cases], causes, policy.inhibitions)
     words = {key: f"inhibited by {cause.kind} since step {cause.onset_step}" for key, cause in inhibiting.items()}
     return settles | words
+
+
+def _fires(case: Case) -> bool:
+    return _notifies(case) and case.alert.state is AlertState.FIRING
+
+
+def _at_worst(alert: Alert, publications: Publications) -> Alert:
+    """As bad as it was told."""
+    told = [each for each in publications.of(alert.alert_id) if each.event in _OWN]
+    return replace(alert, severity=_worse(_worst(told), alert.severity)) if told else alert
 
 
 def _settling(cases: Sequence[Case], policy: Policy, snapshot: Snapshot) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rlwatch.alerts.rules import Rule
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, AlertState, Finding, Severity
+from rlwatch.wording import plural
 
 __all__ = ["AlertEngine", "Reason", "Transition"]
 
@@ -26,6 +27,8 @@ class AlertEvent(StrEnum):
     FIRING = "firing"
     ESCALATED = "escalated"
     """It got worse."""
+    EASED = "eased"
+    """It is not as bad any more, and not over."""
     REPEATED = "repeated"
     """It still fires, and nobody has acknowledged it."""
     UNACKNOWLEDGED = "unacknowledged"
@@ -50,6 +53,8 @@ class Reason(StrEnum):
     """Known already: this episode was published at this severity."""
     ESCALATED = "escalated"
     """It became worse than what was published."""
+    EASED = "eased"
+    """It has been less bad than what was published for as long as the rule asks before it is over."""
     KEPT_FIRING_SILENT = "kept_firing_silent"
     """The condition is gone, not yet for as long as the rule asks."""
     RESOLVED = "resolved"
@@ -70,18 +75,20 @@ _EVENTS = {
     Reason.FIRED_AT_ONCE: AlertEvent.FIRING,
     Reason.HELD_FOR: AlertEvent.FIRING,
     Reason.ESCALATED: AlertEvent.ESCALATED,
+    Reason.EASED: AlertEvent.EASED,
     Reason.RESOLVED: AlertEvent.RESOLVED,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An alert as it is now and why. ``ts`` is the time given with the step: a stamp, never evaluated."""
+    """An alert as it is now and why, decided at the row ``seq``. ``ts``: the time given with it, never evaluated."""
 
     alert: Alert
     reason: Reason
     rule: Rule
     ts: float = 0.0
+    seq: int = 0
 
     @property
     def event(self) -> AlertEvent | None:
@@ -96,6 +103,14 @@ class Transition:
 
 # One episode of one rule and kind: pending, firing, resolved. Pure: steps in, reasons out.
 
+Back = Callable[[str], str]
+"""The numbers by which a kind of failure recovered, in words; empty where none say so."""
+
+
+def nobody_knows(_: str) -> str:
+    """No numbers."""
+    return ""
+
 
 def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
     """16 hex digits: the same wherever and whenever the same rows are judged by the same rule."""
@@ -104,20 +119,25 @@ def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
 
 @dataclass(slots=True)
 class Episode:
-    """State kept between steps. ``since``, ``critical_since`` and ``gone_since`` are steps."""
+    """State kept between steps. ``since``, ``critical_since``, ``milder_since`` and ``gone_since`` are steps.
+
+    ``worst``: as bad as it was published.
+    """
 
     rule: Rule
     alert: Alert
     since: int
     fresh: bool = True
     critical_since: int | None = None
+    milder_since: int | None = None
     gone_since: int | None = None
+    worst: Severity = Severity.INFO
 
-    def hold(self, finding: Finding, step: int, ts: float) -> Reason:
+    def hold(self, finding: Finding, step: int, ts: float, back: Back = nobody_knows) -> Reason:
         """The condition holds at ``step``."""
         firing = self.alert.state is AlertState.FIRING
-        reason = self._go_on(finding) if firing else self._wait(finding, step)
-        if firing and reason is not Reason.ESCALATED:
+        reason = self._go_on(finding, step) if firing else self._wait(finding, step)
+        if reason is Reason.STILL_FIRING_SILENT:
             return reason
         self.alert = replace(
             self.alert,
@@ -126,27 +146,34 @@ class Episode:
             message=finding.message,
             detector=finding.detector,
             evidence=evidence(finding),
-            reason=self._words(reason, step),
+            reason=self._words(reason, step, back),
         )
         if reason in (Reason.HELD_FOR, Reason.FIRED_AT_ONCE):
             self.alert = replace(self.alert, state=AlertState.FIRING, fired_at=ts)
+        if self.alert.state is AlertState.FIRING:
+            self.worst = _worse(self.worst, self.alert.severity)
         return reason
 
-    def miss(self, step: int, ts: float) -> Reason:
+    def miss(self, step: int, ts: float, back: Back = nobody_knows) -> Reason:
         """The condition does not hold at ``step``."""
         if self.alert.state is AlertState.PENDING:
-            self._end(Reason.CONDITION_GONE, step, ts)
+            self._end(Reason.CONDITION_GONE, step, ts, back)
             return Reason.CONDITION_GONE
         self.gone_since = step if self.gone_since is None else min(self.gone_since, step)
         if step - self.gone_since < self.rule.keep_firing_for:
             return Reason.KEPT_FIRING_SILENT
-        self._end(Reason.RESOLVED, step, ts)
+        self._end(Reason.RESOLVED, step, ts, back)
         return Reason.RESOLVED
 
-    def _go_on(self, finding: Finding) -> Reason:
+    def _go_on(self, finding: Finding, step: int) -> Reason:
         self.gone_since = None
-        worse = alert_severity(self.rule, finding).rank > self.alert.severity.rank
-        return Reason.ESCALATED if worse else Reason.STILL_FIRING_SILENT
+        change = alert_severity(self.rule, finding).rank - self.alert.severity.rank
+        if change >= 0:
+            self.milder_since = None
+            return Reason.ESCALATED if change else Reason.STILL_FIRING_SILENT
+        self.milder_since = step if self.milder_since is None else min(self.milder_since, step)
+        eased = step - self.milder_since >= self.rule.keep_firing_for
+        return Reason.EASED if eased else Reason.STILL_FIRING_SILENT
 
     def _wait(self, finding: Finding, step: int) -> Reason:
         first, self.fresh = self.fresh, False
@@ -161,17 +188,24 @@ class Episode:
             return Reason.FIRED_AT_ONCE if first else Reason.HELD_FOR
         return Reason.FIRST_PENDING if first else Reason.PENDING_SILENT
 
-    def _end(self, reason: Reason, step: int, ts: float) -> None:
+    def _end(self, reason: Reason, step: int, ts: float, back: Back) -> None:
         self.alert = replace(
             self.alert,
+            severity=_worse(self.worst, self.alert.severity),
             state=AlertState.RESOLVED,
             step=step,
-            reason=self._words(reason, step),
+            reason=self._words(reason, step, back),
             resolved_step=step,
             resolved_at=ts,
         )
 
-    def _words(self, reason: Reason, step: int) -> str:
+    def _words(self, reason: Reason, step: int, back: Back) -> str:
+        if reason is Reason.RESOLVED:
+            return self._over(back(self.alert.kind))
+        if reason is Reason.EASED:
+            numbers = back(self.alert.kind)
+            was = f"no longer {self.alert.severity.value} since step {self.milder_since}"
+            return f"{was}: {numbers}" if numbers else was
         rule, since = self.rule, self.since
         return {
             Reason.FIRST_PENDING: f"holds since step {since}; fires if it lasts {rule.for_steps} steps",
@@ -180,8 +214,17 @@ class Episode:
             Reason.FIRED_AT_ONCE: f"fired at once at step {step}",
             Reason.HELD_FOR: f"has held from step {since} to step {step}",
             Reason.ESCALATED: f"became worse at step {step}; was {self.alert.severity.value}",
-            Reason.RESOLVED: f"gone since step {self.gone_since}",
         }[reason]
+
+    def _over(self, numbers: str) -> str:
+        if not numbers or self.gone_since is None:
+            return f"gone since step {self.gone_since}"
+        lasted = plural(self.gone_since - self.alert.onset_step, "step")
+        return f"recovered at step {self.gone_since} after {lasted}: {numbers}"
+
+
+def _worse(one: Severity, other: Severity) -> Severity:
+    return one if one.rank >= other.rank else other
 
 
 def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> Episode:
@@ -225,6 +268,7 @@ class _At(NamedTuple):
     seq: int
     step: int
     ts: float
+    back: Back = nobody_knows
 
 
 class AlertEngine:
@@ -257,15 +301,21 @@ class AlertEngine:
         """All that was decided at the last call, the silent decisions too."""
         self._episodes: dict[tuple[str, str], Episode] = {}
 
-    def step(self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0) -> list[Transition]:
+    def step(
+        self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0, back: Back = nobody_knows
+    ) -> list[Transition]:
         """Evaluate one closed step, given all findings whose condition holds at it.
 
-        Returns what changed, in the order of the rules, then of kinds. ``ts`` only stamps.
+        Returns what changed, in the order of the rules, then of kinds. ``ts`` only stamps; ``back`` gives the numbers
+        by which a kind recovered.
         """
-        at, decisions = _At(seq, step, ts), []
-        for rule in self.rules:
+        at, decisions = _At(seq, step, ts, back), []
+        open_kinds: dict[str, list[str]] = {}
+        for name, kind in self._episodes:
+            open_kinds.setdefault(name, []).append(kind)
+        for rule in self.rules if holding or open_kinds else ():
             present = _by_kind(rule, holding)
-            kinds = sorted(present.keys() | {kind for name, kind in self._episodes if name == rule.name})
+            kinds = sorted({*present, *open_kinds.get(rule.name, ())})
             decisions += [self._decide(at, rule, kind, present.get(kind)) for kind in kinds]
         return self._answer(decisions)
 
@@ -294,14 +344,14 @@ class AlertEngine:
         episode = self._episodes.get(key)
         if finding is None:
             assert episode is not None  # noqa: S101  (kinds without a finding come from the episodes)
-            reason = episode.miss(at.step, at.ts)
+            reason = episode.miss(at.step, at.ts, at.back)
         else:
             if episode is None:
                 episode = self._episodes[key] = begin(self.run_id, rule, finding, at.seq, at.step)
-            reason = episode.hold(finding, at.step, at.ts)
+            reason = episode.hold(finding, at.step, at.ts, at.back)
         if episode.alert.state is AlertState.RESOLVED:
             del self._episodes[key]
-        return Transition(episode.alert, reason, rule, at.ts)
+        return Transition(episode.alert, reason, rule, at.ts, at.seq)
 
     def _answer(self, decisions: list[Transition]) -> list[Transition]:
         self.decisions = tuple(decisions)

@@ -3,13 +3,13 @@
 The payload, a JSON object (``schema_version`` 1)::
 
     schema_version  int     grows when a key changes its meaning or goes; new keys may come without
-    event           str     "firing" | "escalated" | "repeated" | "unacknowledged" | "resolved"
+    event           str     "firing" | "escalated" | "eased" | "repeated" | "unacknowledged" | "resolved"
     text            str     the whole in one line, for people (the key chat services look for)
     alert           object  the one that leads: the severest, then the one that began first
       id            str     the same for all events of one episode
       rule, kind, detector, message              str
       reason        str     why it is published now
-      severity      str     "info" | "warning" | "critical": the worst so far
+      severity      str     "info" | "warning" | "critical": now; once it is over, the worst it was told at
       state         str     "firing" | "resolved"
       onset_step    int     when it began, looking back
       step          int     when this was written
@@ -168,14 +168,18 @@ def payload(
 
 
 def summary(notifications: Sequence[Notification], cause: Cause | None = None) -> str:
-    """One line: what, how bad, which run, where in it, what else, and what set it off where that is another thing."""
+    """One line: what, how bad, which run, where in it, what else, and what set it off where that is another thing.
+
+    Of what got better or is over: since when, and by which numbers.
+    """
     first = notifications[0]
     alert = first.case.alert
+    better = first.event in (AlertEvent.EASED, AlertEvent.RESOLVED)
     began = f" (since step {alert.onset_step})" if alert.onset_step != alert.step else ""
     others = ", ".join(dict.fromkeys(_named(notification, first.case.run) for notification in notifications[1:]))
     return (
         f"[{first.event.value} {first.severity.value}] {_whose(first.case.run)}: {alert.kind} at step {alert.step}"
-        f"{began}: {alert.message}"
+        f"{began}: {first.why if better else alert.message}"
         + (f"; also {others}" if others else "")
         + (f"; most likely cause: {cause.title} ({cause.sure.value})" if cause and cause.kind != alert.kind else "")
     )

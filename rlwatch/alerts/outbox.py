@@ -56,7 +56,7 @@ def exponential(*, first_s: float = 5.0, longest_s: float = 900.0, jitter_s: flo
 LONGEST_WISH_S = 3600.0
 """The most a receiver can put us off (``Retry-After``)."""
 
-_EVENT_ORDER = {"firing": 0, "escalated": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
+_EVENT_ORDER = {"firing": 0, "escalated": 1, "eased": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
 
 
 @dataclass(frozen=True, slots=True)

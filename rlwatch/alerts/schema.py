@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, fiel
 
 from rlwatch.alerts.rules import DAYS, GroupBy, Grouping, Inhibition, Policy, QuietHours, Rule, default_inhibitions
 from rlwatch.errors import ConfigError
-from rlwatch.notify.registry import HOMES
+from rlwatch.notify.registry import notifier_kinds
 from rlwatch.records import JSON, Severity
 
 _T = TypeVar("_T")
@@ -86,7 +86,7 @@ class InhibitTable(_Table):
 
 
 class NotifyTable(_Table):
-    """``[notify.NAME]``. ``kind`` may be left out where it is the name."""
+    """``[notify.NAME]``. ``kind`` may be left out where it is the name. ``options``: settings of a plugin's kind."""
 
     kind: str | None = None
     url: str | None = None
@@ -96,6 +96,7 @@ class NotifyTable(_Table):
     total_s: float | None = Field(default=None, gt=0, strict=False)
     argv: list[str] | None = None
     pass_env: list[str] | None = None
+    options: dict[str, Any] | None = None
 
 
 class ActionTable(_Table):
@@ -195,8 +196,9 @@ def _tuples(table: BaseModel) -> dict[str, Any]:
 def _channel_problems(table: FileTable) -> Iterator[str]:
     for name, notifier in table.notify.items():
         kind = notifier.kind or name
-        if kind not in HOMES:
-            yield f"notify.{name}: there is no kind {kind!r}; set kind to one of {', '.join(sorted(HOMES))}"
+        kinds = notifier_kinds()
+        if kind not in kinds:
+            yield f"notify.{name}: there is no kind {kind!r}; set kind to one of {', '.join(sorted(kinds))}"
     known = {*table.notify, *ALWAYS_THERE}
     for number, rule in enumerate(table.rules):
         for key, channels in (("channels", rule.channels), ("escalate_to", rule.escalate_to)):

@@ -40,6 +40,7 @@ class Kind:
     critical_when: str = ""
     rule: str = "other"
     collapse: bool = False
+    mute: bool = False
     symptom: bool = False
     inhibits: str = ""
     leads_to: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError
+from rlwatch.plugins import usable
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Command
 from rlwatch.redaction import redacted
@@ -159,9 +160,17 @@ COMMAND_KINDS: Mapping[str, CommandKind] = {kind.name: kind for kind in _ALL_KIN
 
 def command_kind(name: str) -> CommandKind:
     """The kind called ``name``. Raises ``ConfigError`` naming those there are."""
-    if name not in COMMAND_KINDS:
-        raise ConfigError(f"unknown command {name!r}; known: {', '.join(sorted(COMMAND_KINDS))}")
-    return COMMAND_KINDS[name]
+    if name in COMMAND_KINDS:
+        return COMMAND_KINDS[name]
+    others = handlers_of_plugins()
+    if name not in others:
+        raise ConfigError(f"unknown command {name!r}; known: {', '.join(sorted([*COMMAND_KINDS, *others]))}")
+    return CommandKind(name, others[name].meaning, others[name].args)
+
+
+def handlers_of_plugins() -> Mapping[str, Any]:
+    """Kind -> class of the handler, of other people's packages."""
+    return usable("rlwatch.commands", COMMAND_KINDS)
 
 
 # Writing down what a person wants of a live run.

@@ -365,7 +365,7 @@ def diagnose(
     'most likely: Train-inference mismatch (strong): the trainer-engine mismatch grew from step 412;
      entropy fell from 455; reward fell from 498'
     """
-    reported = [f for f in findings if at is None or f.step <= at]
+    reported = [f for f in findings if not f.stage.better and (at is None or f.step <= at)]
     past = [e for e in events if e.step is None or at is None or e.step <= at]
     held = _without_forecasts(on_branch(reported, starts_of(reported, past) if starts is None else starts))
     if not held:

@@ -12,16 +12,18 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
-from rlwatch.detectors.base import NotRun, not_run
-from rlwatch.detectors.registry import default_detectors
+from rlwatch.detectors.base import NotRun, Panel, not_run
+from rlwatch.detectors.registry import default_detectors, of_plugins
 from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST
 from rlwatch.metrics import Family, canonicalise
-from rlwatch.monitor.forecasting import NAME, Forecasting, Forecasts, default_forecasts
+from rlwatch.monitor.episodes import Episodes
+from rlwatch.monitor.forecasting import NAME, Forecasting, Forecasts, chosen_forecaster, default_forecasts
 from rlwatch.ports import Detector, History
 from rlwatch.records import LOCALISED, Alert, AlertState, ClosedStep, Event, Finding, ForecastRecord, StepRecord
 
@@ -32,13 +34,15 @@ logger = logging.getLogger("rlwatch")
 class Outcome:
     """Outcome of an item: findings to publish, alert transitions and forecasts, in order.
 
-    ``forecasts``: what was said of each step that closed; ``kept`` the same as it is stored.
+    ``recoveries``: of findings that were published, that they eased or are over. ``forecasts``: what was said of each
+    step that closed; ``kept`` the same as it is stored.
     """
 
     findings: tuple[Finding, ...] = ()
     transitions: tuple[Transition, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     kept: tuple[ForecastRecord, ...] = ()
+    recoveries: tuple[Finding, ...] = ()
 
     def __add__(self, other: Outcome) -> Outcome:
         return joined((self, other))
@@ -52,6 +56,7 @@ def joined(outcomes: Iterable[Outcome]) -> Outcome:
         tuple(transition for part in parts for transition in part.transitions),
         tuple(forecast for part in parts for forecast in part.forecasts),
         tuple(record for part in parts for record in part.kept),
+        tuple(finding for part in parts for finding in part.recoveries),
     )
 
 
@@ -60,6 +65,8 @@ _MEMORY = (
     "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_localised",
     "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps", "_knobs",
 )  # fmt: skip
+AT_ONCE = 256
+"""Steps that are closed before any of them is judged, where all of them are known."""
 REMEMBERED = 400
 """Published findings, and events, that a diagnosis looks back on."""
 
@@ -107,7 +114,7 @@ class Monitor:
         self._reset()
 
     def _reset(self) -> None:
-        self._detectors = list(self._make())
+        self._detectors = Panel(self._make())
         self._forecasting = Forecasting(self._make_forecaster, self._forecast_failed)
         self._alerts = AlertEngine(self.run_id, self.rules)
         self._episodes = Episodes()
@@ -124,7 +131,8 @@ class Monitor:
     @property
     def is_default(self) -> bool:
         """True where it judges with nothing but rlwatch's own detectors and forecaster."""
-        return self._make is default_detectors and self._make_forecaster is default_forecasts
+        ours = self._make is default_detectors and self._make_forecaster is default_forecasts
+        return ours and not of_plugins() and not chosen_forecaster()
 
     @property
     def open_since(self) -> int | None:
@@ -177,9 +185,25 @@ class Monitor:
             yield from self._begin_attempt(item)
         yield self._record(item)
 
+    def observing_all(self, items: Iterable[StepRecord | Event]) -> Iterator[Outcome]:
+        """Take many items: the same outcomes as one by one, but forecasts are made of many rows at once.
+
+        For a log that is there already: it reads up to ``AT_ONCE`` steps ahead of what it yields.
+        """
+        views: list[ClosedStep | _Arrived] = []
+        for item in items:
+            if isinstance(item, Event) or item.attempt != self._attempt:
+                yield from self._judged_together(views)
+                yield from self.observing(item)
+                continue
+            views += self._gathered(item)
+            if len(views) >= AT_ONCE:
+                yield from self._judged_together(views)
+        yield from self._judged_together(views)
+
     def close(self) -> Outcome:
         """Close the open step because nothing more will come."""
-        return self._close()
+        return joined(map(self._judged, self._closed()))
 
     def diagnosis(self) -> Diagnosis:
         """Most likely cause of the findings so far on this branch of the run."""
@@ -234,12 +258,19 @@ class Monitor:
         return NOTHING
 
     def _record(self, record: StepRecord) -> Outcome:
+        return joined(map(self._judged, self._gathered(record)))
+
+    def _gathered(self, record: StepRecord) -> list[ClosedStep | _Arrived]:
+        """Add a record to the open step: the step that it closes, if any, and itself if it does not wait for its own.
+
+        Non-finite values and a standing counter do not wait for a step to close, nor are they missed when late.
+        """
         if is_forecast(record):
-            return NOTHING
-        outcome = NOTHING
+            return []
+        views: list[ClosedStep | _Arrived] = []
         stands = self._standstill.update(advances=self._open is None or record.step > self._open.step)
         if self._open is not None and record.step > self._open.step:
-            outcome = self._close()
+            views += self._closed()
         if self._open is None:
             self._open = OpenStep(record)
         elif record.step == self._open.step:
@@ -247,42 +278,52 @@ class Monitor:
         else:
             self.late += 1
         if stands or has_nonfinite(record):
-            outcome += self._arrival(record, self._open.step)
-        return outcome
+            views.append(_Arrived(self._standstill.counted(arrived(record, self.source)), self._open.step))
+        return views
 
-    def _arrival(self, record: StepRecord, now: int) -> Outcome:
-        """Non-finite values and a standing counter do not wait for a step to close, nor are they missed when late."""
-        view = self._standstill.counted(arrived(record, self.source))
+    def _arrival(self, view: ClosedStep, now: int) -> Outcome:
+        """Judge a record while the step ``now`` is open."""
         holding = self._localised.with_culprits([f for detector in self._detectors for f in detector.arrival(view)])
         if not holding:
             return NOTHING
         newest = {(f.detector, f.kind): f for f in (*self._holding, *holding)}
         self._holding = tuple(newest.values())
         return Outcome(
-            self._published(self._episodes.arrival(holding), view),
+            self._published(self._episodes.arrival(holding), view)[0],
             tuple(self._alerts.arrival(view.seq, now, holding, ts=view.ts)),
         )
 
-    def _close(self) -> Outcome:
-        if self._open is None:
-            return NOTHING
-        step = self._open.closed(self.source)
-        self._open = None
+    def _closed(self) -> list[ClosedStep]:
+        """The open step, if there is one, which gathers no more."""
+        steps, self._open = [] if self._open is None else [self._open.closed(self.source)], None
+        return steps
+
+    def _judged_together(self, views: list[ClosedStep | _Arrived]) -> Iterator[Outcome]:
+        """Outcomes of ``views``, which is emptied."""
+        self._forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
+        yield from map(self._judged, views)
+        views.clear()
+
+    def _judged(self, view: ClosedStep | _Arrived) -> Outcome:
+        return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
+
+    def _step(self, step: ClosedStep) -> Outcome:
         self._seen.update(step.metrics)
         self._steps.append(step.step)
         self._knobs.update(step.step, step.metrics)
-        holding = self._localised.with_culprits(
-            [finding for detector in self._detectors for finding in detector.update(step)]
-        )
+        holding = self._localised.with_culprits(self._detectors.update(step))
         kept = self._forecasting.step(step)
         forecast = self._forecasting.newest
         holding += self._forecasting.holding(step, holding)
+        told, holding = self._episodes.closed(step, holding)
         self._holding = tuple(holding)
+        findings, recoveries = self._published(told, step)
         return Outcome(
-            self._published(self._episodes.closed(holding), step),
-            tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts)),
+            findings,
+            tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts, back=self._episodes.reason)),
             () if forecast is None else (forecast,),
             kept,
+            recoveries,
         )
 
     def _forecast_failed(self, why: str) -> None:
@@ -290,10 +331,21 @@ class Monitor:
         if self.forecast_failures == 1:
             logger.warning("%s", why)
 
-    def _published(self, findings: Sequence[Finding], step: ClosedStep) -> tuple[Finding, ...]:
+    def _published(
+        self, findings: Sequence[Finding], step: ClosedStep
+    ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+        """Stamp what is told: of failures, and of recoveries."""
         stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)
-        self._published_findings.extend(stamped)
-        return stamped
+        failures = tuple(finding for finding in stamped if not finding.stage.better)
+        self._published_findings.extend(failures)
+        return failures, tuple(finding for finding in stamped if finding.stage.better)
+
+
+class _Arrived(NamedTuple):
+    """A record that is judged before its step closes, canonically named, and the step that is open."""
+
+    view: ClosedStep
+    now: int
 
 
 # Merging the records of a step into the closed step detectors see.
@@ -375,61 +427,11 @@ class Standstill:
         return replace(view, metrics={**view.metrics, **counts})
 
 
-# From "this holds at every step" to "this began": what is worth telling once.
-
-QUIET_STEPS = 5
-
-
-@dataclass(slots=True)
-class _Episode:
-    rank: int
-    quiet: int = 0
-
-
-class Episodes:
-    """Publishes a finding when its condition begins to hold, and again when its severity rises.
-
-    An episode ends after the condition was absent for ``quiet_steps`` closed steps in a row, so a
-    condition that flickers is one episode.
-    """
-
-    def __init__(self, quiet_steps: int = QUIET_STEPS) -> None:
-        self._quiet_steps = quiet_steps
-        self._open: dict[tuple[str, str], _Episode] = {}
-
-    def arrival(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Findings of a record that just arrived; begins or raises episodes, ends none."""
-        return [finding for finding in holding if self._raises(finding)]
-
-    def closed(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Findings that hold at a closed step; the ones to publish."""
-        published = self.arrival(holding)
-        present = {(finding.detector, finding.kind) for finding in holding}
-        for key in [key for key in self._open if key not in present]:
-            episode = self._open[key]
-            episode.quiet += 1
-            if episode.quiet >= self._quiet_steps:
-                del self._open[key]
-        return published
-
-    def _raises(self, finding: Finding) -> bool:
-        key = (finding.detector, finding.kind)
-        episode = self._open.get(key)
-        if episode is None:
-            self._open[key] = _Episode(finding.severity.rank)
-            return True
-        episode.quiet = 0
-        if finding.severity.rank > episode.rank:
-            episode.rank = finding.severity.rank
-            return True
-        return False
-
-
 # The culprits of a localised step, put beside what detectors find in it.
 
 LOCALISED_STEPS = 16
 """Localised steps that are kept: a step is judged when the next begins."""
-REPEATED = ("message", "why_not", "cause", "method", "gap", "complete", "culprits")
+REPEATED = ("message", "why_not", "verdict", "cause", "cures", "count", "method", "gap", "complete", "culprits")
 """Parts of the event that a finding repeats."""
 
 
@@ -454,7 +456,8 @@ class LocalisedSteps:
         )
         if event is None or finding.family != Family.OPTIMISATION.value:
             return finding
-        message_of_event = event.body.get("message") or ""
+        why_not = event.body.get("why_not")
+        message_of_event = event.body.get("message") or (f"not localised: {why_not}" if why_not else "")
         localised = {name: event.body[name] for name in REPEATED if name in event.body}
         message = f"{finding.message}; {message_of_event}" if message_of_event else finding.message
         return replace(finding, message=message, evidence={**finding.evidence, "localised": localised})

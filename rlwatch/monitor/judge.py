@@ -37,27 +37,37 @@ class StoredFindings:
     """Findings and alerts of a run as they stood in the store when a process began to watch it."""
 
     def __init__(self, store: Store, run_id: str) -> None:
-        self._findings = {_identity(finding) for finding in store.findings(run_id)}
+        stored = (*store.findings(run_id), *store.recoveries(run_id))
+        self._findings = {_identity(finding) for finding in stored}
         self._forecast = max((record.seq for record in store.forecasts(run_id, last=1)), default=0)
         self._alerts = {alert.alert_id: _progress(alert) for alert in store.alerts(run_id)}
+        self._judged, _ = store.judged(run_id)
 
     def without_stored(self, outcome: Outcome) -> Outcome:
         """The outcome without what is stored: findings, forecasts, and alerts that are stored as far along."""
-        findings = tuple(finding for finding in outcome.findings if _identity(finding) not in self._findings)
-        transitions = tuple(
-            transition
-            for transition in outcome.transitions
-            if _progress(transition.alert) > self._alerts.get(transition.alert.alert_id, (-1, -1))
+        findings, recoveries = (
+            tuple(finding for finding in found if _identity(finding) not in self._findings)
+            for found in (outcome.findings, outcome.recoveries)
         )
+        transitions = tuple(transition for transition in outcome.transitions if self._is_news(transition))
         kept = tuple(record for record in outcome.kept if record.seq > self._forecast)
-        self._findings.update(map(_identity, findings))  # rows left unjudged may be relived once more
+        self._findings.update(map(_identity, (*findings, *recoveries)))  # rows left unjudged may be relived once more
         self._alerts.update({each.alert.alert_id: _progress(each.alert) for each in transitions})
         self._forecast = max([self._forecast, *(record.seq for record in kept)])
-        return Outcome(findings, transitions, outcome.forecasts, kept)
+        return Outcome(findings, transitions, outcome.forecasts, kept, recoveries)
+
+    def _is_news(self, transition: Transition) -> bool:
+        """True unless it is stored: as far along, or, where it only changed how bad it is, at rows judged before."""
+        state, rank = _progress(transition.alert)
+        stored = self._alerts.get(transition.alert.alert_id)
+        if stored is None or state != stored[0]:
+            return stored is None or state > stored[0]
+        changed = rank < stored[1] if transition.reason is Reason.EASED else rank > stored[1]
+        return changed and transition.seq > self._judged
 
 
 def _identity(finding: Finding) -> tuple[object, ...]:
-    return (finding.seq, finding.detector, finding.kind, finding.severity)
+    return (finding.seq, finding.detector, finding.kind, finding.severity, finding.stage)
 
 
 def _progress(alert: Alert) -> tuple[int, int]:
@@ -227,9 +237,10 @@ class MonitorSink:
             outcome = self._stored.without_stored(outcome)
         for _, transitions in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
             self._steps.append([transition.alert for transition in transitions])
-        if outcome.findings or outcome.kept:
-            self._keep_found([*outcome.findings, *outcome.kept])
-        if self._announce is not None and (outcome.findings or outcome.transitions):
+        found = [*outcome.findings, *outcome.recoveries]
+        if found or outcome.kept:
+            self._keep_found([*found, *outcome.kept])
+        if self._announce is not None and (found or outcome.transitions):
             self._announce(outcome)
 
     def _abandoned(self, batch: Sequence[Item]) -> list[Transition]:

@@ -76,13 +76,14 @@ def _ended(alert: Alert, current: Alert | None, run: RunInfo, sign: Sign) -> boo
     if current is not None:
         return alert.alert_id != current.alert_id
     spoke = alert.alert_id != alert_id(alert.run_id, alert.rule, alert.kind, sign.pace.seq)
-    return spoke or run.state is RunState.FINISHED
+    return spoke or run.state in (RunState.FINISHED, RunState.UNFINISHED)
 
 
 def _over(alert: Alert, run: RunInfo, sign: Sign, now: float) -> Alert:
     words = {
         RunState.FINISHED: f"the run has finished{f': {run.state_reason}' if run.state_reason else ''}",
         RunState.CRASHED: "the run has ended with an error",
+        RunState.UNFINISHED: run.state_reason or "its log stops",
         RunState.RUNNING: f"the run reports again: step {run.last_step}, attempt {max(run.attempt, sign.pace.attempt)}",
     }
     return replace(

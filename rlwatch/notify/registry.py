@@ -9,8 +9,10 @@ from typing import cast
 
 from rlwatch.errors import ConfigError
 from rlwatch.notify.payload import one_line
+from rlwatch.plugins import usable
 from rlwatch.ports import Delivery, Notifier
 from rlwatch.records import JSON, OutboxMessage
+from rlwatch.seam import asked
 
 HOMES = {
     "console": "rlwatch.notify.registry:ConsoleNotifier",
@@ -29,6 +31,7 @@ HOMES = {
     "command": "rlwatch.notify.command:CommandNotifier",
 }
 """Kind -> ``module:class``, imported when first needed. Classes take ``name=`` and their settings."""
+DOOR = "rlwatch.notifiers"
 
 
 def build_notifier(kind: str, name: str, options: Mapping[str, JSON] | None = None) -> Notifier:
@@ -39,14 +42,33 @@ def build_notifier(kind: str, name: str, options: Mapping[str, JSON] | None = No
     ConfigError
         If there is no such kind, or it refuses its settings (whose values are not shown).
     """
-    if kind not in HOMES:
-        raise ConfigError(f"notifier {name!r}: there is no kind {kind!r}; there are {', '.join(sorted(HOMES))}")
+    if kind not in notifier_kinds():
+        raise ConfigError(
+            f"notifier {name!r}: there is no kind {kind!r}; there are {', '.join(sorted(notifier_kinds()))}"
+        )
+    settings = dict(options or {})
+    others = usable(DOOR, HOMES)
+    if kind in others:
+        return asked(
+            lambda: cast("Notifier", others[kind](name=name, **settings.pop("options", {}), **settings)),
+            lambda error: _refused(name, kind, error),
+        )
     try:
-        return _factory(kind)(name=name, **(options or {}))
+        return _factory(kind)(name=name, **settings)
     except TypeError:
         raise ConfigError(
             f"notifier {name!r} of kind {kind!r}: wrong or missing settings, got {sorted(options or {})}"
         ) from None
+
+
+def notifier_kinds() -> frozenset[str]:
+    """Kinds that there are, those of plugins too."""
+    return frozenset((*HOMES, *usable(DOOR, HOMES)))
+
+
+def _refused(name: str, kind: str, error: Exception) -> Notifier:
+    """Raises ``ConfigError``; of what the plugin raised its type alone, since the text may hold a setting."""
+    raise ConfigError(f"notifier {name!r}: the plugin's kind {kind!r} refuses its settings ({type(error).__name__})")
 
 
 def _factory(kind: str) -> Callable[..., Notifier]:

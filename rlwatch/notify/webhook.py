@@ -3,7 +3,7 @@
 Headers of a delivery::
 
     Content-Type: application/json
-    X-RLWatch-Event: firing | escalated | repeated | unacknowledged | resolved | test
+    X-RLWatch-Event: firing | escalated | eased | repeated | unacknowledged | resolved | test
     X-RLWatch-Delivery: <message id>       the same at every retry: a receiver may drop what it has seen
     X-RLWatch-Timestamp: <Unix seconds>
     X-RLWatch-Signature: sha256=<hex>      with a secret only; see rlwatch.notify.webhook

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlwatch.detectors.base import lacks_metrics
-from rlwatch.detectors.registry import REGISTRY
+from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Series, Store
-from rlwatch.records import JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, SpikeBatch
+from rlwatch.records import JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, Severity, SpikeBatch
 from rlwatch.redaction import recordable
 from rlwatch.view import view_of_run
 from rlwatch.wording import cell, cut, moment, number, percent, step, words
@@ -43,9 +43,7 @@ class Curve:
 
 def curve(series: Series, starts: Mapping[int, int]) -> Curve:
     """The newest branch of a series. ``starts``: first step of each attempt; what a later one ran again is left out."""
-    ends = {a: min((first for later, first in starts.items() if later > a), default=np.inf) for a in starts}
-    limits = np.array([ends.get(int(attempt), np.inf) for attempt in series.attempts], dtype=np.float64)
-    kept = series.steps < limits
+    kept = counting(series, starts)
     steps, values = series.steps[kept], series.values[kept]
     order = np.argsort(steps, kind="stable")
     steps, values = steps[order], values[order]
@@ -57,6 +55,14 @@ def curve(series: Series, starts: Mapping[int, int]) -> Curve:
         _bad(steps[~finite], values[~finite]),
         int((~kept).sum()),
     )
+
+
+def counting(series: Series, starts: Mapping[int, int]) -> NDArray[np.bool_]:
+    """True (N,) of values on the newest branch: those of steps that no later attempt ran again."""
+    kept = np.ones(len(series.steps), dtype=np.bool_)
+    for later, first in starts.items():
+        kept &= (series.attempts >= later) | (series.steps < first)
+    return kept
 
 
 def _extremes(steps: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -214,8 +220,10 @@ def timeline(
     alerts: Sequence[Alert],
     events: Sequence[Event],
     commands: Sequence[Command],
+    *,
+    recoveries: Sequence[Finding] = (),
 ) -> tuple[Moment, ...]:
-    """Rows in order of step."""
+    """Rows in order of step; recoveries of what was critical."""
     signs = [e for e in diagnosis.causes[0].evidence if e.severity is not None] if diagnosis.causes else []
     numbered = [
         Moment(e.step, f"{words(e.kind)}: {e.message or e.text}", e.severity.value if e.severity else "", number)
@@ -229,7 +237,9 @@ def timeline(
     ]
     alarms = [Moment(a.step, f"alarm: {words(a.kind)}", a.severity.value) for a in alerts if a.fired_at is not None]
     asked = [_asked(command) for command in commands if command.finished_step is not None]
-    rest = [*alarms, *filter(None, map(_happened, events)), *asked, *others]
+    critical = {(f.detector, f.kind) for f in findings if f.severity is Severity.CRITICAL}
+    better = [Moment(f.step, f"{words(f.kind)}: {f.message}") for f in recoveries if (f.detector, f.kind) in critical]
+    rest = [*alarms, *better, *filter(None, map(_happened, events)), *asked, *others]
     kept = [*numbered, *sorted(rest, key=_order)[: MOST_MOMENTS - len(numbered)]]
     return tuple(Moment(m.step, cut(m.text, LONGEST_MOMENT), m.level, m.number) for m in sorted(kept, key=_order))
 
@@ -284,7 +294,7 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
     names = store.metric_names(run_id)
     view = view_of_run(store, run)
     series = store.series(run_id, metrics_to_draw(names, run.source, view.findings))
-    rows = timeline(view.diagnosis, view.findings, view.alerts, view.events, view.commands)
+    rows = timeline(view.diagnosis, view.findings, view.alerts, view.events, view.commands, recoveries=view.recoveries)
     return Facts(
         title=run.name or run.run_id,
         status=status or run.state.value,
@@ -326,7 +336,7 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Fac
         head={label: text for label, text in head.items() if text},
         verdict=report.view.verdict.text,
         diagnosis=report.diagnosis,
-        timeline=timeline(report.diagnosis, report.findings, (), (), ()),
+        timeline=timeline(report.diagnosis, report.findings, (), (), (), recoveries=report.view.recoveries),
         charts=charts(series, source, report.findings, attempt_starts(series.values())),
         findings=report.findings,
         missing=missing(report.metrics),
@@ -339,7 +349,7 @@ def missing(metrics: Sequence[str] | set[str]) -> tuple[str, ...]:
     have = set(metrics)
     return tuple(
         f"{detector.name.replace('_', ' ')}: needs {_alternatives(detector.requires)}"
-        for detector in REGISTRY
+        for detector in registered()
         if have and lacks_metrics(detector, have)
     )
 
@@ -403,7 +413,12 @@ def shown(config: Mapping[str, JSON]) -> dict[str, str]:
     >>> shown({"optim": {"lr": 1e-6}, "hub_token": "hf_x", "hook": "https://u:pw@h/hooks/x"})
     {'hook': 'https://h/[redacted]', 'hub_token': '[redacted]', 'optim.lr': '1e-06'}
     """
-    return {name: cut(text, LONGEST_OPTION) for name, text in sorted(_flat(recordable(config), ""))}
+    return {name: cut(text, LONGEST_OPTION) for name, text in options_of(config).items()}
+
+
+def options_of(config: Mapping[str, JSON]) -> dict[str, str]:
+    """The same with values of any length, by name."""
+    return dict(sorted(_flat(recordable(config), "")))
 
 
 def _flat(table: Mapping[str, JSON], prefix: str) -> Iterator[tuple[str, str]]:

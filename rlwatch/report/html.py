@@ -5,61 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlwatch.diagnosis import Action, Cause, Diagnosis
+from rlwatch.diagnosis import Cause, Diagnosis
+from rlwatch.glance import DARK, LIGHT, RULES, actions_block, cause_block, table_cell
 from rlwatch.report.gather import TABLES, Chart, Facts, Moment, Rows
-from rlwatch.wording import Markup, code_in, cut, el, joined, number, sentence, step
+from rlwatch.wording import Markup, cut, el, joined, number, sentence, step
 
-STYLE = """
-:root { --ink:#1b1b1b; --soft:#626262; --paper:#ffffff; --card:#f6f7f8; --rule:#dfe2e5; --line:#0072B2; --warn:#B36B00;
-  --bad:#C2410C; --good:#00704f; --link:#0b5cad; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e8e8e8; --soft:#a3a3a3; --paper:#141618; --card:#1d2023;
-  --rule:#33373b; --line:#56B4E9; --warn:#E69F00; --bad:#ff7a45; --good:#3ecf9f; --link:#7ab8ff; } }
+STYLE = (
+    f":root {{ {LIGHT} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}\n{RULES}"
+    + """
 * { box-sizing:border-box; }
 body { margin:0 auto; max-width:1080px; padding:2rem 1.25rem 4rem; background:var(--paper); color:var(--ink);
   font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif; font-variant-numeric:tabular-nums; }
 h1 { font-size:1.6rem; line-height:1.25; margin:0; overflow-wrap:anywhere; }
 h2 { font-size:1.1rem; margin:2.4rem 0 .7rem; padding-bottom:.25rem; border-bottom:1px solid var(--rule); }
 h3 { font-size:1rem; margin:1.2rem 0 .3rem; }
-p { margin:.4rem 0; max-width:80ch; }
-.soft { color:var(--soft); font-size:.87rem; } .status { font-weight:600; }
-.critical { color:var(--bad); } .warning { color:var(--warn); } .good { color:var(--good); }
 dl.head { display:grid; grid-template-columns:max-content 1fr; gap:.1rem 1rem; margin:.9rem 0 0; font-size:.9rem; }
 dl.head dt { color:var(--soft); } dl.head dd { margin:0; overflow-wrap:anywhere; }
-.cause { background:var(--card); border-left:4px solid var(--line); padding:.8rem 1rem; border-radius:4px; }
-.cause.strong { border-color:var(--bad); } .cause.plausible { border-color:var(--warn); }
-.cause .name { font-size:1.1rem; font-weight:600; }
-ol.do { padding-left:1.4rem; } ol.do > li { margin:.7rem 0; } ol.do b { font-weight:600; }
-.badge { font-size:.75rem; border:1px solid var(--rule); border-radius:3px; padding:0 .35rem; margin-left:.4rem;
-  color:var(--soft); white-space:nowrap; }
-.badge.measured { color:var(--good); border-color:currentColor; }
-.opt { display:block; font-size:.87rem; margin-top:.15rem; } .opt .who { color:var(--soft); margin-right:.4rem; }
-code, .token { font:.85em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace; background:var(--card);
-  padding:.05em .3em; border-radius:3px; overflow-wrap:anywhere; white-space:pre-wrap; }
-.cause code { background:var(--paper); }
-.scroll { overflow-x:auto; }
-table { border-collapse:collapse; width:100%; font-size:.87rem; }
-th { text-align:left; color:var(--soft); font-weight:500; }
-th, td { padding:.28rem .7rem .28rem 0; border-bottom:1px solid var(--rule); vertical-align:top; }
-td { overflow-wrap:anywhere; } td.n, th.n { text-align:right; white-space:nowrap; overflow-wrap:normal; }
-td.w { overflow-wrap:normal; } td.what { min-width:16rem; }
-.charts { display:grid; grid-template-columns:repeat(auto-fill,minmax(320px,1fr)); gap:1rem 1.4rem; }
-figure { margin:0; } figcaption { font-size:.9rem; font-weight:600; overflow-wrap:anywhere; }
-figcaption span { font-weight:400; color:var(--soft); font-size:.8rem; margin-left:.4rem; }
-svg { width:100%; height:auto; display:block; }
-svg text { font:10px system-ui,sans-serif; fill:var(--soft); }
-svg .grid { stroke:var(--rule); stroke-width:1; }
-svg .line { fill:none; stroke:var(--line); stroke-width:1.4; stroke-linejoin:round; }
-svg .dot { fill:var(--line); } svg .level { stroke:var(--soft); stroke-dasharray:2 3; }
-svg .bad { stroke:var(--bad); stroke-width:2; } svg .badword { fill:var(--bad); }
-svg .mark { stroke:var(--soft); stroke-dasharray:4 3; } svg .mark.critical { stroke:var(--bad); }
-svg .mark.warning { stroke:var(--warn); } svg .markno { font-weight:600; fill:var(--ink); }
 .no { display:inline-block; min-width:1.35em; text-align:center; border:1px solid currentColor; border-radius:50%;
   font-size:.75rem; line-height:1.3em; font-weight:600; }
-details > summary { cursor:pointer; color:var(--link); margin:.5rem 0; }
 footer { margin-top:3rem; color:var(--soft); font-size:.8rem; }
 @media print { body { max-width:none; padding:0; font-size:11px; } h2 { break-after:avoid; }
   figure, li { break-inside:avoid; } }
 """
+)
 
 
 # A chart as SVG by hand: a line, the level in health, numbered onsets, and a red tick for each NaN.
@@ -189,18 +157,14 @@ def _marks(moments: Sequence[Moment], frame: Frame) -> Markup:
 
 # Plain rows as an HTML table.
 
-WORD = 16
-"""Letters of a word that is not broken."""
-LEVELS = ("critical", "warning")
-
 
 def table(rows: Rows) -> Markup:
     """Nothing where there are no rows; long ones behind a fold."""
     if not rows.rows:
         return Markup()
     numeric = [header.startswith(">") for header in rows.headers]
-    head = el("tr", *(_cell("th", h.removeprefix(">"), n) for h, n in zip(rows.headers, numeric, strict=True)))
-    body = [el("tr", *(_cell("td", c, n) for c, n in zip(row, numeric, strict=True))) for row in rows.rows]
+    head = el("tr", *(table_cell("th", h.removeprefix(">"), n) for h, n in zip(rows.headers, numeric, strict=True)))
+    body = [el("tr", *(table_cell("td", c, n) for c, n in zip(row, numeric, strict=True))) for row in rows.rows]
     whole = el("div", el("table", el("thead", head), el("tbody", *body)), cls="scroll")
     note = el("p", rows.note, cls="soft") if rows.note else Markup()
     more = el("p", f"{rows.left_out} more not shown.", cls="soft") if rows.left_out else Markup()
@@ -209,76 +173,9 @@ def table(rows: Rows) -> Markup:
     return joined(note, el("details", el("summary", f"{len(rows.rows)} rows"), whole, more))
 
 
-def _cell(tag: str, text: str, numeric: bool) -> Markup:
-    level = text if tag == "td" and text in LEVELS else ""
-    word = "w" if len(text) <= WORD and " " not in text else ""
-    return el(tag, text, cls="n" if numeric else f"{level} {word}".strip())
-
-
-# Why and what to do, as HTML.
-
-FEW_ACTIONS = 4
-"""Actions shown at once; the rest is behind a fold."""
-SEES = {
-    "measured": "measured by us on toy-sized paired runs",
-    "published": "in a paper",
-    "reported": "in issues and logs",
-    "folklore": "people do it; no evidence",
-}
-
-
-def _verdict(diagnosis: Diagnosis) -> Markup:
-    """The likeliest cause, how sure and why; or that none can be named."""
-    if not diagnosis.causes:
-        return el("p", "Nothing was found that needs an explanation.")
-    first = diagnosis.causes[0]
-    if not diagnosis.enough:
-        return el("div", el("p", sentence(diagnosis.why_not)), cls="cause weak")
-    return el(
-        "div",
-        el("div", f"{first.title} ", el("span", first.sure.value, cls="badge"), cls="name"),
-        el("p", sentence(first.summary)),
-        el("p", f"How sure: {first.sure.value}, because {first.why}.", cls="soft"),
-        cls=f"cause {first.sure.value}",
-    )
-
-
-def _actions(diagnosis: Diagnosis) -> Markup:
-    """The likeliest cause's actions in order; of a guess behind a fold."""
-    if not diagnosis.causes or not diagnosis.causes[0].actions:
-        return Markup()
-    first = diagnosis.causes[0]
-    withheld = el("p", sentence(first.withheld), cls="warning") if first.withheld else Markup()
-    rest = [*map(_action, first.actions[FEW_ACTIONS:])]
-    more = (
-        el("details", el("summary", f"{len(rest)} more"), el("ol", *rest, cls="do", start=FEW_ACTIONS + 1))
-        if rest
-        else Markup()
-    )
-    order = joined(withheld, el("ol", *map(_action, first.actions[:FEW_ACTIONS]), cls="do"), more)
-    if diagnosis.enough:
-        return order
-    fold = el("summary", "No cause is sure enough to act on. What people do about the first sign:")
-    return el("details", fold, order)
-
-
 def _other_causes(diagnosis: Diagnosis) -> Markup:
     """All but the first."""
     return joined(*map(_other, diagnosis.causes[1:]))
-
-
-def _action(action: Action) -> Markup:
-    lines = [
-        el("span", el("span", trainer, cls="who"), code_in(text), cls="opt") for trainer, text in action.options.items()
-    ]
-    return el(
-        "li",
-        el("b", action.name),
-        el("span", action.strength.value, cls=f"badge {action.strength.value}", title=SEES[action.strength.value]),
-        el("div", action.what),
-        *lines,
-        el("div", f"{action.evidence} Source: {action.source}.", cls="soft"),
-    )
 
 
 def _other(cause: Cause) -> Markup:
@@ -322,10 +219,10 @@ def _head(facts: Facts, title: str) -> Markup:
 
 def _sections(facts: Facts) -> list[Markup]:
     return [
-        _section("What happened", _verdict(facts.diagnosis)),
-        _section("What to do", _actions(facts.diagnosis)),
+        _section("What happened", cause_block(facts.diagnosis)),
+        _section("What to do", actions_block(facts.diagnosis)),
         _section("Timeline", _timeline(facts.timeline)),
-        _section("Charts", _charts(facts.charts, facts.timeline)),
+        _section("Charts", figures(facts.charts, facts.timeline)),
         _section("Other causes considered", _other_causes(facts.diagnosis)),
         *(_section(name, table(rows(facts))) for name, rows in TABLES.items()),
         _section("Not measured", _list(facts.missing)),
@@ -354,7 +251,8 @@ def _timeline(moments: Sequence[Moment]) -> Markup:
     return el("div", el("table", el("thead", names), el("tbody", *rows)), cls="scroll")
 
 
-def _charts(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
+def figures(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
+    """The charts over one range of steps, with the numbered ones of ``moments``; nothing where there is no value."""
     everywhere = [at for c in charts for at in (*c.curve.steps[:1], *c.curve.steps[-1:], *(s for s, _ in c.curve.bad))]
     if not everywhere:
         return Markup()

@@ -160,13 +160,15 @@ class OwnLog:
             elif not over or key in self._logged:
                 self._held.pop(key, None)
                 self._logged.add(key)
-                logger.log(logging.INFO if over else logging.WARNING, "%s", _line_of(transition.alert))
+                better = over or transition.event is AlertEvent.EASED
+                logger.log(logging.INFO if better else logging.WARNING, "%s", _line_of(transition))
         return new
 
     def _follow(self, transition: Transition) -> None:
         alert = transition.alert
         if alert.state is AlertState.FIRING:
-            self._firing[alert.alert_id] = alert
+            known = self._firing.get(alert.alert_id, alert)  # one that eased goes on to hold others back
+            self._firing[alert.alert_id] = known if known.severity.rank > alert.severity.rank else alert
         else:
             self._firing.pop(alert.alert_id, None)
             self._held.pop(alert.alert_id, None)
@@ -198,8 +200,11 @@ class OwnLog:
         return rule is not None and bool(rule.channels or rule.escalate_to)
 
 
-def _line_of(alert: Alert) -> str:
-    return f"{alert.state.value} {alert.severity.value} {alert.kind} at step {alert.step}: {alert.message}"
+def _line_of(transition: Transition) -> str:
+    alert, eased = transition.alert, transition.event is AlertEvent.EASED
+    word = AlertEvent.EASED.value if eased else alert.state.value
+    said = alert.reason if (eased or alert.state is AlertState.RESOLVED) and alert.reason else alert.message
+    return f"{word} {alert.severity.value} {alert.kind} at step {alert.step}: {said}"
 
 
 # Actions: alerts in, commands out, all of it on record.

@@ -13,14 +13,20 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from typing import cast
 from urllib.parse import unquote
 
 from rlwatch.clock import Clock
-from rlwatch.errors import StoreError, StoreURLError
+from rlwatch.errors import RLWatchError, StoreError, StoreURLError
+from rlwatch.plugins import usable
 from rlwatch.ports import Store
+from rlwatch.seam import asked
 from rlwatch.trust import FILE_NAME, why_not_obeyed
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?(.*)", re.DOTALL)
+DOOR = "rlwatch.stores"
+OWN = ("sqlite", "memory")
+"""Schemes that no plugin can have."""
 _FORMS = "a directory, sqlite:///absolute/path or memory://name"
 
 
@@ -60,7 +66,7 @@ def open_store(
     Parameters
     ----------
     url
-        A directory, ``sqlite:///absolute/path`` or ``memory://name``.
+        A directory, ``sqlite:///absolute/path``, ``memory://name``, or what a plugin of that scheme takes.
     control_timeout_s
         Seconds that commands, alerts and outbox wait for another process before ``StoreBusyError``; a trainer
         passes 0 and asks again later.
@@ -79,7 +85,18 @@ def open_store(
         from rlwatch.store.memory import MemoryStore
 
         return MemoryStore(rest, clock=clock)
+    others = usable(DOOR, OWN) if slashes else {}
+    if scheme in others:
+        made = others[scheme]
+        return asked(lambda: cast("Store", made(text, control_timeout_s=control_timeout_s, clock=clock)), _refused)
     return _open_directory(_directory(scheme, slashes, rest), control_timeout_s, clock)
+
+
+def _refused(error: Exception) -> Store:
+    """Raises ``StoreError`` for whatever a plugin raised; never with the URL, which may hold a password."""
+    if isinstance(error, RLWatchError):
+        raise error
+    raise StoreError(f"the plugin's store could not be opened ({type(error).__name__})") from None
 
 
 def _directory(scheme: str, slashes: str | None, rest: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from rlwatch.records import (
     RunInfo,
     Severity,
     SpikeBatch,
+    Stage,
     StepRecord,
 )
 from rlwatch.testing.store_run_contract import StoreHooks, alert, fill, message, new_run, steps
@@ -153,6 +155,17 @@ class ReadingContract(StoreHooks):
                 "int64",
             ]
 
+    def test_the_moments_of_records_come_without_their_metrics(self, store: Store) -> None:
+        """One a record in order of arrival; a moment that is no number stays one, and no record is no moment."""
+        fill(store, [StepRecord(1, {"a": 1.0}, ts=10.5), StepRecord(2, {}, ts=math.nan)])
+        fill(store, [StepRecord(2, {"b": 2.0}, ts=30.0, attempt=2)])
+
+        moments = self.reopen(store).moments("run")
+
+        np.testing.assert_array_equal(moments.values, [10.5, math.nan, 30.0])
+        assert (moments.steps.tolist(), moments.attempts.tolist()) == ([1, 2, 2], [1, 1, 2])
+        assert moments.seqs.tolist() == [1, 2, 3]
+
     def test_steps_are_those_of_each_attempt_once_and_ascending(self, store: Store) -> None:
         """Also where several records share a step, a later attempt goes back, or an attempt recorded nothing."""
         fill(store, [StepRecord(10, {"kl": 1.0}), StepRecord(5, {"kl": 1.0}), StepRecord(10, {"entropy": 1.0})])
@@ -188,6 +201,19 @@ class ReadingContract(StoreHooks):
 
         assert self.reopen(store).findings("run") == [first, later, again]
         assert writer.last_seq == 0
+
+    def test_recoveries_are_kept_apart_from_findings(self, store: Store) -> None:
+        """That one eased or is over tells of no new failure."""
+        began = Finding("d", "reward_drop", Severity.CRITICAL, 7, 6, "it fell", seq=4)
+        worse = replace(began, step=8, seq=5, stage=Stage.WORSENED)
+        eased = replace(began, step=9, severity=Severity.WARNING, evidence={"level": 0.7}, seq=6, stage=Stage.EASED)
+        over = replace(began, step=12, severity=Severity.INFO, seq=9, stage=Stage.RESOLVED)
+        writer = store.open_run(RunInfo("run"))
+        writer.write([began, eased, worse, over])
+        writer.close()
+
+        again = self.reopen(store)
+        assert (again.findings("run"), again.recoveries("run")) == ([began, worse], [eased, over])
 
     def test_spike_batches_come_back_by_step(self, store: Store) -> None:
         """Columns with their types; ``last`` means the newest written."""

@@ -97,16 +97,49 @@ def test_the_next_episode_has_another_id():
     assert second == hashlib.sha256(b"run-1|r|entropy_collapse|3").hexdigest()[:16]
 
 
-def test_getting_worse_within_an_episode_is_published_once_and_getting_better_is_not():
-    """Warning, critical, warning, critical: one firing, one escalation."""
+def test_getting_worse_within_an_episode_is_published_once():
+    """Warning, critical, warning for less than the rule asks, critical: one firing, one escalation."""
     severities = [WARNING, WARNING, CRITICAL, WARNING, CRITICAL, CRITICAL]
 
-    transitions = told(engine(), [(s, [finding(severity=v, step=s)]) for s, v in enumerate(severities)])
+    transitions = told(
+        engine(keep_firing_for=2), [(s, [finding(severity=v, step=s)]) for s, v in enumerate(severities)]
+    )
 
     assert steps_and_reasons(transitions) == [(0, "fired_at_once"), (2, "escalated")]
     assert [t.alert.severity for t in transitions] == [WARNING, CRITICAL]
     assert transitions[0].alert.alert_id == transitions[1].alert.alert_id
     assert "was warning" in transitions[1].alert.reason
+
+
+@pytest.mark.parametrize("gap", [1, 5, 10])
+def test_getting_better_is_published_once_it_has_lasted(gap: int):
+    """As long as a rule asks before an alert is over; what gets worse again is published again."""
+    severities = [CRITICAL, WARNING, CRITICAL, *[WARNING] * 30, CRITICAL]
+    steps = [100 + gap * place for place in range(len(severities))]
+    eased = next(s for s in steps if s - steps[3] >= 20)
+
+    transitions = told(
+        engine(keep_firing_for=20), [(s, [finding(severity=v, step=s)]) for s, v in zip(steps, severities, strict=True)]
+    )
+
+    assert steps_and_reasons(transitions) == [(100, "fired_at_once"), (eased, "eased"), (steps[-1], "escalated")]
+    assert [t.alert.severity for t in transitions] == [CRITICAL, WARNING, CRITICAL]
+    assert transitions[1].alert.reason == f"no longer critical since step {steps[3]}"
+    assert len({t.alert.alert_id for t in transitions}) == 1
+
+
+def test_getting_better_and_being_over_are_told_with_their_numbers():
+    """Where whoever judges the rows has some; the end says when and after how many steps."""
+    judge, severities = engine(), [CRITICAL, WARNING]
+    numbers = {"entropy_collapse": "policy/entropy back at 0.71, 0.74 before"}
+    for step, severity in enumerate(severities):
+        said = judge.step(step, step, [finding(severity=severity, step=step, onset=0)], back=numbers.get)
+    assert said[0].alert.reason == "no longer critical since step 1: policy/entropy back at 0.71, 0.74 before"
+
+    over = judge.step(9, 42, [], back=numbers.get)[0].alert
+
+    assert over.reason == "recovered at step 42 after 42 steps: policy/entropy back at 0.71, 0.74 before"
+    assert over.severity is CRITICAL  # as bad as it was told
 
 
 def test_a_resolved_alert_keeps_the_worst_severity_it_was_published_at():

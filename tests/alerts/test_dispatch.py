@@ -50,6 +50,65 @@ def test_firing_worse_and_over_are_published_once_each_on_every_channel():
     assert office.later(10_000) == []
 
 
+def eased(of: Alert) -> Alert:
+    return replace(of, severity=WARNING, step=of.step + 2, reason="no longer critical since step 8: back at 0.7")
+
+
+def test_getting_better_is_published_once_and_what_gets_worse_again_too():
+    """To whoever was told that it was worse; the end is told as bad as it was."""
+    office = Office()
+    critical = worse(alert())
+    published = [
+        office.publish(critical),
+        office.publish(eased(critical)),
+        office.publish(eased(critical)),
+        office.publish(critical),
+        office.publish(eased(critical)),
+        office.publish(over(critical)),
+    ]
+
+    assert published == [
+        ["hook firing critical kl_drift"],
+        ["hook eased warning kl_drift"],
+        [],
+        ["hook escalated critical kl_drift"],
+        ["hook eased warning kl_drift"],
+        ["hook resolved critical kl_drift"],
+    ]
+    texts = [message.payload["text"] for message in office.store.outbox("run")]
+    assert texts[1].endswith("no longer critical since step 8: back at 0.7")
+
+
+def test_an_eased_alert_is_repeated_as_what_it_is_now():
+    """Not as bad as it once was."""
+    office = Office(PATIENT)
+    office.publish(worse(alert()))
+    office.publish(eased(worse(alert())))
+    office.deliver()
+
+    assert office.later(61) == ["hook repeated warning kl_drift"]
+
+
+def test_whoever_took_an_alert_on_is_told_that_it_eased():
+    """As that it is over: it is no reminder."""
+    office = Office()
+    critical = worse(alert())
+    office.publish(critical)
+    office.store.acknowledge(Acknowledgement(critical.alert_id, "run", "ann", severity=CRITICAL))
+
+    assert office.publish(eased(critical)) == ["hook eased warning kl_drift"]
+    assert office.publish(critical) == []
+
+
+def test_a_cause_that_eased_goes_on_to_keep_its_symptoms_back():
+    """They are no news because it got better."""
+    office = Office(inhibitions=(Inhibition(("cause",), ("symptom",)),))
+    office.publish(alert("cause", severity=CRITICAL), alert("symptom"))
+
+    assert office.publish(alert("cause", severity=WARNING)) == ["hook eased warning cause"]
+    assert office.kept() == ["symptom: inhibited by cause since step 5"]
+
+
 @pytest.mark.parametrize("state", [PENDING, RESOLVED])
 def test_what_never_fired_is_never_published(state):
     """Pending, and the end of a pending one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from dispatch_examples import CRITICAL, FIRING, NOON, RESOLVED, WARNING, Office, alert
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ POLICY = {"inhibitions": (Inhibition(("cause",), ("symptom",), min_severity=WARN
 moves = st.one_of(
     st.tuples(st.just("fire"), st.sampled_from(KINDS)),
     st.tuples(st.just("worsen"), st.sampled_from(KINDS)),
+    st.tuples(st.just("ease"), st.sampled_from(KINDS)),
     st.tuples(st.just("resolve"), st.sampled_from(KINDS)),
     st.tuples(st.just("acknowledge"), st.sampled_from(KINDS)),
     st.tuples(st.just("silence"), st.sampled_from(KINDS)),
@@ -56,6 +58,9 @@ class World:
 
     def worsen(self, kind: str) -> Alert | None:
         return self._change(kind, severity=CRITICAL)
+
+    def ease(self, kind: str) -> Alert | None:
+        return self._change(kind, severity=WARNING)
 
     def resolve(self, kind: str) -> Alert | None:
         return self._change(kind, state=RESOLVED, resolved_step=9)
@@ -103,13 +108,14 @@ def stories(world: World) -> dict[tuple[str, str], list[tuple[str, Severity]]]:
 @settings(max_examples=150, deadline=None)
 @given(histories, groupings)
 def test_no_channel_is_notified_of_a_thing_twice_and_the_end_comes_last(history, grouping):
-    """One beginning, worse only if worse, one end after which nothing is said."""
+    """One beginning, worse only if worse, eased only if better, one end after which nothing is said."""
     for story in stories(lived(history, grouping)).values():
         events = [event for event, _ in story]
-        ranks = [severity.rank for event, severity in story if event in ("firing", "escalated")]
+        ranks = [(event, severity.rank) for event, severity in story if event in ("firing", "escalated", "eased")]
 
         assert events[0] in ("firing", "unacknowledged")
-        assert ranks == sorted(set(ranks))
+        assert all((after > before) is (event != "eased") for (_, before), (event, after) in pairwise(ranks))
+        assert all(before != after for (_, before), (_, after) in pairwise(ranks))
         assert [events.count(once) <= 1 for once in ("firing", "resolved", "unacknowledged")] == [True] * 3
         assert "resolved" not in events[:-1]
 

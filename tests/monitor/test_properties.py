@@ -1,7 +1,9 @@
 """Live is replay, whatever the cut; resumed is uninterrupted; a prefix says a prefix."""
 
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scripted import Threshold, told
@@ -14,6 +16,8 @@ from rlwatch.monitor.judge import MonitorSink
 from rlwatch.records import Event, RunInfo, StepRecord
 from rlwatch.store.memory import forget
 from rlwatch.store.url import open_store
+from rlwatch.testing.detector_contract import broken_run, whole_run
+from rlwatch.testing.small_batches import FAILURES, small_run
 
 VALUES = st.sampled_from([0.0, 0.5, 2.0, 20.0, float("nan"), float("inf")])
 METRICS = st.dictionaries(
@@ -47,6 +51,47 @@ def watch(items, detectors=lambda: [Threshold()], **kwargs):
 
 def total(outcomes):
     return sum(outcomes, Outcome())
+
+
+def whole(run):
+    """A run of every kind of failure, as records: with an event, and an attempt that goes back."""
+    half = len(run) // 2
+    records = [StepRecord(row.step, row.metrics, ts=float(row.seq), attempt=1) for row in run[: half + 20]]
+    records += [StepRecord(row.step, row.metrics, ts=float(row.seq), attempt=2) for row in run[half:]]
+    items = [*records[:half], Event("reference_reset", run[half].step, attempt=1), *records[half:]]
+    return [replace(item, seq=seq) for seq, item in enumerate(items, 1)]
+
+
+@pytest.mark.parametrize("name", ["broken", "sound", "loses its reward", "coarse"])
+def test_a_log_taken_whole_says_what_its_rows_say_one_by_one(name):
+    """Findings, alerts and forecasts, to the last bit."""
+    run = {
+        "broken": lambda: broken_run(length=300, at=150),
+        "sound": lambda: whole_run(2, 300),
+        "loses its reward": lambda: small_run(5, failure=FAILURES[0], every=1).rows,
+        "coarse": lambda: whole_run(4, 600, 5),
+    }[name]()
+    items = whole(run)
+
+    def past(attempt, before):
+        return (item for item in items if item.attempt < attempt and item.step < before)
+
+    one_by_one, at_once = (Monitor(run_id="run", history=past) for _ in range(2))
+    said = total([*map(one_by_one.observe, items), one_by_one.close()])
+
+    assert repr(said) == repr(total([*at_once.observing_all(items), at_once.close()]))
+    assert sum(forecast.p50 is not None for forecast in said.forecasts) > 20
+
+
+@settings(max_examples=40, deadline=None)
+@given(streams())
+def test_any_stream_taken_whole_says_what_its_items_say_one_by_one(items):
+    """Late records, values that are no numbers, events."""
+    one_by_one, at_once = (Monitor(run_id="run") for _ in range(2))
+    said = total([*map(one_by_one.observe, items), one_by_one.close()])
+
+    assert repr(said) == repr(total([*at_once.observing_all(items), at_once.close()]))
+    assert one_by_one.late == at_once.late
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,7 +155,10 @@ def live(items, cuts):
             writer.write(items[begin:end])
             sink.write(items[begin:end])
     sink.close()
-    found = repr(store.findings("run")), repr(sorted(store.alerts("run"), key=lambda alert: alert.alert_id))
+    found = (
+        repr((store.findings("run"), store.recoveries("run"))),
+        repr(sorted(store.alerts("run"), key=lambda alert: alert.alert_id)),
+    )
     writer.close()
     forget("chunks")
     return found
@@ -127,4 +175,5 @@ def test_live_is_replay_whatever_the_chunking(items, data):
     stored, alerts = live(items, cuts)
 
     assert (stored, alerts) == live(items, [])
-    assert stored == repr(sorted(replayed.findings, key=lambda finding: finding.seq))
+    told_of = (replayed.findings, replayed.recoveries)
+    assert stored == repr(tuple(sorted(part, key=lambda finding: finding.seq) for part in told_of))

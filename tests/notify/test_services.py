@@ -150,11 +150,11 @@ def test_a_pager_is_notified_of_one_incident_and_of_its_end():
     told = []
     with WebhookReceiver(202, any_path=True) as receiver:
         notifier = rerouted("pagerduty", receiver.url)
-        for event, firing in (("firing", 1), ("escalated", 2), ("resolved", 1), ("resolved", 0)):
+        for event, firing in (("firing", 1), ("escalated", 2), ("eased", 2), ("resolved", 1), ("resolved", 0)):
             notifier.deliver(message_with(event=event, group={"id": "alert-1", "firing": firing}))
         told = [(r.payload["event_action"], r.payload["dedup_key"]) for r in receiver.received]
 
-    assert told == [("trigger", "alert-1")] * 3 + [("resolve", "alert-1")]
+    assert told == [("trigger", "alert-1")] * 4 + [("resolve", "alert-1")]
 
 
 def test_slack_is_not_made_to_call_everybody():

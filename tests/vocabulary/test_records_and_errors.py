@@ -111,7 +111,7 @@ def test_severities_are_ordered_by_rank():
 @pytest.mark.parametrize(
     ("states", "texts"),
     [
-        (RunState, ["running", "finished", "crashed"]),
+        (RunState, ["running", "finished", "crashed", "unfinished"]),
         (
             CommandStatus,
             ["queued", "claimed", "cancelling", "done", "rejected", "failed", "expired", "cancelled"],

@@ -26,6 +26,7 @@ from rlwatch.records import (
     RunInfo,
     Severity,
     SpikeBatch,
+    Stage,
     StepRecord,
 )
 from rlwatch.store.sqlite import runrow
@@ -122,7 +123,7 @@ def read_last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
 
 
 def read_findings(db: sqlite3.Connection) -> list[Finding]:
-    """Findings in order of seq, then of writing."""
+    """Findings of every stage in order of seq, then of writing."""
     rows = db.execute(
         "SELECT detector, kind, severity, step, onset_step, attempt, seq, body FROM finding ORDER BY seq, id"
     )
@@ -209,6 +210,17 @@ def read_steps(db: sqlite3.Connection) -> dict[int, list[int]]:
     return found
 
 
+def read_moments(db: sqlite3.Connection) -> Series:
+    """Unix seconds of every record, in order of seq."""
+    import numpy as np
+
+    rows = db.execute("SELECT seq, step, attempt, ts FROM record ORDER BY seq").fetchall()
+    seqs, steps, attempts, moments = zip(*rows, strict=True) if rows else ((), (), (), ())
+    whole = (np.array(column, dtype=np.int64) for column in (steps, attempts, seqs))
+    at, attempt, seq = whole
+    return Series("ts", at, np.array([_moment(ts) for ts in moments], dtype=np.float64), attempt, seq)
+
+
 def branch_bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
     """Earlier attempt -> the step below which its records are what ``attempt`` continues."""
     firsts = db.execute(
@@ -245,7 +257,8 @@ def _moment(ts: float | None) -> float:
 
 def _finding(row: tuple[Any, ...]) -> Finding:
     detector, kind, severity, step, onset_step, attempt, seq, body = row
-    rest = loads(body)
+    rest = {"stage": Stage.BEGAN, **loads(body)}  # a file from before there were stages
+    rest["stage"] = Stage(rest["stage"])
     return Finding(
         detector=detector,
         kind=kind,
@@ -397,6 +410,11 @@ class RunTables(ABC):
         with self.snapshot(run_id) as db:
             return read_series(db, names)
 
+    def moments(self, run_id: str) -> Series:
+        """Unix seconds of every record."""
+        with self.snapshot(run_id) as db:
+            return read_moments(db)
+
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
         """Metric name -> (step, value) as last recorded."""
         with self.snapshot(run_id) as db:
@@ -420,9 +438,14 @@ class RunTables(ABC):
             return read_completions(db, last)
 
     def findings(self, run_id: str) -> list[Finding]:
-        """Findings in order of ``seq``."""
+        """Findings in order of ``seq``: those that began or became worse."""
         with self.snapshot(run_id) as db:
-            return read_findings(db)
+            return [finding for finding in read_findings(db) if not finding.stage.better]
+
+    def recoveries(self, run_id: str) -> list[Finding]:
+        """In order of ``seq``: of the findings, that they eased or are over."""
+        with self.snapshot(run_id) as db:
+            return [finding for finding in read_findings(db) if finding.stage.better]
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
         """Forecasts in order of ``seq``."""

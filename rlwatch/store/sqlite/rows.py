@@ -308,7 +308,7 @@ class Batch:
         return seq
 
 
-FINDING_BODY = ("message", "evidence", "metric", "family", "score", "baseline")
+FINDING_BODY = ("message", "evidence", "metric", "family", "score", "baseline", "stage")
 """Fields of a finding kept as JSON: free text, and numbers that may be NaN."""
 _INT64 = range(-(1 << 63), 1 << 63)
 

@@ -99,7 +99,7 @@ _RUN_1 = (
     """CREATE TABLE event (
         seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER, ts REAL, kind TEXT NOT NULL,
         body TEXT NOT NULL)""",
-    # body: JSON of message, evidence, metric, family, score, baseline (numbers that may be NaN).
+    # body: JSON of message, evidence, metric, family, score, baseline (numbers that may be NaN), stage.
     """CREATE TABLE finding (
         id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
         onset_step INTEGER NOT NULL, detector TEXT NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL,
