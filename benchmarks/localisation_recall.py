@@ -85,7 +85,7 @@ def one_pass(model: Any, passes: Passes, k: int) -> OnePass:
     begin = time.process_time()
     found = attribute(model, passes, Direction.of(model))
     screens = [screen(one) for one in passes.all]
-    wanted = union_candidates(passes, found.contributions, screens, max(k, LocateOptions().culprits))
+    wanted = union_candidates(passes, found.contributions, screens, max(k, LocateOptions().candidates))
     own = verify(model, passes, wanted)
     return OnePass(found, screens, own, time.process_time() - begin)
 

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,13 @@ __all__ = ["DerivedLayers", "LayerHealth", "LayerStep", "SpikingLayer", "layer_n
 
 def layer_norms(metrics: Mapping[str, float]) -> dict[str, float]:
     """Layer -> gradient norm, of the metrics called ``grad_layer/<layer>``."""
-    cut = len(LAYER_PREFIX)
-    return {name[cut:]: value for name, value in metrics.items() if name.startswith(LAYER_PREFIX)}
+    return {layer: metrics[name] for name, layer in _layers(tuple(metrics))}
+
+
+@lru_cache(maxsize=32)
+def _layers(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Those of a row's names that are of a layer, with the layer: rows of a run nearly all name the same."""
+    return tuple((name, name[len(LAYER_PREFIX) :]) for name in names if name.startswith(LAYER_PREFIX))
 
 
 class DerivedLayers:

@@ -36,6 +36,10 @@ METHODS = (Method.FD, Method.RICHARDSON, Method.JVP)
 """The order of trying, cheapest first."""
 CURVED = 5e-3
 """A |gap| of a finite difference beyond this is curvature, not rounding: then the smaller step is tried first."""
+REAL, ALIKE = 0.02, 0.1
+"""A |gap| beyond REAL that differs by less than the part ALIKE of it between two steps is no error of either."""
+REPRODUCED, REPRODUCED_LOW = 1e-2, 0.1
+"""nats: mean difference of log-probs from those of training up to which a forward ran the same, in float32 and less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,11 @@ class Attribution:
         What was tried before, and what came of it.
     moved
         The largest difference of a log-prob that was seen on any rank, nats; None by forward-mode differentiation.
+    settled
+        Whether the contributions are right though they do not sum up to the norm: two steps agree on them, and the
+        log-probs are those of training. Then the rest of the gradient does not come from these tokens.
+    entropy
+        What of the contributions of all ranks goes through the entropies.
     """
 
     contributions: tuple[Tensor, ...]
@@ -71,6 +80,8 @@ class Attribution:
     forwards: int
     notes: tuple[str, ...] = ()
     moved: float | None = None
+    settled: bool = False
+    entropy: float = 0.0
 
 
 def attribute(
@@ -96,9 +107,9 @@ def attribute(
     best: Attribution | None = None
     for method in methods:
         candidate = trial.run(method)
-        if candidate is not None and (best is None or abs(candidate.gap) < abs(best.gap)):
+        if candidate is not None and (best is None or candidate.settled or abs(candidate.gap) < abs(best.gap)):
             best = candidate
-        if best is not None and best.complete:
+        if best is not None and (best.complete or best.settled):
             break
     if best is None:
         raise NotLocalised("the contributions of the tokens could not be computed: " + "; ".join(trial.notes))
@@ -157,8 +168,9 @@ class _Trial:
             candidate = self._one(method, way)
             if candidate is None:
                 break
-            best = candidate if best is None or abs(candidate.gap) < abs(best.gap) else best
-            if best.complete:
+            better = best is None or candidate.settled or abs(candidate.gap) < abs(best.gap)
+            best = candidate if better or best is None else best
+            if best.complete or best.settled:
                 break
         return best
 
@@ -177,33 +189,37 @@ class _Trial:
 
     def _one(self, method: Method, way: Callable[[], Derived]) -> Attribution | None:
         derived, why = tried(way)
-        gap, aux, moved, low, failed = self._agree(derived)
+        gap, aux, entropy, moved, apart, low, failed = self._agree(derived)
         self._forwards += 2 if derived is None else derived.forwards
         if derived is None or failed or not math.isfinite(gap):
             why = why or ("it failed on another rank" if failed else "the numbers are not finite")
             self.notes.append(f"{method.value}: {why}")
             return None
-        self._gap = gap if method is Method.FD else self._gap
+        before, self._gap = self._gap, gap if method is Method.FD else self._gap
         self.notes.append(f"{method.value}: gap {gap:.1e}")
         complete = abs(gap) <= (TOLERANCE_LOW if low else TOLERANCE)
         seen = None if derived.moved is None else moved
-        return Attribution(derived.tokens, aux, gap, method, complete, derived.forwards, moved=seen)
+        same = apart <= (REPRODUCED_LOW if low else REPRODUCED) and not routed(self._model)
+        settled = not complete and method is Method.RICHARDSON and same and _agree(before, gap)
+        return Attribution(
+            derived.tokens, aux, gap, method, complete, derived.forwards, moved=seen, settled=settled, entropy=entropy
+        )
 
     def with_notes(self, best: Attribution) -> Attribution:
         """Complete the result with the forwards of all that was tried, and the notes on the other methods."""
         others = tuple(note for note in self.notes if not note.startswith(f"{best.method.value}:"))
         return replace(best, forwards=self._forwards, notes=others)
 
-    def _agree(self, derived: Derived | None) -> tuple[float, float, float, bool, bool]:
-        """Bring together what all ranks have: gap, aux, moved, low, failed."""
+    def _agree(self, derived: Derived | None) -> tuple[float, float, float, float, float, bool, bool]:
+        """Bring together what all ranks have: gap, aux, entropy, moved, apart, low, failed."""
         # One gather of plain numbers: every rank then takes the same branch, whatever failed on one of them.
-        here = [0.0, 0.0, 0.0, 0.0, 1.0]
+        here = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
         if derived is not None:
-            here = [derived.total, derived.aux, derived.moved or 0.0, float(derived.low), 0.0]
+            here = [derived.total, derived.aux, derived.entropy, derived.moved or 0.0, derived.apart, derived.low, 0.0]
         ranks = torch.stack(self._world.gather(torch.tensor(here, dtype=torch.float64)))
-        total, aux = ranks[:, :2].sum(0).tolist()
-        moved, low, failed = ranks[:, 2:].amax(0).tolist()
-        return total / self._direction.norm - 1, aux, moved, bool(low), bool(failed)
+        total, aux, entropy = ranks[:, :3].sum(0).tolist()
+        moved, apart, low, failed = ranks[:, 3:].amax(0).tolist()
+        return total / self._direction.norm - 1, aux, entropy, moved, apart, bool(low), bool(failed)
 
     def _fd(self) -> Derived:
         step = kappa_of(self._scale.tokens) * self._step
@@ -214,6 +230,11 @@ class _Trial:
 
     def _jvp(self) -> Derived:
         return forward_mode(self._model, self._passes, self._direction, ranks=self._world.size)
+
+
+def _agree(before: float, now: float) -> bool:
+    """Check that two gaps are one, and no error of a finite difference."""
+    return abs(now) > REAL and abs(now - before) <= ALIKE * abs(now)
 
 
 # Derivatives of what a loss takes of the policy, weighted with the coefficients of the loss: contributions.
@@ -238,6 +259,10 @@ class Derived:
         Whether training computes in less than float32.
     forwards
         What it took, in forward passes of the whole step.
+    entropy
+        Part of ``tokens`` that goes through the entropies.
+    apart
+        Mean difference of a log-prob from that of training, nats.
     """
 
     tokens: tuple[Tensor, ...]
@@ -245,6 +270,8 @@ class Derived:
     moved: float | None
     low: bool
     forwards: int
+    entropy: float = 0.0
+    apart: float = 0.0
 
     @property
     def total(self) -> float:
@@ -329,13 +356,29 @@ def finite_difference(
         ahead, behind = at(step), at(-step)
     slopes = [_difference_quotient(a, b, 2 * step) for a, b in zip(ahead, behind, strict=True)]
     moved = [float((a["logp"] - b["logp"]).abs().max()) / 2 for a, b in zip(ahead, behind, strict=True) if "logp" in a]
+    apart = [_apart(one, a, b) for one, a, b in zip(passes, ahead, behind, strict=True) if "logp" in a]
     return Derived(
         tuple(contributions(one, slope) / ranks for one, slope in zip(passes, slopes, strict=True)),
         sum(aux_contribution(one, slope) for one, slope in zip(passes, slopes, strict=True)) / ranks,
         max(moved, default=0.0),
         precision.low,
         forwards=3 if routed(model) else 2,
+        entropy=_of_entropy(passes, slopes) / ranks,
+        apart=max(apart, default=0.0),
     )
+
+
+def _apart(one: LossPass, ahead: Parts, behind: Parts) -> float:
+    """Mean difference of log-probs from those of training, as far as those ahead and behind have them in the middle."""
+    on = one.tokens.mask.bool().cpu()
+    gaps = (((ahead["logp"] + behind["logp"]) / 2 - one.tokens.logp.detach().double().cpu()).abs())[on]
+    return float(gaps.nan_to_num(0.0).mean()) if gaps.numel() else 0.0
+
+
+def _of_entropy(passes: Sequence[LossPass], slopes: Sequence[Parts]) -> float:
+    """Sum of what goes through the entropies."""
+    pairs = [(one, slope) for one, slope in zip(passes, slopes, strict=True) if "entropy" in slope]
+    return float(sum(contributions(one, {"entropy": slope["entropy"]}).sum() for one, slope in pairs))
 
 
 def richardson(
@@ -348,7 +391,13 @@ def richardson(
     coarse = finite_difference(model, passes, direction, step, ranks=ranks)
     fine = finite_difference(model, passes, direction, step / 2, ranks=ranks)
     tokens = tuple((4 * f - c) / 3 for f, c in zip(fine.tokens, coarse.tokens, strict=True))
-    return replace(coarse, tokens=tokens, aux=(4 * fine.aux - coarse.aux) / 3, forwards=coarse.forwards + fine.forwards)
+    return replace(
+        coarse,
+        tokens=tokens,
+        aux=(4 * fine.aux - coarse.aux) / 3,
+        entropy=(4 * fine.entropy - coarse.entropy) / 3,
+        forwards=coarse.forwards + fine.forwards,
+    )
 
 
 def _forward_parts(one: LossPass, choice: AbstractContextManager[object]) -> Parts:
@@ -389,6 +438,7 @@ def forward_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direct
         None,
         precision.low,
         forwards=2,
+        entropy=_of_entropy(passes, slopes) * scale,
     )
 
 

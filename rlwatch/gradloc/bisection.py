@@ -1,9 +1,10 @@
 """The published search for culprits: micro-batches, then ranks by halves, then tokens by halves, depth first.
 
 Source: Tencent-Hunyuan/GradLoc (2026). A probe is a forward and a backward of one micro-batch with the coefficients of
-a set of tokens, so any loss is searched as it is. A set whose gradient norm is above its threshold
-(:func:`noise_threshold`) is halved, until single tokens are left. For one culprit that is at most
-M + 2 ceil(log2 W) + 2 ceil(log2 L) probes. It differs from the released code in what that does wrong:
+a set of tokens, so any loss is searched as it is; only the sequences they are in run, where these can run alone. A set
+whose gradient norm is above its threshold (:func:`noise_threshold`) is halved, until single tokens are left. For one
+culprit that is at most M + 2 ceil(log2 W) + 2 ceil(log2 L) probes. It differs from the released code in what that does
+wrong:
 
 - every micro-batch and every rank above the threshold is followed, the largest first, not one of each;
 - a norm that is NaN or Inf is above any threshold, and what is masked out cannot spoil a probe, NaN or not;
@@ -398,7 +399,13 @@ class Probes:
             return torch.zeros((), dtype=torch.float64)
         one = self._passes[segment.microbatch if active else 0]
         weights = self._weights(one, segment) if active else {}
-        return self._gradients.squares(run_again(one), weights).sum()
+        if self._gradients.together or one.divides is not True or one.drew:
+            return self._gradients.squares(run_again(one), weights).sum()
+        rows = torch.stack([weight != 0 for weight in weights.values()]).any(0).any(1).nonzero()[:, 0].tolist()
+        if not rows:
+            return torch.zeros((), dtype=torch.float64)
+        weights = {name: weight[rows] for name, weight in weights.items()}
+        return self._gradients.squares(run_again(one, rows), weights).sum()
 
     def _weights(self, one: LossPass, segment: Segment) -> dict[str, Tensor]:
         """The coefficients of the segment's tokens: all others are zero, whatever they were."""

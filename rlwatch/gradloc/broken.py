@@ -207,6 +207,33 @@ def broken_activation(model: nn.Module, one: LossPass) -> Broken | None:
     return _earliest(seen)
 
 
+def broken_log_probs(model: nn.Module, one: LossPass) -> Broken | None:  # noqa: ARG001  (as the others)
+    """Log-probs of the response that are not finite when the forward is run again. One forward pass, no graph."""
+    with torch.no_grad():
+        logp = run_again(one).logp
+    found = broken_among([("logp", torch.where(one.tokens.mask.bool(), logp.detach(), 0.0))])
+    return found[0] if found else None
+
+
+def broken_sum(model: nn.Module, passes: Passes) -> Broken | None:
+    """The first parameter whose gradient is not finite when all passes of this rank are run again, and summed up.
+
+    One forward and one backward of each. Nothing that training holds is touched.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    total: list[Tensor | None] = [None] * len(named)
+    for one in passes.all:
+        outputs = {name: part for name, part in run_again(one).parts().items() if part.requires_grad}
+        weights = [one.coefficient(name).to(part) for name, part in outputs.items()]
+        gradients = torch.autograd.grad(list(outputs.values()), [p for _, p in named], weights, allow_unused=True)
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                before = total[i]
+                total[i] = gradient if before is None else before + gradient
+    found = broken_among((name, g) for (name, _), g in zip(named, total, strict=True) if g is not None)
+    return found[0] if found else None
+
+
 def broken_output_gradient(model: nn.Module, one: LossPass) -> Broken | None:
     """The first module, in order of the backward pass, the gradient of whose output is not finite.
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from rlwatch.gradloc.distributed import World, gather_plain
+from rlwatch.gradloc.history import Usual
+from rlwatch.gradloc.loss_form import COLUMNS, LossForm, columns_of, forms_of
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.gradloc.report import Cause, Culprit, OwnGradient, TokenAt, Trace
 from rlwatch.stats import mad, median
@@ -25,6 +27,8 @@ SEQUENCE_LOG_RATIO = 0.2
 REFERENCE_GAP = 3.0
 """nats: the gradient of k3 weighs such a token with exp(ref - logp) - 1, 19 or more: at a KL coefficient of 0.05 as
 much as an advantage of 1."""
+LEAST_EXCESS = math.log(2.5)
+"""nats: a factor that makes less of a coefficient carries no excess."""
 OUTLIER_Z = 6.0
 """Robust standard deviations: one normal value in 5e8 is as far."""
 FLAT = 0.25
@@ -70,6 +74,10 @@ class StepLevels:
         Share of each layer in the squared norm: now, and its running mean over earlier steps (empty: not known).
     top_share
         Largest |contribution| of a token / norm; None if not known.
+    scales
+        Usual sizes of the scales of the loss in this run (:mod:`rlwatch.gradloc.history`); empty: not known.
+    policy_weight, kl_weight
+        Usual weights of the policy and the KL term in the loss; None: not known.
     """
 
     advantages: Level | None = None
@@ -77,6 +85,22 @@ class StepLevels:
     layers: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
     top_share: float | None = None
+    scales: Mapping[str, Usual] = field(default_factory=dict)
+    policy_weight: Usual | None = None
+    kl_weight: Usual | None = None
+
+    @property
+    def advantage(self) -> tuple[float, str] | None:
+        """Usual size of an advantage, and whose it is."""
+        if "advantage" in self.scales and self.scales["advantage"].middle > 0:
+            return self.scales["advantage"].middle, "run"
+        return None if self.advantages is None or not self.advantages.middle else (self.advantages.middle, "step")
+
+    @property
+    def coefficient(self) -> float | None:
+        """Usual size of a coefficient in this run."""
+        usual = self.scales.get("coefficient")
+        return usual.middle if usual is not None and usual.middle > 0 else None
 
     @classmethod
     def of(
@@ -95,22 +119,193 @@ class StepLevels:
 
 @dataclass(frozen=True, slots=True)
 class ResponseLevels:
-    """The response a culprit is in: mean log-ratio per token (nats), the culprit itself left out; None: not known."""
+    """The response a culprit is in: median log-ratio of a token (nats), the culprit left out; None: not known.
+
+    The median, because a few culprits beside it do not make a response that has drifted.
+    """
 
     log_ratio: float | None = None
     rollout_log_ratio: float | None = None
 
 
-def cause_of(numbers: Mapping[str, float], response: ResponseLevels, step: StepLevels) -> tuple[Cause, str]:
-    """The class of a token, and why in one sentence. ``numbers`` as in :class:`rlwatch.gradloc.report.Culprit`."""
+@dataclass(frozen=True, slots=True)
+class LossShare:
+    """A token's coefficient as the loss made it: its ``form``, and the ``row`` (COLUMNS,) of the numbers it takes."""
+
+    form: LossForm
+    row: np.ndarray
+
+    def of(self, name: str) -> float:
+        """Number of that name; NaN if not known."""
+        return float(self.row[COLUMNS.index(name)])
+
+    @property
+    def parts(self) -> tuple[float, float]:
+        """Part of the policy term and of the KL term."""
+        policy, kl = self.form.parts(self.row[None])
+        return float(policy[0]), float(kl[0])
+
+    @property
+    def log_weight(self) -> float:
+        """By how much ratio and importance weight made the policy term larger, nats; -Inf where it is clipped."""
+        plain = self.form.policy * abs(self.of("advantage")) / float(self.form.shape.lengths(self.row[None])[0])
+        policy = abs(self.parts[0])
+        return math.log(policy / plain) if policy > 0 and plain > 0 else -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One factor of a coefficient: ``excess`` over what is usual (nats; below 0 it made the coefficient smaller)."""
+
+    excess: float
+    cause: Cause
+    why: str
+
+
+def cause_of(
+    numbers: Mapping[str, float],
+    response: ResponseLevels,
+    step: StepLevels,
+    *,
+    share: LossShare | None = None,
+    pull: float | None = None,
+) -> tuple[Cause, str]:
+    """The factor that carries a token's excess, and why in one sentence.
+
+    ``numbers`` as in :class:`rlwatch.gradloc.report.Culprit`; ``share`` is what the loss made of it, where its form is
+    known; ``pull``: how many times as long the gradient of its log-prob is as that of others, where it was taken. A
+    factor that made the coefficient smaller is never named, nor is a KL term where the loss has none.
+    """
+    bad = [name for name, value in numbers.items() if not math.isfinite(value)]
+    if bad:
+        return Cause.NON_FINITE, f"not finite: {', '.join(bad)}"
+    factors = factors_of(numbers, response, step, share=share, pull=pull)
+    worst = max(factors, key=lambda factor: factor.excess, default=None)
+    if worst is not None and worst.excess >= LEAST_EXCESS:
+        return worst.cause, worst.why
     return (
-        _non_finite(numbers)
-        or _ratio(numbers, response)
-        or _reference(numbers)
-        or _reward(numbers, step)
+        _reward(numbers, step)
         or _layer(step)
         or (Cause.UNEXPLAINED, "ratios, advantage, reward and layers are all within their usual range")
     )
+
+
+def factors_of(
+    numbers: Mapping[str, float],
+    response: ResponseLevels,
+    step: StepLevels,
+    *,
+    share: LossShare | None = None,
+    pull: float | None = None,
+) -> list[Factor]:
+    """Factors of a token's coefficient against what is usual."""
+    found = [] if pull is None or not pull > 0 else [_pull(pull)]
+    if share is not None and abs(share.parts[1]) > abs(share.parts[0]):
+        return [*found, *_kl(share, step)]
+    found += _advantage(numbers, step)
+    if share is not None:
+        return [*found, *_weights(share, numbers, response), *_normaliser(share, step)]
+    limit = math.inf
+    if step.coefficient is not None and numbers.get("coefficient"):
+        limit = math.log(abs(numbers["coefficient"]) / step.coefficient) + LEAST_EXCESS
+    found += _ratio(numbers, response)
+    return [replace(factor, excess=min(factor.excess, limit)) for factor in found]
+
+
+def _pull(pull: float) -> Factor:
+    why = f"its log-prob reacts {pull:.3g} times as strongly to the weights as that of other tokens"
+    return Factor(math.log(pull), Cause.LOGP_GRADIENT, why)
+
+
+def _advantage(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
+    advantage, usual = numbers.get("advantage"), step.advantage
+    if not advantage or usual is None:
+        return []
+    why = f"its advantage is {advantage:.3g}, where the {usual[1]}'s are about {usual[0]:.3g} in size"
+    return [Factor(math.log(abs(advantage) / usual[0]), Cause.REWARD_OUTLIER, why)] if _far(advantage, step) else []
+
+
+def _far(advantage: float, step: StepLevels) -> bool:
+    """Check that it is beyond what advantages of healthy steps are, or, where these are not known, of this step."""
+    largest = step.scales.get("largest advantage")
+    if largest is not None and largest.middle > 0:
+        return abs(advantage) > largest.upper(1.2)
+    if step.advantages is None:
+        return False
+    return step.advantages.z(abs(advantage), least=FLAT * step.advantages.middle) > OUTLIER_Z
+
+
+def _weights(share: LossShare, numbers: Mapping[str, float], response: ResponseLevels) -> list[Factor]:
+    """The ratio, and the weight that corrects for the rollout engine, as far as the loss lets them count."""
+    total, shape = share.log_weight, share.form.shape
+    ratio = share.of(shape.ratio) if shape.ratio else 0.0
+    weight = share.of(shape.weight) if shape.weight else 0.0
+    if total <= 0 or not math.isfinite(total):
+        return []
+    # A cap makes the product smaller than its factors: each keeps its part of what was left.
+    up = max(ratio, 0.0) + max(weight, 0.0)
+    if up <= 0:
+        why = f"the loss weighs it {_factor(total)} as much as others of its advantage"
+        return [Factor(total, Cause.UNEXPLAINED, why)]
+    found = []
+    if ratio > 0:
+        cause, why = _ratio_words(numbers, response, "old_logp")
+        if shape.ratio != "ratio":
+            cause, why = Cause.SEQUENCE_RATIO, f"the ratio of its response to the old policy is {_number_of(ratio)}"
+        found.append(Factor(min(ratio, total * ratio / up), cause, why))
+    if weight > 0:
+        who = "its response's importance weight" if shape.weight != "weight" else "its importance weight"
+        part = min(weight, total * weight / up)
+        found.append(Factor(part, Cause.IMPORTANCE_WEIGHT, f"{who} against the rollout engine is {_number_of(part)}"))
+    return found
+
+
+def _ratio_words(numbers: Mapping[str, float], response: ResponseLevels, other: str) -> tuple[Cause, str]:
+    """Token or whole response: whichever is further beyond its limit."""
+    name, mean = {
+        "old_logp": ("the old policy", response.log_ratio),
+        "rollout_logp": ("the rollout engine", response.rollout_log_ratio),
+    }[other]
+    apart = numbers["logp"] - numbers[other] if other in numbers and "logp" in numbers else 0.0
+    if mean is not None and abs(mean) / SEQUENCE_LOG_RATIO > max(1.0, abs(apart) / TOKEN_LOG_RATIO):
+        return Cause.SEQUENCE_RATIO, f"its response is, per token, {_times(mean)} under the policy as under {name}"
+    return Cause.TOKEN_RATIO, f"the token is {_times(apart)} under the policy as under {name}"
+
+
+def _ratio(numbers: Mapping[str, float], response: ResponseLevels) -> list[Factor]:
+    """Ratios of a token of whose loss the form is not known: those that make a coefficient larger."""
+    found = []
+    for other, mean in (("old_logp", response.log_ratio), ("rollout_logp", response.rollout_log_ratio)):
+        known = other in numbers and "logp" in numbers
+        apart = numbers["logp"] - numbers[other] if known else 0.0
+        beyond = max(apart / TOKEN_LOG_RATIO, (mean or 0.0) / SEQUENCE_LOG_RATIO)
+        if beyond > 1:
+            cause, why = _ratio_words(numbers, response, other)
+            found.append(Factor(max(apart, mean or 0.0, LEAST_EXCESS), cause, why))
+    return found
+
+
+def _normaliser(share: LossShare, step: StepLevels) -> list[Factor]:
+    usual = step.policy_weight
+    if usual is None or not usual.middle > 0 or not share.form.policy > 0:
+        return []
+    times = usual.times(share.form.policy)
+    why = f"the loss weighs every advantage {times:.3g} times as much as usual"
+    return [Factor(math.log(times), Cause.NORMALISER, why)]
+
+
+def _kl(share: LossShare, step: StepLevels) -> list[Factor]:
+    """The KL term, which makes the most of this coefficient."""
+    policy, kl = share.parts
+    times = usual.times(share.form.kl) if (usual := step.kl_weight) is not None and usual.middle > 0 else 1.0
+    beside = step.coefficient or abs(policy)
+    excess = math.log(abs(kl) / beside) if beside > 0 else math.inf
+    if math.log(times) > excess / 2:
+        return [Factor(math.log(times), Cause.KL_TERM, f"the KL term weighs {times:.3g} times as much as usual")]
+    gap = share.of("gap")
+    who = f"the token is {_times(gap)} under the reference as under the policy" if abs(gap) > 1 else "it"
+    much = "more than all else does" if not beside > 0 else f"{abs(kl) / beside:.3g} times as much as usual"
+    return [Factor(excess, Cause.KL_TERM, f"{who}, and the KL term of the loss pulls it back {much}")]
 
 
 def cause_of_step(culprits: Sequence[Culprit], step: StepLevels) -> Cause:
@@ -125,70 +320,41 @@ def cause_of_step(culprits: Sequence[Culprit], step: StepLevels) -> Cause:
     return max(weights, key=weights.__getitem__, default=Cause.UNEXPLAINED)
 
 
-def _non_finite(numbers: Mapping[str, float]) -> tuple[Cause, str] | None:
-    bad = [name for name, value in numbers.items() if not math.isfinite(value)]
-    return (Cause.NON_FINITE, f"not finite: {', '.join(bad)}") if bad else None
-
-
-def _ratio(numbers: Mapping[str, float], response: ResponseLevels) -> tuple[Cause, str] | None:
-    """Token or whole response: whichever is further beyond its limit."""
-    excesses = []
-    for other, name, mean in (
-        ("old_logp", "the old policy", response.log_ratio),
-        ("rollout_logp", "the rollout engine", response.rollout_log_ratio),
-    ):
-        if other in numbers and "logp" in numbers:
-            apart = numbers["logp"] - numbers[other]
-            text = f"{_times(apart)} under the policy as under {name}"
-            excesses.append((abs(apart) / TOKEN_LOG_RATIO, Cause.TOKEN_RATIO, f"the token is {text}"))
-        if mean is not None:
-            text = f"its response is, per token, {_times(mean)} under the policy as under {name}"
-            excesses.append((abs(mean) / SEQUENCE_LOG_RATIO, Cause.SEQUENCE_RATIO, text))
-    beyond = [item for item in excesses if item[0] > 1]
-    return max(beyond)[1:] if beyond else None
-
-
-def _reference(numbers: Mapping[str, float]) -> tuple[Cause, str] | None:
-    if "ref_logp" not in numbers or "logp" not in numbers:
-        return None
-    gap = numbers["ref_logp"] - numbers["logp"]
-    text = (
-        f"the token is {_times(gap)} under the reference as under the policy, which a KL penalty weighs by that factor"
-    )
-    return (Cause.TOKEN_RATIO, text) if gap > REFERENCE_GAP else None
-
-
 def _reward(numbers: Mapping[str, float], step: StepLevels) -> tuple[Cause, str] | None:
-    advantage, reward = numbers.get("advantage"), numbers.get("reward")
-    if advantage is not None and step.advantages is not None:
-        usual = step.advantages.middle
-        if step.advantages.z(abs(advantage), least=FLAT * usual) > OUTLIER_Z:
-            return (
-                Cause.REWARD_OUTLIER,
-                f"its advantage is {advantage:.3g}, where the step's are about {usual:.3g} in size",
-            )
+    reward = numbers.get("reward")
     if reward is not None and step.rewards is not None and abs(step.rewards.z(reward)) > OUTLIER_Z:
         return Cause.REWARD_OUTLIER, f"its reward is {reward:.3g}, where the step's are about {step.rewards.middle:.3g}"
     return None
 
 
 def _layer(step: StepLevels) -> tuple[Cause, str] | None:
-    """A layer's class, where it stands out and no token does."""
-    if step.top_share is None or not step.top_share < SMALL_TOKEN_SHARE or not step.layers:
-        return None
+    why = layer_to_blame(step)
+    return (Cause.LAYER, why) if why else None
+
+
+def layer_to_blame(step: StepLevels, *, small: float = SMALL_TOKEN_SHARE, of_tokens: bool = True) -> str:
+    """Words on the layer that stands out, where no token holds more than ``small`` (or whatever tokens do); or none."""
+    if not step.layers or (of_tokens and (step.top_share is None or not step.top_share < small)):
+        return ""
     name = max(step.layers, key=step.layers.__getitem__)
     share, usual = step.layers[name], step.usual.get(name)
     if usual is None or not (share > LARGE_LAYER_SHARE and share > LAYER_TIMES * usual):
-        return None
-    most = f"no token more than {step.top_share:.1%}"
-    return Cause.LAYER, f"{name} makes {share:.0%} of the squared norm, usually {usual:.0%}, and {most}"
+        return ""
+    most = f", and no token more than {step.top_share:.1%}" if of_tokens and step.top_share is not None else ""
+    return f"{name} makes {share:.0%} of the squared norm, usually {usual:.0%}{most}"
 
 
 def _times(log_ratio: float) -> str:
-    """``e^x`` in words: a factor, or a power of e where that is unreadable."""
-    if abs(log_ratio) > 7:
-        return f"e^{log_ratio:.3g} times as likely"
-    return f"{math.exp(log_ratio):.3g} times as likely"
+    return f"{_factor(log_ratio)} as likely"
+
+
+def _factor(logarithm: float) -> str:
+    return f"{_number_of(logarithm)} times"
+
+
+def _number_of(logarithm: float) -> str:
+    """``e^x``: a factor, or a power of e where that is unreadable."""
+    return f"e^{logarithm:.3g}" if abs(logarithm) > 7 else f"{math.exp(logarithm):.3g}"
 
 
 # The numbers of one loss pass, copied from the device once: what culprits and their responses are described with.
@@ -204,7 +370,9 @@ NUMBERS = (
 class HostPass:
     """One micro-batch of this rank: ``columns`` (B, T) of those of :data:`NUMBERS` that are known, float64.
 
-    ``mask`` (B, T) is bool; ``ids`` (B, T) int64, None where not known.
+    ``mask`` (B, T) is bool; ``ids`` (B, T) int64, None where not known; ``loss`` (COLUMNS, B, T) is what the loss
+    takes of each token and ``form`` what it makes of it, where that is known; ``groups`` and ``tasks`` say of each
+    sequence to which prompt and task it belongs, ``identity`` what else the trainer knows of it.
     """
 
     rank: int
@@ -213,6 +381,17 @@ class HostPass:
     mask: np.ndarray
     columns: Mapping[str, np.ndarray]
     ids: np.ndarray | None = None
+    loss: np.ndarray | None = None
+    form: LossForm | None = None
+    groups: Sequence[str] | None = None
+    tasks: Sequence[str] | None = None
+    identity: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def share(self, at: TokenAt) -> LossShare | None:
+        """The token's coefficient as the loss made it."""
+        if self.form is None or self.loss is None:
+            return None
+        return LossShare(self.form, self.loss[:, at.row, at.position])
 
     def token_id(self, at: TokenAt) -> int | None:
         """Id of the token there."""
@@ -223,7 +402,7 @@ class HostPass:
         return {name: float(column[at.row, at.position]) for name, column in self.columns.items()}
 
     def response(self, at: TokenAt) -> ResponseLevels:
-        """Mean log-ratios of the response the token is in, the token itself left out."""
+        """Median log-ratios of the response the token is in, the token itself left out."""
         others = self.mask[at.row].copy()
         others[at.position] = False
         return ResponseLevels(self._apart(at.row, others, "old_logp"), self._apart(at.row, others, "rollout_logp"))
@@ -231,8 +410,8 @@ class HostPass:
     def _apart(self, row: int, where: np.ndarray, other: str) -> float | None:
         if other not in self.columns or not where.any():
             return None
-        mean = float((self.columns["logp"][row] - self.columns[other][row])[where].mean())
-        return mean if math.isfinite(mean) else None
+        middle = float(np.median((self.columns["logp"][row] - self.columns[other][row])[where]))
+        return middle if math.isfinite(middle) else None
 
     def per_response(self, name: str) -> list[float]:
         """``name`` of the first token of each response that has tokens; empty where not known."""
@@ -243,9 +422,15 @@ class HostPass:
         ]
 
 
-def on_host(passes: Passes, rank: int = 0) -> list[HostPass]:
-    """Copy each pass of ``rank``; waits for the device once for each."""
-    return [_copied(one, rank, k) for k, one in enumerate(passes.all)]
+def on_host(passes: Passes, rank: int = 0, *, forms: bool = False) -> list[HostPass]:
+    """Copy each pass of ``rank``; waits for the device once for each, or twice with the ``forms`` of its loss."""
+    hosts = [_copied(one, rank, k) for k, one in enumerate(passes.all)]
+    if not forms:
+        return hosts
+    losses = [columns_of(one).double().cpu().numpy() for one in passes.all]
+    tables = [loss[:, host.mask].T for loss, host in zip(losses, hosts, strict=True)]
+    found = forms_of([table[np.isfinite(table[:, 0])] for table in tables])
+    return [replace(host, loss=loss, form=form) for host, loss, form in zip(hosts, losses, found, strict=True)]
 
 
 def step_levels(
@@ -272,7 +457,9 @@ def _copied(one: LossPass, rank: int, microbatch: int) -> HostPass:
     columns = dict(zip(parts, host, strict=True))
     mask = columns.pop("mask") != 0
     whole = columns.pop("ids").astype(np.int64) if ids else None
-    return HostPass(rank, microbatch, one.first_row, mask, columns, whole)
+    return HostPass(
+        rank, microbatch, one.first_row, mask, columns, whole, groups=one.groups, tasks=one.tasks, identity=one.identity
+    )
 
 
 def _known(one: LossPass) -> dict[str, Tensor]:
@@ -305,12 +492,15 @@ class Described:
     token_id: int | None
     numbers: dict[str, float]
     response: ResponseLevels
+    share: LossShare | None = None
 
 
 def describe(hosts: Sequence[HostPass], at: TokenAt) -> Described:
     """The token at ``at``, of the rank that ``hosts`` are of."""
     host = hosts[at.microbatch]
-    return Described(at, host.first_row + at.row, host.token_id(at), host.numbers(at), host.response(at))
+    return Described(
+        at, host.first_row + at.row, host.token_id(at), host.numbers(at), host.response(at), host.share(at)
+    )
 
 
 def culprit_of(
@@ -320,9 +510,10 @@ def culprit_of(
     norm: float | None = None,
     contribution: float | None = None,
     own: OwnGradient | None = None,
+    pull: float | None = None,
 ) -> Culprit:
     """The token with its class; its share is ``contribution / norm`` where both are known."""
-    cause, why = cause_of(token.numbers, token.response, levels)
+    cause, why = cause_of(token.numbers, token.response, levels, share=token.share, pull=pull)
     share = contribution / norm if contribution is not None and norm else None
     culprit = Culprit(token.at, token.sequence, token.token_id, cause, why, numbers=token.numbers)
     return replace(culprit, contribution=contribution, share=share, own=own)

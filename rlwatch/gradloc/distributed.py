@@ -139,6 +139,35 @@ def gather_plain(world: World, value: Any) -> list[Any]:
     return [json.loads(text) for text in gather_bytes(world, json.dumps(value).encode())]
 
 
+def differing_weights(model: nn.Module, world: World) -> str:
+    """Words on the rank and the parameter whose bits differ from those of most ranks; or none. A collective.
+
+    Data-parallel ranks hold the same bits; what is sharded is not compared, and two ranks that differ accuse each
+    other.
+    """
+    if world.size == 1 or sharded_modules(model):
+        return ""
+    named = list(model.named_parameters())
+    here = torch.tensor([_checksum(p) for _, p in named], dtype=torch.int64)
+    every = torch.stack(world.gather(here))
+    usual = every.mode(0).values
+    wrong = (every != usual).nonzero().tolist()
+    if not wrong:
+        return ""
+    rank, at = wrong[0]
+    which = f"rank {rank}" if world.size > 2 else "one of the two ranks"
+    return f"the weights of {which} differ from those of the others in {named[at][0]}"
+
+
+def _checksum(parameter: Tensor) -> int:
+    """Sum of the bits, read as integers, each weighed with its place, in 63 bits; a flip of any one changes it."""
+    values = parameter.detach().contiguous().flatten()
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = values.view(kinds[values.element_size()]).to(torch.int64)
+    places = torch.arange(bits.numel(), device=bits.device) % 65521 + 1
+    return int((bits * places).sum())
+
+
 # Models that FSDP2 (``fully_shard``) keeps in shards, as far as looking at them needs care.
 
 

@@ -70,10 +70,10 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(content)
 
 
-def run_again(one: LossPass, row: int | None = None) -> Outputs:
-    """The forward of ``one`` as it was; of one sequence only where ``row`` says which."""
+def run_again(one: LossPass, rows: Sequence[int] | None = None) -> Outputs:
+    """The forward of ``one`` as it was; of some sequences only where ``rows`` says which."""
     one.random.restore()
-    return one.forward() if row is None else one.forward([row])
+    return one.forward() if rows is None else one.forward(rows)
 
 
 class Gradients(Protocol):

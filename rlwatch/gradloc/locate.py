@@ -1,12 +1,17 @@
-"""One step's gradient localised, from its loss passes to the report."""
+"""One step's gradient localised, from its loss passes to the report.
+
+Cheap evidence comes before dear: scales of the loss against the run's own history need no pass at all, contributions
+two forward passes, and only what stands out then is verified by backward passes of single responses.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +20,6 @@ from rlwatch.gradloc.bisection import follow_larger
 from rlwatch.gradloc.culprits import (
     HostPass,
     StepLevels,
-    cause_of_step,
     culprit_of,
     culprits_of_trace,
     describe,
@@ -23,24 +27,63 @@ from rlwatch.gradloc.culprits import (
     shared_culprits,
     step_levels,
 )
+from rlwatch.gradloc.cures import Pharmacy
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.distributed import Alone, World, gather_plain
+from rlwatch.gradloc.distributed import Alone, World, differing_weights, gather_plain
+from rlwatch.gradloc.explaining import Explaining, Grown, Told
+from rlwatch.gradloc.history import History, Scales
 from rlwatch.gradloc.nonfinite import shared_trace, trace
 from rlwatch.gradloc.passes import Passes
-from rlwatch.gradloc.report import Cause, Cost, Culprit, Localisation, Method, NotLocalised, TokenAt, summary_of
-from rlwatch.gradloc.verification import screen, union_candidates, verify
+from rlwatch.gradloc.report import (
+    Cause,
+    Cost,
+    Culprit,
+    Localisation,
+    Method,
+    NotLocalised,
+    Origin,
+    OwnGradient,
+    TokenAt,
+    Verdict,
+    message_of,
+    remedy_of,
+)
+from rlwatch.gradloc.verdict import BEYOND, Limits, blame, rows_of, sizes_of, standing_out
+from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify_worthwhile
+from rlwatch.stats import median
 
-STANDS_OUT = 0.1
-"""A token is named if its own gradient (or contribution) is at least this part of the worst one's."""
+CANDIDATES = 8
+"""Twice as many tokens by contribution, and by screen, are verified whatever stands out."""
+VERIFIED = 64
+"""Tokens that stand out and are verified, at most: the largest."""
+BYTES, ROW_BYTES = 262_144, 512
+"""What the culprits of a step may take where they are recorded, and what one of them takes."""
 SEARCHED, PROBES = 4, 64
 """Culprits searched for by bisection where attribution is incomplete, and what that may take."""
+ADVICE = (
+    "run the step again from the last checkpoint, with CUDA_LAUNCH_BLOCKING=1 against races and deterministic kernels; "
+    "if it goes well, look for ECC errors (nvidia-smi -q -d ECC) and change the device of that rank"
+)
+"""Advice where nothing in the step explains what was not finite."""
+PULLED = 2.0
+"""A token stands out by its own gradient, whatever its coefficient, beyond so many times the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocateOptions:
-    """``culprits``: tokens named at most; twice as many by contribution, and by screen, are verified."""
+    """``culprits``: tokens named at most; None: all that stand out, as far as a budget in bytes allows."""
 
-    culprits: int = 8
+    culprits: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Tokens named at most."""
+        return BYTES // ROW_BYTES if self.culprits is None else self.culprits
+
+    @property
+    def candidates(self) -> int:
+        """Half the number of tokens that are verified by either ranking."""
+        return CANDIDATES if self.culprits is None else self.culprits
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +106,10 @@ def locate(
     norm: float | None = None,
     threshold: float | None = None,
     usual: Mapping[str, float] | None = None,
+    scales: Scales | None = None,
+    history: History | None = None,
 ) -> Located:
-    """Find the tokens that made the gradient ``model`` holds. A collective: all ranks call it, and report the same.
+    """Find what made the gradient ``model`` holds. A collective: all ranks call it, and report the same.
 
     To be called after the backward and before the optimizer's step; the model, its gradients and the random state are
     afterwards as they were, bit for bit. What cannot be done is said in the report.
@@ -83,10 +128,13 @@ def locate(
         What it was compared with.
     usual
         Share of each layer in the squared norm in earlier steps; of several ranks that of rank 0 counts.
+    scales, history
+        Scales of the loss in this step, and those of the steps before that were no spikes, alike on all ranks; where
+        they are not given, nothing can be said of what all tokens share.
     """
     begun, world = time.perf_counter(), world or Alone()
     known = gather_plain(world, dict(usual or {}))[0]
-    step = _Step(model, passes, world, options or LocateOptions(), norm, known)
+    step = _Step(model, passes, world, options or LocateOptions(), norm, known, Grown.of(scales, history))
     try:
         located = step.localised()
     except NotLocalised as why:
@@ -105,49 +153,109 @@ class _Step:
     options: LocateOptions
     norm: float | None
     usual: Mapping[str, float]
+    grown: Grown
     notes: list[str] = field(default_factory=list)
     cost: Cost = field(default_factory=Cost)
 
     def localised(self) -> Located:
-        """Localise by attribution; by tracing where there is no direction."""
+        """Localise by what is known, then by attribution; by tracing where there is no direction."""
         if self.norm is not None and not math.isfinite(self.norm):
             return self.traced()
         direction = Direction.of(self.model, world=self.world, norm=self.norm)
         self.norm = direction.norm
         if not direction.finite:
             return self.traced()
+        hosts = on_host(self.passes, self.world.rank, forms=True)
+        limits = Limits.of(hosts, self.grown.usual, self.world)
+        grown = self.grown.with_forms(hosts, self.world)
+        pharmacy = Pharmacy(self.model, self.passes, hosts, direction, self.world)
+        explaining = Explaining(grown, limits, pharmacy, self.world)
+        told = explaining.batch_wide() if direction.norm > 0 else None
+        if told is not None:
+            return Located(self.told(told, pharmacy), hosts)
         attribution = self.attributed(direction)
         contributions = () if attribution is None else attribution.contributions
-        culprits, hosts = self.culprits(self.candidates(attribution), attribution, direction)
-        levels = StepLevels(layers=direction.layers, usual=self.usual, top_share=_top_share(culprits))
-        cause = cause_of_step(culprits, levels)
-        named = self.standing_out(culprits)
-        report = self.report(
-            method=Method.BISECTION if attribution is None else attribution.method,
-            gap=None if attribution is None else attribution.gap,
-            complete=attribution is not None and attribution.complete,
-            culprits=named,
-            layers=direction.layers,
-            cause=cause,
+        top = None if attribution is None else self.largest(contributions) / direction.norm
+        levels = step_levels(hosts, world=self.world, layers=direction.layers, usual=self.usual, top_share=top)
+        levels = grown.levels(levels)
+        found = _Found(hosts, [sizes_of(host) for host in hosts], contributions, limits)
+        found.standing = standing_out(hosts, found.sizes, contributions, direction.norm, limits)
+        count = self.total(found.standing)
+        if attribution is not None:
+            told = explaining.without_tokens(attribution, levels, count)
+        if told is None:
+            self.verify(attribution, found, count)
+            told = self.blamed(found, levels, explaining)
+        report = self.told(told, pharmacy, attribution)
+        whole = replace(report, culprits=found.culprits, count=found.count, explained=found.explained)
+        return Located(whole, hosts, contributions)
+
+    def blamed(self, found: _Found, levels: StepLevels, explaining: Explaining) -> Told:
+        """Blame what stands out, at the level that explains the most with the least."""
+        rows = rows_of(found.hosts, found.sizes, found.standing, found.shares(explaining.norm), self.world)
+        blamed = blame(rows, found.limits, ranks=self.world.size)
+        if blamed.units:
+            found.stand({(row.rank, row.microbatch, row.row) for row in blamed.rows})
+        found.count = self.total(found.standing)
+        local = [self.described(found, at, levels) for at in found.worst(self.options.most)]
+        # ``size_of`` is the token's own norm where it is known: a token that was not verified is ranked by what its
+        # coefficient lets expect.
+        every = sorted(shared_culprits(local, self.world), key=lambda one: -found.rank_of(one))
+        found.culprits = every[: self.options.most]
+        found.explained = self.explained(found)
+        told = explaining.of_culprits(blamed, found.culprits, levels, found.standing, count=found.count)
+        if told.verdict is Verdict.BATCH:  # all alike: nobody is named
+            found.culprits, found.count, found.explained = [], 0, None
+        return told
+
+    def described(self, found: _Found, at: TokenAt, levels: StepLevels) -> Culprit:
+        """One token of this rank."""
+        own = found.own.get(at)
+        contribution = _value(found.contributions, at)
+        pull = found.pull(at)
+        return culprit_of(
+            describe(found.hosts, at), levels, norm=self.norm, contribution=contribution, own=own, pull=pull
         )
-        return Located(replace(report, message=summary_of(report)), hosts, contributions)
+
+    def explained(self, found: _Found) -> float | None:
+        """Part of the excess of all that stands out which the culprits hold. A collective."""
+        named = {culprit.at for culprit in found.culprits}
+        here = [found.excess(lambda at: at in named), found.excess(lambda _: True)]
+        part, whole = self.world.sum(torch.tensor(here, dtype=torch.float64)).tolist()
+        return part / whole if whole > 0 else None
+
+    def total(self, standing: Sequence[np.ndarray]) -> int:
+        """Tokens of all ranks that stand out. A collective."""
+        return int(self.world.sum(torch.tensor(float(sum(s.sum() for s in standing)), dtype=torch.float64)))
 
     def traced(self) -> Located:
         """Trace the first number that is not finite: there is no direction to attribute along."""
         local = trace(self.model, self.passes, world=self.world)
         hosts = on_host(self.passes, self.world.rank)
-        culprits = shared_culprits(culprits_of_trace(hosts, local, self.options.culprits), self.world)
+        culprits = shared_culprits(culprits_of_trace(hosts, local, self.options.most), self.world)
         first = shared_trace(local, self.world)
         self.notes += first.notes
         self.cost = first.cost
+        chance = first.origin is Origin.CHANCE
+        because, remedy = self.by_chance() if chance else ("", "")
         report = self.report(
             method=Method.TRACE,
-            cause=Cause.NON_FINITE,
-            culprits=culprits[: self.options.culprits],
-            message=first.message,
+            cause=Cause.NOT_RECURRED if chance else Cause.NON_FINITE,
+            culprits=culprits[: self.options.most],
+            count=len(culprits),
+            verdict=Verdict.NOT_RECURRED if chance else Verdict.NON_FINITE,
+            statement=first.message,
+            because=because,
+            remedy=remedy,
             trace=first,
         )
-        return Located(report, hosts)
+        return Located(replace(report, message=message_of(report)), hosts)
+
+    def by_chance(self) -> tuple[str, str]:
+        """Cause and cure of a number that did not recur: weights that differ between ranks say which. A collective."""
+        odd = differing_weights(self.model, self.world)
+        cause = f"{odd}; a bit was flipped there" if odd else "hardware, a kernel that is not deterministic, or a race"
+        return cause, ADVICE
 
     def attributed(self, direction: Direction) -> Attribution | None:
         """Attribute ``direction``; None if no method gives finite numbers."""
@@ -163,59 +271,71 @@ class _Step:
         self.spend(forwards=attribution.forwards)
         return attribution
 
-    def candidates(self, attribution: Attribution | None) -> list[TokenAt]:
-        """Tokens worth an exact backward pass; bisection adds more where attribution is incomplete."""
+    def candidates(self, attribution: Attribution | None, found: _Found, count: int) -> list[TokenAt]:
+        """Tokens worth an exact backward pass; bisection adds more where attribution is not to be believed."""
         # The union of both rankings: a token whose gradient is nearly orthogonal to the step's contributes little, and
         # only the screen has it; twice as many of each as are named, so that ties and misses of either are made good.
-        contributions = () if attribution is None else attribution.contributions
+        contributions, most = found.contributions, self.options.candidates
         screens = [screen(one) for one in self.passes.all]
-        tokens = union_candidates(self.passes, contributions, screens, self.options.culprits, world=self.world)
-        if attribution is not None and attribution.complete:
+        tokens = union_candidates(self.passes, contributions, screens, most, world=self.world)
+        if count > 2 * most:
+            large = [torch.as_tensor(np.where(s, z, 0.0)) for s, z in zip(found.standing, found.sizes, strict=True)]
+            more = top_tokens(self.passes, large, min(count, VERIFIED), world=self.world)
+            tokens = list(dict.fromkeys([*tokens, *more]))
+        if attribution is not None and (attribution.complete or attribution.settled):
             return tokens
-        searched = follow_larger(
-            self.model, self.passes, culprits=min(SEARCHED, self.options.culprits), budget=PROBES, world=self.world
-        )
+        searched = follow_larger(self.model, self.passes, culprits=min(SEARCHED, most), budget=PROBES, world=self.world)
         self.spend(forwards=searched.probes, backwards=searched.probes)
         if searched.why_not:
             self.notes.append(f"bisection: {searched.why_not}")
+        found.searched = {hit.at for hit in searched.hits}
         return list(dict.fromkeys([*(hit.at for hit in searched.hits), *tokens]))
 
-    def culprits(
-        self, tokens: Sequence[TokenAt], attribution: Attribution | None, direction: Direction
-    ) -> tuple[list[Culprit], list[HostPass]]:
-        """Describe all candidates of all ranks, the worst first."""
-        own = verify(self.model, self.passes, tokens, world=self.world, notes=self.notes)
-        self.spend(backwards=len(own))
-        hosts = on_host(self.passes, self.world.rank)
-        contributions = () if attribution is None else attribution.contributions
-        top = None if attribution is None else self.largest(contributions) / direction.norm
-        levels = step_levels(hosts, world=self.world, layers=direction.layers, usual=self.usual, top_share=top)
-        local = [
-            culprit_of(
-                describe(hosts, at),
-                levels,
-                norm=direction.norm,
-                contribution=_value(contributions, at),
-                own=own.get(at),
-            )
-            for at in tokens
-            if at.rank == self.world.rank
+    def verify(self, attribution: Attribution | None, found: _Found, count: int) -> None:
+        """Take the own gradients of candidates; some stand out by these alone. A collective."""
+        tokens = self.candidates(attribution, found, count)
+        found.own = verify_worthwhile(
+            self.model, self.passes, tokens, found.contributions, world=self.world, notes=self.notes
+        )
+        self.spend(backwards=len(found.own))
+        pairs = [
+            own.norm / size
+            for at, own in found.own.items()
+            if at.rank == self.world.rank and (size := found.size(at)) > 0 and math.isfinite(own.norm)
         ]
-        return sorted(shared_culprits(local, self.world), key=lambda culprit: -size_of(culprit)), hosts
+        every = [pair for rank in gather_plain(self.world, pairs) for pair in rank]
+        found.unit = median(every) if every else 0.0
+        found.stand_by_own(self.world.rank)
 
     def largest(self, contributions: Sequence[Tensor]) -> float:
         """Largest contribution of all ranks, by size."""
         here = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
         return float(self.world.max(torch.tensor(here, dtype=torch.float64)))
 
-    def standing_out(self, culprits: Sequence[Culprit]) -> list[Culprit]:
-        """Culprits that are not small beside the worst."""
-        least = STANDS_OUT * (size_of(culprits[0]) if culprits else 0.0)
-        return [culprit for culprit in culprits if size_of(culprit) >= least][: self.options.culprits]
-
     def spend(self, forwards: int = 0, backwards: int = 0) -> None:
         """Count passes."""
         self.cost = Cost(self.cost.forwards + forwards, self.cost.backwards + backwards)
+
+    def told(self, told: Told, pharmacy: Pharmacy, attribution: Attribution | None = None) -> Localisation:
+        """The report with a verdict."""
+        self.spend(backwards=pharmacy.backwards)
+        self.notes += pharmacy.notes
+        method = Method.BISECTION if told.verdict is not Verdict.BATCH or told.cause is Cause.UNEXPLAINED else None
+        report = self.report(
+            method=method if attribution is None else attribution.method,
+            gap=None if attribution is None else attribution.gap,
+            complete=attribution is not None and attribution.complete,
+            layers=pharmacy.direction.layers,
+            cause=told.cause,
+            verdict=told.verdict,
+            statement=told.statement,
+            because=told.because,
+            remedy=remedy_of(told.cures),
+            cures=tuple(told.cures),
+            units=tuple(told.units),
+            grew=self.grown.all_times,
+        )
+        return replace(report, message=message_of(report))
 
     def report(self, **more: object) -> Localisation:
         """Make a report with what holds for every outcome."""
@@ -223,6 +343,84 @@ class _Step:
         tokens = int(self.world.sum(torch.tensor(float(count), dtype=torch.float64)))
         norm = math.nan if self.norm is None else self.norm
         return Localisation(norm=norm, tokens=tokens, notes=tuple(self.notes), cost=self.cost, **more)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class _Found:
+    """Tokens of this rank: their sizes, which of them stand out, and the own gradients of those of all ranks that were
+    verified, ``unit`` times as long as their sizes in the middle.
+    """
+
+    hosts: Sequence[HostPass]
+    sizes: Sequence[np.ndarray]
+    contributions: Sequence[Tensor]
+    limits: Limits
+    standing: list[np.ndarray] = field(default_factory=list)
+    own: Mapping[TokenAt, OwnGradient] = field(default_factory=dict)
+    searched: set[TokenAt] = field(default_factory=set)
+    unit: float = 0.0
+    culprits: Sequence[Culprit] = ()
+    count: int = 0
+    explained: float | None = None
+
+    def shares(self, norm: float) -> list[np.ndarray]:
+        """(B, T) of each pass: what each token makes of the norm; zeros where nothing was attributed."""
+        if not self.contributions or not norm > 0:
+            return [np.zeros(host.mask.shape) for host in self.hosts]
+        return [contribution.numpy() / norm for contribution in self.contributions]
+
+    def size(self, at: TokenAt) -> float:
+        """Size of a token of this rank by its coefficient."""
+        return float(self.sizes[at.microbatch][at.row, at.position])
+
+    def whole(self, at: TokenAt) -> float:
+        """Size by its own gradient where that is known, in the unit of sizes."""
+        own = self.own.get(at)
+        return self.size(at) if own is None or not self.unit or not math.isfinite(own.norm) else own.norm / self.unit
+
+    def pull(self, at: TokenAt) -> float | None:
+        """Factor between the gradient of its log-prob and that of others in the middle."""
+        own, size = self.own.get(at), self.size(at)
+        return own.norm / (size * self.unit) if own is not None and self.unit and size > 0 else None
+
+    def stand_by_own(self, rank: int) -> None:
+        """Tokens stand out whose own gradient is long whatever their coefficient, and those that the search found."""
+        for at, own in self.own.items():
+            long = self.unit > 0 and own.norm / self.unit > PULLED * self.limits.screen
+            if at.rank == rank and (long or at in self.searched):
+                self.standing[at.microbatch][at.row, at.position] = True
+
+    def stand(self, guilty: set[tuple[int, int, int]]) -> None:
+        """The largest token stands out of each guilty response of which none does."""
+        for k, host in enumerate(self.hosts):
+            for row in range(len(host.mask)):
+                if (host.rank, host.microbatch, row) in guilty and not self.standing[k][row].any():
+                    self.standing[k][row, int(self.sizes[k][row].argmax())] = True
+
+    def places(self) -> list[TokenAt]:
+        """Tokens that stand out."""
+        return [
+            TokenAt(host.rank, host.microbatch, *place)
+            for host, standing in zip(self.hosts, self.standing, strict=True)
+            for place in np.argwhere(standing).tolist()
+        ]
+
+    def worst(self, most: int) -> list[TokenAt]:
+        """The largest of them."""
+        return sorted(self.places(), key=lambda at: -self.whole(at))[:most]
+
+    def rank_of(self, culprit: Culprit) -> float:
+        """Size by which culprits of all ranks are put in order, in the unit of the norm."""
+        size = size_of(culprit)
+        if culprit.own is not None or not self.unit:
+            return size
+        pushed = abs(culprit.numbers.get("coefficient", 0.0)) * -math.expm1(min(culprit.numbers.get("logp", 0.0), 0.0))
+        return max(size, pushed * self.unit)
+
+    def excess(self, counts: Callable[[TokenAt], bool]) -> float:
+        """Sum over tokens that stand out, and count, of what they are beyond the largest usual one."""
+        usual = self.limits.screen / BEYOND
+        return math.fsum(max(self.whole(at) - usual, 0.0) for at in self.places() if counts(at))
 
 
 def size_of(culprit: Culprit) -> float:
@@ -236,7 +434,3 @@ def size_of(culprit: Culprit) -> float:
 
 def _value(contributions: Sequence[Tensor], at: TokenAt) -> float | None:
     return float(contributions[at.microbatch][at.row, at.position]) if contributions else None
-
-
-def _top_share(culprits: Sequence[Culprit]) -> float | None:
-    return max((abs(c.share) for c in culprits if c.share is not None), default=None)

@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlwatch.gradloc.broken import Broken, StepFacts, broken_activation, broken_output_gradient, first_index
+from rlwatch.gradloc.broken import (
+    Broken,
+    StepFacts,
+    broken_activation,
+    broken_log_probs,
+    broken_output_gradient,
+    broken_sum,
+    first_index,
+)
 from rlwatch.gradloc.distributed import Alone, World, gather_plain
 from rlwatch.gradloc.gradients import beside_training
 from rlwatch.gradloc.passes import LossPass, Passes
@@ -63,9 +71,23 @@ def _run_again(model: nn.Module, verdict: StepVerdict, world: World) -> tuple[Tr
     if _any(activation is not None or broken_here, passes, world):
         if activation:
             return verdict.of_forward(*activation), Cost(forwards)
-        return (verdict.of_forward() if broken_here else None), Cost(forwards)
+        again, more = _first_of(broken_log_probs, model, passes, world)
+        recurs = _any(again is not None or activation is not None, passes, world)
+        cost = Cost(forwards + more)
+        if not recurs:
+            return (verdict.not_recurred("logp") if broken_here else None), cost
+        return (verdict.of_forward() if broken_here and again is not None else None), cost
     gradient, more = _first_of(broken_output_gradient, model, passes, world)
-    return (verdict.of_output_gradient(*gradient) if gradient else None), Cost(forwards + more, more)
+    cost = Cost(forwards + more, more)
+    if _any(gradient is not None, passes, world):
+        return (verdict.of_output_gradient(*gradient) if gradient else None), cost
+    with beside_training(model):
+        summed = broken_sum(model, passes)
+    cost = Cost(cost.forwards + len(passes.all), cost.backwards + len(passes.all))
+    padding = verdict.of_padding()
+    if _any(summed is not None or padding is not None, passes, world):
+        return padding or (verdict.of_gradient() if summed is not None else None), cost
+    return verdict.not_recurred("gradients"), cost
 
 
 def _first_of(find: Find, model: nn.Module, passes: Passes, world: World) -> tuple[tuple[int, Broken] | None, int]:
@@ -136,6 +158,18 @@ class StepVerdict:
             "everything is finite going forward; going back, the gradient of the output of",
             "is the first not finite",
         )
+
+    def not_recurred(self, name: str) -> Trace | None:
+        """Say that ``name`` was not finite, and is when the step is run again; None where it is on this rank."""
+        if name == "logp":
+            k, worst = self.facts.inside["logp"][0]
+            what = f"the log-prob of token {worst.index[1]} of {self._sequence(k, worst.index[0])}"
+            at = TokenAt(self.rank, k, worst.index[0], worst.index[1])
+            return _trace(Kind.LOGP, worst, Origin.CHANCE, _CHANCE.format(what), at=at, token_id=self._id(at))
+        if not self.facts.gradients:
+            return None
+        worst = self.facts.gradients[-1]
+        return _of_tensor(Kind.GRADIENT, worst, Origin.CHANCE, _CHANCE.format(f"the gradient of {worst.name}"))
 
     def of_padding(self) -> Trace | None:
         """Name a slot of padding, where only such slots are not finite."""
@@ -252,6 +286,9 @@ class StepVerdict:
             return None
         ids = self.passes.all[at.microbatch].tokens.ids
         return None if ids is None else int(ids[at.row, at.position])
+
+
+_CHANCE = "{} was not finite, and did not recur: weights, inputs and all that was run again from them are finite"
 
 
 def _of_tensor(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ from rlwatch.tensors.tokens import TokenBatch
 
 COEFFICIENTS = "coefficients of the loss"
 """Name of the tap that reads them during the backward."""
+IDENTITY = {
+    "prompt_index": int, "prompt": str, "group": str, "sample": int, "rollout": str, "task": str,
+    "sampler_version": int, "reward_parts": str,
+}  # fmt: skip
+"""What may be known of a sequence, and its type; :data:`rlwatch.export.COLUMNS` says what each is."""
 Read = Callable[[Tensor], object]
 """A hook of the backward: it is given the gradient of an output."""
 
@@ -46,8 +51,15 @@ class Forward(Protocol):
     """A forward pass of the loss, to be run again: with the model, the inputs and the mode it had."""
 
     def __call__(self, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it; of some sequences of the micro-batch only, where ``rows`` says which (then ``aux`` may be None)."""
+        """Run it; of some sequences of the micro-batch only, where ``rows`` says which (then ``aux`` may be None).
+
+        Raises :class:`Undivided` where it cannot be run for some only.
+        """
         ...
+
+
+class Undivided(Exception):  # noqa: N818  (an answer, not a fault)
+    """The sequences of a micro-batch cannot be run alone as they ran together. Its text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,10 @@ class LossPass:
     random
         Generators as the forward found them.
     drew
-        Whether the forward drew random numbers (dropout): then a part of the micro-batch would draw others.
+        Whether the forward drew random numbers (dropout): then a part of the micro-batch would draw others, and must be
+        given them (:mod:`rlwatch.gradloc.draws`).
+    divides
+        Whether sequences can be run alone; None where that was not tried: then what they give is compared.
     first_row
         Sequences before it in this step, on this rank.
     rewards
@@ -100,16 +115,36 @@ class LossPass:
         :meth:`hook` during the backward. They carry all scaling of the loss: by micro-batches, tokens, a loss scale.
     differentiable
         The same forward in operations that all have a forward derivative, where ``forward`` has others (a fused head).
+    groups, tasks
+        To which prompt and task each sequence belongs, where that is known.
+    identity
+        What else the trainer knows of each sequence, see :meth:`identify`.
     """
 
     forward: Forward
     tokens: TokenBatch
     random: RandomState
     drew: bool = False
+    divides: bool | None = True
     first_row: int = 0
     rewards: Tensor | None = None
     coefficients: dict[str, Tensor] = field(default_factory=dict)
     differentiable: Forward | None = None
+    groups: Sequence[str] | None = None
+    tasks: Sequence[str] | None = None
+    identity: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def identify(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Tell which sequences these are: B values of each of :data:`IDENTITY` that is known, None for one that is not.
+
+        Columns of another name or length are left out.
+        """
+        fitting = {name: list(values) for name, values in columns.items() if len(values) == self.shape[0]}
+        self.identity = {name: values for name, values in fitting.items() if name in IDENTITY}
+        for name in ("group", "task"):
+            values = self.identity.get(name)
+            if values is not None and None not in values:
+                setattr(self, f"{name}s", [str(value) for value in values])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -188,6 +223,7 @@ class Passes:
         *,
         random: RandomState,
         drew: bool = False,
+        divides: bool | None = True,
         rewards: Tensor | None = None,
         differentiable: Forward | None = None,
     ) -> LossPass:
@@ -195,7 +231,7 @@ class Passes:
 
         Once reading coefficients was given up, nothing is kept: every step is broken.
         """
-        one = LossPass(forward, tokens, random, drew, self.rows, rewards, differentiable=differentiable)
+        one = LossPass(forward, tokens, random, drew, divides, self.rows, rewards, differentiable=differentiable)
         if self.seam.works(COEFFICIENTS):
             one.hook(outputs, self.contained)
             self.all.append(one)

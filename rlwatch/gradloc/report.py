@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rlwatch.wording import number
+
+
+class Verdict(StrEnum):
+    """Levels at which a gradient can be blamed on something, the one that explains most with least."""
+
+    TOKEN = "token"  # noqa: S105  (no password)
+    STRETCH = "stretch"
+    RESPONSE = "response"
+    GROUP = "prompt group"
+    TASK = "task"
+    RANK = "rank"
+    BATCH = "batch-wide"
+    """No culprit: everything grew alike, or nothing single stands out."""
+    LAYER = "layer"
+    OUTSIDE = "not from tokens"
+    """The most of the gradient does not come through the log-probs of the tokens."""
+    NON_FINITE = "non-finite"
+    NOT_RECURRED = "did not recur"
+    """A number was not finite, and all of them are when the step is run again."""
+    NONE = ""
+    """Not known."""
+
 
 class Cause(StrEnum):
-    """Classes of culprits, in the order in which they are tried: the three published ones, and two more."""
+    """Factors that may carry the excess of a culprit, or of the step: the three published ones, and more."""
 
     NON_FINITE = "non-finite"
     TOKEN_RATIO = "token ratio"  # noqa: S105  (no password)
     SEQUENCE_RATIO = "sequence ratio"
+    IMPORTANCE_WEIGHT = "importance weight"
     REWARD_OUTLIER = "reward outlier"
+    KL_TERM = "KL term"
+    ADVANTAGE_SCALE = "advantage scale"
+    NORMALISER = "normaliser"
+    ENTROPY_TERM = "entropy term"
+    OTHER_TERM = "another term"
+    LOGP_GRADIENT = "log-prob gradient"
     LAYER = "layer"
+    NOT_RECURRED = "did not recur"
     UNEXPLAINED = "unexplained"
 
 
@@ -72,6 +104,39 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
+class Unit:
+    """Something that holds a part of the gradient: a response, a prompt group, a task, a rank, or what is left.
+
+    ``share`` = ``up`` + ``down``, of the gradient norm: what pushes along the gradient, and what cancels (<= 0). The
+    shares of all units of a report sum up to 1 but for the gap.
+    """
+
+    level: Verdict
+    name: str
+    share: float
+    up: float
+    down: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """A change of the loss, and the gradient norm that this step would have had with it.
+
+    ``kind`` and ``value`` say it to a program: ``clip advantages`` at a size, ``clip ratios`` and ``truncate weights``
+    at a factor, ``mask`` (the culprits; ``mask responses``, theirs), ``rescale advantages``, ``rescale loss`` and
+    ``rescale KL`` by a factor, ``clip KL`` at nats, ``without the term``, ``clip layer`` at a norm. ``action`` says it
+    to a person, in words that go on with "the norm goes from ``before`` to ``after``".
+    """
+
+    kind: str
+    value: float | None
+    action: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Cost of a localisation: passes of the whole step, backwards of single sequences, and seconds of wall time."""
 
@@ -109,6 +174,20 @@ class Localisation:
         Where the first number that is not finite was, if the gradient has no direction.
     notes
         What could not be checked, and what was tried before, in the order of trying.
+    verdict
+        The level at which the gradient is to be blamed on something; :attr:`Verdict.NONE` where that is not known.
+    statement, because, remedy
+        The verdict, its cause and its cure in words, each the part of a sentence; empty where not known.
+    cures
+        Changes of the loss and what they would have made of the norm, the one that fits the cause first.
+    units
+        What holds the gradient at the level of the verdict: the largest, and what is left, whose shares add up.
+    count
+        Tokens that stand out, whether they are among ``culprits`` or not.
+    explained
+        Share of the excess of all tokens that stand out which ``culprits`` hold; None where none does.
+    grew
+        How many times its usual size in this run each scale of the step was, where that is known.
     """
 
     norm: float
@@ -125,6 +204,15 @@ class Localisation:
     trace: Trace | None = None
     notes: Sequence[str] = ()
     cost: Cost = field(default_factory=Cost)
+    verdict: Verdict = Verdict.NONE
+    statement: str = ""
+    because: str = ""
+    remedy: str = ""
+    cures: Sequence[Cure] = ()
+    units: Sequence[Unit] = ()
+    count: int = 0
+    explained: float | None = None
+    grew: Mapping[str, float] = field(default_factory=dict)
 
 
 # A step whose gradient is not finite.
@@ -160,6 +248,8 @@ class Origin(StrEnum):
     """Misaligned or truncated tokens: log-ratios beyond any that a policy update makes."""
     REWARD = "reward"
     """A reward, or how advantages are made of rewards."""
+    CHANCE = "chance"
+    """Nowhere: all numbers are finite when the step is run again. Hardware, a kernel or a race."""
     UNKNOWN = "unknown"
 
 
@@ -236,19 +326,20 @@ class NotLocalised(Exception):  # noqa: N818  (an answer, not a fault)
     """
 
 
-# A localisation in one sentence.
+# A localisation in words: verdict, cause and cure, each a part of one sentence.
 
 
-def summary_of(report: Localisation) -> str:
-    """Summary of a step whose tokens were attributed or searched."""
-    if not report.culprits:
-        return "no token has a gradient"
-    if report.cause is Cause.LAYER and report.layers:
-        layer = max(report.layers, key=report.layers.__getitem__)
-        return f"{layer} holds {report.layers[layer]:.0%} of the squared gradient norm; no single token stands out"
-    worst, count = report.culprits[0], len(report.culprits)
-    others = f" ({count - 1} more stand out)" if count > 1 else ""
-    if worst.share is None:
-        return f"one token of sequence {worst.sequence} has the largest gradient{others}: {worst.why}"
-    place = f"at position {worst.at.position} of sequence {worst.sequence}"
-    return f"one token {place} contributes {worst.share:.0%} of the gradient norm{others}: {worst.why}"
+def remedy_of(cures: Sequence[Cure]) -> str:
+    """``with advantages clipped at 2.4 the norm goes from 412 to 1.3``; empty where no cure is known."""
+    known = [cure for cure in cures if math.isfinite(cure.after)]
+    if not known:
+        return ""
+    first = known[0]
+    return f"{first.action} the norm goes from {number(first.before)} to {number(first.after)}"
+
+
+def message_of(report: Localisation) -> str:
+    """Verdict, cause and cure in one line."""
+    cause = f": {report.because}" if report.because else ""
+    cure = f"; {report.remedy}" if report.remedy else ""
+    return f"{report.statement}{cause}{cure}" if report.statement else ""

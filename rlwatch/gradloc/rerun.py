@@ -301,3 +301,8 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
         return None, next(iter(described(error, most).splitlines()))
 
     return asked(lambda: (work(), ""), failed)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True where the machine or the device had no memory left."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)

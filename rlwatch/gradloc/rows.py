@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlwatch.gradloc.culprits import NUMBERS, HostPass
+from rlwatch.gradloc.passes import IDENTITY
 from rlwatch.gradloc.report import Culprit, Localisation, TokenAt, Trace
 from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
 
@@ -18,6 +19,12 @@ CONTEXT = 256
 MOST_RESPONSES = 8
 MOST_LAYERS = 16
 MOST_CULPRITS = 5
+MOST_PLACED = 32
+"""Culprits whose place in the text is told: it takes decoding the response up to them."""
+MOST_TEXT = 4000
+"""Characters that are kept of a prompt."""
+UNKNOWN = -1
+"""Stands in columns of integers for what is not known."""
 WINDOW = 12
 """Tokens before and after a culprit whose text is kept with it."""
 
@@ -89,6 +96,15 @@ def event_body(report: Localisation) -> dict[str, JSON]:
         "culprits": [_short(culprit) for culprit in report.culprits[:MOST_CULPRITS]],
         "layers": _largest(report.layers),
         "cost": asdict(report.cost),
+        "verdict": report.verdict.value,
+        "statement": report.statement,
+        "because": report.because,
+        "remedy": report.remedy,
+        "cures": [asdict(cure) for cure in report.cures],
+        "units": [asdict(unit) for unit in report.units],
+        "count": report.count,
+        "explained": report.explained,
+        "grew": dict(report.grew),
         **traced,
     }
 
@@ -133,6 +149,7 @@ def _culprits(culprits: Sequence[Culprit], hosts: Sequence[HostPass], decode: De
         values = [one.get(name) for one in numbers]
         if None not in values:
             columns[name] = np.array(values, dtype=np.float64)
+    columns |= _identity(culprits, hosts, with_text=decode is not None)
     columns["cause"] = [c.cause.value for c in culprits]
     columns["why"] = [c.why for c in culprits]
     columns["verified"] = np.array([c.own is not None for c in culprits], dtype=np.int64)
@@ -141,12 +158,50 @@ def _culprits(culprits: Sequence[Culprit], hosts: Sequence[HostPass], decode: De
     if decode is not None:
         texts = [_around(c.at, hosts, decode) for c in culprits]
         columns |= {name: [text[i] for text in texts] for i, name in enumerate(("before", "text", "after"))}
+        places = [_text_position(c.at, hosts, decode) if i < MOST_PLACED else UNKNOWN for i, c in enumerate(culprits)]
+        columns["text_position"] = np.array(places, dtype=np.int64)
     return columns
+
+
+def _identity(culprits: Sequence[Culprit], hosts: Sequence[HostPass], *, with_text: bool) -> Columns:
+    """Identity of the responses, as the trainer knows it; :data:`UNKNOWN` or "" where one has not what others have.
+
+    Prompts only ``with_text``.
+    """
+    known = [_host(c.at, hosts) for c in culprits]
+    names = [name for name in IDENTITY if any(host is not None and name in host.identity for host in known)]
+    columns: Columns = {}
+    for name in names:
+        if name == "prompt" and not with_text:
+            continue
+        values = [
+            None if host is None or name not in host.identity else host.identity[name][c.at.row]
+            for c, host in zip(culprits, known, strict=True)
+        ]
+        if IDENTITY[name] is int:
+            whole = [int(v) if isinstance(v, int) and abs(v) < 2**63 else UNKNOWN for v in values]
+            columns[name] = np.array(whole, dtype=np.int64)
+        else:
+            columns[name] = ["" if v is None else str(v)[:MOST_TEXT] for v in values]
+    return columns
+
+
+def _host(at: TokenAt, hosts: Sequence[HostPass]) -> HostPass | None:
+    return next((host for host in hosts if (host.rank, host.microbatch) == (at.rank, at.microbatch)), None)
+
+
+def _text_position(at: TokenAt, hosts: Sequence[HostPass], decode: Decode) -> int:
+    """Characters of the response before the token."""
+    host = _host(at, hosts)
+    if host is None or host.ids is None:
+        return UNKNOWN
+    before = [int(token) for token in host.ids[at.row, : at.position]]
+    return len(decode(before)) if before else 0
 
 
 def _around(at: TokenAt, hosts: Sequence[HostPass], decode: Decode) -> tuple[str, str, str]:
     """The text before the token, its own, and that after it, within its response."""
-    host = next((host for host in hosts if (host.rank, host.microbatch) == (at.rank, at.microbatch)), None)
+    host = _host(at, hosts)
     if host is None or host.ids is None:
         return "", "", ""
     ids, on = host.ids[at.row], host.mask[at.row]

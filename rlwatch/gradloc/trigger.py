@@ -17,13 +17,22 @@ RELEASED = 100.0
 """Default of the same threshold in GradLoc's released code."""
 SILENT = 20.0
 """Factor below the upper decile from which a norm tells nothing of the level: batches whose groups mostly agree."""
+EARLY = 8
+"""Rows from which there is a level while the run's own is still learnt: as many as the detector of spikes takes."""
+EARLY_FACTOR = 6.0
+"""Factor over the upper decile that is a spike in any case: what the detector of spikes reports is localised."""
 LASTING = 20
 """Rows of which more than half must lie above the level for a new level to be adopted."""
+FIXED = "above the fixed threshold"
+"""Reason of a decision to look at a step that is within the run's own level, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerDecision:
-    """Decision to localise or not; ``threshold`` is in the unit of the step's norm, None where none was compared."""
+    """Decision to localise or not; ``threshold`` is in the unit of the step's norm, None where none was compared.
+
+    ``reason`` says why it fires, or why a norm far above those before cannot be judged yet; else empty.
+    """
 
     fires: bool
     threshold: float | None
@@ -51,7 +60,8 @@ class Trigger(Stateful):
     window
         Rows the level is learnt of.
     warm_up
-        Rows from which there is a level.
+        Rows from which ``factor`` and ``deviations`` hold; from :data:`EARLY` rows on :data:`EARLY_FACTOR` times the
+        upper decile of those before is a spike.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("_level", "_recent")
@@ -104,17 +114,30 @@ class Trigger(Stateful):
             return TriggerDecision(True, self._in_norms(own, tokens), f"above {times:.3g} times the run's own level")
         fixed = None if self.token_threshold is None else math.log(self.token_threshold)
         if fixed is not None and value > fixed:
-            return TriggerDecision(True, self._in_norms(fixed, tokens), "above the fixed threshold")
+            return TriggerDecision(True, self._in_norms(fixed, tokens), FIXED)
         lowest = min((limit for limit in (own, fixed) if limit is not None), default=None)
-        return TriggerDecision(False, self._in_norms(lowest, tokens))
+        return TriggerDecision(False, self._in_norms(lowest, tokens), self._too_early(value))
+
+    def _too_early(self, value: float) -> str:
+        """Reason why a norm far above all others is not judged; empty where it is, or is not far above them."""
+        seen = len(self._level)
+        if self.factor is None or not 0 < seen < min(EARLY, self.warm_up):
+            return ""
+        above = value - max(value for _, value in self._level)
+        if not above > math.log(EARLY_FACTOR):
+            return ""
+        return f"it is {math.exp(above):.3g} times the largest so far, but {seen} steps tell no level: {EARLY} do"
 
     def _limit(self) -> float | None:
         """The run's own threshold as a logarithm, per token; None while it warms up."""
-        if self.factor is None or len(self._level) < self.warm_up:
+        if self.factor is None or len(self._level) < min(EARLY, self.warm_up):
             return None
         level = self._informative()
+        plain = quantile(level, 0.9) + math.log(max(EARLY_FACTOR, self.factor))
+        if len(self._level) < self.warm_up:
+            return plain
         # Norms are multiplicative, hence logarithms; median and MAD, so that up to half of the rows may be spikes.
-        return median(level) + max(math.log(self.factor), self.deviations * mad(level))
+        return min(plain, median(level) + max(math.log(self.factor), self.deviations * mad(level)))
 
     def _middle(self) -> float:
         return median(self._informative())

@@ -10,16 +10,20 @@ recall of .87 to 1, contributions alone of .65 to 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from rlwatch.gradloc.distributed import Alone, World
-from rlwatch.gradloc.gradients import Gradients, Weights, beside_training, gradients_of, run_again
-from rlwatch.gradloc.passes import LossPass, Outputs, Passes
+from rlwatch.gradloc.draws import Draws
+from rlwatch.gradloc.gradients import Weights, beside_training, gradients_of, run_again
+from rlwatch.gradloc.passes import LossPass, Outputs, Passes, Undivided
 from rlwatch.gradloc.report import OwnGradient, TokenAt
 from rlwatch.gradloc.rerun import tried
 
@@ -34,11 +38,12 @@ def verify(
 ) -> dict[TokenAt, OwnGradient]:
     """Compute each token's own gradient: of a_t logp_t + e_t H_t with respect to the parameters that train.
 
-    Takes one forward for each sequence with candidates (of the whole micro-batch where dropout drew random numbers) and
-    one backward for each token; with sharded parameters one forward for each token, because all ranks run along. It
-    needs the memory of one sequence's activations and of one more set of gradients. What training holds stays as it
-    is, bit for bit. A token that could not be verified is absent. With sharded parameters a rank that runs out of
-    memory cannot say so: the others wait for it in the collective.
+    Takes one forward for each sequence with candidates and one backward for each token; with sharded parameters one
+    forward for each token, because all ranks run along. Where dropout drew random numbers, one more forward of the
+    micro-batch. Sequences that do not run alone as they ran together take passes of the whole micro-batch. It needs
+    the memory of one sequence's activations and of one more set of gradients. What training holds stays as it is, bit
+    for bit. A token that could not be verified is absent. With sharded parameters a rank that runs out of memory
+    cannot say so: the others wait for it in the collective.
 
     Parameters
     ----------
@@ -51,26 +56,54 @@ def verify(
     world
         The ranks; default: this one alone.
     notes
-        Gets a sentence for each reason why tokens could not be verified.
+        Gets a sentence for each reason why tokens could not be verified, or not alone.
+    """
+    verifier = _Verifier(model, passes, tokens, world or Alone())
+    with beside_training(model):
+        verifier.run(range(len(verifier.wanted)))
+    return verifier.found(notes)
+
+
+LEAST = 0.02
+"""Part of the worst token's own gradient below which a token is not worth a backward pass."""
+MARGIN = 1.5
+"""The screen is right up to a factor: it leaves out sqrt(2), and how far a token's gradient reaches down the layers."""
+FIRST_ROUND = 8
+"""Candidates verified before it is asked for the first time which of the others are worth it."""
+EFFORT = 12_288
+"""Tokens that backward passes of candidates run over in all, or those of the step if it has more. So verification
+costs about two ordinary steps where a step has 4 000 tokens, and less than one from 12 000 on."""
+
+
+def verify_worthwhile(
+    model: nn.Module,
+    passes: Passes,
+    tokens: Sequence[TokenAt],
+    contributions: Sequence[Tensor] = (),
+    *,
+    world: World | None = None,
+    notes: list[str] | None = None,
+) -> dict[TokenAt, OwnGradient]:
+    """Verify of ``tokens`` those that may matter, the likeliest first, for no more than :data:`EFFORT`.
+
+    After each round the screen of the others is compared with the own gradients that are known by then: a token whose
+    own gradient would be below :data:`LEAST` of the worst is left. ``contributions`` (B, T) are those of this rank's
+    passes, where they are known; all else as of :func:`verify`.
     """
     world = world or Alone()
-    wanted = list(dict.fromkeys(tokens))
-    gradients = gradients_of(model, world)
-    table = torch.zeros(len(wanted), 1 + len(gradients.layers), dtype=torch.float64)
-    why: list[str] = []
-    if gradients.together:
-        world.sum(torch.zeros(1))  # the passes meet in training's own group: nobody may be missing there
+    verifier = _Verifier(model, passes, tokens, world)
+    hints = _Hints.of(passes, verifier.wanted, contributions, world)
+    verifier.most = max(EFFORT, hints.step)
+    left, size = hints.first(), FIRST_ROUND
     with beside_training(model):
-        for job in _jobs(passes, wanted, world.rank, together=gradients.together):
-            _run(job, wanted, gradients, table, why)
-    if gradients.together:
-        table[:, 0] /= world.size
-    # Of whole parameters the token's rank alone has squares (over W^2: gradients are means over ranks), of sharded ones
-    # each rank has those of its shards. Either way they add up.
-    table = world.sum(table)
-    _note_missing(wanted, table, why, notes)
-    verified = [(at, row[1:]) for at, row in zip(wanted, table, strict=True) if row[0] >= 1]
-    return {at: _own(squares, gradients.layers) for at, squares in verified}
+        while left:
+            chosen, left = left[:size], left[size:]
+            verifier.run(chosen)
+            left, size = hints.worthwhile(left, verifier.norms()), 2 * size
+            if verifier.spent >= verifier.most:
+                break
+    verifier.left += len(left)
+    return verifier.found(notes)
 
 
 def union_candidates(
@@ -131,47 +164,198 @@ def _local_top(passes: Passes, values: Sequence[Tensor], n: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """Candidates that share a forward: of sequence ``row`` of ``one``, or of all its sequences (None)."""
+class _Hints:
+    """Sizes of candidates as known beforehand, the same on all ranks: that of the contribution, and the screen.
 
-    one: LossPass
+    ``step`` is the number of positions of the step on one rank.
+    """
+
+    contributions: Sequence[float]
+    screens: Sequence[float]
+    step: int
+
+    @classmethod
+    def of(cls, passes: Passes, wanted: Sequence[TokenAt], contributions: Sequence[Tensor], world: World) -> Self:
+        """A collective."""
+        table = torch.zeros(len(wanted) + 1, 2, dtype=torch.float64)
+        table[-1, 0] = sum(rows * positions for rows, positions in (one.shape for one in passes.all))
+        for i, at in enumerate(wanted):
+            if at.rank == world.rank:
+                row, position = at.row, at.position
+                table[i, 0] = contributions[at.microbatch][row, position].abs() if contributions else 0.0
+                table[i, 1] = screen(passes.all[at.microbatch])[row, position].abs()
+        table = world.sum(table.nan_to_num(nan=torch.inf, posinf=torch.inf))
+        sizes = table[:-1].T.tolist()
+        return cls(sizes[0], sizes[1], int(table[-1, 0]) // world.size)
+
+    def first(self) -> list[int]:
+        """All candidates: the first of either ranking first."""
+        place = [0] * len(self.screens)
+        for values in (self.contributions, self.screens):
+            for rank, i in enumerate(sorted(range(len(values)), key=lambda i: -values[i])):
+                place[i] = min(place[i], rank - len(values))
+        return sorted(range(len(place)), key=place.__getitem__)
+
+    def worthwhile(self, left: Sequence[int], norms: Mapping[int, float]) -> list[int]:
+        """Of ``left`` those that may matter beside the ``norms`` that are known by now, the largest first."""
+        reach = [norm / self.screens[i] for i, norm in norms.items() if 0 < self.screens[i] < math.inf]
+        scale = MARGIN * max((each for each in reach if math.isfinite(each)), default=math.inf)
+        size = {i: max(self.contributions[i], self.screens[i] * scale if self.screens[i] else 0.0) for i in left}
+        worst = max([*self.contributions, *(norm for norm in norms.values() if math.isfinite(norm))], default=0.0)
+        return sorted((i for i in left if size[i] >= LEAST * worst), key=lambda i: -size[i])
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Candidates that share a forward: of sequence ``row`` of micro-batch ``place``, or of all its sequences (None)."""
+
+    place: int
     row: int | None
     candidates: Sequence[int]
     local: bool = True
 
 
-def _jobs(passes: Passes, wanted: Sequence[TokenAt], rank: int, *, together: bool) -> Iterator[_Job]:
-    """Jobs of this rank; where all must run ``together``, one for each candidate, on whichever rank it is."""
-    if together:
-        for i, at in enumerate(wanted):
-            local = at.rank == rank
-            one = passes.all[at.microbatch if local else 0]
-            yield _Job(one, _row(one, at.row if local else 0), [i], local)
-        return
-    here = sorted((at, i) for i, at in enumerate(wanted) if at.rank == rank)
-    where = [(at.microbatch, _row(passes.all[at.microbatch], at.row), i) for at, i in here]
-    for (microbatch, row), group in groupby(where, key=lambda job: job[:2]):
-        yield _Job(passes.all[microbatch], row, [i for _, _, i in group])
+class _Verifier:
+    """Own gradients of ``wanted``, taken in rounds within :func:`beside_training`. ``most`` bounds :attr:`spent`."""
 
+    def __init__(self, model: nn.Module, passes: Passes, tokens: Sequence[TokenAt], world: World) -> None:
+        self.wanted = list(dict.fromkeys(tokens))
+        self.spent = 0.0
+        """Positions that backward passes ran over, on the rank that ran over the most."""
+        self.most = math.inf
+        self.left = 0
+        """Candidates that :attr:`most` left no passes for."""
+        self.why: list[str] = []
+        self._passes = passes
+        self._world = world
+        self._gradients = gradients_of(model, world)
+        self._table = torch.zeros(len(self.wanted), 1 + len(self._gradients.layers), dtype=torch.float64)
+        self._spent_here = 0.0
+        self._asked: set[int] = set()
+        self._draws: dict[int, Draws] = {}
+        if self._gradients.together:
+            world.sum(torch.zeros(1))  # the passes meet in training's own group: nobody may be missing there
 
-def _row(one: LossPass, row: int) -> int | None:
-    return None if one.drew else row
+    def run(self, chosen: Sequence[int]) -> None:
+        """Verify these of the candidates. A collective."""
+        chosen = list(chosen)
+        here = torch.zeros_like(self._table)
+        for job in self._jobs(chosen):
+            self._run(job, here)
+        if self._gradients.together:
+            here[:, 0] /= self._world.size
+        # Of whole parameters the token's rank alone has squares (over W^2: gradients are means over ranks), of sharded
+        # ones each rank has those of its shards. Either way they add up.
+        self._table[chosen] = self._world.sum(here[chosen])
+        self._asked.update(chosen)
+        spent = self._world.gather(torch.tensor([self._spent_here], dtype=torch.float64))
+        self.spent = max(float(each) for each in spent)
 
+    def norms(self) -> dict[int, float]:
+        """Norm of each candidate that is verified by now."""
+        return {i: float(row[1:].sum()) ** 0.5 for i, row in enumerate(self._table) if row[0] >= 1}
 
-def _run(job: _Job, wanted: Sequence[TokenAt], gradients: Gradients, table: Tensor, why: list[str]) -> None:
-    """Fill the candidates' rows of ``table``, as far as the model lets us: 1, and the squares."""
+    def found(self, notes: list[str] | None) -> dict[TokenAt, OwnGradient]:
+        """The answer; ``notes`` gets why it is not whole."""
+        missing = sum(bool(self._table[i, 0] < 1) for i in self._asked)
+        if self.left:
+            self.why.append(
+                f"{_many(self.left)} not verified: backward passes over {self.most:.0f} tokens are the limit"
+            )
+        if notes is not None:
+            notes += dict.fromkeys(self.why)
+            if missing and not self.why:
+                notes.append(f"{_many(missing)} of {len(self.wanted)} not verified: another rank could not")
+        verified = [(at, row[1:]) for at, row in zip(self.wanted, self._table, strict=True) if row[0] >= 1]
+        return {at: _own(squares, self._gradients.layers) for at, squares in verified}
 
-    def fill() -> None:
-        outputs = run_again(job.one, job.row)
-        for i in job.candidates:
-            weights = _weights(job.one, wanted[i], outputs) if job.local else {}
-            table[i, 1:] = gradients.squares(outputs, weights, again=i != job.candidates[-1])
+    def _jobs(self, chosen: Sequence[int]) -> Iterator[_Job]:
+        """Jobs of this rank; where all must run together, one for each candidate, on whichever rank it is."""
+        rank, passes = self._world.rank, self._passes.all
+        if self._gradients.together:
+            for i in chosen:
+                at = self.wanted[i]
+                local = at.rank == rank
+                place, row = (at.microbatch, at.row) if local else (0, 0)
+                alone = passes[place].divides is True and not passes[place].drew
+                yield _Job(place, row if alone else None, [i], local)
+            return
+        here = sorted((self.wanted[i], i) for i in chosen if self.wanted[i].rank == rank)
+        where = [(at.microbatch, at.row if passes[at.microbatch].divides is not False else -1, i) for at, i in here]
+        for (place, row), group in groupby(where, key=lambda job: job[:2]):
+            yield _Job(place, None if row < 0 else row, [i for _, _, i in group])
+
+    def _run(self, job: _Job, table: Tensor) -> None:
+        """Fill the candidates' rows of ``table``, as far as the model lets us: 1, and the squares."""
+        _, refused = tried(lambda: self._fill(job, table))
+        if refused:
+            left = [i for i in job.candidates if not table[i, 0]]
+            self.why.append(f"{_many(len(left))} not verified because {refused}")
+
+    def _fill(self, job: _Job, table: Tensor) -> None:
+        one = self._passes.all[job.place]
+        if job.row is not None and one.divides is not False:
+            try:
+                self._fill_alone(one, job, job.row, table)
+            except Undivided as why:
+                one.divides = False
+                self.why.append(f"micro-batch {job.place} was verified as a whole: {why}")
+            else:
+                return
+        self._squares(one, run_again(one), [i for i in job.candidates if not table[i, 0]], job.local, table)
+
+    def _fill_alone(self, one: LossPass, job: _Job, row: int, table: Tensor) -> None:
+        """Run the one sequence; with the random numbers that it had among the others."""
+        if one.drew and job.place not in self._draws:
+            self._draws[job.place] = Draws.of(one)
+        with self._draws[job.place].given_to([row]) if one.drew else nullcontext():
+            outputs = run_again(one, [row])
+            if one.drew or one.divides is None:
+                _check_same(one, row, outputs)
+                one.divides = True
+            self._squares(one, outputs, job.candidates, job.local, table)
+
+    def _squares(self, one: LossPass, outputs: Outputs, candidates: Sequence[int], local: bool, table: Tensor) -> None:
+        for place, i in enumerate(candidates):
+            if self._spent_here >= self.most:
+                self.left += len(candidates) - place
+                return
+            weights = _weights(one, self.wanted[i], outputs) if local else {}
+            table[i, 1:] = self._gradients.squares(outputs, weights, again=i != candidates[-1])
             table[i, 0] = 1.0
+            self._spent_here += outputs.logp.numel()
 
-    _, refused = tried(fill)
-    if refused:
-        left = [i for i in job.candidates if not table[i, 0]]
-        why.append(f"{_many(len(left))} not verified because {refused}")
+
+ALIKE, ALIKE_SHARE = 1e-5, 0.05
+"""Mean distance of a sequence's log-probs alone and among others: nats, and as a share of how far log-probs lie apart.
+Kernels of other shapes round otherwise, in bfloat16 to a per cent of that; other random numbers, another sequence or a
+pass that mixes sequences (packing, batch statistics) are further away."""
+
+
+def _check_same(one: LossPass, row: int, outputs: Outputs) -> None:
+    """Compare with what training computed. Waits for the device.
+
+    Raises
+    ------
+    Undivided
+        The sequence alone is not what it was among the others.
+    """
+    together, mask = one.tokens.logp, one.tokens.mask.bool()
+    if outputs.logp.dim() != 2 or outputs.logp.shape[0] not in (1, len(together)):
+        raise Undivided(f"alone a sequence gives log-probs of shape {tuple(outputs.logp.shape)}")
+    alone = outputs.logp.detach()[row if len(outputs.logp) == len(together) else 0]
+    if mask[row, len(alone) :].any():
+        raise Undivided(f"alone a sequence gives {len(alone)} log-probs, {together.shape[1]} among the others")
+    there = mask[row, : len(alone)]
+    before, after = together[row, : len(alone)][there].double(), alone[: len(there)][there].double()
+    known = before.isfinite()
+    every = together[mask].double()
+    every = every[every.isfinite()]
+    if not known.any():
+        return
+    apart, spread = (before - after)[known].abs().mean(), (every - every.mean()).abs().mean()
+    if not apart <= ALIKE + ALIKE_SHARE * spread:
+        raise Undivided(f"alone a sequence's log-probs are {float(apart):.2g} nats from those among the others")
 
 
 def _weights(one: LossPass, at: TokenAt, outputs: Outputs) -> Weights:
@@ -191,15 +375,6 @@ def _own(squares: Tensor, layers: Sequence[str]) -> OwnGradient:
     if not 0 < total < float("inf"):
         return OwnGradient(total**0.5, {})
     return OwnGradient(total**0.5, dict(zip(layers, (squares / total).tolist(), strict=True)))
-
-
-def _note_missing(wanted: Sequence[TokenAt], table: Tensor, why: list[str], notes: list[str] | None) -> None:
-    if notes is None:
-        return
-    notes += why
-    missing = int((table[:, 0] < 1).sum())
-    if missing and not why:
-        notes.append(f"{_many(missing)} of {len(wanted)} not verified: another rank could not")
 
 
 def _many(count: int) -> str:

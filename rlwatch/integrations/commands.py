@@ -8,21 +8,23 @@ mechanism of their own have a module each: :mod:`rlwatch.integrations.reference`
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.control.commands import COMMAND_KINDS, handlers_of_plugins
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.ranks import OneRank, Ranks
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
+from rlwatch.seam import Seam, asked, described, say
 
 FAILED = "it failed inside the trainer; see the training log"
 UNSHARED = "it could not be passed to all ranks: one of them does not answer"
@@ -93,7 +95,7 @@ class Controller:
         self._latest = latest
         self._hold = hold or Hold()
         always: list[CommandHandler] = [Pause(self._hold), Resume(self._hold)]
-        self._handlers = {handler.kind: handler for handler in (*always, *handlers)}
+        self._handlers = {handler.kind: handler for handler in (*_of_plugins(), *always, *handlers)}
         self._timed = [handler for handler in self._handlers.values() if isinstance(handler, Timed)]
 
     def obey(self, step: int) -> None:
@@ -227,6 +229,17 @@ class Controller:
                 self._measured(step, record)
         else:
             run.event("command", step, command=command.kind, args=dict(command.args), report=dict(report), **who)
+
+
+def _of_plugins() -> list[CommandHandler]:
+    """Handlers of other people's packages; one that cannot be made is said and left out."""
+    made = (asked(plugin, partial(_left_out, kind)) for kind, plugin in handlers_of_plugins().items())
+    return [handler for handler in made if handler is not None]
+
+
+def _left_out(kind: str, error: Exception) -> CommandHandler | None:
+    say(logging.WARNING, "rlwatch: command %r of a plugin left out: %s", kind, described(error))
+    return None
 
 
 def _result_of(work: Work, command: Command) -> Result:

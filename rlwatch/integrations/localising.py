@@ -24,16 +24,19 @@ from torch import Tensor, nn
 from rlwatch.clipping.skip import SkipOnSpike, skip_step
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.gradloc.distributed import Alone, Processes, World, gather_bytes
+from rlwatch.gradloc.history import History, added_up, measured, scales_of
 from rlwatch.gradloc.locate import Located, LocateOptions, locate
+from rlwatch.gradloc.loss_form import sample_of
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.gradloc.recording import Context, save_recording
+from rlwatch.gradloc.report import Localisation
 from rlwatch.gradloc.rows import culprit_batches, event_body, response_batch
-from rlwatch.gradloc.trigger import Budget, Trigger, TriggerDecision
+from rlwatch.gradloc.trigger import FIXED, Budget, Trigger, TriggerDecision
 from rlwatch.integrations.ranks import all_agree
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import LOCALISED, SpikeBatch
-from rlwatch.seam import Reported, Seam
+from rlwatch.seam import LIMIT, Reported, Seam
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.transfer import Transfer
 
@@ -51,7 +54,7 @@ class Localise:
     Parameters
     ----------
     culprits
-        Tokens named at most. Twice as many candidates by contribution and by screen are verified.
+        Tokens named at most. None: all that stand out, as far as a quarter of a megabyte holds them.
     context
         Tokens kept on each side of a culprit in its response, for the view of the response.
     share, allowance_s
@@ -67,7 +70,7 @@ class Localise:
         Leave out the optimizer step of a batch with a culprit. None: never; then training is not changed.
     """
 
-    culprits: int = 8
+    culprits: int | None = None
     context: int = 256
     share: float = 0.01
     allowance_s: float = 30.0
@@ -78,6 +81,8 @@ class Localise:
     def __post_init__(self) -> None:
         for name, least in (("culprits", 1), ("context", 0)):
             value = getattr(self, name)
+            if name == "culprits" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"localise: {name} must be an integer of at least {least}, got {value!r}")
         if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 1:
@@ -107,6 +112,8 @@ class Localise:
 OVERFLOWS = 16
 """Overflows in a row from which they no longer are the search for a loss scale: each halves it."""
 
+UNKEPT = "no forward pass of this step was kept"
+UNREAD = "the backward pass could not be read, for lack of memory most likely: a coefficient of the loss is missing"
 NO_MORE = "this rank or another one failed or is gone, so spikes are localised no more"
 
 
@@ -125,6 +132,22 @@ class Spike:
     left: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Numbers of a step that every rank knows, and a ``sample`` (n, COLUMNS) of the tokens of this one."""
+
+    norm: float
+    tokens: int
+    broken: bool
+    scales: Mapping[str, float]
+    sample: np.ndarray | None
+
+    @property
+    def healthy(self) -> bool:
+        """True if it says something of usual sizes."""
+        return math.isfinite(self.norm) and self.tokens > 0 and not self.broken
+
+
 class Localiser:
     """Keeps the loss passes of the step under way, and localises its gradient if that spiked.
 
@@ -133,7 +156,8 @@ class Localiser:
     others with it.
 
     ``rewards`` fills in the rewards of the passes of a step that is to be localised, and ``contexts`` says what their
-    forwards read, if somebody knows; ``autocast`` is the type they computed in, if not that of the weights.
+    forwards read, if somebody knows; ``autocast`` is the type they computed in, if not that of the weights;
+    ``missing`` why a step without passes has none, and ``expects`` whether there are to be any.
     """
 
     def __init__(
@@ -150,29 +174,39 @@ class Localiser:
         self.rewards: Callable[[list[LossPass]], None] | None = None
         self.contexts: Callable[[], Sequence[Context]] | None = None
         self.autocast = ""
+        self.missing = UNKEPT
+        self.expects = False
         self._seam = seam
         self._settings = settings
         self._decode = decode
         self._world: World | None = world or Alone()
         self._seconds = seconds
         self._trigger = Trigger(token_threshold=settings.threshold)
+        self._history = History()
         self.budget = Budget(share=settings.share, allowance_s=settings.allowance_s)
         self._took = 0.0
+        self._tokens = 0
         self._overflows = 0
         self._culprit: nn.Module | None = None
 
     def check(self, spike: Spike) -> Located | None:
         """Look at the step that is complete; forgets its passes. None where there is nothing to say.
 
+        A spike that is not localised is reported and recorded with the reason. Before passes are expected, and none
+        was kept, no step is looked at.
+
         May raise: call it through the seam. With several ranks that is ``RLWatchError``, once, and the end of it.
         """
         world = self._world
-        if world is None or not (self.passes.all or world.size > 1):
+        if world is None or not (self.passes.all or self.expects or world.size > 1):
             self.passes.clear()
             return None
 
         def failed(error: BaseException) -> None:
             self.leave()
+            if world.rank == 0 and isinstance(error, Exception):
+                why = f"it failed ({type(error).__name__}: {error}); after {LIMIT} failures no spike is localised"
+                self._record(spike.step, Localisation(math.nan, why_not=why))
             if world.size > 1 and isinstance(error, Exception):
                 raise RLWatchError(f"{NO_MORE} ({type(error).__name__}: {error})") from error
 
@@ -202,34 +236,75 @@ class Localiser:
         read = self._read(spike, world)
         if read is None:
             return None
-        norm, tokens = read
+        norm, tokens = read.norm, read.tokens
         if self._overflowed(spike, norm):
             return None
-        decision = self._trigger.check(spike.step, norm, tokens)
-        if not decision.fires or not self._allowed(norm, world):
-            return None
+        self._tokens = tokens or self._tokens
+        decision = self._trigger.check(spike.step, norm, self._tokens or 1)
+        try:
+            why = self._why_not(decision, read, world)
+            if why:
+                return self._refused(spike.step, Localisation(norm, decision.threshold, tokens, why_not=why), world)
+            return self._timed(spike, read, decision, world) if decision.fires else None
+        finally:
+            if read.healthy and decision.reason in {"", FIXED}:
+                self._history.learn(spike.step, read.scales, read.sample)
+
+    def _timed(self, spike: Spike, read: Read, decision: TriggerDecision, world: World) -> Located:
         begun = self._seconds()
         try:
-            return self._localise(spike, norm, decision, world)
+            return self._localise(spike, read, decision, world)
         finally:
             self._took = self._seconds() - begun
             self.budget.spent(self._took)
 
-    def _read(self, spike: Spike, world: World) -> tuple[float, int] | None:
-        """The norm, and the tokens of all ranks, with one wait for the device.
+    def _why_not(self, decision: TriggerDecision, read: Read, world: World) -> str:
+        """Reason why a spike is not localised, the same on all ranks; empty if it is to be, or is none."""
+        if not decision.fires:
+            return decision.reason
+        if read.broken:
+            return UNREAD
+        if not read.tokens:
+            return self.missing
+        if self._allowed(read.norm, world):
+            return ""
+        share, spent = self._settings.share, self.budget.spent_s
+        return f"the budget of {share:.2%} of the training time is used up, {spent:.3g} s so far"
 
-        None where no rank has gradients, or a coefficient is missing on one: its tokens could not be attributed.
+    def _refused(self, step: int, report: Localisation, world: World) -> Located:
+        """The spike is not localised: the report says why, and is recorded."""
+        report = replace(report, message=f"not localised: {report.why_not}")
+        if world.rank == 0:
+            self._record(step, report)
+        return Located(report)
+
+    def _record(self, step: int, report: Localisation) -> None:
+        if self._seam.run is not None:
+            self._seam.run.event(LOCALISED, step, **event_body(report))
+
+    def _read(self, spike: Spike, world: World) -> Read | None:
+        """The norm, the scales of the loss of all ranks, and whether a coefficient is missing; with one wait.
+
+        None where no rank has gradients.
         """
         part = _part_of_norm(spike, world.rank)
-        counts = [one.tokens.mask.sum() for one in self.passes.all]
-        read = [float(each) for each in Transfer([*counts, *([] if part is None else [part.reshape(())])]).read()]
-        part_here = 0.0 if part is None else read.pop()
-        tokens, there, total, broken = _over(
-            world, sum(read), float(part is not None), part_here, float(self.passes.broken)
-        )
-        if not there or broken:
+        # NaN and Inf of a coefficient stay out of scales: a step that has some is no healthy one.
+        scales = [measured(one) for one in self.passes.all]
+        samples = [sample_of(one) for one in self.passes.all]
+        read = Transfer([*scales, *samples, *([] if part is None else [part.reshape(())])]).read()
+        part_here = 0.0 if part is None else float(read.pop())
+        parts = added_up([one.tolist() for one in read[: len(scales)]])
+        numbers = [float(part is not None), part_here, float(self.passes.broken), *parts]
+        there, total, broken, *every = _over(world, *numbers)
+        if not there:
             return None
-        return total if spike.norm is not None else math.sqrt(total) / spike.left, int(tokens)
+        norm = total if spike.norm is not None else math.sqrt(total) / spike.left
+        scale = spike.scale or 1.0
+        sample = np.concatenate(read[len(scales) :]) if samples else None
+        if sample is not None:
+            sample[:, 0] /= scale
+        known = scales_of(every, norm, ranks=world.size, scale=scale)
+        return Read(norm, int(every[0]), broken > 0, known, sample)
 
     def _overflowed(self, spike: Spike, norm: float) -> bool:
         """True if this is the search for a loss scale, and no trouble of the run: not if it goes on and on."""
@@ -244,7 +319,7 @@ class Localiser:
             self._seam.run.counters.add("localisations_refused")
         return agreed
 
-    def _localise(self, spike: Spike, norm: float, decision: TriggerDecision, world: World) -> Located:
+    def _localise(self, spike: Spike, read: Read, decision: TriggerDecision, world: World) -> Located:
         if spike.scale is not None:
             _unscale(self.passes, spike.scale)
         if self.rewards is not None:
@@ -255,9 +330,11 @@ class Localiser:
             self.passes,
             world=world,
             options=options,
-            norm=norm,
+            norm=read.norm,
             threshold=decision.threshold,
             usual=self.usual.shares,
+            scales=read.scales,
+            history=self._history,
         )
         record_located(LocatedStep(spike.step, located, self._settings, self._decode), world, self._seam.run)
         self._seam.attempt("inputs of a spike", self._keep_inputs, spike, located, world)

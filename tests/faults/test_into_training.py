@@ -751,7 +751,7 @@ INJECTED = {
     "a spike looked at": (f"{LOCAL}.Localiser.check", out_of_memory),
     "a spike located": (f"{LOCAL}.locate", out_of_memory),
     "tokens attributed": ("rlwatch.gradloc.locate.attribute", out_of_memory),
-    "culprits verified": ("rlwatch.gradloc.locate.verify", bare),
+    "culprits verified": ("rlwatch.gradloc.locate.verify_worthwhile", bare),
     "weights displaced": ("rlwatch.gradloc.displacement.Views.__getitem__", out_of_memory),
     "weights put back": ("rlwatch.gradloc.displacement.reshard", runtime),
     "a spike recorded": (f"{LOCAL}.record_located", missing),
@@ -842,7 +842,7 @@ def said_in_the_localisation(store, watcher):
 
 
 def test_a_gradient_hook_that_fails_once_is_not_blamed_on_the_wrong_tokens(tmp_path, monkeypatch):
-    """A step with a coefficient missing is not localised; the next one is."""
+    """A step with a coefficient missing is not localised, and says so; the next one is."""
     from rlwatch.gradloc.passes import _Reader
 
     calls, original = [], _Reader.__call__
@@ -858,9 +858,9 @@ def test_a_gradient_hook_that_fails_once_is_not_blamed_on_the_wrong_tokens(tmp_p
     watcher.finish()
 
     events = open_store(tmp_path).events(watcher.run.info.run_id)
-    localised = [event.step for event in events if event.kind == "gradient_localised"]
-    assert 1 not in localised
-    assert {2, 3} <= set(localised)
+    why_not = {event.step: event.body["why_not"] for event in events if event.kind == "gradient_localised"}
+    assert "a coefficient of the loss is missing" in why_not[1]
+    assert why_not[2] == why_not[3] == ""
     assert watcher.run.counters["errors"] == 1
 
 

@@ -113,14 +113,28 @@ def test_a_failing_method_gives_way_to_the_next():
     assert found.forwards == 4
 
 
-def test_where_nothing_is_complete_the_best_is_given_and_said_to_be_incomplete():
-    """A hook that was missed: half of the loss is not in the coefficients."""
+def test_what_two_steps_agree_on_is_right_though_it_does_not_sum_up():
+    """Half of the loss is not in the coefficients: no further method would find it there."""
     model = policy()
     passes = take_step(model, rollouts(model), micro_batches=2)
     passes.all.pop()
     found = attributed(model, passes)
 
+    assert found.settled
     assert not found.complete
+    assert 0.02 < abs(found.gap) < 1
+    assert found.forwards == 6  # two, and four with other steps
+
+
+def test_where_nothing_is_complete_the_best_is_given_and_said_to_be_incomplete():
+    """Another forward than the one that was trained: its log-probs differ, so nothing is settled."""
+    model, other = policy(), policy(seed=5)
+    passes = take_step(model, rollouts(model), micro_batches=2)
+    passes.all[0].forward = take_step(other, rollouts(other), micro_batches=2).all[0].forward
+    found = attributed(model, passes)
+
+    assert not found.complete
+    assert not found.settled
     assert 0.02 < abs(found.gap) < 1
     assert {note.split(":")[0] for note in found.notes} == {method.value for method in METHODS} - {found.method.value}
     assert found.forwards == 12  # two, twice four, and two
@@ -283,7 +297,7 @@ def test_a_failure_on_another_rank_is_one_here():
     passes = take_step(model, rollouts(model))
 
     with pytest.raises(NotLocalised, match="fd: it failed on another rank"):
-        attribute(model, passes, Direction.of(model), methods=[FD], world=Beside([0.0, 0.0, 0.0, 0.0, 1.0]))
+        attribute(model, passes, Direction.of(model), methods=[FD], world=Beside([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]))
 
 
 def test_numbers_that_are_not_finite_are_no_result():
@@ -292,7 +306,9 @@ def test_numbers_that_are_not_finite_are_no_result():
     passes = take_step(model, rollouts(model))
 
     with pytest.raises(NotLocalised, match="fd: the numbers are not finite"):
-        attribute(model, passes, Direction.of(model), methods=[FD], world=Beside([math.nan, 0.0, 0.0, 0.0, 0.0]))
+        attribute(
+            model, passes, Direction.of(model), methods=[FD], world=Beside([math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+        )
 
 
 def test_one_token_has_all_of_the_norm():

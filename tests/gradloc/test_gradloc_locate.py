@@ -47,7 +47,7 @@ def test_culprits_in_every_micro_batch_are_all_named(kind):
 
     assert set(found) <= places(report, micro_batches=4)
     assert report.complete
-    assert {c.cause for c in report.culprits if c.share > 0.1} == {Cause.TOKEN_RATIO}
+    assert {c.cause for c in report.culprits if c.share > 0.1} == {Cause.KL_TERM if kind == "kl" else Cause.TOKEN_RATIO}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -239,7 +239,7 @@ def test_the_cost_counts_the_search_where_attribution_is_incomplete():
     batch = rollouts(model)
     whole = locate(model, take_step(model, batch, micro_batches=2)).report
     passes = take_step(model, batch, micro_batches=2)
-    passes.all.pop()
+    passes.all[0].forward = take_step(policy(seed=5), batch, micro_batches=2).all[0].forward
     half = locate(model, passes, options=LocateOptions(culprits=1)).report
     alone = follow_larger(model, passes, culprits=1, budget=64)
 
@@ -247,7 +247,7 @@ def test_the_cost_counts_the_search_where_attribution_is_incomplete():
     assert not half.complete
     assert half.cost.forwards == attribute(model, passes, Direction.of(model)).forwards + alone.probes
     verified = half.cost.backwards - alone.probes
-    assert 1 <= verified <= 5, "two by contribution, two by the screen, one found by the search"
+    assert 1 <= verified <= 7, "two by contribution, two by the screen, one found by the search; and a cure or two"
 
 
 def test_a_layer_that_takes_over_is_blamed_itself():

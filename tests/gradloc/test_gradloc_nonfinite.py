@@ -11,9 +11,10 @@ from torch import nn
 
 from rlwatch.gradloc.broken import listening
 from rlwatch.gradloc.distributed import Alone
+from rlwatch.gradloc.locate import locate
 from rlwatch.gradloc.nonfinite import shared_trace, trace
 from rlwatch.gradloc.passes import Passes, RandomState
-from rlwatch.gradloc.report import MOST_TOKENS, Kind, Origin, TokenAt, Trace
+from rlwatch.gradloc.report import MOST_TOKENS, Kind, Origin, TokenAt, Trace, Verdict
 
 pytestmark = pytest.mark.torch
 SMALL = {"batch": 4, "length": 8, "varied": False}
@@ -330,8 +331,8 @@ def test_the_graph_begins_at_modules_without_parts_whose_inputs_have_no_gradient
     assert {"", "model", "model.layers.0", "model.layers.0.mlp.up_proj", "lm_head"} <= set(marked)
 
 
-def test_gradients_that_no_kept_pass_explains_are_named_at_least():
-    """Something else broke them: an auxiliary loss of one's own."""
+def test_a_gradient_that_is_finite_when_run_again_did_not_recur():
+    """Hardware, a kernel or a race; or an auxiliary loss of one's own. Named at least, and no weights accused."""
     model = policy()
     passes = take_step(model, rollouts(model, **SMALL))
     model.model.norm.weight.grad[3] = math.inf
@@ -341,6 +342,47 @@ def test_gradients_that_no_kept_pass_explains_are_named_at_least():
     assert (found.kind, found.name, found.layer, found.index) == (
         Kind.GRADIENT, "model.norm.weight", "model.norm", (3,),
     )  # fmt: skip
+    assert found.origin is Origin.CHANCE
+    assert "did not recur" in found.message
+
+
+def test_a_log_prob_that_is_finite_when_run_again_did_not_recur():
+    """The head did not overflow: it would again."""
+    model = policy()
+    batch = rollouts(model, **SMALL)
+    once = iter([True])
+
+    def flipped(model, ids, prompt, **more):
+        out = outputs(model, ids, prompt, **more)
+        if not next(once, False):
+            return out
+        return Outputs(
+            out.logp * torch.ones_like(out.logp).index_put_((torch.tensor(1), torch.tensor(2)), torch.tensor(math.nan)),
+            out.entropy,
+        )
+
+    passes = take_step(model, batch, forward=flipped)
+    found = trace(model, passes)
+    report = locate(model, passes).report
+
+    assert (found.kind, found.origin, found.at) == (Kind.LOGP, Origin.CHANCE, TokenAt(0, 0, 1, 2))
+    assert report.verdict is Verdict.NOT_RECURRED
+    assert "did not recur" in report.message
+    assert "weights were broken" not in report.message
+    assert "nvidia-smi" in report.remedy
+
+
+def test_a_sum_that_overflows_again_is_no_chance():
+    """Each token's gradient is finite, all together are not."""
+    model = policy()
+    batch = rollouts(model, **SMALL)
+    passes = take_step(model, batch)
+    for one in passes.all:
+        one.coefficients["logp"] = torch.where(batch.mask, 3e37, 0.0)
+    for p in model.parameters():
+        p.grad.fill_(math.inf)
+
+    assert trace(model, passes).origin is not Origin.CHANCE
 
 
 def padded(model, *, fill):

@@ -1,46 +1,37 @@
-"""A localisation in one sentence."""
+"""A localisation in words: verdict, cause and cure."""
+
+import math
 
 import pytest
 
-from rlwatch.gradloc.report import Cause, Culprit, Localisation, TokenAt, summary_of
+from rlwatch.gradloc.report import Cure, Localisation, message_of, remedy_of
 
 
-def culprit(share=0.4, sequence=3, position=7, why="it is far off"):
-    return Culprit(TokenAt(0, 1, 1, position), sequence, 5, Cause.TOKEN_RATIO, why, share=share)
+def cure(after=1.3, action="with advantages clipped at 2"):
+    return Cure("clip advantages", 2.0, action, 412.0, after)
 
 
 @pytest.mark.parametrize(
     ("report", "sentence"),
     [
-        (Localisation(1.0), "no token has a gradient"),
+        (Localisation(1.0), ""),
+        (Localisation(1.0, statement="rank 1 makes it"), "rank 1 makes it"),
+        (Localisation(1.0, statement="rank 1 makes it", because="it is far off"), "rank 1 makes it: it is far off"),
         (
-            Localisation(1.0, culprits=[culprit()]),
-            "one token at position 7 of sequence 3 contributes 40% of the gradient norm: it is far off",
-        ),
-        (
-            Localisation(1.0, culprits=[culprit(-0.25), culprit(0.2), culprit(0.1)]),
-            "one token at position 7 of sequence 3 contributes -25% of the gradient norm (2 more stand out): "
-            "it is far off",
-        ),
-        (
-            Localisation(1.0, culprits=[culprit(None), culprit(None)]),
-            "one token of sequence 3 has the largest gradient (1 more stand out): it is far off",
-        ),
-        (
-            Localisation(1.0, culprits=[culprit(0.02)], cause=Cause.LAYER, layers={"a": 0.1, "b": 0.85, "c": 0.05}),
-            "b holds 85% of the squared gradient norm; no single token stands out",
-        ),
-        (
-            Localisation(1.0, culprits=[culprit()], cause=Cause.TOKEN_RATIO, layers={"a": 0.1, "b": 0.9}),
-            "one token at position 7 of sequence 3 contributes 40% of the gradient norm: it is far off",
-        ),
-        (
-            Localisation(1.0, culprits=[culprit()], cause=Cause.LAYER),
-            "one token at position 7 of sequence 3 contributes 40% of the gradient norm: it is far off",
+            Localisation(412.0, statement="one token makes it", because="it is far off", remedy=remedy_of([cure()])),
+            "one token makes it: it is far off; with advantages clipped at 2 the norm goes from 412 to 1.3",
         ),
     ],
-    ids=["nothing", "one", "several", "no direction", "a layer", "layers that explain nothing", "no layers known"],
+    ids=["nothing", "a verdict", "and why", "and what helps"],
 )
-def test_the_worst_is_said_and_how_many_more_there_are(report, sentence):
-    """A layer only where it is the cause; a share only where there is a direction."""
-    assert summary_of(report) == sentence
+def test_verdict_cause_and_cure_are_one_sentence(report, sentence):
+    """What is not known is left out."""
+    assert message_of(report) == sentence
+
+
+def test_the_first_cure_that_is_known_is_told():
+    """A norm that is none is no cure."""
+    cures = [cure(math.nan), cure(action="with the token masked")]
+
+    assert remedy_of(cures) == "with the token masked the norm goes from 412 to 1.3"
+    assert remedy_of([]) == ""

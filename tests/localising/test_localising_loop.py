@@ -198,11 +198,12 @@ def test_a_step_with_a_culprit_is_left_out_if_that_is_wanted():
 
 
 def test_a_budget_that_is_spent_is_kept():
-    """Refusals are counted; the first localisation is always granted."""
+    """Refusals are counted, and say so; the first localisation is always granted."""
     run = FakeRun()
     train(lambda p, o: watched(p, o, run, localise=Localise(threshold=1e-12, share=1e-9, allowance_s=1e-9)), steps=4)
 
-    assert [event.step for event in localised(run)] == [1]
+    assert [event.step for event in localised(run) if not event.body["why_not"]] == [1]
+    assert ["budget" in event.body["why_not"] for event in localised(run)] == [False, True, True, True]
     assert run.counters["localisations_refused"] == 3
 
 

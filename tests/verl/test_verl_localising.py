@@ -199,13 +199,15 @@ def test_an_ordinary_step_is_let_pass(policy):
 
 
 def test_the_budget_is_that_of_the_workers_life(policy):
-    """The first spike is granted beyond it; then nothing, at whatever step, until enough training has gone by."""
+    """The first spike is granted beyond it; then none, at whatever step, until enough training has gone by; each says so."""
     worker = localising(policy, **ALWAYS, allowance_s=0.0, share=1e-6)
 
     for step, localised, refused in [(1, 1, 1), (2, 0, 3)]:
         tiny.update(worker)
         (reply,) = accepted([worker.rlwatch_collect(step)])
-        assert (len(reply["localised"]), reply["localisations_refused"]) == (localised, refused)
+        why_not = [one["event"]["why_not"] for one in reply["localised"]]
+        assert (why_not.count(""), reply["localisations_refused"]) == (localised, refused)
+        assert all("budget" in why for why in why_not if why)
 
 
 def test_adapters_are_localised(policy):

@@ -341,6 +341,11 @@ class Watcher(Steering):
         or when and how closely (:class:`~rlwatch.integrations.localising.Localise`). It needs :meth:`forward`, and
         waits for the device once a step, for the norm. By default in a loop of one process; with several ranks every
         rank must ask for it.
+    rows
+        How to cut the arguments of :meth:`forward` to some of its sequences, for a spike: called with a list of row
+        numbers and those arguments, it returns a tuple of arguments for these rows only. By default whatever has one
+        row for each sequence is cut (tensors, lists, what mappings and objects hold, what the function closes over).
+        Either way what comes out is compared with what the sequence gave among the others.
     strict
         Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
     run
@@ -381,6 +386,7 @@ class Watcher(Steering):
         completions: bool | KeepCompletions = False,
         level: str = Level.FULL,
         localise: bool | Localise | None = None,
+        rows: Callable[..., tuple[Any, ...]] | None = None,
         strict: bool = False,
         run: Run | None = None,
         link: str | None = None,
@@ -388,7 +394,7 @@ class Watcher(Steering):
     ) -> None:
         compat.check_models(model, ref_model)
         compat.check_optimizer(optimizer)
-        compat.check_callables(save=save, set_kl_coef=set_kl_coef)
+        compat.check_callables(save=save, set_kl_coef=set_kl_coef, rows=rows)
         compat.check_run(run, init_arguments)
         chosen = Level.of(level)
         settings = LossSettings(
@@ -406,11 +412,19 @@ class Watcher(Steering):
             raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
         begin = {**place_here(), **init_arguments}
         recording = begin_together(lambda: init(**begin) if run is None else run, link=link)
+        self._rows = rows
         super().__init__(means, recording, owned=run is None, level=chosen, strict=strict, decode=decode)
         self._given(clip=clip, optimizer=optimizer)
         samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
         localiser = localiser_of(self.seam, wish, decode)
+        self._localiser = localiser
         self.collector = Collector(self.steps, chosen, settings, means, generation, samples, scaler, localiser)
+
+    @override
+    def _delivered(self, step: int, measured: dict[str, float]) -> None:
+        super()._delivered(step, measured)
+        if self._localiser is not None:
+            self._localiser.delivered(measured)
 
     def rollouts(
         self,
@@ -427,6 +441,7 @@ class Watcher(Steering):
         retention: Any = None,
         prompts: Sequence[str] | None = None,
         completions: Sequence[str] | None = None,
+        prompt_index: Any = None,
     ) -> None:
         """Look at one generation of B responses, before the steps that train on it; its numbers are of the next step.
 
@@ -453,6 +468,8 @@ class Watcher(Steering):
             (B, T) ids of the sampled tokens, and which of them the policy sampled; or rows of unequal length.
         retention
             Iterations a response was carried over.
+        prompt_index
+            Row of the dataset that each prompt is, so that culprits of a spike tell it.
         prompts, completions
             Texts. A few are measured on a thread of their own; they are kept only if :class:`Watcher` was asked to.
         """
@@ -476,6 +493,7 @@ class Watcher(Steering):
         staleness: Rows = None,
         experts: Rows = None,
         rollout_experts: Rows = None,
+        responses: Any = None,
     ) -> None:
         """Look at one micro-batch of B responses, T tokens wide; call it once for each forward of the loss.
 
@@ -510,6 +528,9 @@ class Watcher(Steering):
             (B,) policy versions between the rollout and this update.
         experts, rollout_experts
             (B, T, layers, k) experts a token was routed to, in the trainer and in the rollout engine.
+        responses
+            (B,) which responses of the last :meth:`rollouts` these are, counted from 0, so that culprits of a spike
+            tell prompt, group, task and reward. Not needed where both were given ``ids`` of the same width.
         """
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**inputs)
@@ -526,7 +547,7 @@ class Watcher(Steering):
         before = self.seam.attempt("forward", RandomState.now) if self.collector.localises else None
         result = compute(*args, **kwargs)
         if before is not None:
-            self.seam.attempt("forward", self.collector.ran, Call(compute, args, kwargs), result, before)
+            self.seam.attempt("forward", self.collector.ran, Call(compute, args, kwargs, self._rows), result, before)
         return result
 
     def gradients(self) -> None:

@@ -3,80 +3,256 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rlwatch.gradloc.passes import Outputs, Passes, RandomState
+from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState, Undivided
+from rlwatch.gradloc.rerun import out_of_memory
+from rlwatch.integrations.torch.rows import Cut
+from rlwatch.seam import asked, described
 from rlwatch.tensors.tokens import TokenBatch
 
+NOT_RUN = "its log-probs do not come out of Watcher.forward()"
+NO_GRAPH = "the log-probs that were observed carry no gradient"
 STRANGE = "it is not what forward() returned, so its gradient cannot be localised"
+
+
+Pick = Callable[..., Any]
+"""A loop's own cut: (rows, *arguments of the forward) -> a tuple of its arguments for those sequences only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the loop's own function; ``logp`` and ``entropy`` say which of its results they are."""
+    """One call of the loop's own function; ``logp`` and ``entropy`` say which of its results they are.
+
+    ``shape`` (B, T) is what the log-probs are padded to, ``pick`` how the loop itself cuts the arguments, if it does.
+    """
 
     compute: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    logp: int | None = None
+    pick: Pick | None = None
+    logp: int = 0
     entropy: int | None = None
+    shape: tuple[int, int] = (1, 0)
 
-    def again(self, rows: Sequence[int] | None = None) -> Outputs:  # noqa: ARG002  (a loop's function runs whole)
-        """Run it again."""
-        results = parts_of(self.compute(*self.args, **self.kwargs))
-        return Outputs(results[self.logp or 0], None if self.entropy is None else results[self.entropy])
+    def again(self, rows: Sequence[int] | None = None) -> Outputs:
+        """Run it again; of some sequences only where ``rows`` says which.
+
+        Raises
+        ------
+        Undivided
+            Its arguments cannot be cut, or it does not run with those that were.
+        """
+        if rows is None or self.shape[0] == 1:
+            return self._outputs(self.compute(*self.args, **self.kwargs))
+
+        def failed(error: Exception) -> Outputs:
+            if isinstance(error, Undivided) or out_of_memory(error):
+                raise error
+            raise Undivided(f"the forward of one sequence failed: {described(error)}") from None
+
+        return asked(lambda: self._outputs(self._of(rows)), failed)
+
+    def _of(self, rows: Sequence[int]) -> Any:
+        if self.pick is not None:
+            picked = self.pick(list(rows), *self.args, **self.kwargs)
+            if not isinstance(picked, tuple):
+                raise Undivided("what rows= returned is no tuple of arguments")
+            return self.compute(*picked)
+        cut = Cut(self.shape[0], rows)
+        compute, args = cut.function(self.compute), [cut(each) for each in self.args]
+        kwargs = {name: cut(each) for name, each in self.kwargs.items()}
+        if not cut.changed:
+            raise Undivided("no argument of the forward has one row for each sequence; Watcher(rows=) can say how")
+        return compute(*args, **kwargs)
+
+    def _outputs(self, result: Any) -> Outputs:
+        width = self.shape[1]
+        entropy = None if self.entropy is None else _padded(_part(result, self.entropy), width)
+        return Outputs(_padded(_part(result, self.logp), width), entropy)
 
 
 @dataclass(slots=True)
 class Ran:
-    """The forward that ran last: its results (with the graph: not for long), and the generators as it found them."""
+    """The forward that ran last: its result (with the graph: not for long), and the generators as it found them."""
 
     call: Call
-    results: Sequence[Any]
+    result: Any
     random: RandomState
+    drew: bool
+
+
+class Origin:
+    """The generation that sequences of a step came from: prompt, group, sample, task and reward of each."""
+
+    def __init__(self) -> None:
+        self._generation: Mapping[str, Any] = {}
+        self._first, self._count = 0, 0
+        self._observed: list[tuple[LossPass, Any, Any]] = []
+
+    def generated(self, inputs: Mapping[str, Any]) -> None:
+        """A generation, as passed to ``rollouts``; only looked into where a spike asks for it."""
+        self._first += self._count
+        self._generation = inputs
+        sizes = (
+            len(value) for name in COLUMNS if (value := inputs.get(name)) is not None and hasattr(value, "__len__")
+        )
+        self._count = next(sizes, 0)
+
+    def observed(self, one: LossPass, inputs: Mapping[str, Any]) -> None:
+        """A pass, and which responses of the generation it has, if the loop says so."""
+        self._observed.append((one, inputs.get("responses"), inputs.get("ids")))
+
+    def forget(self) -> None:
+        """The step is over."""
+        self._observed.clear()
+
+    def identify(self, passes: Sequence[LossPass]) -> None:
+        """Tell the passes whose sequences they hold. Waits for the device."""
+        columns = self._columns()
+        for one, responses, ids in self._observed:
+            places = _counted(responses) if responses is not None else _found(ids, self._generation.get("ids"))
+            if places is None or not any(one is each for each in passes) or len(places) != one.shape[0]:
+                continue
+            picked = {n: [v[i] if 0 <= i < len(v) else None for i in places] for n, v in columns.items()}
+            rewards = picked.pop("reward", None)
+            if rewards is not None:
+                numbers = [nan if value is None else float(value) for value in rewards]
+                one.rewards = torch.tensor(numbers, device=one.tokens.logp.device)
+            one.identify(picked)
+
+    def _columns(self) -> dict[str, list[Any]]:
+        given = {ours: self._generation.get(name) for name, ours in COLUMNS.items()}
+        found = {name: _counted(values) for name, values in given.items() if values is not None}
+        columns: dict[str, list[Any]] = {name: list(values) for name, values in found.items() if values is not None}
+        columns["rollout"] = [self._first + i for i in range(self._count)]
+        groups = self._generation.get("groups")
+        names = (
+            [i // groups for i in range(self._count)] if isinstance(groups, int) and groups > 0 else _counted(groups)
+        )
+        if names:
+            columns["group"] = [str(name) for name in names]
+            columns["sample"] = [names[:i].count(name) for i, name in enumerate(names)]
+        return columns
+
+
+COLUMNS = {"rewards": "reward", "tasks": "task", "prompts": "prompt", "prompt_index": "prompt_index"}
+"""Inputs of ``rollouts`` with one entry for each response -> what they are called of a culprit."""
+
+
+def _counted(values: Any) -> list[Any] | None:
+    """A list of plain values; None of what is none."""
+    if values is None or isinstance(values, str | int):
+        return None
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def _found(ids: Any, known: Any) -> list[int] | None:
+    """Row of ``known`` that each row of ``ids`` is; -1 for none, None where they cannot be compared."""
+    both = (ids, known)
+    if not all(isinstance(x, Tensor) and not x.is_nested and x.dim() == 2 for x in both):
+        return None
+    if ids.shape[1] != known.shape[1]:
+        return None
+    same = (ids[:, None] == known.to(ids.device)[None]).all(-1)
+    found: list[int] = torch.where(same.any(1), same.to(torch.uint8).argmax(1), -1).tolist()
+    return found
 
 
 @dataclass(slots=True)
 class LossPasses:
-    """Ties what ``forward`` returned to what ``observe`` is given."""
+    """Ties what ``forward`` returned to what ``observe`` is given. ``missing`` says why the last was not kept."""
 
     passes: Passes
+    missing: str = ""
+    origin: Origin = field(default_factory=Origin)
     _ran: Ran | None = field(default=None, init=False)
 
     def ran(self, call: Call, result: Any, before: RandomState) -> None:
         """A forward ran."""
-        self._ran = Ran(call, parts_of(result), before)
+        self._ran = Ran(call, result, before, not before.same(RandomState.now()))
 
     def observed(self, inputs: Mapping[str, Any], tokens: TokenBatch) -> dict[str, str]:
         """Tie the forward to its log-probs, before their backward. Returns what is wrong with them, if anything."""
         ran, self._ran = self._ran, None
         logp, entropy = inputs.get("logp"), inputs.get("entropy")
-        if ran is None or not isinstance(logp, Tensor) or not logp.requires_grad:
+        if ran is None or not _carries_gradient(logp):
+            self.missing = NOT_RUN if ran is None else NO_GRAPH
             return {}
-        at = _index(logp, ran.results)
-        if at is None or logp.shape != tokens.logp.shape:
+        at, second = _place(logp, ran.result), _place(entropy, ran.result)
+        rows, width = tokens.logp.shape
+        if at is None:
+            self.missing = STRANGE
             return {"logp": STRANGE}
-        call = Call(ran.call.compute, ran.call.args, ran.call.kwargs, at, _index(entropy, ran.results))
-        outputs = Outputs(logp, entropy if call.entropy is not None else None)
-        self.passes.add(call.again, outputs, tokens, random=ran.random, drew=True)
+        call = replace(ran.call, logp=at, entropy=second, shape=(int(rows), int(width)))
+        parts = {"logp": logp} | ({} if second is None else {"entropy": entropy})
+        whole = {name: part for name, part in parts.items() if isinstance(part, Tensor) and not part.is_nested}
+        outputs = Outputs(**{"logp": tokens.logp, **whole})
+        one = self.passes.add(call.again, outputs, tokens, random=ran.random, drew=ran.drew, divides=None)
+        self.origin.observed(one, inputs)
+        for name in parts.keys() - whole.keys():
+            self._hook_rows(one, name, parts[name])
         return {}
 
     def forget(self) -> None:
         """The step is over."""
-        self._ran = None
+        self._ran, self.missing = None, ""
+        self.origin.forget()
         self.passes.clear()
 
+    def _hook_rows(self, one: LossPass, name: str, part: Any) -> None:
+        """Read the coefficients of rows of unequal length: a nested tensor has one gradient, a list one for each."""
+        for place, each in enumerate([part] if isinstance(part, Tensor) else part):
+            if each.requires_grad:
+                each.register_hook(self.passes.contained(_Rows(one, name, place)))
 
-def parts_of(result: Any) -> Sequence[Any]:
-    """Results of a function, one by one."""
-    return result if isinstance(result, tuple | list) else (result,)
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Adds the gradient of row ``place``, or of all rows of a nested tensor, to the coefficients."""
+
+    one: LossPass
+    name: str
+    place: int
+
+    def __call__(self, gradient: Tensor) -> None:
+        coefficient = self.one.coefficients.setdefault(self.name, torch.zeros_like(self.one.tokens.logp))
+        gradient = gradient.detach()
+        rows = enumerate(gradient.unbind()) if gradient.is_nested else [(self.place, gradient)]
+        for i, row in rows:
+            coefficient[i, : len(row)] += row
 
 
-def _index(wanted: Any, results: Sequence[Any]) -> int | None:
-    """Index of the result that is ``wanted`` itself."""
-    if not isinstance(wanted, Tensor):
-        return None
-    return next((i for i, result in enumerate(results) if result is wanted), None)
+def _carries_gradient(logp: Any) -> bool:
+    rows = logp if isinstance(logp, tuple | list) else [logp]
+    return any(isinstance(row, Tensor) and row.requires_grad for row in rows)
+
+
+def _padded(part: Any, width: int) -> Tensor:
+    """(B, at least ``width``) with the graph; rows of unequal length filled with zeros."""
+    if isinstance(part, Tensor) and not part.is_nested:
+        return part
+    rows = part.unbind() if isinstance(part, Tensor) else part
+    return torch.stack([pad(row, (0, max(0, width - len(row)))) for row in rows])
+
+
+ALL = -1
+"""Stands for the result itself where an index is asked for."""
+
+
+def _part(result: Any, place: int) -> Any:
+    return result if place == ALL else result[place]
+
+
+def _place(wanted: Any, result: Any) -> int | None:
+    """Place of ``wanted`` itself in the result of a function."""
+    if wanted is None or wanted is result:
+        return None if wanted is None else ALL
+    parts = result if isinstance(result, tuple | list) else ()
+    return next((i for i, part in enumerate(parts) if part is wanted), None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlwatch.gradloc.passes import Passes, RandomState
 from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.localising import Localiser, Spike
+from rlwatch.integrations.localising import UNKEPT, Localiser, Spike
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
 from rlwatch.integrations.torch.batch import NO_DATA, GenerationReader, LossSettings, Reader, Samples
 from rlwatch.integrations.torch.commands import Means
@@ -157,6 +157,8 @@ KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollou
 """Fields of a batch whose values a statistic may keep."""
 TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
+UNREAD = (*TEXTS, "prompt_index", "responses")
+"""Inputs that no statistic is made of."""
 Refused = Mapping[str, str]
 """Input that was left out -> why."""
 
@@ -178,6 +180,8 @@ class Collector:
 
     def __post_init__(self) -> None:
         self._loss_passes = LossPasses(Passes() if self.localiser is None else self.localiser.passes)
+        if self.localiser is not None:
+            self.localiser.rewards = self._loss_passes.origin.identify
 
     @property
     def localises(self) -> bool:
@@ -186,12 +190,15 @@ class Collector:
 
     def ran(self, call: Call, result: Any, before: RandomState) -> None:
         """The forward of a loss ran; its log-probs are observed next."""
+        if self.localiser is not None:
+            self.localiser.expects = True
         self._loss_passes.ran(call, result, before)
 
     def rollouts(self, inputs: Mapping[str, Any]) -> Refused:
         """Measure a generation."""
         self._begin()
-        batch = self.generation.read({name: value for name, value in inputs.items() if name not in TEXTS})
+        self.steps.seam.attempt("responses of a generation", self._loss_passes.origin.generated, inputs)
+        batch = self.generation.read({name: value for name, value in inputs.items() if name not in UNREAD})
         if batch is not None:
             self.steps.tally.add_stats(observe_responses(batch))
         self.steps.seam.attempt("completions", self.samples.offer, self.steps.last + 1, inputs)
@@ -205,7 +212,7 @@ class Collector:
         reader = Reader(self.settings)
         full = self.level.includes(Level.FULL)
         with torch.no_grad():
-            batch = reader.read(inputs)
+            batch = reader.read({name: value for name, value in inputs.items() if name not in UNREAD})
             if batch is not None and batch.logp.is_meta:
                 reader.refused["logp"], batch = NO_DATA, None
             if batch is not None:
@@ -228,7 +235,8 @@ class Collector:
     def _localise(self) -> None:
         """The gradient is complete and not used yet."""
         model, localiser = self.means.model, self.localiser
-        if localiser is not None and model is not None and model.training:
+        if localiser is not None and model is not None:
+            localiser.missing = self._loss_passes.missing or UNKEPT
             scale, left = scales(self.means.optimizer, self.scaler)
             localiser.check(Spike(model, self.steps.last + 1, scale=scale, left=left))
             localiser.skip_culprit()

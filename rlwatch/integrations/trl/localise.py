@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
 from rlwatch.gradloc.recording import Context
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.localising import Localise, Localiser, Spike
+from rlwatch.integrations.localising import UNKEPT, Localise, Localiser, Spike
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
-from rlwatch.seam import Seam
+from rlwatch.integrations.trl.batch import Scored, as_text, tasks_of
+from rlwatch.seam import Seam, asked
 from rlwatch.tensors.tokens import TokenBatch
 
+EVALUATING = "the model is in evaluation mode, in which the trainer is not watched"
 IDS = ("prompt_ids", "completion_ids")
 """By which a sequence is known again: TRL shuffles a generation before it trains on it."""
 MASKS = ("prompt_mask", "completion_mask")
@@ -48,18 +51,24 @@ class Localising:
         self._trainer = trainer
         self._tap = LossPassTap(trainer, seam, localiser.passes)
         self._inputs: list[Mapping[str, Any]] = []
-        self._generated: tuple[Mapping[str, Any], Tensor] | None = None
+        self._generated: Generated | None = None
+        self._generations = 0
+        self._dataset = PromptRows(trainer)
         localiser.rewards = self._add_rewards
         localiser.contexts = self._contexts
+        localiser.expects = True
         localiser.autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.accelerator.mixed_precision, "")
 
     def attach(self, live: Callable[[], bool]) -> None:
         """Watch the forward of the loss while ``live``."""
         self._tap.attach(live)
 
-    def generated(self, outputs: Mapping[str, Any], rewards: Tensor) -> None:
-        """A generation, and the rewards (N,) of its sequences."""
-        self._generated = {name: outputs[name] for name in IDS if name in outputs}, rewards
+    def generated(self, outputs: Mapping[str, Any], rewards: Tensor, scored: Scored) -> None:
+        """A generation, the rewards (N,) of its sequences, and what they were made of."""
+        known = {name: outputs[name] for name in IDS if name in outputs}
+        step = int(self._trainer.state.global_step)
+        self._generated = Generated(known, rewards, scored, self._generations, step)
+        self._generations += 1
 
     def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
         """A loss pass is over, its backward comes next."""
@@ -75,6 +84,7 @@ class Localising:
         """The gradient is complete; ``total`` is its norm before clipping, if the trainer computed it."""
         try:
             model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            self.localiser.missing = UNKEPT if model.training else EVALUATING
             step = int(self._trainer.state.global_step) + 1
             self.localiser.check(Spike(model, step, total, self._loss_scale()))
         finally:
@@ -87,12 +97,18 @@ class Localising:
 
     def _add_rewards(self, passes: list[LossPass]) -> None:
         """Find each sequence of the step in the generation it came from."""
-        if self._generated is None or len(passes) != len(self._inputs):
+        made = self._generated
+        if made is None or len(passes) != len(self._inputs):
             return
-        known, rewards = self._generated
+        columns = identity_of(self._trainer, made, self._dataset)
         for one, inputs in zip(passes, self._inputs, strict=True):
-            if known.keys() <= inputs.keys():
-                one.rewards = _looked_up(inputs, known, rewards.to(one.tokens.logp.device))
+            at = _places(inputs, made.known) if made.known.keys() <= inputs.keys() else None
+            if at is None:
+                continue
+            rewards = made.rewards.to(at.device)
+            one.rewards = torch.where(at < 0, torch.nan, rewards[at.clamp(min=0)]).to(one.tokens.logp.device)
+            rows = at.tolist()
+            one.identify({name: [values[i] if i >= 0 else None for i in rows] for name, values in columns.items()})
 
     def _contexts(self) -> list[Context]:
         """Inputs that the forward of each micro-batch read."""
@@ -105,12 +121,82 @@ def _whole(inputs: Mapping[str, Tensor], names: tuple[str, str]) -> Tensor:
     return torch.cat([inputs[name] for name in names], 1)
 
 
-def _looked_up(inputs: Mapping[str, Tensor], known: Mapping[str, Tensor], rewards: Tensor) -> Tensor | None:
-    """(B,) the reward of the sequence with the same ids; NaN where there is none, None where the widths differ."""
+def _places(inputs: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Tensor | None:
+    """(B,) which sequence of the generation has the same ids; -1 where none has, None where the widths differ."""
     if any(inputs[name].shape[1:] != known[name].shape[1:] for name in known):
         return None
     same = torch.stack([(inputs[n][:, None] == known[n][None]).all(-1) for n in known]).all(0)
-    return torch.where(same.any(1), rewards[same.to(torch.uint8).argmax(1)], torch.nan)
+    return torch.where(same.any(1), same.to(torch.uint8).argmax(1), -1)
+
+
+# Whose sequences these are: prompt, group, sample, task and rewards, as the generation knows them.
+
+INDEX_COLUMNS = ("index", "idx", "id")
+"""Columns of a dataset that number its rows, the first that is there and holds integers."""
+LOOKED_THROUGH = 200_000
+"""Rows of a dataset at most in which a prompt is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One generation of this rank: ``known`` ids (N, ...) and ``rewards`` (N,) of its sequences.
+
+    It was the ``number``-th of the run, after ``step`` optimizer steps.
+    """
+
+    known: Mapping[str, Tensor]
+    rewards: Tensor
+    scored: Scored
+    number: int
+    step: int
+
+
+class PromptRows:
+    """Finds the row of the trainer's dataset that a prompt is; looks through it once, when first asked."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._places: dict[str, int] | None = None
+
+    def of(self, row: Mapping[str, Any], prompt: Any) -> int | None:
+        """Row of the dataset with this ``prompt``, of which ``row`` is a copy; the first, where several have it."""
+        numbers = (row.get(name) for name in INDEX_COLUMNS)
+        number = next((n for n in numbers if isinstance(n, int) and not isinstance(n, bool)), None)
+        if number is not None:
+            return number
+        if self._places is None:
+            self._places = asked(self._looked_through, lambda _: {})
+        return self._places.get(as_text(prompt))
+
+    def _looked_through(self) -> dict[str, int]:
+        dataset = self._trainer.train_dataset
+        if not hasattr(dataset, "__len__") or len(dataset) > LOOKED_THROUGH:
+            return {}
+        places: dict[str, int] = {}
+        for i, prompt in enumerate(dataset["prompt"]):
+            places.setdefault(as_text(prompt), i)
+        return places
+
+
+def identity_of(trainer: Any, made: Generated, dataset: PromptRows) -> dict[str, list[Any]]:
+    """Columns of :data:`rlwatch.gradloc.passes.IDENTITY` for the N sequences of a generation. Waits for the device."""
+    scored, count, every = made.scored, len(made.scored.completions), int(made.scored.rewards.shape[0])
+    size = max(1, int(getattr(trainer, "num_generations", 1)))
+    first = int(trainer.accelerator.process_index) * count
+    places = [first + i for i in range(count)]
+    parts = scored.rewards[first : first + count].tolist()
+    names = list(getattr(trainer, "reward_func_names", ()))
+    tasks = tasks_of(scored.rows)
+    return {
+        "prompt_index": [dataset.of(row, prompt) for row, prompt in zip(scored.rows, scored.prompts, strict=False)],
+        "prompt": [as_text(prompt) for prompt in scored.prompts],
+        "group": [str((made.number * every + place) // size) for place in places],
+        "sample": [place % size for place in places],
+        "rollout": [str(made.number * every + place) for place in places],
+        "sampler_version": [made.step] * count,
+        "reward_parts": [json.dumps(dict(zip(names, given, strict=False))) for given in parts],
+        **({} if tasks is None else {"task": [None if task is None else str(task) for task in tasks]}),
+    }
 
 
 # The loss passes of a GRPO or RLOO trainer, kept until the optimizer has stepped so that they can be run again.

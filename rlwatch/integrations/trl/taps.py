@@ -90,8 +90,7 @@ class Taps(TrainerTaps):
             self._seam.attempt("localisation", self._complete, self._localising, total)
 
     def _complete(self, localising: Localising, total: Tensor | float | None) -> None:
-        if self.trainer.model.training:
-            localising.check(total)
+        localising.check(total)
 
     def delivered(self, metrics: Mapping[str, float]) -> None:
         """The metrics of a step have arrived."""
@@ -134,7 +133,7 @@ class Taps(TrainerTaps):
     def _after_generation(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
         stats, scored = self._generations.take(result)
         if self._localising is not None and scored is not None:
-            self._localising.generated(result, self._generations.rewards(scored))
+            self._localising.generated(result, self._generations.rewards(scored), scored)
         self.tally.add_stats(stats)
         with torch.no_grad():
             self.tally.add_stats(self._passes.take(result))

@@ -273,6 +273,21 @@ def rewards_of(data: Any, where: Packed) -> Tensor | None:
     return None if scores is None else scores.sum(1)
 
 
+NAMED = {"uid": "group", "data_source": "task", "request_id": "rollout", "index": "prompt_index"}
+"""verl's name of what it knows of a response, where it sends that along -> ours."""
+
+
+def identity_of(data: Any, rows: int) -> dict[str, list[Any]]:
+    """Columns of :data:`rlwatch.gradloc.passes.IDENTITY` of the responses in ``data``, as far as verl sent them."""
+    given = {ours: data.get(name, None) for name, ours in NAMED.items()}
+    found = {name: _listed(values) for name, values in given.items() if values is not None}
+    extra = data.get("extra_info", None)
+    if "prompt_index" not in found and extra is not None:
+        infos = _listed(extra)
+        found["prompt_index"] = [info.get("index") if isinstance(info, Mapping) else None for info in infos]
+    return {name: values for name, values in found.items() if len(values) == rows}
+
+
 def _column(data: Any, name: str, width: int) -> Tensor | None:
     """(B, T) with zeros for padding, as verl's losses see it; None where it is not there or has another shape."""
     column = data.get(name, None)

@@ -27,7 +27,7 @@ from rlwatch.integrations.localising import (
     world_of,
 )
 from rlwatch.integrations.step_tally import Decode
-from rlwatch.integrations.verl.batch import Packed, rewards_of, tokens_of
+from rlwatch.integrations.verl.batch import Packed, identity_of, rewards_of, tokens_of
 from rlwatch.integrations.verl.compat import PASSES, STEPS
 from rlwatch.integrations.verl.settings import hindrance
 from rlwatch.integrations.weights import flattened, gradients_of
@@ -41,6 +41,7 @@ class Localising:
 
     def __init__(self, engine: Any, seam: Seam, settings: Localise, world: World, decode: Decode | None = None) -> None:
         self.localiser = Localiser(seam, settings, decode=decode, world=world)
+        self.localiser.expects = True
         self._tap = LossPassTap(engine, seam, self.localiser.passes)
         self._engine = engine
         self._settings = settings
@@ -232,6 +233,7 @@ class LossPassTap:
             tokens, rewards = tokens_of(data, detached, where), rewards_of(data, where)
         again = _Again(call, where.width)
         one = self._passes.add(again, detached, tokens, random=call.random, drew=drew, rewards=rewards)
+        self._seam.attempt("whose responses", lambda: one.identify(identity_of(data, one.shape[0])))
         for name, part in parts.items():
             if part.requires_grad:
                 part.register_hook(self._passes.contained(_Reader(one.coefficients, name, where)))  # type: ignore[no-untyped-call]

@@ -1,0 +1,245 @@
+"""Cures: the gradient norm that a step would have had, had its loss clipped, masked, corrected or rescaled something.
+
+A change of the loss is a change of coefficients, ``a`` to ``a'``; with the gradient g that training holds, the norm
+would have been ``||g + sum (a' - a) dlogp/dtheta||``: exactly, by a backward of the changed responses alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlwatch.gradloc.culprits import HostPass
+from rlwatch.gradloc.direction import Direction
+from rlwatch.gradloc.distributed import World, sharded_modules
+from rlwatch.gradloc.gradients import beside_training, run_again
+from rlwatch.gradloc.loss_form import COLUMNS
+from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.report import Cure
+from rlwatch.gradloc.rerun import tried
+
+RATIO_CAP = 3.0
+"""Ratios are clipped at it: the usual cap of dual-clip PPO."""
+WEIGHT_CAP = 2.0
+"""Importance weights are truncated at it."""
+RESPONSE_CAP = 1.22
+"""Geometric mean of the ratios of a response beyond which it is masked: e^0.2."""
+GAP_CAP = 3.0
+"""nats: log-ratios to the reference are clipped at it."""
+
+Keep = Callable[[HostPass], tuple[np.ndarray, np.ndarray]]
+"""What of the policy's and of the KL term's part of each coefficient (B, T) a cure keeps: factors."""
+
+
+def scaled(policy: float, kl: float = 1.0) -> Keep:
+    """The same factors for all tokens."""
+    return lambda host: (np.full(host.mask.shape, policy), np.full(host.mask.shape, kl))
+
+
+UNCHANGED = scaled(1.0)
+"""All of them."""
+
+
+def masked(places: Sequence[np.ndarray], hosts: Sequence[HostPass]) -> Keep:
+    """Nothing of the tokens at ``places``, (B, T) of each of ``hosts``."""
+    where = {id(host): place for host, place in zip(hosts, places, strict=True)}
+
+    def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
+        kept = np.where(where[id(host)], 0.0, 1.0)
+        return kept, kept
+
+    return keep
+
+
+def clipped_advantages(cap: float) -> Keep:
+    """Advantages within [-cap, cap]."""
+
+    def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
+        size = np.abs(_column(host, "advantage"))
+        return np.where(size > cap, cap / np.maximum(size, 1e-300), 1.0), np.ones(host.mask.shape)
+
+    return keep
+
+
+def clipped_ratios(cap: float, name: str = "ratio") -> Keep:
+    """No policy term of tokens whose ratio (of that name) is above ``cap``: there a clipped loss is flat."""
+
+    def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(_column(host, name) > math.log(cap), 0.0, 1.0), np.ones(host.mask.shape)
+
+    return keep
+
+
+def truncated_weights(cap: float, name: str = "weight") -> Keep:
+    """Importance weights at ``cap`` at most, where the loss takes them as they are or at a higher cap."""
+
+    def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
+        over = np.maximum(_column(host, name) - math.log(cap), 0.0)
+        if host.form is not None and host.loss is not None:  # a cap of the loss has taken a part of it already
+            shape, table = host.form.shape, np.moveaxis(host.loss, 0, -1)[host.mask]
+            policy, _ = host.form.parts(table)
+            with np.errstate(all="ignore"):
+                seen = np.log(np.abs(policy) / np.abs(host.form.policy * shape.policy(table)))
+            total = np.zeros(host.mask.shape)
+            total[host.mask] = np.nan_to_num(seen, neginf=0.0, posinf=0.0)
+            over = np.maximum(over + np.minimum(total, 0.0), 0.0)
+        return np.exp(-over), np.ones(host.mask.shape)
+
+    return keep
+
+
+def clipped_gaps(cap: float) -> Keep:
+    """The KL term's log-ratios to the reference within [-cap, cap]."""
+
+    def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
+        kept = np.ones(host.mask.shape)
+        if host.form is not None and host.loss is not None:
+            table = np.moveaxis(host.loss, 0, -1)[host.mask]
+            cut = table.copy()
+            at = COLUMNS.index("gap")
+            cut[:, at] = np.clip(cut[:, at], -cap, cap)
+            # Where a gap is cut, the term is flat in the log-prob: k3 - gap - 1 of a constant has no gradient.
+            kept[host.mask] = np.where(cut[:, at] != table[:, at], 0.0, 1.0)
+        return np.ones(host.mask.shape), kept
+
+    return keep
+
+
+def _column(host: HostPass, name: str) -> np.ndarray:
+    """(B, T) of :data:`COLUMNS`, 0 where not known."""
+    if host.loss is None:
+        return np.zeros(host.mask.shape)
+    return np.where(host.mask, np.nan_to_num(host.loss[COLUMNS.index(name)]), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A cure to be tried: ``keep`` says what is left of the coefficients, ``entropy`` what of those of the entropies;
+    ``only`` that all other terms go.
+    """
+
+    kind: str
+    value: float | None
+    action: str
+    keep: Keep = UNCHANGED
+    only: bool = False
+    entropy: float = 1.0
+
+
+@dataclass(slots=True)
+class Pharmacy:
+    """Tries cures on one step. A collective: all ranks make the same proposals in the same order.
+
+    ``backwards`` counts those of responses that it took.
+    """
+
+    model: nn.Module
+    passes: Passes
+    hosts: Sequence[HostPass]
+    direction: Direction
+    world: World
+    backwards: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def cure(self, proposal: Proposal) -> Cure | None:
+        """The norm with it; None where that cannot be told."""
+        before = self.direction.norm
+        if sharded_modules(self.model):
+            return None
+        changes = self._without_other_terms() if proposal.only else self._changes(proposal)
+        entropy = 1.0 if proposal.only else proposal.entropy - 1.0
+        changed = any(change is not None for change in changes)
+        ranks = self.world.sum(torch.tensor(float(changed), dtype=torch.float64))
+        if not float(ranks):
+            return None
+        if self.world.size > 1 and (float(ranks) > 1 or proposal.only):
+            return None  # gradients of several ranks would have to travel
+        after, why = tried(lambda: self._norm(changes, entropy, alone=proposal.only)) if changed else (0.0, "")
+        whole = float(self.world.sum(torch.tensor(math.nan if after is None else after, dtype=torch.float64)))
+        if why:
+            self.notes.append(f"cures: {why}")
+        if not math.isfinite(whole):
+            return None
+        return Cure(proposal.kind, proposal.value, proposal.action, before, whole)
+
+    def _changes(self, proposal: Proposal) -> list[np.ndarray | None]:
+        """(B, T) what is added to the coefficients of each pass; None where nothing is."""
+        found: list[np.ndarray | None] = []
+        for host in self.hosts:
+            policy, kl = parts_of(host)
+            kept = proposal.keep(host)
+            change = np.where(host.mask, (kept[0] - 1) * policy + (kept[1] - 1) * kl, 0.0)
+            found.append(change if np.any(change) or proposal.entropy != 1.0 else None)
+        return found
+
+    def _without_other_terms(self) -> list[np.ndarray | None]:
+        return [np.where(host.mask, sum(parts_of(host)), 0.0) for host in self.hosts]
+
+    def _norm(self, changes: Sequence[np.ndarray | None], entropy: float, *, alone: bool) -> float:
+        """Norm of the gradient with the changes, and ``entropy`` times its coefficients; ``alone``: of these alone."""
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        total: list[Tensor | None] = [None] * len(named)
+        with beside_training(self.model):
+            for one, change in zip(self.passes.all, changes, strict=True):
+                if change is not None:
+                    self._add(one, change, named, total, entropy=entropy)
+        held = self.direction.gradients
+        unit = 0.0 if alone else self.direction.norm / self.direction.length
+        squares = 0.0
+        for (name, _), added in zip(named, total, strict=True):
+            gradient = held.get(name)
+            if added is None and gradient is None:
+                continue
+            whole = 0.0 if gradient is None else gradient.detach().float() * unit
+            whole = whole + (0.0 if added is None else added / self.world.size)
+            squares += float(torch.as_tensor(whole).norm(dtype=torch.float32)) ** 2
+        return math.sqrt(squares)
+
+    def _add(
+        self,
+        one: LossPass,
+        change: np.ndarray,
+        named: Sequence[tuple[str, Tensor]],
+        total: list[Tensor | None],
+        *,
+        entropy: float,
+    ) -> None:
+        """Add the gradient of the changed responses, one by one where that can be done."""
+        rows = list(range(len(change))) if entropy else np.flatnonzero(np.any(change, axis=1)).tolist()
+        # Random numbers that were drawn for all are drawn again for all: one pass, where single ones would take two.
+        for row in rows if one.divides is True and not one.drew else [None]:
+            outputs = run_again(one, None if row is None else [row])
+            parts, weighed = [outputs.logp], [_weights(torch.as_tensor(change), row, outputs.logp)]
+            if entropy and outputs.entropy is not None and "entropy" in one.coefficients:
+                parts.append(outputs.entropy)
+                weighed.append(_weights(one.coefficient("entropy") * entropy, row, outputs.entropy))
+            gradients = torch.autograd.grad(parts, [p for _, p in named], weighed, allow_unused=True)
+            self.backwards += 1
+            for i, gradient in enumerate(gradients):
+                if gradient is not None:
+                    before = total[i]
+                    total[i] = gradient.detach().float() if before is None else before + gradient.detach()
+
+
+def _weights(values: Tensor, row: int | None, part: Tensor) -> Tensor:
+    """Part of ``values`` (B, T) that belongs to a ``part`` of a forward pass: of all sequences, or of one of them."""
+    if row is not None and len(part) == 1:
+        values = values[[row], : part.shape[1]]
+    elif row is not None:
+        values = torch.zeros_like(values).index_copy_(0, torch.tensor([row], device=values.device), values[[row]])
+    return values.to(part)
+
+
+def parts_of(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
+    """(B, T) parts of the policy and of the KL term in each coefficient; all of it the policy's where not known."""
+    whole = np.where(host.mask, np.nan_to_num(host.columns.get("coefficient", np.zeros(host.mask.shape))), 0.0)
+    if host.form is None or host.loss is None:
+        return whole, np.zeros_like(whole)
+    policy, kl = whole.copy(), np.zeros_like(whole)
+    policy[host.mask], kl[host.mask] = host.form.parts(np.moveaxis(host.loss, 0, -1)[host.mask])
+    return policy, kl

@@ -1,0 +1,376 @@
+"""Verdict, cause and cure of a step in words and numbers: from what grew, what stands out, what would have helped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rlwatch.gradloc.attribution import Attribution
+from rlwatch.gradloc.culprits import HostPass, StepLevels, cause_of_step, layer_to_blame
+from rlwatch.gradloc.cures import (
+    GAP_CAP,
+    RATIO_CAP,
+    RESPONSE_CAP,
+    WEIGHT_CAP,
+    Pharmacy,
+    Proposal,
+    clipped_advantages,
+    clipped_gaps,
+    clipped_ratios,
+    masked,
+    parts_of,
+    scaled,
+    truncated_weights,
+)
+from rlwatch.gradloc.distributed import World, gather_plain
+from rlwatch.gradloc.history import History, Scales, Usual, usual_of
+from rlwatch.gradloc.loss_form import LossForm, weight_of
+from rlwatch.gradloc.report import Cause, Culprit, Cure, Unit, Verdict
+from rlwatch.gradloc.verdict import DOMINANT, Blame, Limits, Standing
+from rlwatch.stats import median
+from rlwatch.wording import number, percent
+
+ALIKE = 3.0
+"""All coefficients that are so many times their usual size are a matter of the batch."""
+USUAL_NORM = 3.0
+"""A norm up to so many times its usual size is none to explain any further."""
+MAJOR = 0.5
+"""A term that makes this part of the coefficients, or of the norm, is what they consist of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """Scales of the step and their usual sizes; the ``form`` of its loss, and the usual weights of its terms.
+
+    ``kl_share`` is the KL term's part in all coefficients, ``weighed`` the median logarithm of ratio and importance
+    weight as the loss takes them.
+    """
+
+    scales: Scales = field(default_factory=dict)
+    usual: Mapping[str, Usual] = field(default_factory=dict)
+    samples: Sequence[np.ndarray] = ()
+    form: LossForm | None = None
+    policy_weight: Usual | None = None
+    kl_weight: Usual | None = None
+    kl_share: float = 0.0
+    weighed: float = 0.0
+
+    @classmethod
+    def of(cls, scales: Scales | None, history: History | None) -> Grown:
+        """Scales as they are given."""
+        if scales is None or history is None:
+            return cls()
+        return cls(scales, history.usual(), history.samples)
+
+    def with_forms(self, hosts: Sequence[HostPass], world: World) -> Grown:
+        """With the form of the loss, of the first rank that could read it. A collective."""
+        form = next((host.form for host in hosts if host.form is not None), None)
+        weights = ([], []) if form is None else weight_of(form, self.samples)
+        parts = [parts_of(host) for host in hosts]
+        sums = [float(sum(np.abs(part[i]).sum() for part in parts)) for i in (0, 1)]
+        body = {
+            "form": None if form is None else form.as_plain(),
+            "weights": weights,
+            "sums": sums,
+            "logs": _logs(hosts),
+        }
+        every = gather_plain(world, body)
+        first = next((one for one in every if one["form"] is not None), None)
+        if first is None:
+            return self
+        policy, kl = (sum(one["sums"][i] for one in every) for i in (0, 1))
+        policies, kls = first["weights"]
+        logs = [one["logs"] for one in every if one["logs"] is not None]
+        return replace(
+            self,
+            form=LossForm.from_plain(first["form"]),
+            policy_weight=usual_of(policies) if policies else None,
+            kl_weight=usual_of(kls) if kls else None,
+            kl_share=kl / (policy + kl) if policy + kl > 0 else 0.0,
+            weighed=median(logs) if logs else 0.0,
+        )
+
+    def levels(self, step: StepLevels) -> StepLevels:
+        """``step`` with what is usual in the run."""
+        return replace(step, scales=self.usual, policy_weight=self.policy_weight, kl_weight=self.kl_weight)
+
+    def times(self, name: str) -> float | None:
+        """Factor between the scale and its usual size; None if not known."""
+        if name not in self.scales or name not in self.usual:
+            return None
+        return self.usual[name].times(self.scales[name])
+
+    @property
+    def all_times(self) -> dict[str, float]:
+        """The same of every scale, and of the weights of the loss."""
+        known = {name: times for name in self.scales if (times := self.times(name)) is not None}
+        if self.form is not None and self.policy_weight is not None and self.policy_weight.middle > 0:
+            known["policy weight"] = self.policy_weight.times(self.form.policy)
+        if self.form is not None and self.kl_weight is not None and (self.form.kl or self.kl_weight.middle):
+            known["KL weight"] = self.kl_weight.times(self.form.kl)
+        return known
+
+
+def _logs(hosts: Sequence[HostPass]) -> float | None:
+    """Median log-weight of this rank's tokens, as the form of the loss has it."""
+    found = []
+    for host in hosts:
+        if host.form is not None and host.loss is not None:
+            on = host.mask & np.isfinite(host.loss[0]) & (host.loss[0] != 0)
+            found.append(host.form.shape.log_weight(np.moveaxis(host.loss, 0, -1)[on]))
+    every = np.concatenate(found) if found else np.zeros(0)
+    return float(np.median(every)) if len(every) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Parts of a report: what is to blame, and why, and what would have helped."""
+
+    verdict: Verdict
+    cause: Cause
+    statement: str
+    because: str = ""
+    cures: Sequence[Cure] = ()
+    units: Sequence[Unit] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explaining:
+    """Explains one step. Its methods are collectives: all ranks call them with the same numbers."""
+
+    grown: Grown
+    limits: Limits
+    pharmacy: Pharmacy
+    world: World
+
+    @property
+    def norm(self) -> float:
+        """That of the step."""
+        return self.pharmacy.direction.norm
+
+    def batch_wide(self) -> Told | None:
+        """The verdict that needs no pass: all coefficients grew alike, and by as much as the norm did."""
+        alike, usual = self.grown.times("coefficient"), self.grown.usual.get("norm")
+        if alike is None or usual is None:
+            return None
+        if self.grown.kl_share >= MAJOR and self.grown.all_times.get("KL weight", 1.0) >= ALIKE:
+            return self.batch((), alike)
+        if not ALIKE <= alike < math.inf:
+            return None
+        # A factor that all tokens share may be larger than that: advantages may happen to be smaller than ever.
+        alike = max(alike, *(math.exp(factor[0]) for factor in self._shared()))
+        top = self.grown.scales["largest coefficient"] / alike <= self.limits.coefficient
+        explained = self.norm / alike <= max(usual.upper(1.0), USUAL_NORM * usual.middle)
+        return self.batch((), alike) if top and explained else None
+
+    def batch(self, units: Sequence[Unit], alike: float | None) -> Told:
+        """All responses are to blame alike: the factor that they share."""
+        excess, cause, because, proposal = max(self._shared(), key=lambda factor: factor[0], default=_NOTHING_SHARED)
+        least = math.log(ALIKE) if alike is None else 0.5 * math.log(max(alike, ALIKE))
+        if excess < least:
+            cause, proposal, because = Cause.UNEXPLAINED, None, ""
+            if alike is not None:
+                because = f"all coefficients of the loss are {number(alike)} times their usual size"
+        statement = "batch-wide, no culprit"
+        return Told(Verdict.BATCH, cause, statement, because, self._batch_cures(proposal, excess), units)
+
+    def _shared(self) -> list[tuple[float, Cause, str, Proposal | None]]:
+        """Factors that all tokens share: how far beyond the usual (nats), cause, words, cure."""
+        grown = self.grown
+        found: list[tuple[float, Cause, str, Proposal | None]] = []
+        times = grown.all_times
+        if grown.kl_share >= MAJOR:
+            weight = times.get("KL weight", 1.0)
+            if weight >= ALIKE:
+                cure = Proposal("rescale KL", 1 / weight, "with the KL weight as usual", scaled(1.0, 1 / weight))
+                text = f"the KL weight is {number(weight)} times its usual size"
+                return [(math.log(weight), Cause.KL_TERM, text, cure)]
+            share = percent(grown.kl_share)
+            text = f"the KL term makes {share} of all coefficients: the policy is far from the reference"
+            return [(math.log(times.get("coefficient", ALIKE)), Cause.KL_TERM, text, _CLIP_KL)]
+        if 0 < (size := times.get("advantage", 0.0)) < math.inf:
+            text = f"advantages are {number(size)} times their usual scale"
+            cure = Proposal("rescale advantages", 1 / size, "with advantages at their usual scale", scaled(1 / size))
+            found.append((math.log(size), Cause.ADVANTAGE_SCALE, text, cure))
+        if 0 < (weight := times.get("policy weight", 0.0)) < math.inf:
+            text = f"the loss weighs every advantage {number(weight)} times as much as usual"
+            cure = Proposal("rescale loss", 1 / weight, "normalised as usual", scaled(1 / weight, 1 / weight))
+            found.append((math.log(weight), Cause.NORMALISER, text, cure))
+        if grown.form is not None and grown.weighed > 0:
+            shape = grown.form.shape
+            weighs = "importance weights" if shape.weight and not shape.ratio else "ratios to the old policy"
+            text = f"the {weighs} are {number(math.exp(grown.weighed))} in the middle, where they should be 1"
+            name = shape.weight if shape.weight and not shape.ratio else shape.ratio
+            cause = Cause.IMPORTANCE_WEIGHT if name == shape.weight else Cause.TOKEN_RATIO
+            found.append((grown.weighed, cause, text, _clip_ratios(name)))
+        return found
+
+    def _batch_cures(self, proposal: Proposal | None, excess: float) -> list[Cure]:
+        if proposal is None:
+            return []
+        whole = proposal.kind in {"rescale advantages", "rescale loss"} and self._only_policy
+        if whole:  # the gradient is proportional to it: nothing has to be run
+            return [Cure(proposal.kind, proposal.value, proposal.action, self.norm, self.norm * math.exp(-excess))]
+        return self.cured([proposal])
+
+    @property
+    def _only_policy(self) -> bool:
+        """True where the loss has no other term than the policy's."""
+        others = (self.grown.scales.get(name, 0.0) for name in ("entropy coefficient", "auxiliary coefficient"))
+        return self.grown.form is not None and self.grown.form.kl == 0 and not any(others)
+
+    def cured(self, proposals: Sequence[Proposal]) -> list[Cure]:
+        """Those of the proposals that could be tried."""
+        return [cure for proposal in proposals if (cure := self.pharmacy.cure(proposal)) is not None]
+
+    def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Told | None:
+        """The verdict where tokens are not to blame: another term of the loss, or a layer; None where they may be."""
+        aux, entropy = attribution.aux / self.norm, attribution.entropy / self.norm
+        outside = max(0.0, -attribution.gap) if attribution.settled else 0.0
+        if outside + aux >= MAJOR:
+            statement = (
+                f"not from tokens: {percent(outside + aux)} of the gradient norm does not come through their log-probs"
+            )
+            what = (
+                "the auxiliary loss" if aux > outside else "a term of the loss that the policy's log-probs are not in"
+            )
+            cure = Proposal("without the term", None, "without that term", only=True)
+            layer = layer_to_blame(levels, of_tokens=False)
+            because = f"{what} makes it" + (f", and {layer}" if layer else "")
+            return Told(Verdict.OUTSIDE, Cause.OTHER_TERM, statement, because, self.cured([cure]))
+        if entropy >= MAJOR:
+            times = self.grown.times("entropy coefficient")
+            known = times is not None and math.isfinite(times)
+            text = f"the entropy term makes {percent(entropy)} of the gradient norm"
+            because = text + (f", with {number(times)} times its usual weight" if known else "")
+            factor = 1 / times if times is not None and known and times > 0 else 0.0
+            action = "with the entropy weight as usual" if factor else "without the entropy term"
+            cure = Proposal("rescale entropy", factor, action, scaled(1.0), entropy=factor)
+            return Told(Verdict.BATCH, Cause.ENTROPY_TERM, "batch-wide, no culprit", because, self.cured([cure]))
+        layer = "" if count else layer_to_blame(levels, small=DOMINANT)
+        return self.layer(layer, levels) if layer else None
+
+    def layer(self, why: str, levels: StepLevels) -> Told:
+        """One layer is to blame."""
+        name = max(levels.layers, key=levels.layers.__getitem__)
+        share, usual = levels.layers[name], levels.usual.get(name, 0.0)
+        rest = self.norm**2 * (1 - share)
+        limit = math.sqrt(rest * usual / (1 - usual)) if usual < 1 else 0.0
+        action = f"with {name} clipped to its usual share"
+        cure = Cure("clip layer", limit, action, self.norm, math.sqrt(rest + limit**2))
+        statement = f"{name} holds {percent(share)} of the squared gradient norm; no single token stands out"
+        return Told(Verdict.LAYER, Cause.LAYER, statement, why, [cure])
+
+    def of_culprits(
+        self, blamed: Blame, culprits: Sequence[Culprit], levels: StepLevels, standing: Standing, *, count: int
+    ) -> Told:
+        """The verdict on what stands out."""
+        if not culprits:
+            layer = layer_to_blame(levels, small=DOMINANT)
+            return self.layer(layer, levels) if layer else self._nothing()
+        if blamed.verdict is Verdict.BATCH and blamed.units:
+            return self.batch(blamed.units, self.grown.times("coefficient"))
+        verdict = Verdict.TOKEN if blamed.verdict is Verdict.BATCH else blamed.verdict
+        statement, units = blamed.statement, blamed.units
+        if verdict in {Verdict.TOKEN, Verdict.STRETCH}:
+            statement, units = _tokens_said(blamed, culprits, count, self.world.size)
+        cause = cause_of_step(culprits, replace(levels, layers={}))
+        because = next((culprit.why for culprit in culprits if culprit.cause is cause), "")
+        whole = verdict not in {Verdict.TOKEN, Verdict.STRETCH}
+        if whole:
+            guilty = {(row.rank, row.microbatch, row.row) for row in blamed.rows}
+            standing = [_rows_of(host, guilty) for host in self.pharmacy.hosts]
+        proposals = self._proposals(cause, levels, standing, whole=whole)
+        return Told(verdict, cause, statement, because, self.cured(proposals), units)
+
+    def _nothing(self) -> Told:
+        """Nothing single stands out, and not all tokens alike: what did grow."""
+        grew = {name: times for name, times in self.grown.all_times.items() if times >= 2 and name in _SAID}
+        said = [_SAID[name].format(number(grew[name])) for name in _SAID if name in grew]
+        if not self.grown.usual:
+            because = "what is usual in this run is not known yet"
+        else:
+            because = ", ".join(said[:2]) or "nothing that was measured grew"
+        return Told(Verdict.BATCH, Cause.UNEXPLAINED, "no culprit: no token, response or layer stands out", because)
+
+    def _proposals(self, cause: Cause, levels: StepLevels, places: Standing, *, whole: bool) -> list[Proposal]:
+        """Cures that fit the cause, and leaving the culprits out."""
+        found = []
+        shape = None if self.grown.form is None else self.grown.form.shape
+        if cause is Cause.REWARD_OUTLIER and (cap := _largest_advantage(levels)) is not None:
+            action = f"with advantages clipped at {number(cap)}"
+            found.append(Proposal("clip advantages", cap, action, clipped_advantages(cap)))
+        elif cause is Cause.TOKEN_RATIO and shape is not None and shape.ratio == "ratio":
+            found.append(_clip_ratios("ratio"))
+        elif cause is Cause.SEQUENCE_RATIO and shape is not None:
+            name = "product ratio" if shape.ratio == "product ratio" else "response ratio"
+            cap = RATIO_CAP if name == "product ratio" else RESPONSE_CAP
+            action = f"with responses masked whose ratio is above {cap:g}"
+            found.append(Proposal("clip response ratios", cap, action, clipped_ratios(cap, name)))
+        elif cause is Cause.IMPORTANCE_WEIGHT and shape is not None and shape.weight:
+            action = f"with importance weights truncated at {WEIGHT_CAP:g}"
+            found.append(Proposal("truncate weights", WEIGHT_CAP, action, truncated_weights(WEIGHT_CAP, shape.weight)))
+        elif cause is Cause.KL_TERM:
+            found.append(_CLIP_KL)
+        kind, what = ("mask responses", "with its responses masked") if whole else ("mask", "with these tokens masked")
+        return [*found, Proposal(kind, None, what, masked(places, self.pharmacy.hosts))]
+
+
+_CLIP_KL = Proposal(
+    "clip KL", GAP_CAP, f"with the KL term's log-ratios clipped at {GAP_CAP:g} nats", clipped_gaps(GAP_CAP)
+)
+_NOTHING_SHARED: tuple[float, Cause, str, Proposal | None] = (0.0, Cause.UNEXPLAINED, "", None)
+_SAID = {
+    "coefficient": "coefficients of the loss are {} times their usual size",
+    "entropy coefficient": "the entropy term weighs {} times as much as usual",
+    "auxiliary coefficient": "the auxiliary loss weighs {} times as much as usual",
+    "KL weight": "the KL term weighs {} times as much as usual",
+    "ratio": "log-ratios to the old policy are {} times their usual size",
+    "reach": "log-probs react {} times as strongly to the weights as usual, or agree more",
+}
+
+
+def _clip_ratios(name: str) -> Proposal:
+    return Proposal("clip ratios", RATIO_CAP, f"with ratios clipped at {RATIO_CAP:g}", clipped_ratios(RATIO_CAP, name))
+
+
+def _largest_advantage(levels: StepLevels) -> float | None:
+    """Largest advantage of a usual step; three times the middle one where no step is known."""
+    largest = levels.scales.get("largest advantage")
+    if largest is not None and largest.middle > 0:
+        return largest.middle
+    return None if levels.advantage is None else 3 * levels.advantage[0]
+
+
+def _rows_of(host: HostPass, guilty: set[tuple[int, int, int]]) -> np.ndarray:
+    """(B, T) tokens of the responses among ``guilty``."""
+    rows = [(host.rank, host.microbatch, row) in guilty for row in range(len(host.mask))]
+    return np.asarray(host.mask & np.array(rows, dtype=bool)[:, None])
+
+
+def _tokens_said(blamed: Blame, culprits: Sequence[Culprit], count: int, ranks: int) -> tuple[str, Sequence[Unit]]:
+    """Words on tokens that are to blame by themselves, and what they hold."""
+    worst = culprits[0]
+    rank = f" of rank {worst.at.rank}" if ranks > 1 else ""
+    place = f"position {worst.at.position} of sequence {worst.sequence}{rank}"
+    shares = [culprit.share for culprit in culprits if culprit.share is not None and math.isfinite(culprit.share)]
+    named = blamed.statement or (f"one token, {place}," if count <= 1 else f"{count} tokens")
+    if not shares:
+        verb = "have the largest gradients" if count > 1 else "has the largest gradient"
+        where = f", the worst at {place}" if count > 1 and not blamed.statement else ""
+        return f"{named.rstrip(',')} {verb}{where}", ()
+    up, down = sum(s for s in shares if s > 0), sum(s for s in shares if s < 0)
+    plural = count > 1
+    text = f"{named} {'make' if plural else 'makes'} {percent(up + down)} of the gradient norm"
+    if -down > 0.1 * max(up, 1e-12) and plural:
+        text += f" ({percent(up)} along it, {percent(-down)} against)"
+    if plural and not blamed.statement:
+        text += f", the worst {percent(worst.share)} at {place}"
+    unit = Unit(Verdict.TOKEN, "these tokens", up + down, up, down, len(shares))
+    above, below = sum(row.up for row in blamed.every) - up, sum(row.down for row in blamed.every) - down
+    left = sum(row.tokens for row in blamed.every) - len(shares)
+    others = Unit(Verdict.TOKEN, "all others", above + below, above, below, left)
+    return text, (unit, others)

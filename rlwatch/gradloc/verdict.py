@@ -1,0 +1,318 @@
+"""From contributions of tokens to the level to blame: token, stretch, response, prompt group, task, rank, batch.
+
+Contributions are rolled up, and each level is made of those below: a response is to blame where most of its tokens
+stand out, a prompt group where most of its responses do, and so on. So the level that is named explains the most with
+the least: one response in place of its four hundred tokens, and one token in place of the response it is in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from rlwatch.gradloc.culprits import HostPass
+from rlwatch.gradloc.distributed import World, gather_plain
+from rlwatch.gradloc.history import Usual
+from rlwatch.gradloc.report import Unit, Verdict
+from rlwatch.stats import mad, median
+from rlwatch.wording import percent
+
+BEYOND = 1.5
+"""A token stands out if it is larger than this many times the largest of a healthy step (or 3 deviations of it)."""
+FAR, DEVIATIONS = 6.0, 5.0
+"""Where no healthy step is known: than so many times, and deviations of the logarithm, most tokens of its own step."""
+DOMINANT = 0.3
+"""A token that makes this part of the gradient norm stands out, whatever others do."""
+HALF = 0.5
+"""A response is to blame where this part of its tokens stands out."""
+MOST = 0.6
+"""A group, task, rank or batch is to blame where this part of its responses is."""
+NEARLY = 0.8
+"""A level is to blame where it holds this part of the size of all that stands out."""
+FEW = 3
+"""Tokens that a stretch, or a response to blame, has at least."""
+MOST_UNITS = 8
+"""Units that a report lists; the others are one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes beyond which a token stands out: of its coefficient, and of its screen |dL/dlogp| (1 - p).
+
+    ``usual`` is that of an ordinary coefficient.
+    """
+
+    coefficient: float
+    screen: float
+    usual: float
+
+    @classmethod
+    def of(cls, hosts: Sequence[HostPass], scales: Mapping[str, Usual], world: World) -> Limits:
+        """From the run's healthy steps, or, where these are not known, from the step itself. A collective."""
+        pushed = [np.abs(a[a != 0]) for host in hosts if (a := coefficients(host)) is not None]
+        sizes = np.concatenate(pushed) if pushed else np.zeros(0)
+        surprise = [(-np.expm1(host.columns["logp"][host.mask])) for host in hosts]
+        open_share = float(np.nanquantile(np.concatenate(surprise), 0.9)) if len(sizes) else 1.0
+        logs = [math.log(size) for size in sizes.tolist()]
+        here = [median(logs), mad(logs), open_share, float(len(logs))] if logs else [0.0, 0.0, 1.0, 0.0]
+        every = [rank for rank in gather_plain(world, here) if rank[3]]
+        if all(name in scales and scales[name].middle > 0 for name in ("largest coefficient", "largest screen")):
+            largest = scales["largest coefficient"]
+            return cls(largest.upper(BEYOND), scales["largest screen"].upper(BEYOND), scales["coefficient"].middle)
+        if not every:
+            return cls(math.inf, math.inf, 0.0)
+        total = sum(rank[3] for rank in every)
+        middle, spread, opened = (sum(rank[i] * rank[3] for rank in every) / total for i in range(3))
+        limit = math.exp(middle + max(math.log(FAR), DEVIATIONS * spread))
+        return cls(limit, limit * opened, math.exp(middle))
+
+
+def coefficients(host: HostPass) -> np.ndarray | None:
+    """(B, T) dL/dlogp, 0 outside the mask and where not finite; None where not known."""
+    column = host.columns.get("coefficient")
+    return None if column is None else np.where(host.mask & np.isfinite(column), column, 0.0)
+
+
+def sizes_of(host: HostPass) -> np.ndarray:
+    """(B, T) each token's gradient at its logits, up to a factor of sqrt 2: the screen |dL/dlogp| (1 - p)."""
+    push = coefficients(host)
+    surprise = np.where(host.mask, -np.expm1(np.minimum(host.columns["logp"], 0.0)), 0.0)
+    return np.zeros(host.mask.shape) if push is None else np.abs(push) * np.nan_to_num(surprise)
+
+
+# One response, as plain numbers that travel between ranks.
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One response: what it holds of the norm, and how much of it stands out.
+
+    ``up`` and ``down`` are the sums of positive and negative contributions, ``top`` the largest by size, all as shares
+    of the norm (0 where nothing was attributed). ``middle`` is the median size of its coefficients that are not 0, of
+    which there are ``pushed``; ``standing`` tokens stand out, of ``stood`` of the ``size`` of all. ``runs``: (first,
+    last, tokens, size) of what stands out one after the other.
+    """
+
+    rank: int
+    microbatch: int
+    row: int
+    sequence: int
+    group: str | None
+    task: str | None
+    tokens: int
+    pushed: int
+    middle: float
+    standing: int
+    stood: float
+    size: float
+    up: float
+    down: float
+    top: float
+    runs: Sequence[tuple[int, int, int, float]] = ()
+
+    @property
+    def share(self) -> float:
+        """Part of the norm."""
+        return self.up + self.down
+
+    def to_blame(self, limits: Limits) -> bool:
+        """True if most of it stands out, not some tokens in it."""
+        if self.pushed < FEW:  # a short answer is to blame if every token of it stands out
+            return 0 < self.pushed == self.standing
+        alike = self.up - self.down > 0 and self.top < HALF * (self.up - self.down)
+        dominant = self.share >= HALF and self.middle > 3 * limits.usual > 0 and alike
+        return self.middle > limits.coefficient or self.standing >= max(FEW, HALF * self.pushed) or dominant
+
+
+Standing = Sequence[np.ndarray]
+"""For each pass (B, T): which tokens stand out."""
+
+
+def standing_out(
+    hosts: Sequence[HostPass], sizes: Sequence[np.ndarray], contributions: Sequence[Tensor], norm: float, limits: Limits
+) -> list[np.ndarray]:
+    """Tokens of this rank that stand out: by their own size, or because they make a good part of the norm."""
+    found = []
+    for k, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
+        large = size > limits.screen
+        if contributions and norm > 0:
+            large |= np.abs(contributions[k].numpy()) >= DOMINANT * norm
+        found.append(large & host.mask)
+    return found
+
+
+def rows_of(
+    hosts: Sequence[HostPass],
+    sizes: Sequence[np.ndarray],
+    standing: Standing,
+    shares: Sequence[np.ndarray],
+    world: World,
+) -> list[Row]:
+    """Responses of all ranks that have tokens; ``shares`` (B, T) of the norm for each pass. A collective."""
+    here = [
+        _row(host, row, size[row], stands[row], share[row])
+        for host, size, stands, share in zip(hosts, sizes, standing, shares, strict=True)
+        for row in np.flatnonzero(host.mask.any(1)).tolist()
+    ]
+    bodies = [body for rank in gather_plain(world, [asdict(row) for row in here]) for body in rank]
+    return [Row(**{**body, "runs": [tuple(run) for run in body["runs"]]}) for body in bodies]
+
+
+def _row(host: HostPass, row: int, size: np.ndarray, standing: np.ndarray, shares: np.ndarray) -> Row:
+    a, on = coefficients(host), host.mask[row]
+    pushed = np.abs(a[row][a[row] != 0]) if a is not None else np.zeros(0)
+    inside = shares[on]
+    return Row(
+        host.rank, host.microbatch, row, host.first_row + row,
+        None if host.groups is None else host.groups[row],
+        None if host.tasks is None else host.tasks[row],
+        int(on.sum()), len(pushed), float(np.median(pushed)) if len(pushed) else 0.0,
+        int(standing.sum()), float(size[standing].sum()), float(size[on].sum()),
+        float(inside[inside > 0].sum()), float(inside[inside < 0].sum()),
+        float(np.abs(inside).max(initial=0.0)), _runs(np.flatnonzero(standing), size),
+    )  # fmt: skip
+
+
+def _runs(places: np.ndarray, size: np.ndarray) -> list[tuple[int, int, int, float]]:
+    """Places one after the other, with a gap of one at most."""
+    pieces = np.split(places, np.flatnonzero(np.diff(places) > 2) + 1) if len(places) else []
+    return [(int(piece[0]), int(piece[-1]), len(piece), float(size[piece].sum())) for piece in pieces]
+
+
+# The level to blame.
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The level to blame, its ``units``, and the ``rows`` that they are made of, of ``every`` row.
+
+    ``statement`` says it in words. :attr:`Verdict.BATCH` with no unit: nothing single stands out.
+    """
+
+    verdict: Verdict
+    units: Sequence[Unit] = ()
+    rows: Sequence[Row] = ()
+    statement: str = ""
+    every: Sequence[Row] = ()
+
+
+def blame(rows: Sequence[Row], limits: Limits, *, ranks: int = 1) -> Blame:
+    """Level that explains the most with the least. Plain arithmetic: ranks given the same rows agree."""
+    guilty = [row for row in rows if row.to_blame(limits)]
+    loose = sum(row.stood for row in rows if row not in guilty)
+    whole = sum(row.size for row in guilty)
+    if guilty and whole >= NEARLY * (whole + loose):
+        return replace(_rolled(rows, guilty, ranks), every=rows)
+    return replace(_tokens(rows, ranks), every=rows)
+
+
+def _rolled(rows: Sequence[Row], guilty: Sequence[Row], ranks: int) -> Blame:
+    """The coarsest of response, group, task, rank and batch that is to blame nearly whole."""
+    levels: list[tuple[Verdict, Callable[[Row], str | None]]] = [
+        (Verdict.BATCH, lambda _: ""),
+        (Verdict.RANK, (lambda row: f"rank {row.rank}") if ranks > 1 else lambda _: None),
+        (Verdict.TASK, lambda row: row.task or None),
+        (Verdict.GROUP, lambda row: row.group or None),
+    ]
+    total = sum(row.size for row in guilty)
+    for level, key in levels:
+        units = _guilty_units(rows, guilty, key, whole_batch=level is Verdict.BATCH)
+        held = sum(row.size for members in units.values() for row in members if row in guilty)
+        if units and held >= NEARLY * total:
+            return _blamed(level, rows, units, ranks)
+    if all(row.pushed == 1 for row in guilty):  # the answer is the token
+        return _tokens(rows, ranks)
+    names = {_sequence(row, ranks): [row] for row in sorted(guilty, key=lambda row: -row.size)}
+    return _blamed(Verdict.RESPONSE, rows, names, ranks)
+
+
+def _guilty_units(
+    rows: Sequence[Row], guilty: Sequence[Row], key: Callable[[Row], str | None], *, whole_batch: bool
+) -> dict[str, list[Row]]:
+    """Units most of whose responses with a signal are guilty, two of them at least; not of one that is all there is."""
+    units: dict[str, list[Row]] = {}
+    for row in rows:
+        name = key(row)
+        if name is not None:
+            units.setdefault(name, []).append(row)
+    if len(units) < 2 and not whole_batch:
+        return {}
+
+    def is_guilty(members: Sequence[Row]) -> bool:
+        signal = [row for row in members if row.pushed]
+        bad = sum(row in guilty for row in signal)
+        return bad >= 2 and bad >= MOST * len(signal)
+
+    return {name: members for name, members in units.items() if is_guilty(members)}
+
+
+def _blamed(level: Verdict, rows: Sequence[Row], units: Mapping[str, Sequence[Row]], ranks: int) -> Blame:
+    if level is Verdict.BATCH:
+        return Blame(level, [_unit(level, "all responses", rows)], rows, "all responses alike")
+    blamed = [row for members in units.values() for row in members]
+    every = [_unit(level, _named(level, name, members, ranks), members) for name, members in units.items()]
+    every.sort(key=lambda unit: -abs(unit.share))
+    others = [row for row in rows if row not in blamed]
+    first, more = every[0], len(every) - 1
+    share = sum(unit.share for unit in every)
+    who = first.name if not more else f"{first.name} and {more} more"
+    text = f"{who} {'make' if more else 'makes'} {percent(share)} of the gradient norm" + _cancelling(every)
+    if level is Verdict.RESPONSE and not more:
+        text += f", no single token more than {percent(max(row.top for row in blamed))}"
+    listed = every[:MOST_UNITS]
+    rest = [row for unit in every[MOST_UNITS:] for row in units.get(unit.name, ())]
+    return Blame(level, [*listed, _unit(level, "all others", [*rest, *others])], blamed, text)
+
+
+def _named(level: Verdict, name: str, members: Sequence[Row], ranks: int) -> str:
+    if level is Verdict.TASK:
+        return f"the task {name}"
+    if level is Verdict.GROUP:
+        numbers = sorted(row.sequence for row in members)
+        where = f" of rank {members[0].rank}" if ranks > 1 and len({row.rank for row in members}) == 1 else ""
+        return f"the prompt group of sequences {_listed(numbers)}{where}"
+    return name
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """``4 to 7``, or ``1, 4, 9 and 14``; of many the first."""
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    shown = [str(number) for number in numbers[:8]]
+    if len(numbers) > 8:
+        return f"{', '.join(shown)} and {len(numbers) - 8} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+
+def _sequence(row: Row, ranks: int) -> str:
+    return f"sequence {row.sequence}" + (f" of rank {row.rank}" if ranks > 1 else "")
+
+
+def _unit(level: Verdict, name: str, rows: Sequence[Row]) -> Unit:
+    up, down = sum(row.up for row in rows), sum(row.down for row in rows)
+    return Unit(level, name, up + down, up, down, sum(row.tokens for row in rows))
+
+
+def _cancelling(units: Sequence[Unit]) -> str:
+    """Words on what cancels, where that is worth a word."""
+    up, down = sum(unit.up for unit in units), sum(unit.down for unit in units)
+    return f" ({percent(up)} along it, {percent(-down)} against)" if -down > 0.1 * max(up, 1e-12) else ""
+
+
+def _tokens(rows: Sequence[Row], ranks: int) -> Blame:
+    """Tokens or a stretch of them; nothing where none stands out."""
+    with_some = sorted((row for row in rows if row.standing), key=lambda row: -row.stood)
+    if not with_some:
+        return Blame(Verdict.BATCH, (), (), "no token, response or layer stands out")
+    total = sum(row.stood for row in with_some)
+    runs = [(row, run) for row in with_some for run in row.runs if run[2] >= FEW]
+    if runs and sum(run[3] for _, run in runs) >= NEARLY * total:
+        runs.sort(key=lambda one: -one[1][3])
+        row, (first, last, _, _) = runs[0]
+        more = f" and {len(runs) - 1} more stretches" if len(runs) > 1 else ""
+        return Blame(Verdict.STRETCH, (), with_some, f"positions {first} to {last} of {_sequence(row, ranks)}{more}")
+    return Blame(Verdict.TOKEN, (), with_some)

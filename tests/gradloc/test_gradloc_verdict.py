@@ -1,0 +1,242 @@
+"""The verdict on a spiked step, its cause and its cure: against the run's own history."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from spiked_run import Run, places
+from tiny_step import LOSSES, cispo, dapo, dapo_entropy, dapo_kl, gspo, plant
+
+from rlwatch.gradloc.report import Cause, Verdict
+
+
+def changed(batch, **rows):
+    """``batch`` with a field changed: name -> function of the copy."""
+    fields = {}
+    for name, change in rows.items():
+        fields[name] = getattr(batch, name).clone()
+        change(fields[name])
+    return replace(batch, **fields)
+
+
+def test_a_batch_whose_advantages_are_all_large_names_no_token_and_costs_no_pass():
+    """Twelve times as large as ever: the history tells, before anything is run again."""
+    run = Run()
+    batch = run.batch()
+    report = run.look(replace(batch, advantages=12 * batch.advantages))
+
+    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.ADVANTAGE_SCALE)
+    assert (report.culprits, report.count) == ((), 0)
+    assert (report.cost.forwards, report.cost.backwards) == (0, 0)
+    assert "advantages are" in report.message
+    assert "times their usual scale" in report.message
+    assert 6 < report.grew["advantage"] < 24
+
+
+def test_a_loss_that_is_normalised_otherwise_is_its_normaliser():
+    """Advantages are as ever: what they are multiplied with is not."""
+    run = Run()
+    report = run.look(run.batch(), lambda out, b, total: 20 * dapo(out, b, total))
+
+    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.NORMALISER)
+    assert report.cost.forwards == 0
+
+
+def test_a_kl_weight_that_grew_is_said_for_the_whole_batch():
+    """And what the norm would be with the usual one: run again, to the digit."""
+    run = Run(dapo_kl)
+    batch = run.batch()
+    report = run.look(batch, lambda out, b, total: dapo_kl(out, b, total, beta=30.0))
+
+    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.KL_TERM)
+    assert report.culprits == ()
+    assert report.cures[0].after == pytest.approx(run.norm(batch), rel=0.05)
+
+
+def test_an_entropy_weight_that_grew_is_said_for_the_whole_batch():
+    """Its part of the norm comes of the contributions."""
+    run = Run(dapo_entropy)
+    batch = run.batch()
+    report = run.look(batch, lambda out, b, total: dapo_entropy(out, b, total, coef=15.0))
+
+    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.ENTROPY_TERM)
+    assert report.cures[0].after == pytest.approx(run.norm(batch), rel=0.05)
+
+
+def test_a_term_that_tokens_have_no_part_in_is_not_from_tokens_and_soon_said():
+    """Six forwards and one backward of each response, where it took 64 and 72."""
+    run = Run()
+    batch = run.batch()
+    report = run.look(batch, lambda out, b, total: dapo(out, b, total) + penalty(run.model))
+
+    assert (report.verdict, report.cause) == (Verdict.OUTSIDE, Cause.OTHER_TERM)
+    assert report.culprits == ()
+    assert report.cost.forwards <= 6
+    assert report.cost.backwards <= len(batch.ids)
+    assert report.cures[0].after == pytest.approx(run.norm(batch), rel=0.05)
+
+
+def penalty(model):
+    """Weight decay in the loss, far too large."""
+    return sum(p.square().sum() for p in model.parameters()) * 0.1
+
+
+def test_a_step_in_which_nothing_stands_out_has_no_culprit():
+    """Healthy: a proper answer."""
+    run = Run()
+    report = run.look(run.batch())
+
+    assert report.verdict is Verdict.BATCH
+    assert report.culprits == []
+    assert "no culprit" in report.message
+    assert "nothing that was measured grew" in report.message
+
+
+def test_a_run_that_has_no_history_yet_says_so():
+    """Of what all tokens share nothing can be said."""
+    run = Run(steps=3)
+    report = run.look(run.batch())
+
+    assert report.grew == {}
+    assert "not known yet" in report.message
+
+
+def test_a_factor_that_made_the_coefficient_smaller_is_never_its_cause():
+    """Advantage x 6000 and ratio 0.05: twenty times smaller, and still far beyond all others."""
+    run = Run(cispo)
+    batch, [place] = plant(run.batch(), "advantage", 1, 6000.0)
+    report = run.look(changed(batch, old=lambda old: old[place].add_(3.0)))
+
+    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.REWARD_OUTLIER)
+    assert places(report) == {place}
+    assert "advantage" in report.because
+
+
+def test_a_kl_term_of_no_weight_is_never_the_cause():
+    """Advantage x 300 at beta 0.001, and a reference 4 nats away: the loss weighs that with next to nothing."""
+    run = Run(lambda out, b, total: dapo_kl(out, b, total, beta=0.001))
+    batch, [place] = plant(run.batch(), "advantage", 1, 300.0)
+    report = run.look(changed(batch, ref=lambda ref: ref[place].add_(4.0)))
+
+    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.REWARD_OUTLIER)
+    assert "reference" not in report.message
+
+
+def test_a_kl_term_that_has_weight_is():
+    """The same gap at beta 0.1, without the advantage."""
+    run = Run(dapo_kl)
+    batch, [place] = plant(run.batch(), "kl", 1, math.e**6)
+    report = run.look(batch)
+
+    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.KL_TERM)
+    assert places(report) == {place}
+    assert "under the reference" in report.because
+
+
+@pytest.mark.parametrize("name", ["dapo", "grpo", "cispo", "dapo_kl", "dapo_entropy"])
+def test_the_cure_reaches_the_norm_that_it_promises(name):
+    """Advantages clipped as it says, and the step run again."""
+    run = Run(LOSSES[name])
+    batch, _ = plant(run.batch(), "advantage", 1, 400.0)
+    cure = run.look(batch).cures[0]
+    after = run.norm(replace(batch, advantages=batch.advantages.clamp(-cure.value, cure.value)))
+
+    assert cure.kind == "clip advantages"
+    assert cure.after == pytest.approx(after, rel=0.01)
+    assert cure.before == pytest.approx(run.norm(batch), rel=1e-4)
+
+
+def test_a_response_to_blame_is_blamed_as_a_whole():
+    """All its advantages x 60: no token of it, and every other one together holds next to nothing."""
+    run = Run()
+    batch = changed(run.batch(), advantages=lambda a: a[4].mul_(60.0))
+    report = run.look(batch)
+
+    assert (report.verdict, report.cause) == (Verdict.RESPONSE, Cause.REWARD_OUTLIER)
+    assert {row for row, _ in places(report)} == {4}
+    assert "sequence 4 makes 9" in report.statement
+    assert report.units[0].share > 0.9
+
+
+def test_shares_of_units_add_up_and_what_cancels_shows():
+    """To one but for the gap; what pushes and what pulls are told apart."""
+    run = Run()
+    report = run.look(changed(run.batch(), advantages=lambda a: a[4].mul_(60.0)))
+
+    assert sum(unit.share for unit in report.units) == pytest.approx(1.0, abs=2e-3)
+    assert all(unit.share == pytest.approx(unit.up + unit.down) for unit in report.units)
+    assert all(unit.down <= 0 <= unit.up for unit in report.units)
+
+
+@pytest.mark.parametrize("level", [Verdict.GROUP, Verdict.TASK])
+def test_responses_of_one_prompt_or_task_are_blamed_together(level):
+    """Two of two; of a task: two groups of two."""
+    run = Run()
+    rows = [2, 3] if level is Verdict.GROUP else [2, 3, 6, 7]
+    batch = changed(run.batch(), advantages=lambda a: a.index_fill_(0, torch.tensor(rows), 60.0))
+    groups = [f"prompt {row // 2}" for row in range(8)]
+    tasks = ["code" if row in {2, 3, 6, 7} else "math" for row in range(8)]
+    report = run.look(batch, groups=groups, tasks=tasks)
+
+    assert report.verdict is level
+    assert ("sequences 2 to 3" if level is Verdict.GROUP else "the task code") in report.statement
+
+
+def test_a_response_whose_ratio_counts_is_blamed_for_one_token():
+    """Sequence-level ratios: one token of the old policy moves the coefficient of every token of its response."""
+    run = Run(gspo)
+    batch = changed(run.batch(), advantages=lambda a: a[2].fill_(-1.0), old=lambda old: old[2, 3].sub_(60.0))
+    report = run.look(batch)
+
+    assert (report.verdict, report.cause) == (Verdict.RESPONSE, Cause.SEQUENCE_RATIO)
+    assert {row for row, _ in places(report)} == {2}
+
+
+def test_neighbours_are_one_stretch():
+    """Eight tokens one after the other."""
+    run = Run()
+    report = run.look(changed(run.batch(), advantages=lambda a: a[4, 2:10].mul_(80.0)))
+
+    assert report.verdict in {Verdict.STRETCH, Verdict.RESPONSE}
+    assert {(4, at) for at in range(2, 10)} >= places(report)
+
+
+@pytest.mark.parametrize("k", [1, 5, 20])
+@pytest.mark.parametrize("kind", ["advantage", "kl"])
+def test_all_that_matter_are_recorded_and_counted(kind, k):
+    """Not eight at most: whoever stands out, and nobody else."""
+    run = Run(dapo_kl)
+    batch, planted = plant(run.batch(), kind, k, 300.0)
+    report = run.look(batch)
+
+    assert places(report) <= set(planted)
+    assert len(places(report)) >= 0.9 * k
+    assert report.count == len(report.culprits)
+    assert report.explained == pytest.approx(1.0)
+
+
+def test_the_count_is_the_true_one_where_fewer_are_named():
+    """The cap says how many are recorded, not how many there are."""
+    from rlwatch.gradloc.locate import LocateOptions
+
+    run = Run(dapo_kl)
+    batch, _ = plant(run.batch(), "kl", 20, 300.0)
+    every = run.look(batch)
+    some = run.look(batch, options=LocateOptions(culprits=3))
+
+    assert len(some.culprits) == 3
+    assert some.count == every.count >= 18
+    assert 0 < some.explained < 1
+
+
+def test_a_token_is_named_by_the_factor_that_carries_the_excess():
+    """Off-policy by e^5, where the loss lets it count."""
+    run = Run()
+    batch, [place] = plant(run.batch(), "ratio", 1, math.e**5)
+    report = run.look(batch)
+
+    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.TOKEN_RATIO)
+    assert places(report) == {place}
+    assert report.cures[0].kind == "clip ratios"
+    assert report.cures[0].after < 0.2 * report.norm
