@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from rlwatch.control.liveness import Pace, Pause, dead_since, pause_of, silent_for
 from rlwatch.records import Alert, AlertState, Finding, RunInfo, RunState, Severity
+from rlwatch.view import Verdict
+from rlwatch.view import Word as Became
 
 from . import format as fmt
 
@@ -39,6 +41,11 @@ class Word(StrEnum):
     STALE = "stale"
     PAUSED = "paused"
     HEALTHY = "healthy"
+    COLLAPSED = "collapsed"
+    LEARNT_NOTHING = "dead from the start"
+    DAMAGED = "damaged"
+    UNFINISHED = "unfinished"
+    RECOVERED = "recovered"
     FINISHED = "finished"
 
 
@@ -60,8 +67,22 @@ LOOKS: dict[Word, Look] = {
     Word.STALE: Look("◌", GREY),
     Word.PAUSED: Look("‖", BLUE),
     Word.HEALTHY: Look("●", BLUE),
+    Word.COLLAPSED: Look("▼", VERMILLION),
+    Word.LEARNT_NOTHING: Look("□", VERMILLION),
+    Word.DAMAGED: Look("◆", AMBER),
+    Word.UNFINISHED: Look("◍", GREY),
+    Word.RECOVERED: Look("↗", GREY),
     Word.FINISHED: Look("✓", GREY),
 }
+
+ENDED: dict[Became, Word] = {
+    Became.COLLAPSED: Word.COLLAPSED,
+    Became.DEAD: Word.LEARNT_NOTHING,
+    Became.DAMAGED: Word.DAMAGED,
+    Became.UNFINISHED: Word.UNFINISHED,
+    Became.RECOVERED: Word.RECOVERED,
+}
+"""Words of the verdict on a run that ended, where it did not just finish."""
 
 SEVERITY_WORD: dict[Severity, Word] = {
     Severity.CRITICAL: Word.DANGER,
@@ -95,9 +116,15 @@ class Health:
 
 
 def judge(
-    run: RunInfo, alerts: Sequence[Alert], now: float, pace: Pace | None = None, pause: Pause | None = None
+    run: RunInfo,
+    alerts: Sequence[Alert],
+    now: float,
+    pace: Pace | None = None,
+    pause: Pause | None = None,
+    *,
+    verdict: Verdict | None = None,
 ) -> Health:
-    """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its pace.
+    """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its pace; of one that ended, by its ``verdict``.
 
     What the writer said last wins (crashed, finished); then a pause, then that its process is gone, then silence; then
     the worst firing alert.
@@ -105,8 +132,8 @@ def judge(
     worst = firing(alerts)
     if run.state is RunState.CRASHED:
         return Health(Word.CRASHED, crash_words(run) + _before(worst), run.last_step, _recent(run, now))
-    if run.state is RunState.FINISHED:
-        return Health(Word.FINISHED, run.state_reason)
+    if run.state is not RunState.RUNNING:
+        return _ended(run, verdict)
     if pause is not None:
         return Health(Word.PAUSED, pause_words(pause, now) + _before(worst), pause.step)
     if (since := dead_since(run, now)) is not None:
@@ -121,6 +148,14 @@ def judge(
     word = SEVERITY_WORD[worst.severity]
     why = since_words(worst, run.last_step) + _others(alerts, worst)
     return Health(word, why, worst.onset_step, word is not Word.HEALTHY)
+
+
+def _ended(run: RunInfo, verdict: Verdict | None) -> Health:
+    """A run that ended by itself: what became of it, and only where that is well, how its writer said it ended."""
+    if verdict is None or verdict.word not in ENDED:
+        return Health(Word.UNFINISHED if run.state is RunState.UNFINISHED else Word.FINISHED, run.state_reason)
+    _, _, why = verdict.text.partition(": ")
+    return Health(ENDED[verdict.word], why, verdict.at)
 
 
 def firing(alerts: Sequence[Alert]) -> Alert | None:

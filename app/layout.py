@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import unquote
 
@@ -22,6 +22,9 @@ REFRESH_S = 5.0
 
 GoToTokens = Callable[[str, int], None]
 """Leave for the tokens of a run at a step."""
+
+GoToCompare = Callable[[Sequence[str]], None]
+"""Leave for the runs of these ids beside each other."""
 
 GoToRun = Callable[[str], None]
 """Leave for the page of the run of this id."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from . import alerts_page, layout, run_page, runs_page, tokens_page
+from . import alerts_page, compare_page, layout, run_page, runs_page, tokens_page
 from .markup import STYLE
 
 if TYPE_CHECKING:
@@ -29,26 +29,34 @@ def show() -> None:
 def pages() -> dict[str, StreamlitPage]:
     """Every page by its name in the address; the run page is reached through a run, the tokens page through that."""
     return {
-        "runs": st.Page(partial(_page, runs_page.page, go_to_run), title="Runs", url_path="runs", default=True),
+        "runs": st.Page(
+            partial(_page, runs_page.page, go_to_run, go_to_compare), title="Runs", url_path="runs", default=True
+        ),
         "run": st.Page(partial(_page, run_page.page, go_to_tokens), title="Run", url_path="run", visibility="hidden"),
         "tokens": st.Page(
             partial(_page, tokens_page.page, go_to_run), title="Tokens", url_path="tokens", visibility="hidden"
         ),
+        "compare": st.Page(partial(_page, compare_page.page, go_to_run), title="Compare", url_path="compare"),
         "alerts": st.Page(partial(_page, alerts_page.page, go_to_run), title="Alerts", url_path="alerts"),
     }
 
 
-def _page(body: Callable[..., None], leave: Callable[..., None]) -> None:
+def _page(body: Callable[..., None], *leave: Callable[..., None]) -> None:
     """A page, under the line that says who looks. That line is the page's own: what lies outside of the pages stays
     while one replaces another, and the parts of the old one that are still drawn would miss their places.
     """
     layout.account_line()
-    body(leave)
+    body(*leave)
 
 
 def go_to_run(run_id: str) -> None:
     """Leave for the page of a run."""
     st.switch_page(pages()["run"], query_params={"run": run_id})
+
+
+def go_to_compare(run_ids: Sequence[str]) -> None:
+    """Leave for these runs beside each other."""
+    st.switch_page(pages()["compare"], query_params={"runs": list(run_ids)})
 
 
 def go_to_tokens(run_id: str, step: int) -> None:

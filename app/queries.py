@@ -17,7 +17,8 @@ import streamlit as st
 from rlwatch.alerts import silencing
 from rlwatch.alerts.config import load_config
 from rlwatch.alerts.rules import Policy
-from rlwatch.control.liveness import TAIL, Pace, pace_of
+from rlwatch.compare.alignment import attempt_starts
+from rlwatch.control.liveness import TAIL, Pace, dead_since, pace_of
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.forecast import Forecast
@@ -40,10 +41,10 @@ from rlwatch.records import (
     SpikeBatch,
 )
 from rlwatch.store.url import open_store
-from rlwatch.view import Verdict, stored_diagnosis, stored_verdict
+from rlwatch.view import Verdict, arrival, stored_diagnosis, stored_verdict
 
 from .health import Pause, pause_of
-from .thinning import Branches, attempt_starts, branches, sparkline, trend
+from .thinning import Branches, branches, sparkline, trend
 
 __all__ = [
     "Fleet",
@@ -126,6 +127,11 @@ def runs_by_id() -> dict[str, RunInfo]:
 def findings(run_id: str) -> list[Finding]:
     """Published findings, in order."""
     return store().findings(run_id)
+
+
+def told(run_id: str) -> list[Finding]:
+    """Findings and that they eased or are over, in order of arrival."""
+    return sorted((*findings(run_id), *store().recoveries(run_id)), key=arrival)
 
 
 def events(run_id: str) -> list[Event]:
@@ -343,13 +349,14 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All runs with their vitals, the alerts and the pause of each, and why the unreadable ones cannot be read."""
+    """All runs with their vitals, alerts and pauses, what became of those that ended, and why others cannot be read."""
 
     runs: tuple[RunInfo, ...]
     vitals: Mapping[str, Vitals]
     alerts: Mapping[str, Sequence[Alert]]
     unreadable: Mapping[str, str]
     pauses: Mapping[str, Pause] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
 
 def fleet() -> Fleet:
@@ -357,17 +364,20 @@ def fleet() -> Fleet:
     source, now = store(), time.time()
     runs, vitals_of, broken = [], {}, dict(source.unreadable())
     paused: dict[str, Pause] = {}
+    verdicts: dict[str, Verdict] = {}
     for run in source.runs():
         try:
             vitals_of[run.run_id] = vitals(run)
             pause = _pause(run, now)
+            if run.state is not RunState.RUNNING:
+                verdicts[run.run_id] = _last_verdict(store_url(), version(run))
         except StoreError as error:
             broken[run.run_id] = str(error)
         else:
             runs.append(run)
             if pause is not None:
                 paused[run.run_id] = pause
-    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken, paused)
+    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken, paused, verdicts)
 
 
 def _pause(run: RunInfo, now: float) -> Pause | None:
@@ -455,7 +465,16 @@ def diagnosis(run: RunInfo) -> Diagnosis:
 
 def verdict(run: RunInfo) -> Verdict:
     """The verdict on the run, in a line."""
-    return stored_verdict(store(), run)
+    return stored_verdict(store(), run, gone=dead_since(run, time.time()) is not None)
+
+
+RESTED_S = 300.0
+"""Seconds for which the verdict on a run that ended is kept: whoever looks after the store may judge its last rows."""
+
+
+@st.cache_data(show_spinner=False, max_entries=2000, ttl=RESTED_S)
+def _last_verdict(url: str, version: Version) -> Verdict:  # noqa: ARG001  (url and version are the key)
+    return verdict(store().run(version[0]))
 
 
 def report(run_id: str) -> str:

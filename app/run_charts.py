@@ -137,7 +137,7 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         suspects = {finding.metric for finding in findings}
         for shelf in shelves(sections(catalogue, traces, run.source, suspects), COLUMNS):
             canvas.shelf(shelf, traces)
-        run_history.show_findings(findings, run_history.Localised.of(run_id, events), go_to_tokens)
+        run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
         run_history.show_events(events)
 
 

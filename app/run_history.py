@@ -138,11 +138,12 @@ def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: 
 
 
 def finding_row(finding: Finding) -> table.Row:
-    """One finding, its evidence behind a click."""
-    key = f"{finding.detector}-{finding.kind}-{finding.seq}-{finding.severity}"
+    """One finding, or that one got better; its evidence behind a click."""
+    key = f"{finding.detector}-{finding.kind}-{finding.seq}-{finding.severity}-{finding.stage}"
+    better = finding.stage.better
     return table.Row(
         [
-            table.severity(finding.severity),
+            table.text(finding.stage.value, quiet=True) if better else table.severity(finding.severity),
             table.text(fmt.words(finding.kind)),
             table.text(fmt.step(finding.onset_step)),
             table.text(fmt.step(finding.step)),

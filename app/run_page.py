@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 
 import streamlit as st
 
+from rlwatch.analysis.runs import StoredRun
 from rlwatch.diagnosis import Action, Cause, Diagnosis
+from rlwatch.plugins import usable
 from rlwatch.records import Alert, AlertState, RunInfo, RunState
+from rlwatch.seam import asked, described
 from rlwatch.wording import code_in
 
 from . import charts, commands, layout, queries, run_charts, run_forecast, run_history
@@ -113,9 +116,11 @@ def show_head(run_id: str) -> None:
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
         pause = pause_of(run, queries.commands(run_id), now)
-        health = judge(run, alerts, now, vitals.pace, pause)
+        verdict = None if run.state is RunState.RUNNING else queries.verdict(run)
+        health = judge(run, alerts, now, vitals.pace, pause, verdict=verdict)
         ending = ending_words(run, health, now, vitals.pace)
-        st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(alerts, ending)))
+        clauses = alerts if verdict is None else []  # what became of it is told below
+        st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(clauses, ending)))
         _moved_on(run, due=commands.reset_due(alerts), paused=pause is not None)
 
 
@@ -200,6 +205,17 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
     _part(run_forecast.show_forecast, every, run.run_id)
     _part(run_charts.show_charts, every, run.run_id, go_to_tokens)
+    for name, panel in usable("rlwatch.panels").items():
+        _part(show_panel, every, name, panel, run.run_id)
+
+
+def show_panel(name: str, panel: Callable[[StoredRun], str | None], run_id: str) -> None:
+    """A plugin's HTML of the run, behind a fold of its name; where it raises, that it did."""
+    run = StoredRun(queries.store(), run_id)
+    given = asked(lambda: panel(run), lambda error: el("p", f"The panel failed: {described(error)}"))
+    if given:
+        with st.expander(name, key=f"panel-{name}"):
+            st.html(str(given))
 
 
 def _part(show: Callable[..., None], every: float | None, *args: object) -> None:

@@ -14,8 +14,9 @@ from rlwatch.records import Alert, AlertState, RunInfo
 
 from . import format as fmt
 from . import layout, queries, table
+from .health import ENDED as ENDED_WORDS
 from .health import LOOKS, Health, Word, judge, since_words
-from .layout import GoToRun
+from .layout import GoToCompare, GoToRun
 from .markup import el
 from .queries import Fleet, Vitals
 
@@ -32,11 +33,11 @@ RUN_COLUMNS = (
 )
 
 
-OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.DEAD, Word.STALE})
+OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.DEAD, Word.STALE, *ENDED_WORDS.values()})
 """Words of runs that go on no more: drawn fainter once nobody needs to look."""
 
 
-ENDED = frozenset({Word.FINISHED, Word.CRASHED})
+ENDED = frozenset({Word.FINISHED, Word.CRASHED, *ENDED_WORDS.values()})
 """Words of runs about which nothing is to be forecast any more; a silent one may come back."""
 
 
@@ -55,7 +56,9 @@ def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
     found = []
     for run in fleet.runs:
         vitals, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
-        health = judge(run, alerts, now, vitals.pace, fleet.pauses.get(run.run_id))
+        health = judge(
+            run, alerts, now, vitals.pace, fleet.pauses.get(run.run_id), verdict=fleet.verdicts.get(run.run_id)
+        )
         found.append(RunEntry(run, health, vitals, alerts))
     return sorted(found, key=lambda entry: (*entry.health.order, -(entry.run.last_ts or entry.run.created_at)))
 
@@ -119,8 +122,8 @@ def _risk(entry: RunEntry) -> table.Cell:
     return table.mark(LOOKS[Word.WATCH].shape, LOOKS[Word.WATCH].colour, chance)
 
 
-def run_row(entry: RunEntry, now: float) -> table.Row:
-    """The entry as a row of :data:`COLUMNS`."""
+def run_row(entry: RunEntry, now: float, picked: bool | None = None) -> table.Row:
+    """The entry as a row of :data:`COLUMNS`, with a box if it can be ``picked`` for a comparison."""
     run, vitals = entry.run, entry.vitals
     return table.Row(
         cells=[
@@ -135,6 +138,7 @@ def run_row(entry: RunEntry, now: float) -> table.Row:
             table.text(fmt.age(run.last_ts, now)),
         ],
         opens=run.run_id,
+        picked=picked,
         quiet=not entry.health.needs_you and entry.health.word in OVER,
     )
 
@@ -181,17 +185,17 @@ def _absolute(url: str) -> str:
     return url if "://" in url else str(Path(url).expanduser().absolute())
 
 
-def page(go_to_run: GoToRun) -> None:
+def page(go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
     """The list of runs, refreshed while somebody looks."""
     live = st.session_state.get("runs-live", True)
-    st.fragment(_body, run_every=layout.REFRESH_S if live else None)(live, go_to_run)
+    st.fragment(_body, run_every=layout.REFRESH_S if live else None)(live, go_to_run, go_to_compare)
 
 
-def _body(live: bool, go_to_run: GoToRun) -> None:
+def _body(live: bool, go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
     with layout.readable():
         fleet, now = queries.fleet(), time.time()
         if fleet.runs:
-            _runs_list(run_entries(fleet, now), now, go_to_run)
+            _runs_list(run_entries(fleet, now), now, go_to_run, go_to_compare)
             if st.session_state.get("runs-live", live) != live:
                 st.rerun()  # how often to look is decided outside the part that is looked at again
         elif not fleet.unreadable:
@@ -199,7 +203,7 @@ def _body(live: bool, go_to_run: GoToRun) -> None:
         _unreadable(fleet)
 
 
-def _runs_list(entries: list[RunEntry], now: float, go_to_run: GoToRun) -> None:
+def _runs_list(entries: list[RunEntry], now: float, go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
     head, store = st.columns([3, 2], vertical_alignment="bottom")
     head.html(el("div", headline(entries), cls="rl-head"))
     with store:
@@ -209,9 +213,34 @@ def _runs_list(entries: list[RunEntry], now: float, go_to_run: GoToRun) -> None:
     if not shown:
         st.caption("No run matches these filters.")
         return
-    opened = table.show("runs", RUN_COLUMNS, [run_row(entry, now) for entry in shown])
+    several = len(entries) > 1
+    picked = _picked(entries, go_to_compare) if several else []
+    rows = [run_row(entry, now, entry.run.run_id in picked if several else None) for entry in shown]
+    opened = table.show("runs", RUN_COLUMNS, rows, on_pick=_pick)
     if opened is not None:
         go_to_run(opened)
+
+
+PICKED = "picked-runs"
+
+
+def _pick(run_id: str) -> None:
+    """Tick a run's box, or clear it."""
+    picked = list(st.session_state.get(PICKED, ()))
+    st.session_state[PICKED] = [one for one in picked if one != run_id] if run_id in picked else [*picked, run_id]
+
+
+def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare) -> list[str]:
+    """Runs whose boxes are ticked, in that order, also where a filter hides them; the button that compares them."""
+    known = {entry.run.run_id for entry in entries}
+    picked = [run_id for run_id in st.session_state.get(PICKED, ()) if run_id in known]
+    if picked:
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            label = f"Compare {fmt.plural(len(picked), 'run')}" if len(picked) > 1 else "Compare: tick another run"
+            if st.button(label, key="compare", type="primary", disabled=len(picked) < 2):
+                go_to_compare(picked)
+            st.button("Clear", key="compare-clear", type="tertiary", on_click=st.session_state.pop, args=(PICKED, None))
+    return picked
 
 
 def _filtered(entries: list[RunEntry]) -> list[RunEntry]:

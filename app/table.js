@@ -77,8 +77,21 @@ function fill(td, cell, { open, opened }) {
   if (cell.title) td.title = cell.title;
 }
 
+function box(data, context) {
+  const td = el("td", "box"), input = el("input");
+  input.type = "checkbox";
+  input.checked = data.picked;
+  const link = data.cells.find((cell) => cell.kind === "link");
+  input.setAttribute("aria-label", `Compare ${link ? link.text : data.id}`);
+  input.addEventListener("change", () => context.pick(data.id));
+  td.addEventListener("click", (event) => event.stopPropagation());
+  td.append(input);
+  return td;
+}
+
 function row(columns, data, context) {
   const tr = el("tr", [data.quiet ? "faded" : "", data.chosen ? "chosen" : ""].join(" ").trim());
+  if (typeof data.picked === "boolean") tr.append(box(data, context));
   data.cells.forEach((cell, place) => {
     const td = el("td", columns[place].style);
     td.dataset.label = columns[place].label;
@@ -111,9 +124,14 @@ export default function (component) {
     host = el("div", "rlwatch-table");
     parentElement.append(host);
   }
-  const context = { open: (id) => setTriggerValue("open", id), opened: openedOf(data.name) };
+  const context = {
+    open: (id) => setTriggerValue("open", id),
+    pick: (id) => setTriggerValue("pick", id),
+    opened: openedOf(data.name),
+  };
   const table = el("table", data.rows.some((one) => one.chosen) ? "choosing" : "");
   const head = el("tr");
+  if (data.rows.some((one) => typeof one.picked === "boolean")) head.append(el("th", "box"));
   for (const column of data.columns) head.append(el("th", column.style, column.label));
   const thead = el("thead");
   thead.append(head);

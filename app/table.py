@@ -30,12 +30,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``opens`` is what a click asks for, a run's id on most pages (``""``: nothing); ``chosen``: it is shown now."""
+    """``opens`` is what a click asks for, a run's id on most pages (``""``: nothing); ``chosen``: it is shown now.
+
+    ``picked``: its box is ticked; None: it has no box.
+    """
 
     cells: Sequence[Cell]
     opens: str = ""
     quiet: bool = False
     chosen: bool = False
+    picked: bool | None = None
 
 
 def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:
@@ -93,15 +97,35 @@ def marked(cell: Cell, shape: str, colour: str) -> Cell:
 
 
 def show(
-    key: str, columns: Sequence[Column], rows: Sequence[Row], on_open: Callable[[str], None] | None = None
+    key: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    on_open: Callable[[str], None] | None = None,
+    on_pick: Callable[[str], None] | None = None,
 ) -> str | None:
-    """Draw the table; what a click asked for, if anything. ``on_open`` is told of it before the page is drawn anew."""
+    """Draw the table; what a click asked for, if anything. ``on_open`` is told of it before the page is drawn anew,
+    ``on_pick`` of the row whose box was ticked or cleared.
+    """
     data = {
         "name": key,
         "columns": [{"label": column.label, "style": column.style} for column in columns],
-        "rows": [{"id": row.opens, "quiet": row.quiet, "chosen": row.chosen, "cells": list(row.cells)} for row in rows],
+        "rows": [
+            {
+                "id": row.opens,
+                "quiet": row.quiet,
+                "chosen": row.chosen,
+                "picked": row.picked,
+                "cells": list(row.cells),
+            }
+            for row in rows
+        ],
     }
-    result = _component()(key=key, data=data, on_open_change=partial(_notify_open, key, on_open))
+    result = _component()(
+        key=key,
+        data=data,
+        on_open_change=partial(_notify, key, "open", on_open),
+        on_pick_change=partial(_notify, key, "pick", on_pick),
+    )
     opened = getattr(result, "open", None)
     return str(opened) if opened else None
 
@@ -113,8 +137,8 @@ def _component() -> Callable[..., Any]:
     return mounted
 
 
-def _notify_open(key: str, on_open: Callable[[str], None] | None) -> None:
+def _notify(key: str, what: str, told: Callable[[str], None] | None) -> None:
     """A trigger needs a callback to exist; what it brings can be read from the result, too."""
-    opened = getattr(st.session_state.get(key), "open", None)
-    if opened and on_open is not None:
-        on_open(str(opened))
+    brought = getattr(st.session_state.get(key), what, None)
+    if brought and told is not None:
+        told(str(brought))

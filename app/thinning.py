@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rlwatch.compare.alignment import counts
 from rlwatch.ports import Series
 
 Floats = NDArray[np.float64]
@@ -42,33 +43,16 @@ class Branches:
     replaced: tuple[Curve, ...] = field(default=())
 
 
-def attempt_starts(series: list[Series]) -> dict[int, int]:
-    """First step of every attempt, over all ``series`` of a run."""
-    starts: dict[int, int] = {}
-    for one in series:
-        for attempt in np.unique(one.attempts):
-            first = int(one.steps[one.attempts == attempt].min())
-            starts[int(attempt)] = min(first, starts.get(int(attempt), first))
-    return starts
-
-
 def branches(one: Series, starts: dict[int, int], window: tuple[int, int], buckets: int) -> Branches:
     """Split ``one`` into the newest branch and what later attempts replaced; thin each to ``buckets``."""
-    cut = {attempt: _replaced_from(attempt, starts) for attempt in starts}
-    limits = np.array([cut.get(int(a), np.inf) for a in one.attempts], dtype=np.float64)
     inside = (one.steps >= window[0]) & (one.steps <= window[1])
-    kept = one.steps < limits
+    kept = counts(one, starts)
     old = [
         thin(one.steps[mask], one.values[mask], buckets)
-        for attempt in sorted(cut)
+        for attempt in sorted(starts)
         if (mask := inside & ~kept & (one.attempts == attempt)).any()
     ]
     return Branches(thin(one.steps[inside & kept], one.values[inside & kept], buckets), tuple(old))
-
-
-def _replaced_from(attempt: int, starts: dict[int, int]) -> float:
-    """The step from which a later attempt took over (infinite: none did)."""
-    return min((first for later, first in starts.items() if later > attempt), default=float("inf"))
 
 
 def thin(steps: Ints, values: Floats, buckets: int) -> Curve:

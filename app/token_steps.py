@@ -26,6 +26,14 @@ LOOKS = {
     "sequence ratio": Look("▬", AMBER),
     "reward outlier": Look("★", AMBER),
     "layer": Look("▤", BLUE),
+    "importance weight": Look("◇", AMBER),
+    "KL term": Look("⌁", AMBER),
+    "advantage scale": Look("☆", AMBER),
+    "normaliser": Look("÷", AMBER),
+    "entropy term": Look("≈", AMBER),
+    "another term": Look("+", BLUE),
+    "log-prob gradient": Look("∇", BLUE),
+    "did not recur": Look("⚡", GREY),
     "unexplained": Look("?", GREY),
     NOT_LOCALISED: Look("◌", GREY),
     NON_FINITE_ONLY: Look("✕", GREY),
@@ -59,7 +67,7 @@ class Report:
     """Content of an event ``gradient_localised``; as :class:`rlwatch.gradloc.report.Localisation`.
 
     What the event does not say is None or empty; ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
-    ``worst`` is the largest share of a culprit.
+    ``worst`` is the largest share of a culprit; ``said`` are verdict, cause and cure, each the part of a sentence.
     """
 
     norm: float | None = None
@@ -75,6 +83,8 @@ class Report:
     layers: Mapping[str, float] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
     worst: float | None = None
+    verdict: str = ""
+    said: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, body: Mapping[str, JSON]) -> Report:
@@ -94,6 +104,8 @@ class Report:
             layers=_numbers(body.get("layers")),
             cost=_numbers(body.get("cost")),
             worst=_worst(body.get("culprits")),
+            verdict=str(body.get("verdict") or ""),
+            said=tuple(str(body[name]) for name in ("statement", "because", "remedy") if body.get(name)),
         )
 
 
@@ -299,12 +311,19 @@ def _only_far_out(entry: Entry) -> str:
 
 
 def _who(report: Report, culprits: Sequence[Token]) -> str:
-    """In numbers; where there are none, or no token is to blame, in the words of the localisation."""
+    """Verdict, cause and cure, a sentence each; of older records the shares in numbers, or what was said."""
+    if report.said:
+        return " ".join(_sentence(_capital(text)) for text in report.said)
     shares = any(math.isfinite(token.numbers.get("share", math.nan)) for token in culprits)
     if report.message.strip() and (report.cause == "layer" or not shares):
-        name = not report.message.split(maxsplit=1)[0].isalpha()  # a layer is called as it is called
-        return _sentence(report.message if name else report.message[:1].upper() + report.message[1:])
+        return _sentence(_capital(report.message))
     return share_words(culprits)
+
+
+def _capital(text: str) -> str:
+    """With a capital, but for a layer: it is called as it is called."""
+    first = text.split(maxsplit=1)[0] if text.strip() else ""
+    return text[:1].upper() + text[1:] if first.rstrip(",:").replace("-", "").isalpha() else text
 
 
 def share_words(culprits: Sequence[Token]) -> str:

@@ -3,8 +3,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app.thinning import attempt_starts, branches, sparkline, thin, trend
+from rlwatch_app.thinning import branches, sparkline, thin, trend
 
+from rlwatch.compare import attempt_starts
 from rlwatch.ports import Series
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=32)

@@ -8,6 +8,8 @@ from rlwatch_app.health import LOOKS, Word, firing, judge
 
 from rlwatch.control.liveness import Pace
 from rlwatch.records import AlertState, RunInfo, RunState, Severity
+from rlwatch.view import Verdict
+from rlwatch.view import Word as Became
 
 NOW = 1_000_000.0
 LIVE = RunInfo("r", created_at=NOW - 5000, last_step=30, last_ts=NOW - 10)
@@ -55,6 +57,30 @@ def test_among_equals_the_first_to_begin_is_the_reason():
     """It is nearer to the cause."""
     early, late = alert(kind="mismatch_growth", onset_step=5), alert(onset_step=12)
     assert firing([late, early]) is early
+
+
+@pytest.mark.parametrize(
+    ("became", "expected"),
+    [
+        (Became.HEALTHY, Word.FINISHED),
+        (Became.NOT_JUDGED, Word.FINISHED),
+        (Became.RECOVERED, Word.RECOVERED),
+        (Became.DAMAGED, Word.DAMAGED),
+        (Became.COLLAPSED, Word.COLLAPSED),
+        (Became.DEAD, Word.LEARNT_NOTHING),
+    ],
+)
+def test_a_run_that_ended_is_called_by_what_became_of_it(became, expected):
+    """An imported collapse is no grey tick; one that ended well is finished, as its writer says."""
+    over = replace(LIVE, state=RunState.FINISHED, state_reason="imported from a log")
+    verdict = Verdict(Severity.CRITICAL, f"{became.value}: entropy collapse from step 12", word=became, at=12)
+
+    health = judge(over, [], NOW, Pace(10.0), verdict=verdict)
+
+    well = expected is Word.FINISHED
+    assert (health.word, health.needs_you) == (expected, False)
+    assert health.why == ("imported from a log" if well else "entropy collapse from step 12")
+    assert (health.look == LOOKS[Word.FINISHED]) is well
 
 
 def test_silence_for_five_of_its_own_steps_is_stale():

@@ -12,6 +12,7 @@ import pytest
 from app_world import html, no_traceback, run_page
 from typer.testing import CliRunner
 
+import rlwatch
 from rlwatch.cli.app import app
 from rlwatch.cli.import_log import import_run, info_of
 from rlwatch.importers import read_log
@@ -22,10 +23,10 @@ from rlwatch.view import RunView, view_of_run
 
 ROOT = Path(__file__).parents[2]
 LOGS = {
-    "entropy-collapse-trl-console.log": "CRITICAL",
-    "mismatch-growth-trl-trainer_state.json": "CRITICAL",
-    "nonfinite-verl.jsonl": "CRITICAL",
-    "healthy-verl-console.log": "OK",
+    "entropy-collapse-trl-console.log": "collapsed@88",
+    "mismatch-growth-trl-trainer_state.json": "collapsed@62",
+    "nonfinite-verl.jsonl": "collapsed@132",
+    "healthy-verl-console.log": "healthy",
     "names-of-nobody.jsonl": "NOT JUDGED",
 }
 
@@ -68,6 +69,8 @@ def rendered(path, store_dir):
         ),
         "report of the log": words_of(said("report", log, "-o", "-")),
         "dashboard": words_of(html(page)),
+        "notebook": words_of(notebook(rlwatch.open(store_dir)["run-1"])),
+        "notebook of the log": words_of(notebook(rlwatch.scan(path))),
     }
     documents = {
         "scan": json.loads(said("scan", log, "--format", "json")),
@@ -94,6 +97,11 @@ def said(*arguments):
     done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code in (0, 1), done.output
     return done.stdout
+
+
+def notebook(shown):
+    """As Jupyter, VS Code and Colab ask for it."""
+    return getattr(shown, "_repr_html" + "_")()
 
 
 def words_of(markup):
@@ -129,6 +137,7 @@ def test_every_document_says_the_same(faces):
 
     assert scan["verdict"] == show["verdict"] == runs["verdict"] == shown.view.verdict.to_dict()
     assert scan["diagnosis"] == show["diagnosis"]
+    assert scan["recoveries"] == show["recoveries"]
     assert len(scan["findings"]) == len(show["findings"])
     assert [(f["kind"], f["onset_step"], f["message"]) for f in scan["findings"]] == [
         (f["kind"], f["onset_step"], f["message"]) for f in show["findings"]
@@ -144,7 +153,7 @@ def test_a_coarsely_logged_run_is_diagnosed_alike_as_a_log_and_as_a_run(log, eve
     report = replay(coarse)
     store = open_store(store_dir)
     info = info_of(coarse, "run-1", project="p", name="", source="", now=1.0)
-    import_run(store, info, list(coarse.records), [*report.findings, *report.forecasts], 1.0)
+    import_run(store, info, list(coarse.records), [*report.findings, *report.view.recoveries, *report.forecasts], 1.0)
 
     view = view_of_run(store, store.run("run-1"))
 

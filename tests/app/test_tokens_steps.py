@@ -5,7 +5,18 @@ import math
 import pytest
 from app_world import cells
 from rlwatch_app import token_steps
-from rlwatch_app.token_steps import LOOKS, NOT_LOCALISED, Report, chosen, completeness, entries, look, matching
+from rlwatch_app.token_steps import (
+    LOOKS,
+    NOT_LOCALISED,
+    Entry,
+    Report,
+    chosen,
+    completeness,
+    entries,
+    finding,
+    look,
+    matching,
+)
 from token_world import Spiked, far_out
 
 from rlwatch.gradloc.report import Cause, Localisation, Method
@@ -126,10 +137,25 @@ def test_how_complete_an_attribution_is(gap, complete, words):
 
 def test_a_report_is_read_as_it_is_written():
     """Every entry of the event but the culprits, which have batches of their own."""
-    assert {*Report.__dataclass_fields__, "culprits"} - {"worst"} == set(event_body(Localisation(1.0)))
+    told = {"statement", "because", "remedy", "cures", "units", "count", "explained", "grew"}
+    assert {*Report.__dataclass_fields__, "culprits"} - {"worst", "said"} | told == set(event_body(Localisation(1.0)))
     report = Report.of(Spiked(1, norm=math.nan).event().body)
     assert math.isnan(report.norm)
     assert (report.tokens, report.method, report.cost["backwards"]) == (16384, "fd", 8)
+
+
+def test_verdict_cause_and_cure_are_a_sentence_each():
+    """A record of an older version has none of them: then the shares are told, as ever."""
+    body = {
+        **Spiked(1).event().body, "verdict": "batch-wide", "statement": "batch-wide, no culprit",
+        "because": "advantages are 12 times their usual scale", "remedy": "with them as usual the norm goes from 8 to 1",
+    }  # fmt: skip
+    entry = Entry(1, 1, report=Report.of(body))
+
+    assert finding(entry, [])[0] == (
+        "Batch-wide, no culprit. Advantages are 12 times their usual scale. With them as usual the norm goes from 8 to 1."
+    )
+    assert finding(Entry(1, 1, report=Report(cause="token ratio")), [])[0] == "No token stands out."
 
 
 @pytest.mark.parametrize("body", [{}, {"norm": "x", "layers": [], "cost": None, "notes": 3, "tokens": None}])

@@ -1,0 +1,186 @@
+"""Comparing runs: which metric parted first, and by which evidence; the settings in which they differ.
+
+One run, usually the one that crashed, is held against each of the others. Metrics are read under their canonical names,
+so that runs of different trainers can be compared, and only the branch that counts is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from rlwatch.compare.alignment import (
+    READ_AT_ONCE,
+    TOKENS,
+    Axis,
+    Ruler,
+    Subject,
+    attempt_starts,
+    counts,
+    held,
+    rows_that_count,
+    ruler,
+    subject_of_records,
+    subject_of_run,
+)
+from rlwatch.compare.configs import ABSENT, Absent, Setting, config_diff, settings
+from rlwatch.compare.parting import FEWEST, Parting, Rows, first_parted, paired, parting
+from rlwatch.metrics import BESIDE_LEARNING, LAYER_PREFIX, Family, family_of, metric_of, unjudged
+from rlwatch.wording import plural
+
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "Axis",
+    "Comparison",
+    "Parting",
+    "Rows",
+    "Ruler",
+    "Setting",
+    "Side",
+    "Subject",
+    "attempt_starts",
+    "compare",
+    "config_diff",
+    "counts",
+    "held",
+    "judged_metrics",
+    "paired",
+    "parting",
+    "rows_that_count",
+    "ruler",
+    "settings",
+    "subject_of_records",
+    "subject_of_run",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, held against each other.
+
+    ``partings``: first first, then what was apart from the first rows on. ``compared``: metrics that both have with
+    rows enough; ``short``: those with too few. ``only_left``, ``only_right``: metrics that the other lacks.
+    ``differs_from``: the first place where any compared metric is not equal to the digit, None: there is none. ``end``:
+    the last place that both have. ``problem``: why nothing could be laid side by side.
+    """
+
+    left: str
+    right: str
+    axis: Axis = Axis.STEP
+    partings: tuple[Parting, ...] = ()
+    compared: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
+    only_left: tuple[str, ...] = ()
+    only_right: tuple[str, ...] = ()
+    differs_from: float | None = None
+    end: float | None = None
+    problem: str = ""
+
+    @property
+    def first(self) -> Parting | None:
+        """The first that parted on the way and stayed apart; None where none did."""
+        return next((one for one in self.partings if not one.apart_from_start and one.until is None), None)
+
+    @property
+    def answer(self) -> str:
+        """The metric that parted first, in a sentence; or that none did, as far as can be told."""
+        if self.problem:
+            return f"{self.problem}."
+        if not self.compared:
+            return f"Nothing to compare: no metric has {FEWEST} rows in both."
+        until = "" if self.end is None else f" up to {self.axis.place(self.end)}, where the shorter one ends"
+        count = plural(len(self.compared), "metric")
+        if self.differs_from is None:
+            return f"All rows of {count} are the same{until}."
+        if self.first is None:
+            return f"None of {count} parted for good{until}: what separates them is chance, or was so from the start."
+        return f"{self.first.text(self.axis.place)}. {self.first_of}".rstrip()
+
+    @property
+    def first_of(self) -> str:
+        """The rest of the story: metrics that followed."""
+        later = [one for one in self.partings if not one.apart_from_start and one.until is None][1:4]
+        if not later:
+            return ""
+        return "Then " + ", ".join(f"{one.metric} at {self.axis.place(one.at)}" for one in later) + "."
+
+
+def judged_metrics(subject: Subject) -> list[str]:
+    """Metrics of a run that tell of its learning: neither clocks, counters and machines nor single layers."""
+    return sorted(name for name in subject.names if _tells(name))
+
+
+def _tells(metric: str) -> bool:
+    if metric_of(metric) is not None:
+        return metric != TOKENS and family_of(metric) is not Family.SYSTEM
+    return not metric.startswith(LAYER_PREFIX) and unjudged(metric) not in BESIDE_LEARNING
+
+
+def compare(left: Subject, right: Subject, axis: Axis = Axis.STEP) -> Comparison:
+    """Hold one run against another, row by row along ``axis``."""
+    mine, yours = judged_metrics(left), judged_metrics(right)
+    both = [name for name in mine if name in set(yours)]
+    empty = Comparison(
+        left.name,
+        right.name,
+        axis,
+        only_left=tuple(name for name in mine if name not in set(both)),
+        only_right=tuple(name for name in yours if name not in set(both)),
+    )
+    sides = [Side.of(subject, axis) for subject in (left, right)]
+    lacking = [side.subject.name for side in sides if side.ruler is None]
+    if lacking:
+        return replace(empty, problem=f"{' and '.join(lacking)} did not record {axis.value}")
+    partings, compared, short, differs, ends = [], [], [], [], []
+    for names in (both[i : i + READ_AT_ONCE] for i in range(0, len(both), READ_AT_ONCE)):
+        one, other = (side.rows(names) for side in sides)
+        for name in names:
+            x, a, b = paired(one[name], other[name])
+            if len(x) < FEWEST:
+                short.append(name)
+                continue
+            compared.append(name)
+            ends.append(float(x[-1]))
+            unequal = np.flatnonzero((a != b) & ~(np.isnan(a) & np.isnan(b)))
+            if len(unequal):
+                differs.append(float(x[unequal[0]]))
+            found = parting(name, one[name], other[name])
+            partings += [] if found is None else [found]
+    return replace(
+        empty,
+        partings=tuple(first_parted(partings)),
+        compared=tuple(compared),
+        short=tuple(short),
+        differs_from=min(differs, default=None),
+        end=max(ends, default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run laid along an axis; ``ruler`` is None where it does not tell what the axis needs."""
+
+    subject: Subject
+    starts: Mapping[int, int]
+    ruler: Ruler | None
+
+    @classmethod
+    def of(cls, subject: Subject, axis: Axis) -> Self:
+        """Read how far the run came, and its ruler."""
+        rows = subject.moments()
+        starts = attempt_starts([rows])
+        last = int(rows.steps.max()) if len(rows.steps) else 0
+        return cls(subject, starts, ruler(subject, axis, last, starts) if len(rows.steps) else None)
+
+    def rows(self, metrics: Sequence[str]) -> dict[str, Rows]:
+        """Rows that count by place; of a metric that the run does not have there are none."""
+        if self.ruler is None:
+            return {}
+        return {
+            name: self.ruler.laid(rows_that_count(series, self.starts))
+            for name, series in self.subject.series(metrics).items()
+        }

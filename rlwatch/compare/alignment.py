@@ -1,0 +1,210 @@
+"""The parts of a run that are compared, and the place of its rows: step, tokens, time, or distance to the crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from rlwatch.compare.parting import Floats, Rows
+from rlwatch.metrics import canonicalise, resolve
+from rlwatch.ports import Series, Store
+from rlwatch.records import JSON, RunInfo, RunState, Severity, StepRecord
+from rlwatch.view import stored_verdict
+from rlwatch.wording import THIN, duration, number, step
+
+TOKENS = "tokens/total"
+HOUR_S = 3600.0
+READ_AT_ONCE = 8
+"""Metrics whose whole series are in memory at a time."""
+
+
+class Axis(StrEnum):
+    """Place by which rows of different runs belong together."""
+
+    STEP = "step"
+    TOKENS = "tokens"
+    TIME = "time"
+    CRASH = "crash"
+
+    def place(self, at: float) -> str:
+        r"""A place on the axis, in words.
+
+        >>> Axis.STEP.place(1710), Axis.TIME.place(5400), Axis.TOKENS.place(2.5e6), Axis.CRASH.place(-20)
+        ('step 1\u202f710', '1.5\u202fh', '2.5e+06 tokens', '20 steps before the crash')
+        """
+        if self is Axis.TIME:
+            return duration(at) if at < HOUR_S else f"{number(at / HOUR_S, 4)}{THIN}h"
+        if self is Axis.TOKENS:
+            return f"{number(at)} tokens"
+        if self is Axis.CRASH:
+            return f"{step(abs(round(at)))} steps {'before' if at < 0 else 'after'} the crash"
+        return f"step {step(round(at))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A run that is compared, out of a store or a log.
+
+    ``names``: canonical name (or the run's own, where nothing knows it) -> the name it is recorded under. ``read``:
+    whole series by recorded name; ``moments``: Unix seconds of all records, read when it is asked for. ``crash``: the
+    step at which it failed, None where it did not.
+    """
+
+    name: str
+    source: str
+    names: Mapping[str, str]
+    read: Callable[[Sequence[str]], Mapping[str, Series]]
+    moments: Callable[[], Series]
+    config: Mapping[str, JSON] = field(default_factory=dict)
+    crash: int | None = None
+
+    def series(self, metrics: Iterable[str]) -> dict[str, Series]:
+        """By canonical name; metrics that the run does not have are left out."""
+        held = {metric: self.names[metric] for metric in metrics if metric in self.names}
+        read = self.read(sorted(set(held.values()))) if held else {}
+        return {metric: read[name] for metric, name in held.items()}
+
+
+def names_of(recorded: Iterable[str], source: str) -> dict[str, str]:
+    """Canonical name -> recorded name; what no table knows stands for itself."""
+    every = sorted(recorded)
+    canonical = canonicalise(dict.fromkeys(every, 0.0), source)[1]
+    read = set(canonical.values())
+    return canonical | {name: name for name in every if name not in read and name not in canonical}
+
+
+def subject_of_run(store: Store, run: RunInfo) -> Subject:
+    """A run of a store."""
+    return Subject(
+        name=run.name or run.run_id,
+        source=run.source,
+        names=names_of(store.metric_names(run.run_id), run.source),
+        read=lambda names: store.series(run.run_id, names),
+        moments=lambda: store.moments(run.run_id),
+        config=run.config,
+        crash=crash_step(store, run),
+    )
+
+
+def held(store: Store, run: RunInfo) -> Subject:
+    """The same, in memory: it can be compared when the store is closed."""
+    one = subject_of_run(store, run)
+    whole, moments = store.series(run.run_id, sorted(set(one.names.values()))), store.moments(run.run_id)
+    return replace(one, read=lambda names: {name: whole[name] for name in names}, moments=lambda: moments)
+
+
+def crash_step(store: Store, run: RunInfo) -> int | None:
+    """Step at which the run failed, as its verdict says, else its last step if its process crashed."""
+    verdict = stored_verdict(store, run)
+    if verdict.at is not None and verdict.urgency is Severity.CRITICAL:
+        return verdict.at
+    return run.last_step if run.state is RunState.CRASHED else None
+
+
+def subject_of_records(
+    name: str, source: str, records: Sequence[StepRecord], config: Mapping[str, JSON], crash: int | None = None
+) -> Subject:
+    """A run that a log tells of."""
+    columns = _columns(records)
+    return Subject(
+        name=name,
+        source=source,
+        names=names_of(columns, source),
+        read=lambda names: {name: columns[name] for name in names},
+        moments=lambda: _series("ts", records, [record.ts for record in records]),
+        config=config,
+        crash=crash,
+    )
+
+
+def _columns(records: Sequence[StepRecord]) -> dict[str, Series]:
+    held: dict[str, list[StepRecord]] = {}
+    for record in records:
+        for name in record.metrics:
+            held.setdefault(name, []).append(record)
+    return {name: _series(name, rows, [row.metrics[name] for row in rows]) for name, rows in held.items()}
+
+
+def _series(name: str, records: Sequence[StepRecord], values: Sequence[float]) -> Series:
+    steps, attempts, seqs = (
+        np.array(column, dtype=np.int64)
+        for column in ([r.step for r in records], [r.attempt for r in records], [r.seq for r in records])
+    )
+    return Series(name, steps, np.array(values, dtype=np.float64), attempts, seqs)
+
+
+# The branch that counts: what a later attempt ran again is left out.
+
+
+def attempt_starts(series: Iterable[Series]) -> dict[int, int]:
+    """First step of every attempt, over all ``series`` of a run."""
+    starts: dict[int, int] = {}
+    for one in series:
+        for attempt in np.unique(one.attempts):
+            first = int(one.steps[one.attempts == attempt].min())
+            starts[int(attempt)] = min(first, starts.get(int(attempt), first))
+    return starts
+
+
+def counts(one: Series, starts: Mapping[int, int]) -> np.ndarray:
+    """Mask (N,) of the rows that no later attempt replaced."""
+    limits = {a: min((first for later, first in starts.items() if later > a), default=np.inf) for a in starts}
+    return one.steps < np.array([limits.get(int(a), np.inf) for a in one.attempts], dtype=np.float64)
+
+
+def rows_that_count(one: Series, starts: Mapping[int, int]) -> Rows:
+    """The branch that counts by step, the last value of each."""
+    kept = counts(one, starts)
+    steps, values = one.steps[kept][::-1], one.values[kept][::-1]  # newest first: of a step the first is kept
+    distinct, first = np.unique(steps, return_index=True)
+    return Rows(distinct.astype(np.float64), values[first])
+
+
+# From steps to places on an axis.
+
+
+@dataclass(frozen=True, slots=True)
+class Ruler:
+    """Places of steps: at ``steps`` (N,) lies ``places`` (N,), in between on the line between them."""
+
+    steps: Floats
+    places: Floats
+
+    def laid(self, rows: Rows) -> Rows:
+        """``rows`` by place; outside of the ruler there is none."""
+        inside = (rows.x >= self.steps[0]) & (rows.x <= self.steps[-1])
+        places, first = np.unique(np.interp(rows.x[inside], self.steps, self.places), return_index=True)
+        return Rows(places, rows.values[inside][first])
+
+
+def ruler(subject: Subject, axis: Axis, last: int, starts: Mapping[int, int]) -> Ruler | None:
+    """Ruler of a run whose last step is ``last``; None where it does not tell what the axis needs.
+
+    Seconds begin at the first record. The distance to the crash is in steps and negative before it; a run that did not
+    crash is laid at its end.
+    """
+    if axis in (Axis.STEP, Axis.CRASH):
+        shift = 0 if axis is Axis.STEP else last if subject.crash is None else subject.crash
+        ends = np.array([-1e12, 1e12])
+        return Ruler(ends, ends - shift)
+    one = subject.moments() if axis is Axis.TIME else subject.series([TOKENS]).get(TOKENS)
+    if one is None:
+        return None
+    rows = rows_that_count(one, starts)
+    told = np.isfinite(rows.values) & (rows.values > 0)
+    x, values = rows.x[told], rows.values[told]
+    if len(x) < 2:
+        return None
+    if axis is Axis.TIME:
+        values = values - values.min()
+    elif _per_step(subject):
+        values = np.cumsum(values)
+    return Ruler(x, np.maximum.accumulate(values))
+
+
+def _per_step(subject: Subject) -> bool:
+    reading = resolve(subject.names[TOKENS], subject.source)
+    return reading is not None and reading.alias is not None and reading.alias.aggregator == "per step"

@@ -1,0 +1,370 @@
+"""The step from which two runs differ by more than chance, metric by metric.
+
+What chance does is learnt from the runs themselves, from the rows before: how far each run alone moves over so many
+rows, beyond its trend, and how far the difference of the two did. A difference that leaves this range and stays out of
+it has parted; so has a metric that is not finite in one run alone. Rows after the parting never enter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlwatch.metrics import metric_of
+from rlwatch.stats import GAUSSIAN
+from rlwatch.wording import number, step
+
+Floats = NDArray[np.float64]
+
+FEWEST = 8
+"""Rows that both runs must have before anything can be said to be usual."""
+HOLD, ALLOWED = 6, 1
+"""A parting shows in so many rows on end, of which so many may be odd."""
+NOISE, WANDERING = 3.0, 4.0
+"""Standard deviations that are beyond chance, of the noise of single rows and of how far a level wanders: the wanderer
+comes back to where it was the more seldom, and a row on end with five others is already no noise at 3.
+"""
+LEAST = 0.02
+"""Smallest difference worth a word, as a share of the metric's usual size."""
+SMALLEST_FRACTION = 0.01
+"""Usual size, at least, of a metric that is a fraction."""
+MOST_ROWS = 2048
+"""Rows that are looked at one by one; longer series are averaged in blocks first, then looked at around the place."""
+BLOCKS = (1, 4, 16)
+"""Rows whose means are looked at."""
+GROWTH = 1.5
+"""Of the rows that chance is learnt from, from one look at the rows after them to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One metric of one run: ``x`` (N,) ascending and distinct, ``values`` (N,) as measured."""
+
+    x: Floats
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The place where one metric of two runs parted.
+
+    ``at``: the first place (a step, unless aligned otherwise) from which the difference stayed beyond chance, where it
+    was ``left`` in the one and ``right`` in the other run; ``together``: the place before, None where they were apart
+    from the first rows on. ``times``: the difference there as a multiple of what separated them before (infinite where
+    nothing did, or where one is not finite). ``until``: where they came together again, None: they did not.
+    """
+
+    metric: str
+    at: float
+    left: float
+    right: float
+    times: float
+    together: float | None = None
+    until: float | None = None
+
+    @property
+    def apart_from_start(self) -> bool:
+        """True where no row shows them together: a setting, more than an event."""
+        return self.together is None
+
+    @property
+    def order(self) -> tuple[bool, float, float]:
+        """Sorts what lasted first, then by place, then the stronger first."""
+        return self.until is not None, self.at, -self.times
+
+    def text(self, place: Callable[[float], str] = lambda at: step(round(at))) -> str:
+        """The evidence in a clause; ``place`` writes a place."""
+        values = f"{number(self.left)} against {number(self.right)}"
+        if self.together is None:
+            return f"{self.metric} differs from the first rows on: {values}"
+        back = "" if self.until is None else f", until {place(self.until)}"
+        return f"{self.metric} parted at {place(self.at)}{back}: {values}, {self.strength}"
+
+    @property
+    def strength(self) -> str:
+        """Size of it beside what separated them before."""
+        if not (math.isfinite(self.left) and math.isfinite(self.right)):
+            return "both were finite before"
+        if math.isinf(self.times):
+            return "nothing separated them before"
+        return f"{number(self.times, 2)} times what separated them before"
+
+
+def first_parted(partings: Iterable[Parting]) -> list[Parting]:
+    """Those that parted on the way, first first; then those that were apart from the first rows on."""
+    return sorted(partings, key=lambda one: (one.apart_from_start, *one.order))
+
+
+def parting(metric: str, left: Rows, right: Rows) -> Parting | None:
+    """Place where ``metric`` parted; None where it is chance, or fewer than :data:`FEWEST` rows can be compared."""
+    x, a, b = paired(left, right)
+    odd = _only_one_finite(a, b)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if odd is not None:
+        finite[odd:] = False
+    found = _finite_parting(metric, x[finite], a[finite], b[finite])
+    if odd is None or (found is not None and not found.apart_from_start and found.until is None):
+        return found
+    return Parting(metric, float(x[odd]), float(a[odd]), float(b[odd]), math.inf, float(x[odd - 1]) if odd else None)
+
+
+def _only_one_finite(a: Floats, b: Floats) -> int | None:
+    """The first row in which one run alone is not finite; None where that is its way: both were before."""
+    strange = np.flatnonzero(~(np.isfinite(a) & np.isfinite(b)))
+    if not len(strange):
+        return None
+    first = int(strange[0])
+    return first if np.isfinite(a[first]) != np.isfinite(b[first]) else None
+
+
+# Rows of two runs that stand for the same place.
+
+
+def paired(left: Rows, right: Rows) -> tuple[Floats, Floats, Floats]:
+    """Places that both runs have, and the value of each there.
+
+    Where few rows fall on the same place (other cadences, tokens, time) both are averaged in bins as wide as the rows
+    of the sparser run are apart; a bin with a value that is not finite has that value.
+    """
+    if not len(left) or not len(right):
+        return np.empty(0), np.empty(0), np.empty(0)
+    low, high = max(left.x[0], right.x[0]), min(left.x[-1], right.x[-1])
+    one, other = (
+        Rows(r.x[inside], r.values[inside]) for r in (left, right) if (inside := _within(r.x, low, high)) is not None
+    )
+    common, i, j = np.intersect1d(one.x, other.x, assume_unique=True, return_indices=True)
+    if 2 * len(common) >= min(len(one), len(other)):
+        return common, one.values[i], other.values[j]
+    width = max(_cadence(one.x), _cadence(other.x))
+    (k, first, a), (m, _, b) = _binned(one, low, width), _binned(other, low, width)
+    _, i, j = np.intersect1d(k, m, assume_unique=True, return_indices=True)
+    return first[i], a[i], b[j]
+
+
+def _within(x: Floats, low: float, high: float) -> NDArray[np.bool_]:
+    return (x >= low) & (x <= high)
+
+
+def _cadence(x: Floats) -> float:
+    return float(np.median(np.diff(x))) if len(x) > 1 else 1.0
+
+
+def _binned(rows: Rows, low: float, width: float) -> tuple[Floats, Floats, Floats]:
+    """Numbers of the bins that hold rows, the first place in each, and the mean there."""
+    numbers = np.floor((rows.x - low) / width)
+    bins, firsts, counts = np.unique(numbers, return_index=True, return_counts=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = np.add.reduceat(rows.values, firsts) if len(firsts) else np.empty(0)
+    return bins, rows.x[firsts], sums / counts
+
+
+# What chance does, and what it does not.
+
+
+def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | None:
+    if len(x) < FEWEST or np.array_equal(a, b):
+        return None
+    place = _place(metric, a, b)
+    if place is None:
+        return _different_at_once(metric, x, a, b)
+    at, until = place
+    before = np.abs(a[:at] - b[:at])
+    usual = max(GAUSSIAN * float(np.median(before)), _own_noise(a[:at]), _own_noise(b[:at]))
+    apart = abs(float(a[at] - b[at]))
+    return Parting(
+        metric,
+        float(x[at]),
+        float(a[at]),
+        float(b[at]),
+        apart / usual if usual > 0 else math.inf,
+        float(x[at - 1]),
+        None if until is None else float(x[until]),
+    )
+
+
+def _own_noise(values: Floats) -> float:
+    """Standard deviation of single rows about a smooth course, from differences of rows."""
+    return _spread(_bend(values, 1)) / math.sqrt(6.0)
+
+
+def _place(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
+    """Row of the parting, and the one where it ended, if it did."""
+    if len(a) <= MOST_ROWS:
+        return _search(metric, a, b)
+    block = -(-len(a) // MOST_ROWS)
+    coarse = _search(metric, *_in_blocks(metric, a, b, block))
+    if coarse is None:
+        return None
+    near = coarse[0] * block
+    low, high = max(0, near - MOST_ROWS // 2), min(len(a), near + MOST_ROWS // 4)
+    fine = _search(metric, a[low:high], b[low:high])
+    at = near if fine is None or abs(low + fine[0] - near) > 2 * HOLD * block else low + fine[0]
+    return max(at, 1), None if coarse[1] is None else coarse[1] * block
+
+
+def _search(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
+    """The same, in single rows and in means of a few and of more, which noise hides less from."""
+    found = []
+    for block in BLOCKS:
+        if len(a) < block * FEWEST:
+            break
+        one, other = _in_blocks(metric, a, b, block)
+        place = _search_rows(metric, one, other)
+        if place is None:
+            continue
+        at, until = place
+        first = at if block == 1 else _turn(a, b, at * block, block)
+        found.append((first, None if until is None else until * block))
+    return min(found, key=lambda place: place[0], default=None)
+
+
+def _in_blocks(metric: str, a: Floats, b: Floats, block: int) -> tuple[Floats, Floats]:
+    """Means of so many rows, in which one far out does not outweigh the others."""
+    if block == 1 or len(a) < block:
+        return a, b
+    size = _size(metric, a[: FEWEST * block], b[: FEWEST * block], a, b)
+    one, other = (np.arcsinh(v[: len(v) // block * block] / size).reshape(-1, block).mean(axis=1) for v in (a, b))
+    return size * np.sinh(one), size * np.sinh(other)
+
+
+def _turn(a: Floats, b: Floats, near: int, block: int) -> int:
+    """The row at which the difference changes its level most surely, around one of a block that has parted."""
+    low, high = max(0, near - 3 * block), min(len(a), near + HOLD * block)
+    d = a[low:high] - b[low:high]
+    d = np.clip(d, *np.quantile(d, (0.05, 0.95)))
+    n, k = len(d), np.arange(1, len(d))
+    shift = np.abs(np.cumsum(d)[:-1] - k * d.mean()) / np.sqrt(k * (n - k))
+    return max(1, low + 1 + int(np.argmax(shift)))
+
+
+def _search_rows(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
+    """Look at the rows bit by bit; chance is learnt from all rows before those that are looked at."""
+    known = FEWEST
+    while known < len(a):
+        further = max(known + 1, int(known * GROWTH))
+        size = _size(metric, a[:known], b[:known], a, b)
+        u, v = np.arcsinh(a / size), np.arcsinh(b / size)
+        found = _left_range(u, v, known, further)
+        if found is not None:
+            return found
+        known = further
+    return None
+
+
+def _size(metric: str, a: Floats, b: Floats, *whole: Floats) -> float:
+    """Usual size of the metric: differences far beyond it count by their ratio, those below it as they are."""
+    row = metric_of(metric)
+    least = SMALLEST_FRACTION if row is not None and (row.low, row.high) == (0.0, 1.0) else 0.0
+    both = np.abs(np.concatenate((a, b)))
+    return max(float(np.median(both)), least) or float(both.mean()) or max(float(np.abs(v).max()) for v in whole) or 1.0
+
+
+def _left_range(u: Floats, v: Floats, known: int, further: int) -> tuple[int, int | None] | None:
+    """The first row of ``known`` to ``further`` from which the difference stays out of its range."""
+    d = u - v
+    half = max(2, known // 4)
+    level = float(np.median(d[known - half : known]))
+    rows = np.arange(known, len(d))
+    reach = _reach(u[:known], v[:known], (rows - known + 1 + half / 2).astype(np.float64))
+    out = (d[known:] - level) / np.maximum(reach, LEAST)
+    for sign in (1.0, -1.0):
+        beyond = sign * out
+        seen = np.flatnonzero(_held(beyond)[: further - known])
+        if len(seen):
+            first = int(seen[0])
+            back = np.flatnonzero(_held(0.6 - beyond[first:], above=0.0, short=False))
+            return known + first, known + first + int(back[0]) if len(back) else None
+    return None
+
+
+def _held(beyond: Floats, above: float = 1.0, *, short: bool = True) -> NDArray[np.bool_]:
+    """Rows that lie above, and almost all of the ``HOLD`` from there on; at the end fewer must, and lie farther out."""
+    hits = beyond > above
+    sums = np.concatenate(([0], np.cumsum(hits)))
+    n = len(beyond)
+    ends = np.minimum(np.arange(n) + HOLD, n)
+    left = ends - np.arange(n)
+    count = sums[ends] - sums[:n]
+    full = hits & (left == HOLD) & (count >= HOLD - ALLOWED)
+    if not short:
+        return np.asarray(full, dtype=np.bool_)
+    farther = 1.0 + (HOLD - left) / 2.0
+    lowest = np.minimum.accumulate(beyond[::-1])[::-1]
+    return np.asarray(full | ((left < HOLD) & (lowest > farther)), dtype=np.bool_)
+
+
+def _reach(u: Floats, v: Floats, lags: Floats) -> Floats:
+    """The farthest that chance brings the difference of two rows from its level so many rows ago.
+
+    The noise of single rows, and how far the level moves: the larger of how far that of the difference did move and how
+    far those of two runs would that move like each of these. Beyond the lags that the rows hold it grows on as it did.
+    """
+    held = 2 ** np.arange(0, max(1, int(math.log2(max(len(u) // 4, 2)))) + 1)
+    alone, together = (np.array(column) for column in zip(*(_apart(u, v, lag) for lag in held.tolist()), strict=True))
+    noise = max(alone[0] / 6.0, together[0] / 2.0)
+    # Levels are means of half the lag, in which that much less noise is left; long lags fit in seldom and tell less.
+    left = (1.0 + 0.5 * np.sqrt(held / len(u))) / np.maximum(held // 2, 1)
+    wandered = np.maximum((alone - left * alone[0]) / 2.0, together - left * together[0])
+    moved = np.maximum.accumulate(np.maximum(wandered, 0.0))
+    base = max(0, len(held) - 3)
+    slope = (moved[-1] - moved[base]) / max(held[-1] - held[base], 1)
+    beyond = np.maximum(lags - held[-1], 0.0)
+    far = NOISE**2 * noise + WANDERING**2 * (np.interp(lags, held, moved) + slope * beyond)
+    return np.asarray(np.sqrt(far) * (1.0 + 8.0 / len(u)), dtype=np.float64)  # few rows tell little of chance
+
+
+def _apart(u: Floats, v: Floats, lag: int) -> tuple[float, float]:
+    """Variances over a lag: of two runs that move each for itself, beyond their trends, and of what parts them.
+
+    Of white noise the first is 6 times its variance and the second 2, of a random walk it is 2 lag and lag.
+    """
+    one, other = _levels(u, lag // 2), _levels(v, lag // 2)
+    difference = one - other
+    alone = _wider(_bend(one, lag)) ** 2 + _wider(_bend(other, lag)) ** 2
+    return alone, _wider(difference[lag:] - difference[:-lag]) ** 2
+
+
+def _levels(values: Floats, rows: int) -> Floats:
+    """Running means."""
+    if rows < 2:
+        return values
+    sums = np.cumsum(np.concatenate(([0.0], values)))
+    return np.asarray((sums[rows:] - sums[:-rows]) / rows, dtype=np.float64)
+
+
+def _bend(values: Floats, lag: int) -> Floats:
+    return values[2 * lag :] - 2.0 * values[lag:-lag] + values[: -2 * lag]
+
+
+def _wider(values: Floats) -> float:
+    """The spread of all of them or of the later half: noise grows with what grows."""
+    return max(_spread(values), _spread(values[len(values) // 2 :]))
+
+
+def _spread(values: Floats) -> float:
+    """Standard deviation about 0 that single rows cannot move, and that tails do."""
+    if not len(values):
+        return 0.0
+    middle, tail = np.quantile(np.abs(values), (0.5, 0.9))
+    return float(max(GAUSSIAN * middle, tail / 1.6449))
+
+
+def _different_at_once(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | None:
+    """A difference that the first rows have, and keep to the end."""
+    size = _size(metric, a[:FEWEST], b[:FEWEST], a, b)
+    u, v = np.arcsinh(a / size), np.arcsinh(b / size)
+    d = u - v
+    sign = math.copysign(1.0, float(np.median(d[:FEWEST])))
+    level = max(float(_reach(u[:FEWEST], v[:FEWEST], np.ones(1))[0]), LEAST)
+    if not ((sign * d[:FEWEST] > level).all() and np.median(sign * d) > level):
+        return None
+    noise = max(_own_noise(a), _own_noise(b))
+    apart = abs(float(a[0] - b[0]))
+    return Parting(metric, float(x[0]), float(a[0]), float(b[0]), apart / noise if noise > 0 else math.inf)

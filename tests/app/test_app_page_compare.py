@@ -1,0 +1,157 @@
+"""Runs beside each other, as Streamlit draws it."""
+
+import math
+
+from app_world import cells, charts, html, no_traceback, runs_page, tables, write_run
+from streamlit.testing.v1 import AppTest
+from twins import collapsed, sound
+
+from rlwatch.records import RunInfo
+from rlwatch.store.url import open_store
+
+
+def compare_page(*run_ids, **params):
+    """The page of these runs."""
+
+    def script():
+        from rlwatch_app.compare_page import page
+
+        page(lambda run_id: None)
+
+    page = AppTest.from_function(script, default_timeout=30)
+    page.query_params["runs"] = list(run_ids)
+    for name, value in params.items():
+        page.query_params[name] = value
+    return page.run()
+
+
+def write(where, run_id, metrics, config=None, name="", **more):
+    """A run with these columns of metrics, its first row at step 0."""
+    rows = {
+        step: {key: float(values[step]) for key, values in metrics.items()} for step in range(len(metrics["reward"]))
+    }
+    if config is not None:
+        store = open_store(str(where))
+        store.open_run(RunInfo(run_id, project="math", name=name, source="trl/grpo", config=config)).close()
+        store.close()
+    write_run(where, run_id, name=name, steps=len(rows) - 1, metrics=lambda step: rows[step], **more)
+
+
+def twins(where):
+    """A run that collapses and its twin."""
+    write(where, "bad", collapsed(200, 1, at=120), {"lr": 3e-6, "model": {"r": 16}})
+    write(where, "good", sound(200, 2), {"lr": 1e-6, "model": {"r": 16}})
+
+
+def lines(page):
+    """Panel -> names of the lines in it."""
+    (option,) = charts(page).values()
+    titles = [title["text"] for title in option["title"]]
+    found = {title: [] for title in titles}
+    for series in option["series"]:
+        if series["type"] == "line":
+            found[titles[series["xAxisIndex"]]].append(series["name"])
+    return found
+
+
+def test_less_than_two_runs_say_how_to_choose_them(store_dir):
+    """An address without runs is a beginning, no error."""
+    twins(store_dir)
+    for page in (compare_page(), compare_page("bad"), compare_page("bad", "gone")):
+        assert no_traceback(page)
+        assert "Choose two runs" in page.caption[0].value
+
+
+def test_what_parted_first_is_said_with_its_step_and_evidence(store_dir):
+    """The same sentence as in the shell, and a row a metric."""
+    twins(store_dir)
+    page = compare_page("bad", "good")
+    assert no_traceback(page)
+    assert "optim/grad_norm parted at step 1" in html(page)
+    assert "times what separated them before" in html(page)
+    first = cells(tables(page)["parted"]["rows"][0])
+    assert first[0] == "optim/grad_norm"
+    assert first[2] == "good"
+
+
+def test_every_run_is_a_line_in_every_panel(store_dir):
+    """What parted is among the panels that are shown at first."""
+    twins(store_dir)
+    shown = lines(compare_page("bad", "good"))
+    assert "optim/grad_norm" in shown
+    assert all(names == ["bad", "good"] for names in shown.values())
+
+
+def test_only_the_settings_that_differ_are_shown(store_dir):
+    """A column a run."""
+    twins(store_dir)
+    rows = [cells(row) for row in tables(compare_page("bad", "good"))["settings"]["rows"]]
+    assert rows[0] == ["lr", "3e-06", "1e-06"]
+    assert [row[0] for row in rows] == ["lr", "page"]
+
+
+def test_seeds_are_a_mean_and_a_band(store_dir):
+    """Grouped by a setting; the band is one standard deviation of the runs at that step."""
+    for seed, level in enumerate((1.0, 3.0, 5.0)):
+        write_run(
+            store_dir, f"s{seed}", name=f"seed{seed}", steps=40, metrics=lambda step, level=level: {"entropy": level}
+        )
+    page = compare_page("s0", "s1", "s2", group="name without its last number", metrics="policy/entropy")
+    assert no_traceback(page)
+    (option,) = charts(page).values()
+    mean, low, high = option["series"]
+    assert mean["name"] == "seed (3 runs)"
+    assert {value for _, value in mean["data"]} == {3.0}
+    assert {value for _, value in low["data"]} == {1.0}
+    assert {value for _, value in high["data"]} == {4.0}
+    assert low["stack"] == high["stack"]
+    assert "mean ± std" in html(page)
+
+
+def test_the_distance_to_the_crash_and_time_are_axes(store_dir):
+    """Steps before the end, and hours."""
+    twins(store_dir)
+    by_crash, by_time = compare_page("bad", "good", by="crash"), compare_page("bad", "good", by="time")
+    assert no_traceback(by_crash)
+    assert no_traceback(by_time)
+    (crash,), (time,) = charts(by_crash).values(), charts(by_time).values()
+    assert crash["xAxis"][0]["min"] < 0
+    assert math.isclose(time["xAxis"][0]["max"], 198 * 5 / 3600, rel_tol=1e-3)
+    assert "parted at step" in html(by_crash)
+
+
+def test_an_axis_that_was_not_recorded_is_said(store_dir):
+    """And the page goes on."""
+    twins(store_dir)
+    page = compare_page("bad", "good", by="tokens")
+    assert no_traceback(page)
+    assert "did not record tokens" in html(page)
+
+
+def test_a_nan_is_marked_in_its_run(store_dir):
+    """Not a gap that looks like nothing."""
+    bad = collapsed(200, 1, at=120)
+    bad["grad_norm"][150:] = math.nan
+    write(store_dir, "bad", bad)
+    write(store_dir, "good", sound(200, 2))
+    (option,) = charts(compare_page("bad", "good", metrics="optim/grad_norm")).values()
+    marks = [series for series in option["series"] if series["type"] == "scatter"]
+    assert [series["name"] for series in marks] == ["bad"]
+    assert marks[0]["data"][0][1:] == [0, "NaN"]
+
+
+def test_runs_are_picked_in_the_list_and_compared_by_a_button(store_dir):
+    """Boxes where there is more than one run; one alone cannot be compared."""
+    twins(store_dir)
+    page = runs_page()
+    assert [row["picked"] for row in tables(page)["runs"]["rows"]] == [False, False]
+    page.session_state["picked-runs"] = ["bad"]
+    page.run()
+    assert page.button(key="compare").disabled
+    page.session_state["picked-runs"] = ["bad", "good"]
+    page.run()
+    assert [row["picked"] for row in tables(page)["runs"]["rows"]] == [True, True]
+    page.button(key="compare").click().run()
+    assert no_traceback(page)
+    assert "Parted first" in html(page)
+    assert page.query_params["runs"] == ["bad", "good"]
