@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlwatch.version import __version__
 
 if TYPE_CHECKING:
+    from rlwatch.analysis.runs import open  # noqa: A004  (rlwatch.open)
     from rlwatch.clipping import LayerClip
     from rlwatch.errors import RLWatchError
     from rlwatch.integrations.tensorboard import tee_tensorboard
@@ -31,6 +32,7 @@ _HOMES = {
     "Run": "rlwatch.run",
     "Watcher": "rlwatch.integrations.torch",
     "init": "rlwatch.run",
+    "open": "rlwatch.analysis.runs",
     "open_store": "rlwatch.store.url",
     "scan": "rlwatch.scanner",
     "tee_tensorboard": "rlwatch.integrations.tensorboard",
@@ -45,6 +47,7 @@ __all__ = [
     "Watcher",
     "__version__",
     "init",
+    "open",
     "open_store",
     "scan",
     "tee_tensorboard",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.background import deliver_once
 from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
-from rlwatch.cli.options import ConfigOption, Format, FormatOption, StoreOption, examples, find_run, opened
+from rlwatch.cli.options import ConfigOption, Format, FormatOption, StoreOption, examples, opened
 from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError

@@ -11,9 +11,12 @@ from rlwatch.cli import (
     alerts,
     command,
     demo,
+    diff,
     doctor,
+    export,
     forecast,
     import_log,
+    plugins,
     replay,
     report,
     rules,
@@ -42,10 +45,13 @@ app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("import", epilog=import_log.EPILOG)(import_log.import_log)
 app.command("runs", epilog=runs.EPILOG)(runs.runs)
 app.command("show", epilog=show.EPILOG)(show.show)
+app.command("diff", epilog=diff.EPILOG)(diff.diff)
 app.command("report", epilog=report.EPILOG)(report.report)
+app.add_typer(export.group, name="export")
 app.add_typer(alerts.group, name="alerts")
 app.command("command", epilog=command.EPILOG)(command.command)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
+app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(rules.rules, name="rules")
 app.add_typer(forecast.group, name="forecast")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import STATUS_STYLES, print_json, say, warn
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, find_run, opened
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError, StoreBusyError
 from rlwatch.ports import CommandStore, Store
@@ -122,7 +124,10 @@ SaveOption = Annotated[
 def command(
     run: Annotated[str, typer.Argument(help="The run: its id, name or unambiguous prefix.")],
     kind: Annotated[
-        Kind | None, typer.Argument(metavar="KIND", help="What to do at the next safe boundary; see above.")
+        str | None,
+        typer.Argument(
+            metavar="KIND", help="What to do at the next safe boundary; see above.", autocompletion=lambda: list(Kind)
+        ),
     ] = None,
     *,
     cancel: Annotated[
@@ -139,6 +144,10 @@ def command(
     value: ValueOption = None,
     minutes: MinutesOption = None,
     save: SaveOption = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An argument of a plugin's command; VALUE is JSON or text."),
+    ] = None,
     why: Annotated[str, typer.Option("--why", help="The reason, kept with the command for the audit.")] = "",
     force: Annotated[
         bool, typer.Option("--force", help="Overrule a veto that may be overruled (a collapse is firing).")
@@ -177,12 +186,13 @@ def command(
         raise ConfigError("give either KIND, what the run shall do, or --cancel ID")
     saved = None if save is None else ("yes" if save else "no")
     args = _given(optimizer=optimizer, scale=scale, until=until, value=value, minutes=minutes, save=saved)
+    args |= _set(settings or ())
     with opened(store) as target:
         info = find_run(target, run)
         if kind is None:
             sent = _cancelled(target, info.run_id, str(cancel), why)
         else:
-            sent = request(target, info.run_id, kind.value, args=args, why=why, force=force, expires_s=expires)
+            sent = request(target, info.run_id, kind, args=args, why=why, force=force, expires_s=expires)
         warn_if_not_live(info, clock.now())
         settled = wait_until_settled(target, sent, clock, time.sleep, max(wait, CANCEL_S) if kind is None else wait)
     if output is Format.JSON:
@@ -225,6 +235,20 @@ def warn_if_not_live(run: RunInfo, now: float) -> None:
     else:
         return
     warn(f"{what}: a command waits until a trainer resumes the run, or expires")
+
+
+def _set(settings: Sequence[str]) -> dict[str, JSON]:
+    """``NAME=VALUE`` as name and value. Raises ``ConfigError``."""
+    read: dict[str, JSON] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set takes NAME=VALUE, got {text!r}")
+        try:
+            read[name] = json.loads(value)
+        except ValueError:
+            read[name] = value
+    return read
 
 
 def _given(**options: JSON) -> dict[str, JSON]:

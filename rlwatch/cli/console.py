@@ -39,6 +39,7 @@ STATUS_STYLES: Mapping[str, str] = {
     "dead": "bold red",
     "paused": "yellow",
     "finished": "dim",
+    "unfinished": "yellow",
     "crashed": "bold red",
     AlertState.FIRING.value: "bold red",
     AlertState.PENDING.value: "yellow",

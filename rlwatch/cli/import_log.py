@@ -31,6 +31,7 @@ from rlwatch.records import JSON, Finding, ForecastRecord, RunInfo, RunState, St
 
 if TYPE_CHECKING:
     from rlwatch.importers import ImportedRun
+    from rlwatch.view import Ending
 
 
 EPILOG = examples(
@@ -93,7 +94,8 @@ def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> d
     from rlwatch.scanner import replay
 
     report = replay(imported, source=info.source, progress=progress_bar)
-    import_run(store, info, list(imported.records), [*report.findings, *report.forecasts], now)
+    told: list[Finding | ForecastRecord] = [*report.findings, *report.view.recoveries, *report.forecasts]
+    import_run(store, info, list(imported.records), told, now, ending=report.view.ending)
     return {"run_id": info.run_id, "steps": report.steps, "findings": len(report.findings), "format": report.format}
 
 
@@ -139,8 +141,10 @@ def import_run(
     records: list[StepRecord],
     judged: Sequence[Finding | ForecastRecord],
     now: float,
+    *,
+    ending: Ending | None = None,
 ) -> None:
-    """Write the run, attempt by attempt, and finish it. Nobody is alerted: what a log tells is over."""
+    """Write the run, attempt by attempt, and end it. Nobody is alerted: what a log tells is over."""
     from rlwatch.layers import DerivedLayers
 
     last = max((record.ts for record in records), default=0.0) or now
@@ -150,7 +154,9 @@ def import_run(
         try:
             writer.write([*DerivedLayers().added(group), *(item for item in judged if item.attempt == attempt)])
             if number == len(groups):
-                writer.finish(RunState.FINISHED, "imported from a log", last)
+                stopped = ending is not None and ending.why
+                state = RunState.UNFINISHED if stopped else RunState.FINISHED
+                writer.finish(state, stopped or "imported from a log", last)
         finally:
             writer.close()
 

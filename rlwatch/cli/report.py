@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import say
-from rlwatch.cli.options import ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples, find_run, opened
+from rlwatch.cli.options import ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples, opened
 
 if TYPE_CHECKING:
     from rlwatch.report import Facts
@@ -61,7 +62,7 @@ def report(
 
 
 def _of_run(reference: str, store: str | None) -> Facts:
-    from rlwatch.cli.runs import describe
+    from rlwatch.analysis.rows import describe
     from rlwatch.report import facts_of_run
 
     now = time.time()

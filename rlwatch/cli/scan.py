@@ -94,7 +94,7 @@ def print_report(report: Report, *, everything: bool = False) -> None:
     say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
     print_diagnosis(view.diagnosis, everything=everything)
     print_forecast(view.forecasts)
-    print_findings(view.findings)
+    print_findings(view.told)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
     for note in report.notes:
         say(note, style="dim")

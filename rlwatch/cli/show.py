@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
+from rlwatch.analysis.lookup import find_run
+from rlwatch.analysis.rows import Row, column_values, completion_rows, describe, key_values, last_metrics
 from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, find_run, opened
-from rlwatch.cli.runs import describe, key_values
+from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
+from rlwatch.cli.rollouts import newest_rollouts, print_recurring, print_rollouts, recurring_rows
 from rlwatch.cli.view_text import (
     newest_row,
     print_diagnosis,
@@ -21,7 +23,6 @@ from rlwatch.cli.view_text import (
     print_not_judged,
     print_verdict,
 )
-from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Store
 from rlwatch.records import (
     CULPRITS,
@@ -29,7 +30,6 @@ from rlwatch.records import (
     LOCALISED,
     RESPONSES,
     Command,
-    CompletionBatch,
     Event,
     Finding,
     RunInfo,
@@ -45,6 +45,8 @@ EPILOG = examples(
 )
 
 MOST_SPIKES = 20
+MOST_RECURRING = 400
+"""Batches of culprits that are looked through for what recurs."""
 
 
 def show(
@@ -69,11 +71,12 @@ def show(
     with opened(store) as source:
         info = find_run(source, run)
         row = describe(source, info, now)
-        view = view_of_run(source, info)
+        view = view_of_run(source, info, gone=row["status"] == "dead")
         actions = action_rows(view.events, view.commands)
         every = last_metrics(source, info) if metrics else None
         tokens = _spikes(source, info.run_id) if spikes else None
-        texts = completion_rows(source.completions(info.run_id, last=MOST_SPIKES)) if completions else None
+        batches = source.completions(info.run_id, last=MOST_SPIKES) if completions else None
+        texts = None if batches is None else completion_rows(batches, MOST_COMPLETIONS)
     if output is Format.JSON:
         extra = {"metrics": every, "completions": texts, **(tokens or {})}
         print_json(
@@ -84,6 +87,7 @@ def show(
                 "host": info.host,
                 "pid": info.pid,
                 "findings": view.findings,
+                "recoveries": view.recoveries,
             }
             | {"diagnosis": view.diagnosis.to_dict(), "forecast": newest_row(view.forecasts), "actions": actions}
             | {name: part for name, part in extra.items() if part is not None}
@@ -93,7 +97,7 @@ def show(
     print_verdict(view.verdict)
     print_diagnosis(view.diagnosis, everything=findings)
     print_forecast(view.forecasts, now=True)
-    _print_found(view.findings, everything=findings)
+    _print_found(view.told, everything=findings)
     print_actions(actions)
     if every is not None:
         _print_metrics(every)
@@ -108,26 +112,22 @@ def _spikes(store: Store, run_id: str) -> dict[str, list[dict[str, JSON]]]:
     """Culprits first, then far-out tokens; and what each localisation said."""
     culprits = culprit_rows(store.spikes(run_id, last=MOST_SPIKES, reason=CULPRITS))
     far_out = spike_rows(store.spikes(run_id, last=MOST_SPIKES))
-    return {"spikes": culprits + far_out, "localisations": localisations(store.events(run_id))}
+    return {
+        "spikes": culprits + far_out,
+        "localisations": localisations(store.events(run_id)),
+        "responses": newest_rollouts(store, run_id),
+        "recurring": recurring_rows(store.spikes(run_id, last=MOST_RECURRING, reason=CULPRITS)),
+    }
 
 
 def _print_spikes(found: dict[str, list[dict[str, JSON]]]) -> None:
     culprits = [row for row in found["spikes"] if row["reason"] == CULPRITS]
     print_culprits(culprits, found["localisations"])
+    print_rollouts(found["responses"])
+    print_recurring(found["recurring"])
     far_out = [row for row in found["spikes"] if row["reason"] != CULPRITS]
     if far_out or not culprits:
         print_token_spikes(far_out)
-
-
-def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
-    """Each recorded metric: its name, what it is canonically, unit, last step and value."""
-    rows = []
-    for name, (at, value) in sorted(store.last_values(run.run_id).items()):
-        reading = resolve(name, run.source)
-        canonical = reading.metric.name if reading else ""
-        unit = BY_NAME[canonical].unit if reading else ""
-        rows.append({"metric": name, "canonical": canonical, "unit": unit, "step": at, "value": value})
-    return rows
 
 
 def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
@@ -278,12 +278,6 @@ def _worst_first(batch: SpikeBatch) -> list[dict[str, JSON]]:
     return rows if decisive is None else sorted(rows, key=lambda row: -_badness(row[decisive], decisive))
 
 
-def column_values(column: object) -> list[JSON]:
-    """A column's values as plain Python."""
-    tolist = getattr(column, "tolist", None)
-    return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]
-
-
 def _badness(value: float, name: str) -> float:
     """Distance from the usual: a ratio of 1/8 is as far from 1 as a ratio of 8; NaN is beyond all."""
     if math.isnan(value):
@@ -297,8 +291,6 @@ def _badness(value: float, name: str) -> float:
 
 MOST_CULPRITS = 50
 MOST_SUMMARIES = 3
-
-Row = dict[str, JSON]
 
 
 def culprit_rows(batches: Sequence[SpikeBatch], most: int = MOST_CULPRITS) -> list[Row]:
@@ -321,7 +313,7 @@ def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
         for line in _localisation_details(summary):
             say(f"  {line}")
     if rows:
-        ranks = len({row["rank"] for row in rows}) > 1
+        ranks = any(row["rank"] != 0 for row in rows)
         shown = {name: show for name, show in _CULPRIT_COLUMNS.items() if ranks or name != ">rank"}
         cells = [[show(row) for show in shown.values()] for row in rows]
         known = [i for i in range(len(shown)) if any(line[i] != "-" for line in cells)]
@@ -337,9 +329,12 @@ def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
 def _localisation_summary(found: Mapping[str, JSON]) -> str:
     """``gradient norm 8.31 (threshold 1.2), token ratio; by fd, gap 1e-04, complete``."""
     threshold, gap, method = found.get("threshold"), found.get("gap"), found.get("method")
+    verdict = found.get("verdict")
     limit = "" if threshold is None else f" (threshold {number(threshold)})"
     text = f"gradient norm {number(found.get('norm'))}{limit}"
-    if found.get("culprits"):
+    if verdict:
+        text += f", {verdict}: {found.get('cause') or 'unexplained'}"
+    elif found.get("culprits"):
         text += f", {found.get('cause') or 'unexplained'}"
     if method:
         text += f"; by {method}"
@@ -350,8 +345,12 @@ def _localisation_summary(found: Mapping[str, JSON]) -> str:
 
 def _localisation_details(found: Mapping[str, JSON]) -> list[str]:
     lines = [f"not localised: {found['why_not']}"] if found.get("why_not") else []
-    if found.get("message"):
+    said = {"Verdict": "statement", "Cause": "because", "Cure": "remedy"}
+    lines += [f"{head}: {found[name]}" for head, name in said.items() if found.get(name)]
+    if found.get("message") and not found.get("statement"):
         lines.append(str(found["message"]))
+    lines += [f"or {cure}" for cure in _other_cures(found)]
+    lines += _recorded(found)
     chain = (found.get("trace") or {}).get("chain")
     if chain:
         lines.append(f"not finite, in order of time: {', '.join(chain)}")
@@ -360,6 +359,26 @@ def _localisation_details(found: Mapping[str, JSON]) -> list[str]:
     if cost.get("forwards") or cost.get("backwards"):
         passes = f"{cost.get('forwards', 0)} forwards, {cost.get('backwards', 0)} backwards"
         lines.append(f"cost: {passes}, {number(float(cost.get('seconds') or 0.0))} s")
+    return lines
+
+
+def _other_cures(found: Mapping[str, JSON]) -> list[str]:
+    """Cures beside the first, in words."""
+    cures = [cure for cure in (found.get("cures") or [])[1:] if isinstance(cure, Mapping)]
+    return [f"{c.get('action')} to {number(c.get('after'))}" for c in cures if c.get("action")]
+
+
+def _recorded(found: Mapping[str, JSON]) -> list[str]:
+    """Words on the tokens that stand out and the part that those recorded hold, and on units that hold the norm."""
+    lines = []
+    count, explained = found.get("count") or 0, found.get("explained")
+    if count:
+        held = "" if explained is None else f", those recorded hold {percent(explained)} of what is unusual"
+        lines.append(f"{count} {'token stands' if count == 1 else 'tokens stand'} out{held}")
+    units = [unit for unit in found.get("units") or [] if isinstance(unit, Mapping)]
+    if len(units) > 1:
+        parts = [f"{unit.get('name')} {percent(unit.get('share'))}" for unit in units]
+        lines.append(f"shares of the norm: {', '.join(parts)}")
     return lines
 
 
@@ -402,6 +421,10 @@ _CULPRIT_COLUMNS: Mapping[str, Callable[[Row], str]] = {
     ">step": lambda row: step(row["step"]),
     ">rank": lambda row: str(row["rank"]),
     ">seq": lambda row: str(row.get("sequence", "-")),
+    ">prompt": lambda row: str(row.get("prompt_index", "-")),
+    ">group": lambda row: one_line(str(row.get("group", "-")), 12),
+    ">sample": lambda row: str(row.get("sample", "-")),
+    "task": lambda row: one_line(str(row.get("task") or "-"), 16),
     ">pos": lambda row: str(row.get("position", "-")),
     "token": _token,
     "cause": lambda row: str(row.get("cause", "-")),
@@ -422,7 +445,7 @@ _CULPRIT_COLUMNS: Mapping[str, Callable[[Row], str]] = {
 }
 _CULPRIT_IMPORTANCE = (
     "step", "rank", "seq", "pos", "token", "cause", "share", "own norm", "ratio", "advantage", "logp", "layer",
-    "entropy", "contribution", "old", "rollout", "ref", "reward", "coefficient",
+    "prompt", "group", "sample", "task", "entropy", "contribution", "old", "rollout", "ref", "reward", "coefficient",
 )  # fmt: skip
 
 
@@ -432,24 +455,14 @@ MOST_COMPLETIONS = 50
 WIDTH = 100
 
 
-def completion_rows(batches: Sequence[CompletionBatch], most: int = MOST_COMPLETIONS) -> list[dict[str, JSON]]:
-    """At most ``most`` completions, newest step first, in the order they were recorded."""
-    rows: list[dict[str, JSON]] = []
-    for batch in sorted(batches, key=lambda batch: batch.step, reverse=True):
-        columns = {name: column_values(column) for name, column in batch.columns.items()}
-        rows += [
-            {"step": batch.step, "rank": batch.rank} | {name: column[index] for name, column in columns.items()}
-            for index in range(len(batch))
-        ]
-    return rows[:most]
-
-
 def print_completions(rows: list[dict[str, JSON]]) -> None:
     """As a table, or a word on how to record some."""
     if not rows:
         say("no completions recorded; they are kept only where the trainer was watched with completions=...")
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
+    if all(row["attempt"] == 1 for row in rows):
+        names.remove("attempt")
     texts = {name for name in names if any(isinstance(row.get(name), str) for row in rows)}
     print_table(
         [name if name in texts else f">{name}" for name in names],

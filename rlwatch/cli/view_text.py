@@ -27,10 +27,14 @@ def severity_cell(severity: str) -> Cell:
     return (str(severity), SEVERITY_STYLES[Severity(severity)])
 
 
+def stage_cell(finding: Finding) -> Cell:
+    """The severity in its colour, or that it got better."""
+    return (finding.stage.value, "green") if finding.stage.better else severity_cell(finding.severity)
+
+
 def print_verdict(verdict: Verdict) -> None:
     """One line in the colour of how bad it is."""
-    fine = "green" if verdict.judged else "yellow"
-    say(verdict.text, style=SEVERITY_STYLES[verdict.level] if verdict.bad and verdict.level is not None else fine)
+    say(verdict.text, style="green" if verdict.urgency is None else SEVERITY_STYLES[verdict.urgency])
 
 
 def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = False) -> None:
@@ -43,11 +47,8 @@ def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = F
 
 
 def print_findings(findings: Iterable[Finding], *, title: str = "Findings") -> None:
-    """Kind, onset, step and message of each finding."""
-    rows = [
-        (severity_cell(f.severity), f.kind, step(f.onset_step), step(f.step), one_line(f.message, LONGEST))
-        for f in findings
-    ]
+    """Kind, onset, step and message of each finding; of a recovery its stage for the severity."""
+    rows = [(stage_cell(f), f.kind, step(f.onset_step), step(f.step), one_line(f.message, LONGEST)) for f in findings]
     if rows:
         print_table(("severity", "kind", ">onset", ">seen at", "what"), rows, title=title)
 
@@ -169,18 +170,20 @@ def _print_action(place: int, action: Action) -> None:
 def finding_line(finding: Finding) -> str:
     """One finding as one line."""
     since = f" since {step(finding.onset_step)}" if finding.onset_step < finding.step else ""
-    return f"step {step(finding.step)}  {finding.severity}  {finding.kind}{since}: {one_line(finding.message, 160)}"
+    what = finding.stage if finding.stage.better else finding.severity
+    return f"step {step(finding.step)}  {what}  {finding.kind}{since}: {one_line(finding.message, 160)}"
 
 
 def alert_line(alert: Alert) -> str:
-    """One change of an alert as one line."""
+    """One change of an alert as one line; of one that is over, how it ended."""
     at = alert.resolved_step if alert.resolved_step is not None else alert.step
-    return f"step {step(at)}  ALERT {alert.state}  {alert.severity}  {alert.kind} (rule {alert.rule})"
+    why = f": {one_line(alert.reason, 160)}" if alert.state is AlertState.RESOLVED and alert.reason else ""
+    return f"step {step(at)}  ALERT {alert.state}  {alert.severity}  {alert.kind} (rule {alert.rule}){why}"
 
 
 def print_finding_line(finding: Finding, prefix: str = "") -> None:
-    """Print a finding in the colour of its severity."""
-    say(prefix + finding_line(finding), style=SEVERITY_STYLES[finding.severity])
+    """Print a finding in the colour of its severity, a recovery in green."""
+    say(prefix + finding_line(finding), style="green" if finding.stage.better else SEVERITY_STYLES[finding.severity])
 
 
 def print_alert_line(alert: Alert, prefix: str = "") -> None:
@@ -190,8 +193,8 @@ def print_alert_line(alert: Alert, prefix: str = "") -> None:
 
 
 def print_outcome(outcome: Outcome, prefix: str = "") -> None:
-    """Print what a batch of records brought: findings, then the alerts that people are told of."""
-    for finding in outcome.findings:
+    """Print what a batch of records brought: findings, recoveries, then the alerts that people are told of."""
+    for finding in (*outcome.findings, *outcome.recoveries):
         print_finding_line(finding, prefix)
     for transition in outcome.transitions:
         if transition.notify:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.background import deliver_once, delivering, looking_after, watchman
 from rlwatch.cli.console import say, warn
-from rlwatch.cli.options import alerting_of, find_run, opened
+from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.view_text import print_alert_line, print_finding_line
 from rlwatch.errors import RunNotFoundError, StoreError
 from rlwatch.ports import Store

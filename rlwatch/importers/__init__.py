@@ -2,7 +2,18 @@
 
 from rlwatch.importers.base import ImportedRun, Importer, Skipped
 from rlwatch.importers.follow import Position
-from rlwatch.importers.registry import formats, read_log, sniff
+from rlwatch.importers.registry import formats, read_data, read_log, sniff
 from rlwatch.importers.tail import LogTail, Tail
 
-__all__ = ["ImportedRun", "Importer", "LogTail", "Position", "Skipped", "Tail", "formats", "read_log", "sniff"]
+__all__ = [
+    "ImportedRun",
+    "Importer",
+    "LogTail",
+    "Position",
+    "Skipped",
+    "Tail",
+    "formats",
+    "read_data",
+    "read_log",
+    "sniff",
+]

@@ -48,10 +48,19 @@ class JsonDocumentReading(Reading):
 
     def rows(self, path: Path) -> Iterator[Row]:
         """The rows of every table, one table after another."""
-        tables = [(name, rows) for name, rows in _tables(load_document(path)) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
+        yield from self.rows_of(load_document(path))
+
+    def rows_of(self, document: JSON) -> Iterator[Row]:
+        """The same of a document that was loaded already."""
+        tables = [(name, rows) for name, rows in _tables(document) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
         several = sum(not of_held_out(name) for name, _ in tables) > 1
         for name, rows in tables:
             yield from self._table(rows, name if several else "", held_out=not several and of_held_out(name))
+
+    def rows_in(self, tables: Mapping[str, Sequence[Mapping[str, object]]]) -> Iterator[Row]:
+        """The rows of tables, by the names of their runs."""
+        for name, rows in tables.items():
+            yield from self._table(rows, name, held_out=False)
 
     def notes(self) -> tuple[str, ...]:
         """Source of the steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import islice
@@ -12,9 +12,10 @@ from pathlib import Path
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
-from rlwatch.importers.base import ImportedRun, Importer, Reading, Verdict
+from rlwatch.importers.base import ImportedRun, Importer, Reading, Row, Verdict
 from rlwatch.importers.csv_table import LongTable, WideTable
-from rlwatch.importers.json_document import JsonDocument
+from rlwatch.importers.data_frame import is_table, plain, tables_of
+from rlwatch.importers.json_document import JsonDocument, JsonDocumentReading
 from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLines
 from rlwatch.importers.lines import MOST_RUNS, UTF16, blocks, shown
 from rlwatch.importers.loop_console import LoopConsole
@@ -25,6 +26,8 @@ from rlwatch.importers.trl_console import TrlConsole
 from rlwatch.importers.verl_console import VerlConsole
 from rlwatch.importers.wandb_runs import WandbOffline
 from rlwatch.metrics import known
+from rlwatch.plugins import usable
+from rlwatch.seam import asked, described
 
 _EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
 _WRITE = 'log a row a step, as JSON lines {"step": 12, "reward": 0.5} or lines \'step: 12, reward: 0.5\', or ' + _EXPORT
@@ -185,13 +188,14 @@ def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 TENSORBOARD = TensorBoardEvents()
+JSON_DOCUMENT = JsonDocument()
 BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline())
 IMPORTERS: tuple[Importer, ...] = (
     *BINARY,
     TrainerState(),
     VerlJsonLines(),
     FlatJsonLines(),
-    JsonDocument(),
+    JSON_DOCUMENT,
     Notebook(),
     LongTable(),
     WideTable(),
@@ -208,12 +212,25 @@ LEAST_RUNS = 3
 
 def formats() -> tuple[str, ...]:
     """Names of the formats that can be read."""
-    return tuple(importer.name for importer in IMPORTERS)
+    return tuple(importer.name for importer in importers())
+
+
+def importers() -> tuple[Importer, ...]:
+    """All of them, those of plugins last."""
+    others = usable("rlwatch.importers", {importer.name for importer in IMPORTERS}).values()
+    return (*IMPORTERS, *(other() if isinstance(other, type) else other for other in others))
+
+
+def _sniffed(importer: Importer, head: bytes, path: Path) -> Verdict:
+    """Verdict of an importer; one of a plugin that raises is not sure."""
+    if importer in IMPORTERS:
+        return importer.sniff(head, path)
+    return asked(lambda: importer.sniff(head, path), lambda error: Verdict(0.0, f"failed: {described(error)}"))
 
 
 def named(name: str, path: str = "") -> Importer:
     """The importer of a format. Raises ``ImportFormatError`` if there is none of that name."""
-    for importer in IMPORTERS:
+    for importer in importers():
         if importer.name == name:
             return importer
     raise ImportFormatError(path or "format", f"no format is called {name!r}; there are: {', '.join(formats())}")
@@ -221,7 +238,7 @@ def named(name: str, path: str = "") -> Importer:
 
 def verdicts(head: bytes, path: Path, *, beginning: bool = True) -> list[tuple[Importer, Verdict]]:
     """Verdict of each importer on ``head``; of a later piece only those are asked whose rows may come anywhere."""
-    return [(importer, importer.sniff(head, path)) for importer in IMPORTERS if beginning or importer.anywhere]
+    return [(importer, _sniffed(importer, head, path)) for importer in importers() if beginning or importer.anywhere]
 
 
 def recognise(head: bytes, path: Path, *, beginning: bool = True, last: bool = False) -> tuple[Importer | None, str]:
@@ -335,9 +352,32 @@ def read_log(
     log = readable(path)
     importer = named(format, str(log)) if format else sniff(log)
     reading = importer.reading(str(log))
+    return _assembled(importer, reading, reading.rows(log), run_name(log), run)
+
+
+def read_data(data: object, *, run: str | None = None) -> list[ImportedRun]:
+    """The runs that a DataFrame, a mapping or a list of rows holds; only ``run`` if given.
+
+    Mappings and lists are read as :mod:`~rlwatch.importers.json_document` reads them from a file, tables of pandas,
+    polars and pyarrow as :mod:`~rlwatch.importers.data_frame` says. Raises ``ImportFormatError`` as :func:`read_log`.
+
+    >>> [one] = read_data({"step": [1, 2], "entropy": [0.5, float("nan")]})
+    >>> one.format, [record.metrics for record in one.records]
+    ('dict', [{'entropy': 0.5}, {'entropy': nan}])
+    """
+    kind = type(data).__name__
+    reading = JsonDocumentReading(f"a {kind} in memory")
+    rows = reading.rows_in(tables_of(data, reading.path)) if is_table(data) else reading.rows_of(plain(data))
+    return [replace(one, format=kind) for one in _assembled(JSON_DOCUMENT, reading, rows, "run", run)]
+
+
+def _assembled(
+    importer: Importer, reading: Reading, rows: Iterable[Row], unnamed: str, run: str | None
+) -> list[ImportedRun]:
+    """The runs of ``rows``; those without a name are called ``unnamed``."""
     found: dict[str, RunAssembly] = {}
-    unnamed = run_name(log)
-    for row in reading.rows(log):
+    path = reading.path
+    for row in rows:
         name = row.run or unnamed
         if name not in found:
             if run not in (None, name) and len(found) > _LISTED:
@@ -345,12 +385,12 @@ def read_log(
             if run is None and len(found) >= MOST_RUNS:
                 names = ", ".join(shown(other) for other in list(found)[:3])
                 problem = f"holds more than {MOST_RUNS:,} runs ({names}, ...), which are not read together; name one "
-                raise ImportFormatError(str(log), problem + "(--run), or split the file", row.line or None)
-            found[name] = RunAssembly(str(log))
+                raise ImportFormatError(path, problem + "(--run), or split the file", row.line or None)
+            found[name] = RunAssembly(path)
         if run in (None, name):
             found[name].add(row, reading.skips)
     _check_found(found, importer, reading, run)
-    _check_rows(found, importer, str(log))
+    _check_rows(found, importer, path)
     wanted = {name: assembly for name, assembly in found.items() if run in (None, name)}
     _check_known(wanted, importer, reading)
     return [_run(name, assembly, importer, reading) for name, assembly in wanted.items()]

@@ -22,9 +22,10 @@ from rlwatch.metrics.reading import (
 )
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
-from rlwatch.metrics.unjudged import foremost, unjudged
+from rlwatch.metrics.unjudged import BESIDE_LEARNING, foremost, unjudged
 
 __all__ = [
+    "BESIDE_LEARNING",
     "BY_NAME",
     "LAYER_PREFIX",
     "OPEN",

@@ -9,6 +9,10 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+SPEED, MACHINES = "speed, which tells nothing of learning", "of the machines"
+COUNT, BATCH = "a count of what was done", "how the batch was made up"
+BESIDE_LEARNING = frozenset({SPEED, MACHINES, COUNT, BATCH})
+"""Reasons of names that do not tell how a policy fares, whatever they do."""
 _HELD_OUT = r"^(?:eval|val|val-core|val-aux|validation|test|heldout)(?:[/_]|$)"
 _REASONS: tuple[tuple[str, str], ...] = (
     (_HELD_OUT + r"|(?:^|[/_])pass_?k$|^rollouter/validate", "measured on held-out prompts, now and then"),
@@ -26,24 +30,24 @@ _REASONS: tuple[tuple[str, str], ...] = (
         r"|runtime|elapsed|per_sec|per_second|throughput|tok(?:ens)?[/_]s(?:_|$)|tflops|flops|mfu|utilization|speed"
         r"|^profiling/|duration|idle|weight_sync|policy_training|reward_calculation|exposed_generation|^generation(?:_[a-z]+)?$"
         r"|speculat|spec_accept",
-        "speed, which tells nothing of learning",
+        SPEED,
     ),
     (
         r"^(?:system|inference)/|memory|_gi?b$|gpu|cuda|kv_cache|num_requests|prefix_cache|num_ranks|fleet_health"
         r"|disk|cpu_|temperature$",
-        "of the machines",
+        MACHINES,
     ),
     (
         r"^(?:progress|sampling_client)/|(?:^|[/_])(?:epochs?|episodes?|steps?|global_step|iteration|percentage|examples|total_steps"
         r"|current_steps|timestamp|rows)$|(?:^|[/_])(?:num|total|n|count|cumulative)_|_(?:total|count|index|so_far)$"
         r"|batch_size|group_size|inflight|global_valid|_mask_sum$|^_|trajectories$|size_bytes|policy_version"
         r"|num_questions|num_rollouts|processed|param_version",
-        "a count of what was done",
+        COUNT,
     ),
     (
         r"prompt[/_]?(?:length|len)|(?:^|[/_])ob_tokens|seqlen|seq_len|packing|pad_frac|row_|^batch/|microbatch|balance"
         r"|per_worker|per_step$|forwarded_tokens|masked_token|num_branches|num_total_tokens|token_counts|minmax_diff",
-        "how the batch was made up",
+        BATCH,
     ),
     (r"^objective/entropy$", "the surprise of whole responses: it grows with their length"),
     (r"tool|(?:^|[/_])(?:branch|assistant_messages|turns?)(?:[/_]|$)|malformed", "of tools and turns"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 import rlwatch
-from rlwatch.cli.show import completion_rows
+from rlwatch.analysis.rows import completion_rows
 from rlwatch.records import CompletionBatch
 
 

@@ -109,6 +109,25 @@ def test_what_a_localisation_said_is_a_line_with_details(tmp_path: Path, invoke:
     assert document["localisations"] == [{"step": 12, **BODY}]
 
 
+def test_verdict_cause_and_cure_have_a_line_each(tmp_path: Path, invoke: Invoke) -> None:
+    """And what else would have helped, how many tokens stand out, and who holds which part of the norm."""
+    told = {
+        "verdict": "response", "statement": "sequence 4 makes 97% of the gradient norm",
+        "because": "its advantage is 60", "remedy": "with advantages clipped at 2 the norm goes from 412 to 1.3",
+        "cures": [{"action": "with advantages clipped at 2", "after": 1.3}, {"action": "masked", "after": 1.2}],
+        "count": 12, "explained": 1.0,
+        "units": [{"name": "sequence 4", "share": 0.97}, {"name": "all others", "share": 0.03}],
+    }  # fmt: skip
+    text, _ = shown(tmp_path, invoke, culprits(), Event(LOCALISED, 12, BODY | told, seq=2))
+
+    assert "response: token ratio" in text
+    assert "Verdict: sequence 4 makes 97% of the gradient norm\n  Cause: its advantage is 60\n  Cure: with adv" in text
+    assert "or masked to 1.2" in text
+    assert "12 tokens stand out, those recorded hold 100% of what is unusual" in text
+    assert "shares of the norm: sequence 4 97%, all others 3%" in text
+    assert BODY["message"] not in text
+
+
 def test_of_a_trace_the_chain_is_shown(tmp_path: Path, invoke: Invoke) -> None:
     """Which links were broken, the first one first."""
     body = {"norm": math.nan, "method": "trace", "trace": {"chain": ["parameters", "logp", "gradients"]}}

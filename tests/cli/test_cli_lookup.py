@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rlwatch.cli.options import MOST_LISTED, find_run
+from rlwatch.analysis.lookup import MOST_LISTED, find_run
 from rlwatch.errors import ConfigError, RunNotFoundError
 from rlwatch.records import RunInfo
 

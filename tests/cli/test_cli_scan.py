@@ -71,7 +71,8 @@ def test_a_log_of_which_nothing_that_matters_is_known_is_not_called_ok(tmp_path:
     assert result.exit_code == 0
     text = "NOT JUDGED: no reward, entropy or KL is known; unknown names: my_reward_v2, apples, timing_s/gen, train_step_ms"
     assert result.stdout.startswith(text)
-    assert verdict == {"level": None, "text": text, "judged": False, "missing": ["reward", "entropy", "KL"]}
+    said = {"name": "not judged", "word": "not judged", "at": None, "urgency": "warning"}
+    assert verdict == said | {"level": None, "text": text, "judged": False, "missing": ["reward", "entropy", "KL"]}
 
 
 def test_a_failure_is_told_also_where_nothing_that_matters_is_known(tmp_path: Path, invoke: Invoke) -> None:
@@ -83,7 +84,7 @@ def test_a_failure_is_told_also_where_nothing_that_matters_is_known(tmp_path: Pa
     result = invoke("scan", log)
 
     assert result.exit_code == 1
-    assert result.stdout.startswith("CRITICAL: ")
+    assert result.stdout.startswith("collapsed@30: ")
     assert "beyond that not judged: no reward, entropy or KL is known; unknown names: mine" in " ".join(
         result.stdout.split()
     )
@@ -103,13 +104,13 @@ def test_what_is_known_and_not_judged_is_counted_by_reason(tmp_path: Path, invok
     assert report["verdict"]["judged"]
 
 
-def test_a_healthy_log_exits_0_and_says_ok(healthy_log: Path, invoke: Invoke) -> None:
+def test_a_healthy_log_exits_0_and_says_so(healthy_log: Path, invoke: Invoke) -> None:
     """With how much was read, and which detectors lacked their metrics."""
     result = invoke("scan", healthy_log)
 
     assert result.exit_code == 0
     assert "trl-console, 60 steps" in result.stdout
-    assert result.stdout.startswith("OK: no failure was found\n")
+    assert result.stdout.startswith("healthy: no failure was found\n")
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("not judged: ")]
     assert line.endswith("--all lists them")
     assert "not judged: mismatch_growth: needs " in invoke("scan", healthy_log, "--all").stdout
@@ -137,7 +138,7 @@ def test_a_critical_alarm_exits_1_and_is_named_first(broken_log: Path, invoke: I
     result = invoke("scan", broken_log)
 
     assert result.exit_code == 1
-    assert result.stdout.startswith("CRITICAL: NaN or infinity from step 61\n")
+    assert result.stdout.startswith("collapsed@61: NaN or infinity from step 61\n")
     assert result.stdout.index("most likely: ") < result.stdout.index("What to do") < result.stdout.index("Findings")
     assert "Findings" in result.stdout
     assert "Alarms" in result.stdout
@@ -181,7 +182,7 @@ def test_several_runs_give_a_list_and_one_can_be_chosen(two_runs: Path, invoke: 
     assert [report["run"] for report in strict(both.stdout)] == ["good", "bad"]
     assert good.exit_code == 0
     assert strict(good.stdout)["run"] == "good"
-    assert invoke("scan", two_runs).stdout.count("CRITICAL") == 1
+    assert invoke("scan", two_runs).stdout.count("collapsed@") == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlwatch.cli.runs import status
+from rlwatch.analysis.rows import status
 from rlwatch.control.liveness import Pace, Pause, Sign, last_sign
 from rlwatch.records import RunInfo, RunState
 

@@ -1,0 +1,57 @@
+"""From what a person types to one run of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from rlwatch.errors import ConfigError, RunNotFoundError
+from rlwatch.ports import RunReader
+from rlwatch.records import RunInfo
+
+MOST_LISTED = 5
+
+
+def find_run(store: RunReader, reference: str) -> RunInfo:
+    """The run whose id is ``reference``, or else the only one whose name is, or whose id or name starts so.
+
+    Raises ``RunNotFoundError`` with the closest ids, ``ConfigError`` if several runs fit.
+    """
+    runs = store.runs()
+    for fits in (_with_id, _with_name, _with_prefix):
+        found = fits(runs, reference) if reference else []
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"{reference!r} fits {len(found)} runs: {_listed(found)}; give the id")
+    raise RunNotFoundError(_not_found(store, runs, reference))
+
+
+def _with_id(runs: Sequence[RunInfo], reference: str) -> list[RunInfo]:
+    return [run for run in runs if run.run_id == reference]
+
+
+def _with_name(runs: Sequence[RunInfo], reference: str) -> list[RunInfo]:
+    return [run for run in runs if run.name == reference]
+
+
+def _with_prefix(runs: Sequence[RunInfo], reference: str) -> list[RunInfo]:
+    return [run for run in runs if run.run_id.startswith(reference) or run.name.startswith(reference)]
+
+
+def _listed(runs: Sequence[RunInfo]) -> str:
+    shown = [f"{run.run_id} ({run.name})" if run.name else run.run_id for run in runs[:MOST_LISTED]]
+    return ", ".join([*shown, "..."] if len(runs) > MOST_LISTED else shown)
+
+
+def _not_found(store: RunReader, runs: Sequence[RunInfo], reference: str) -> str:
+    reason = store.unreadable().get(reference)
+    if reason:
+        return f"run {reference!r} cannot be read: {reason}"
+    if not runs:
+        return f"no run {reference!r}: the store holds no runs yet"
+    by_word = {word: run for run in reversed(runs) for word in (run.run_id, run.name) if word}
+    close = get_close_matches(reference, by_word, n=MOST_LISTED, cutoff=0.5)
+    near = list({by_word[word].run_id: by_word[word] for word in close}.values())
+    hint = f"did you mean {_listed(near)}?" if near else f"the newest are {_listed(runs)}"
+    return f"no run {reference!r}; {hint}"

@@ -1,0 +1,93 @@
+"""Rows of plain values on the runs of a store: for DataFrames, and for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlwatch.metrics import BY_NAME, canonicalise, resolve
+from rlwatch.ports import Store
+from rlwatch.records import JSON, CompletionBatch, RunInfo, RunState
+
+if TYPE_CHECKING:
+    from rlwatch.control.liveness import Sign
+
+Row = dict[str, JSON]
+
+KEY_METRICS = {
+    "reward": ("reward/mean",),
+    "entropy": ("policy/entropy",),
+    "KL": ("policy/kl_ref", "policy/kl_ref_k3"),
+    "grad norm": ("optim/grad_norm",),
+}
+"""Column -> canonical metrics, the first that was measured: what tells a healthy run from a dying one at a glance."""
+
+
+def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
+    """One run as a row: who it is, how it is, and its last canonical values."""
+    last = {name: value for name, (_, value) in store.last_values(run.run_id).items()}
+    from rlwatch.control.liveness import last_sign, sign_of
+    from rlwatch.view import stored_verdict
+
+    seen = last_sign(run)
+    how = status(run, sign_of(store, run, now) if run.state is RunState.RUNNING else None)
+    return {
+        "run_id": run.run_id,
+        "project": run.project,
+        "name": run.name,
+        "source": run.source,
+        "status": how,
+        "verdict": stored_verdict(store, run, gone=how == "dead").to_dict(),
+        "state": run.state,
+        "attempt": run.attempt,
+        "last_step": run.last_step,
+        "created_at": run.created_at,
+        "age_s": None if seen is None else max(0.0, now - seen),
+        "last_values": canonicalise(last, run.source)[0],
+    }
+
+
+def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
+    """Column -> last value, None where nothing of it was measured."""
+    return {column: next((last[name] for name in names if name in last), None) for column, names in KEY_METRICS.items()}
+
+
+def status(run: RunInfo, sign: Sign | None = None) -> str:
+    """``running``, ``paused``, ``stale`` (no step), ``dead`` (no sign of its process), or how it ended.
+
+    The writer's word, doubted after a silence.
+    """
+    if run.state is not RunState.RUNNING or sign is None:
+        return run.state.value
+    if sign.pause is not None:
+        return "paused"
+    if sign.dead_since is not None:
+        return "dead"
+    return "running" if sign.silent_s is None else "stale"
+
+
+def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
+    """Each recorded metric: its name, what it is canonically, unit, last step and value."""
+    rows = []
+    for name, (at, value) in sorted(store.last_values(run.run_id).items()):
+        reading = resolve(name, run.source)
+        canonical = reading.metric.name if reading else ""
+        unit = BY_NAME[canonical].unit if reading else ""
+        rows.append({"metric": name, "canonical": canonical, "unit": unit, "step": at, "value": value})
+    return rows
+
+
+def completion_rows(batches: Sequence[CompletionBatch], most: int | None = None) -> list[Row]:
+    """Completions, at most ``most``, newest step first, in the order they were recorded."""
+    rows: list[Row] = []
+    for batch in sorted(batches, key=lambda batch: batch.step, reverse=True):
+        columns = {name: column_values(column) for name, column in batch.columns.items()}
+        place = {"step": batch.step, "attempt": batch.attempt, "rank": batch.rank}
+        rows += [place | {name: column[i] for name, column in columns.items()} for i in range(len(batch))]
+    return rows[:most]
+
+
+def column_values(column: object) -> list[JSON]:
+    """A column's values as plain Python."""
+    tolist = getattr(column, "tolist", None)
+    return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]

@@ -1,0 +1,522 @@
+"""Runs of a store, opened in Python: a table of them, and of each its history, findings, spikes, texts and plots.
+
+Tables are DataFrames with pyarrow's types (extra ``export``). In them **missing is** ``<NA>`` **and NaN is NaN**, as
++Inf and -Inf are what they are: ``isna()`` is true of what was not measured alone. polars and pyarrow take them without
+a copy: ``polars.DataFrame(frame)``, ``pyarrow.table(frame)``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from fnmatch import filter as matching
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlwatch.analysis.lookup import find_run
+from rlwatch.analysis.rows import Row, completion_rows, describe, key_values, last_metrics
+from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
+from rlwatch.errors import ConfigError
+from rlwatch.export import COLUMNS, Column, arrow_table, data_frame, pyarrow, spike_table
+from rlwatch.forecast.forecast import FORECAST, forecast_of
+from rlwatch.glance import framed, glance
+from rlwatch.metrics import canonicalise
+from rlwatch.ports import Series, Store
+from rlwatch.records import JSON, RunInfo
+from rlwatch.report.gather import attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
+from rlwatch.report.html import figures
+from rlwatch.store.url import open_store
+from rlwatch.view import RunView, view_of_run
+from rlwatch.wording import Markup, el, number, step
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+Steps = range | slice | Collection[int]
+"""Steps asked for; a slice is half open, as in a list: ``slice(100, 200)`` is 100 to 199."""
+MOST_CHARTS = 4
+"""Charts beneath a run that a notebook shows; :meth:`StoredRun.plot` draws more."""
+
+
+def open(url: str | os.PathLike[str] | None = None) -> Runs:  # noqa: A001  (rlwatch.open)
+    """The runs of the store at ``url`` (None: ``RLWATCH_STORE``, else ``[store]`` of ``rlwatch.toml``, else
+    ``./rlwatch-runs``), newest first. Reads only: no trainer waits for it.
+
+    Raises ``StoreURLError`` for what is no store.
+
+    >>> import rlwatch
+    >>> with rlwatch.init(project="docs", name="opened", store="memory://opened") as run:
+    ...     run.log({"entropy": 0.9}, step=1)
+    ...     run.log({"entropy": float("nan"), "reward": 0.5}, step=2)
+    >>> runs = rlwatch.open("memory://opened")
+    >>> runs
+    <1 run of memory://opened: opened>
+    >>> runs["opened"].history(["entropy", "reward"])
+       step  attempt  entropy  reward
+    0     1        1      0.9    <NA>
+    1     2        1      NaN     0.5
+    """
+    return Runs(open_store(url))
+
+
+class Runs(Sequence["StoredRun"]):
+    """The runs of a store, newest first, read afresh whenever they are asked for.
+
+    ``runs[0]`` is the newest, ``runs["math"]`` the one of that id or name, or whose id or name alone begins so; raises
+    ``RunNotFoundError`` with the closest, ``ConfigError`` where several fit. Usable as a context manager.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @overload
+    def __getitem__(self, which: str | int) -> StoredRun: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[StoredRun]: ...
+
+    def __getitem__(self, which: str | int | slice) -> StoredRun | list[StoredRun]:
+        if isinstance(which, str):
+            return StoredRun(self.store, find_run(self.store, which).run_id)
+        found = [StoredRun(self.store, run.run_id) for run in self.store.runs()]
+        return found[which]
+
+    def __contains__(self, which: object) -> bool:
+        return any(which in (run.run_id, run.name) for run in self.store.runs())
+
+    def __len__(self) -> int:
+        return len(self.store.runs())
+
+    def __iter__(self) -> Iterator[StoredRun]:
+        return iter(self[:])
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = [run.name or run.run_id for run in self.store.runs()]
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return f"<{len(names)} run{'' if len(names) == 1 else 's'} of {self.store.url}{': ' if names else ''}{shown}>"
+
+    def _repr_html_(self) -> str:
+        head = el("tr", *(el("th", name) for name in SHOWN))
+        body = [el("tr", *(el("td", _shown(row.get(name))) for name in SHOWN)) for row in self.rows()]
+        return framed(el("p", self.store.url, cls="soft"), el("table", el("thead", head), el("tbody", *body)))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The table for polars, pyarrow and others: ``polars.DataFrame(rlwatch.open())``."""
+        return arrow_table(self.rows(), RUNS).__arrow_c_stream__(requested_schema)
+
+    def rows(self, project: str | None = None) -> list[Row]:
+        """A mapping for each run (of ``project``, where it is given) with the names of :data:`RUNS`."""
+        now = time.time()
+        runs = [run for run in self.store.runs() if project is None or run.project == project]
+        return [_flat(describe(self.store, run, now)) for run in runs]
+
+    def table(self, project: str | None = None) -> pd.DataFrame:
+        """The same as a DataFrame, a row a run."""
+        return data_frame(arrow_table(self.rows(project), RUNS))
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Run id -> why it cannot be read."""
+        return self.store.unreadable()
+
+    def close(self) -> None:
+        """Let go of the store; idempotent."""
+        self.store.close()
+
+
+RUNS: Mapping[str, Column] = {
+    "run_id": Column("str", "id"),
+    "name": Column("str", "name"),
+    "project": Column("str", "project"),
+    "source": Column("str", "trainer"),
+    "status": Column("str", "running, paused, stale, dead, finished, unfinished or crashed"),
+    "verdict": Column("str", "what became of it, in a word: collapsed@198"),
+    "says": Column("str", "the verdict in a line"),
+    "urgency": Column("str", "as bad as it is now: warning or critical; missing where all is well"),
+    "level": Column("str", "worst severity ever, also of what is over; missing where nothing was found"),
+    "judged": Column("bool", "whether anything that matters is logged"),
+    "attempt": Column("int", "processes that trained it"),
+    "last_step": Column("int", "last step"),
+    "created_at": Column("float", "Unix seconds"),
+    "age_s": Column("float", "seconds since its last sign of life"),
+    "reward": Column("float", "last value"),
+    "entropy": Column("float", "last value"),
+    "KL": Column("float", "last value, to the reference"),
+    "grad norm": Column("float", "last value"),
+}
+"""Columns of the table of runs."""
+SHOWN = ("status", "verdict", "project", "name", "run_id", "last_step", "reward", "entropy", "KL", "grad norm")
+
+
+def _flat(row: Row) -> Row:
+    verdict = row["verdict"]
+    told = {name: verdict[name] for name in ("urgency", "level", "judged")}
+    told |= {"verdict": verdict["name"], "says": verdict["text"]}
+    return row | told | key_values(row["last_values"])
+
+
+def _shown(value: JSON) -> str:
+    return number(value) if isinstance(value, float) else step(value) if isinstance(value, int) else str(value or "-")
+
+
+METRICS: Mapping[str, Column] = {
+    "metric": Column("str", "name as logged"),
+    "canonical": Column("str", "name of the metric that it is read as; empty where it is not known"),
+    "unit": Column("str", "unit"),
+    "step": Column("int", "last step with a value"),
+    "value": Column("float", "the value there"),
+}
+FINDINGS: Mapping[str, Column] = {
+    "step": Column("int", "step at which it was found"),
+    "onset_step": Column("int", "step at which it began, looking back"),
+    "attempt": Column("int", "process that trained the step"),
+    "kind": Column("str", "kind, of docs/findings.md"),
+    "severity": Column("str", "info, warning or critical"),
+    "stage": Column("str", "moment of its life: began, worsened, eased or resolved"),
+    "metric": Column("str", "metric it was found in"),
+    "message": Column("str", "what was found, in a sentence"),
+    "score": Column("float", "how far beyond its threshold; 1 is at it"),
+    "baseline": Column("float", "the run's own reference level"),
+    "detector": Column("str", "detector"),
+    "family": Column("str", "family"),
+    "evidence": Column("str", "JSON object: the numbers it rests on"),
+}
+ALERTS: Mapping[str, Column] = {
+    "alert_id": Column("str", "id"),
+    "rule": Column("str", "rule that fired"),
+    "kind": Column("str", "kind of finding"),
+    "severity": Column("str", "warning or critical"),
+    "state": Column("str", "pending, firing or resolved"),
+    "onset_step": Column("int", "step at which it began, looking back"),
+    "step": Column("int", "step at which it was last seen"),
+    "resolved_step": Column("int", "step at which it was over"),
+    "fired_at": Column("float", "Unix seconds"),
+    "resolved_at": Column("float", "Unix seconds"),
+    "message": Column("str", "what was found"),
+    "reason": Column("str", "why it fired"),
+}
+FORECASTS: Mapping[str, Column] = {
+    "step": Column("int", "step it was made at"),
+    "attempt": Column("int", "process that trained the step"),
+    "p20": Column("float", "chance of a failure within 20 steps"),
+    "p50": Column("float", "within 50"),
+    "p100": Column("float", "within 100"),
+    "risk": Column("float", "how far beyond the threshold of the alarm; 1 is at it"),
+    "alarm": Column("bool", "whether it is an alarm"),
+    "limit": Column("str", "limit most likely to be reached"),
+    "steps_to": Column("float", "steps expected until then"),
+    "absent": Column("str", "why there is no forecast; empty where there is one"),
+}
+EVENTS: Mapping[str, Column] = {
+    "step": Column("int", "step"),
+    "attempt": Column("int", "process"),
+    "kind": Column("str", "kind"),
+    "ts": Column("float", "Unix seconds"),
+    "body": Column("str", "JSON object"),
+}
+COMPLETIONS: Mapping[str, Column] = {
+    "step": Column("int", "step"),
+    "attempt": Column("int", "process"),
+    "rank": Column("int", "rank"),
+    "prompt": Column("str", "prompt"),
+    "completion": Column("str", "completion"),
+    "reward": Column("float", "reward"),
+    "advantage": Column("float", "advantage"),
+    "length": Column("int", "tokens"),
+    "group": Column("int", "prompt group"),
+    "task": Column("str", "task or data source"),
+}
+"""Columns that completions always have; others that were recorded follow."""
+OPTIONS: Mapping[str, Column] = {
+    "option": Column("str", "dotted name"),
+    "value": Column("str", "value, as text; secrets are blacked out"),
+}
+
+PARTINGS: Mapping[str, Column] = {
+    "metric": Column("str", "canonical name"),
+    "at": Column("float", "first place from which the difference stayed beyond chance: a step, tokens or seconds"),
+    "left": Column("float", "value of this run there"),
+    "right": Column("float", "value of the other"),
+    "times": Column("float", "the difference as a multiple of what separated them before"),
+    "together": Column("float", "place before; missing where they were apart from the first rows on"),
+    "until": Column("float", "place at which they came together again; missing where they did not"),
+}
+SETTINGS: Mapping[str, Column] = {
+    "option": Column("str", "dotted name"),
+    "left": Column("str", "value of this run as JSON; missing where it has none"),
+    "right": Column("str", "value of the other"),
+}
+
+
+class StoredRun:
+    """One run of a store. Every call reads what is there now: a run that goes on has more at the next call.
+
+    Calls raise ``StoreError`` where the run cannot be read, and ``MissingExtraError`` without pandas and pyarrow.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store = store
+        self.run_id = run_id
+
+    @property
+    def info(self) -> RunInfo:
+        """Name, project, trainer, tags, state."""
+        return self.store.run(self.run_id)
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<run {info.name or self.run_id}: {describe(self.store, info, time.time())['verdict']['text']}>"
+
+    def _repr_html_(self) -> str:
+        view = self.view()
+        return framed(glance(view), self._figures(view, (), None, MOST_CHARTS))
+
+    def view(self) -> RunView:
+        """The run as every face shows it: verdict, cause, advice, findings, forecast, what was not judged."""
+        info = self.info
+        gone = describe(self.store, info, time.time())["status"] == "dead"
+        return view_of_run(self.store, info, gone=gone)
+
+    def metrics(self) -> pd.DataFrame:
+        """Every metric: its name as logged, what it is read as, unit, last step and value (:data:`METRICS`)."""
+        return self._frame(last_metrics(self.store, self.info), METRICS)
+
+    def history(
+        self,
+        metrics: str | Iterable[str] | None = None,
+        steps: Steps | None = None,
+        *,
+        attempts: Literal["newest", "all"] = "newest",
+        form: Literal["wide", "long"] = "wide",
+    ) -> pd.DataFrame:
+        """Values that were logged, by step.
+
+        Parameters
+        ----------
+        metrics
+            Names as logged, canonical names (``policy/entropy``), or patterns (``actor/*``); None: all that was
+            measured. A column is called as it was asked for.
+        steps
+            Only these.
+        attempts
+            ``"newest"``: the branch that counts, without what a later process ran again; ``"all"``: every process.
+        form
+            ``"wide"``: ``step``, ``attempt`` and a column a metric, ``<NA>`` where it was not measured. ``"long"``:
+            ``step``, ``attempt``, ``metric``, ``value``, a row for each value and none for what was not measured.
+
+        Raises
+        ------
+        ConfigError
+            For a metric that the run does not log, with the closest names.
+        """
+        names = self._named(metrics)
+        series = self._series(names.values(), steps, attempts)
+        return data_frame((_wide if form == "wide" else _long)({name: series[own] for name, own in names.items()}))
+
+    def findings(self) -> pd.DataFrame:
+        """Findings, and that they eased or are over, in order (:data:`FINDINGS`)."""
+        told = [*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)]
+        return self._frame([asdict(finding) for finding in sorted(told, key=lambda one: one.seq)], FINDINGS)
+
+    def alerts(self) -> pd.DataFrame:
+        """Alerts, newest first (:data:`ALERTS`)."""
+        return self._frame([asdict(alert) for alert in self.store.alerts(self.run_id)], ALERTS)
+
+    def forecasts(self) -> pd.DataFrame:
+        """Forecasts, in order (:data:`FORECASTS`)."""
+        kept = [(one.attempt, forecast_of(one)) for one in self.store.forecasts(self.run_id)]
+        rows = [{name: getattr(one, name, None) for name in FORECASTS} | {"attempt": of} for of, one in kept]
+        return self._frame(rows, FORECASTS)
+
+    def events(self) -> pd.DataFrame:
+        """Events: resets, resumes, exceptions, notes (:data:`EVENTS`)."""
+        return self._frame([asdict(event) for event in self.store.events(self.run_id)], EVENTS)
+
+    def spikes(self) -> pd.DataFrame:
+        """Localised spikes, a row for each culprit (:data:`rlwatch.export.COLUMNS`)."""
+        return self._frame(spike_table(self.store, self.info), COLUMNS)
+
+    def completions(self, last: int | None = None) -> pd.DataFrame:
+        """Recorded completions, newest step first; of the ``last`` newest batches where it is given."""
+        rows = completion_rows(self.store.completions(self.run_id, last=last))
+        more = {name: _kind_of(row[name]) for row in rows for name in row.keys() - COMPLETIONS.keys()}
+        return self._frame(rows, {**COMPLETIONS, **{name: Column(kind, "") for name, kind in more.items()}})
+
+    def config(self, attempt: int | None = None) -> pd.DataFrame:
+        """Configuration of an attempt (None: the newest that gave one): dotted ``option``, ``value`` as text."""
+        given = self.info.config if attempt is None else self.store.configs(self.run_id).get(attempt)
+        if given is None:
+            raise ConfigError(f"run {self.run_id!r} has no attempt {attempt}")
+        return self._frame([{"option": o, "value": value} for o, value in options_of(given).items()], OPTIONS)
+
+    def diff(self, other: StoredRun, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
+        """Metrics in which this run and ``other`` parted by more than chance, first first (:data:`PARTINGS`).
+
+        ``frame.attrs["answer"]`` says it in a sentence. Raises ``ConfigError`` where nothing can be laid side by side.
+        """
+        found = compare(subject_of_run(self.store, self.info), subject_of_run(other.store, other.info), Axis(by))
+        if found.problem:
+            raise ConfigError(f"{found.problem}; try another by=")
+        frame = self._frame([asdict(one) for one in found.partings], PARTINGS)
+        frame.attrs["answer"] = found.answer
+        return frame
+
+    def config_diff(self, other: StoredRun) -> pd.DataFrame:
+        """Settings in which this run and ``other`` differ (:data:`SETTINGS`), secrets blacked out."""
+        rows = [
+            {"option": one.name, "left": _setting(one.values[0]), "right": _setting(one.values[1])}
+            for one in config_diff([self.info.config, other.info.config])
+        ]
+        return self._frame(rows, SETTINGS)
+
+    def plot(self, *metrics: str, steps: Steps | None = None) -> Plot:
+        """A chart of each of ``metrics`` (names as for :meth:`history`; none: those that a post-mortem draws).
+
+        Drawn as SVG: nothing needs to be installed, and nothing is fetched.
+        """
+        return Plot(framed(self._figures(self.view(), metrics, steps, None)))
+
+    def _figures(self, view: RunView, metrics: Sequence[str], steps: Steps | None, most: int | None) -> Markup:
+        names = self.store.metric_names(self.run_id)
+        wanted = list(self._named(metrics).values()) if metrics else metrics_to_draw(names, view.source, view.findings)
+        series = self._series(wanted[:most], steps, "newest")
+        drawn = charts(series, view.source, view.findings, attempt_starts(series.values()))
+        moments = timeline(view.diagnosis, view.findings, view.alerts, view.events, view.commands)
+        return figures(drawn, moments)
+
+    def _frame(self, rows: Sequence[Row], columns: Mapping[str, Column]) -> pd.DataFrame:
+        return data_frame(arrow_table(rows, columns))
+
+    def _named(self, metrics: str | Iterable[str] | None) -> dict[str, str]:
+        """Name of the column -> name as logged."""
+        logged = self.store.metric_names(self.run_id)
+        if metrics is None:
+            return {name: name for name in logged if not name.startswith(FORECAST)}
+        canonical = canonicalise(dict.fromkeys(logged, 0.0), self.info.source)[1]
+        found: dict[str, str] = {}
+        for name in [metrics] if isinstance(metrics, str) else metrics:
+            if name in logged or name in canonical:
+                found[name] = name if name in logged else canonical[name]
+                continue
+            fits = matching(logged, name)
+            if not fits:
+                near = get_close_matches(name, [*logged, *canonical], cutoff=0.5)
+                hint = f"did you mean {', '.join(near)}?" if near else "run.metrics() lists what it logs"
+                raise ConfigError(f"run {self.run_id!r} logs no metric {name!r}; {hint}")
+            found |= {one: one for one in fits}
+        return found
+
+    def _series(self, names: Iterable[str], steps: Steps | None, attempts: str) -> dict[str, Series]:
+        starts = {attempt: own[0] for attempt, own in self.store.steps(self.run_id).items() if own}
+        found = self.store.series(self.run_id, list(dict.fromkeys(names)))
+        return {
+            name: _kept(one, (counting(one, starts) if attempts == "newest" else _all(one)) & _among(one.steps, steps))
+            for name, one in found.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Charts as a piece of HTML, which notebooks show; ``html`` is the HTML itself."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return f"<plot, {len(self.html)} characters of HTML; save(path) writes it>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as a page of its own. Raises ``OSError``."""
+        Path(path).write_text(f'<!doctype html>\n<meta charset="utf-8">\n{self.html}\n', encoding="utf-8")
+
+
+def _setting(value: object) -> str | None:
+    return None if value is ABSENT else json.dumps(value)
+
+
+def _kind_of(value: object) -> str:
+    kinds = {bool: "bool", int: "int", float: "float"}
+    return kinds.get(type(value), "str")
+
+
+# Series as tables.
+
+
+def _all(series: Series) -> NDArray[np.bool_]:
+    return np.ones(len(series.steps), dtype=np.bool_)
+
+
+def _among(own: NDArray[np.int64], steps: Steps | None) -> NDArray[np.bool_]:
+    """True (N,) of those that are wanted."""
+    if steps is None:
+        return np.ones(len(own), dtype=np.bool_)
+    if not isinstance(steps, slice):
+        return np.isin(own, np.fromiter(steps, dtype=np.int64))
+    kept = np.ones(len(own), dtype=np.bool_)
+    if steps.start is not None:
+        kept &= own >= steps.start
+    if steps.stop is not None:
+        kept &= own < steps.stop
+    return kept if steps.step is None else kept & ((own - (steps.start or 0)) % steps.step == 0)
+
+
+def _kept(series: Series, kept: NDArray[np.bool_]) -> Series:
+    parts = {name: getattr(series, name)[kept] for name in ("steps", "values", "attempts", "seqs")}
+    return replace(series, **parts)
+
+
+def _wide(series: Mapping[str, Series]) -> pa.Table:
+    """A row for each step of each attempt; of several values of one metric there the last logged."""
+    arrow = pyarrow()
+    nothing = np.zeros((0, 2), dtype=np.int64)
+    places = {name: np.stack([one.attempts, one.steps], axis=1) for name, one in series.items()}
+    rows, row_of = np.unique(np.concatenate([nothing, *places.values()]), axis=0, return_inverse=True)
+    columns: dict[str, Any] = {"step": arrow.array(rows[:, 1]), "attempt": arrow.array(rows[:, 0])}
+    begin = 0
+    for name, one in series.items():
+        where = row_of.reshape(-1)[begin : begin + len(one.values)]
+        begin += len(one.values)
+        values, missing = np.zeros(len(rows)), np.ones(len(rows), dtype=np.bool_)
+        values[where], missing[where] = one.values, False
+        columns[name] = arrow.array(values, mask=missing, from_pandas=False)
+    return arrow.table(columns)
+
+
+def _long(series: Mapping[str, Series]) -> pa.Table:
+    """A row for each value, by attempt and step, in the order of the metrics."""
+    arrow = pyarrow()
+    attempts, steps, which, values = (
+        np.concatenate([empty, *(part for part in parts)])
+        for empty, parts in (
+            (np.zeros(0, np.int64), [one.attempts for one in series.values()]),
+            (np.zeros(0, np.int64), [one.steps for one in series.values()]),
+            (np.zeros(0, np.int64), [np.full(len(one.steps), place) for place, one in enumerate(series.values())]),
+            (np.zeros(0, np.float64), [one.values for one in series.values()]),
+        )
+    )
+    order = np.lexsort((which, steps, attempts))
+    names = np.array([*series, ""], dtype=object)[which[order]]
+    return arrow.table(
+        {
+            "step": arrow.array(steps[order]),
+            "attempt": arrow.array(attempts[order]),
+            "metric": arrow.array(names, arrow.string()),
+            "value": arrow.array(values[order], from_pandas=False),
+        }
+    )

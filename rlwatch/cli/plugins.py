@@ -1,0 +1,69 @@
+"""``rlwatch plugins``: what other packages add to rlwatch, and what of it was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+
+from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.options import Format, FormatOption, examples
+from rlwatch.plugins import DOORS, Plugin, judged
+from rlwatch.wording import one_line
+
+EPILOG = examples("rlwatch plugins", "rlwatch plugins --format json", "RLWATCH_PLUGINS=off rlwatch scan train.log")
+
+
+def plugins(
+    output: FormatOption = Format.TEXT,
+    doors: Annotated[bool, typer.Option("--doors", help="What can be added at all.")] = False,
+) -> None:
+    """List what installed packages add, with version and origin; exit code 1 if anything was left out."""
+    found = [plugin for door in DOORS for plugin in judged(door, _ours().get(door, ()))]
+    if output is Format.JSON:
+        told = [asdict(replace(plugin, target=None)) for plugin in found]
+        for row in told:
+            del row["target"]
+        print_json({"plugins": told, "doors": {name: door.meaning for name, door in DOORS.items()}})
+    else:
+        _print(found, doors=doors)
+    if any(plugin.problem for plugin in found):
+        raise typer.Exit(1)
+
+
+def _print(found: Collection[Plugin], *, doors: bool) -> None:
+    if doors:
+        print_table(("door", "what it takes"), [(name, door.meaning) for name, door in DOORS.items()], title="Doors")
+    if not found:
+        say("no plugins; docs/stability.md says how to write one")
+        return
+    rows = [
+        (
+            plugin.door.removeprefix("rlwatch."),
+            one_line(plugin.name),
+            one_line(f"{plugin.package} {plugin.version}"),
+            one_line(plugin.value),
+            ("works", "green") if not plugin.problem else (one_line(plugin.problem, 300), "red"),
+        )
+        for plugin in found
+    ]
+    print_table(("door", "name", "package", "origin", "state"), rows)
+
+
+def _ours() -> Mapping[str, Collection[str]]:
+    """Names that rlwatch has itself, by door."""
+    from rlwatch.control.commands import COMMAND_KINDS
+    from rlwatch.detectors.registry import REGISTRY
+    from rlwatch.importers.registry import IMPORTERS
+    from rlwatch.notify.registry import HOMES
+    from rlwatch.store.url import OWN
+
+    return {
+        "rlwatch.detectors": {detector.name for detector in REGISTRY},
+        "rlwatch.importers": {importer.name for importer in IMPORTERS},
+        "rlwatch.notifiers": HOMES,
+        "rlwatch.stores": OWN,
+        "rlwatch.commands": COMMAND_KINDS,
+    }

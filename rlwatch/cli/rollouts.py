@@ -1,0 +1,141 @@
+"""Responses that culprits are in, with the culprits in place, and what recurs among culprits: for a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rlwatch.cli.console import say
+from rlwatch.export import RECUR, Row, culprits_of, recurring
+from rlwatch.ports import Store
+from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
+from rlwatch.wording import number, one_line, step
+
+MOST_ROLLOUTS = 3
+AROUND = 160
+"""Characters before the first and after the last culprit of a response that a terminal shows."""
+FAR = 2000
+"""Most characters of one response that it shows."""
+OPEN, CLOSE = "[[", "]]"
+"""Stand around a culprit."""
+
+
+def newest_rollouts(store: Store, run_id: str) -> list[Row]:
+    """Responses with culprits of the newest localised step, the worst first, as they were kept.
+
+    Each has ``step``, ``rank``, ``sequence``, what is known of it, ``positions``, ``token_ids`` and ``texts`` of its
+    tokens (empty where text was not kept) and ``culprits``, positions of those to blame.
+    """
+    newest = store.spikes(run_id, last=1, reason=CULPRITS)
+    if not newest:
+        return []
+    at = newest[-1].step
+    attempt = newest[-1].attempt
+    culprits = [b for b in store.spikes(run_id, reason=CULPRITS, step=at) if b.attempt == attempt]
+    kept = [b for b in store.spikes(run_id, reason=RESPONSES, step=at) if b.attempt == attempt]
+    found: list[Row] = []
+    for batch in culprits:
+        found += _rollouts(batch, next((one for one in kept if one.rank == batch.rank), None))
+    return found[:MOST_ROLLOUTS]
+
+
+KNOWN = ("prompt_index", "prompt", "group", "sample", "rollout", "task", "sampler_version", "reward", "reward_parts")
+"""What is told of a response, where it is known."""
+
+
+def _rollouts(culprits: SpikeBatch, kept: SpikeBatch | None) -> list[Row]:
+    """Responses of one rank, in the order of their worst culprits."""
+    if kept is None:
+        return []
+    rows = culprits_of(culprits)
+    found = []
+    for sequence in dict.fromkeys(row.get("sequence") for row in rows):
+        own = [row for row in rows if row.get("sequence") == sequence]
+        here = [i for i, value in enumerate(kept.columns.get("sequence", ())) if int(value) == sequence]
+        known = {name: own[0][name] for name in KNOWN if own[0].get(name) is not None}
+        columns = {name: _listed(kept, name, here) for name in ("position", "token_id", "text")}
+        found.append(
+            {"step": culprits.step, "rank": culprits.rank, "sequence": sequence, **known}
+            | {"positions": columns["position"], "token_ids": columns["token_id"], "texts": columns["text"]}
+            | {"culprits": sorted(int(row["position"]) for row in own if "position" in row)}
+        )
+    return found
+
+
+def _listed(batch: SpikeBatch, name: str, rows: Sequence[int]) -> list[JSON]:
+    values = batch.columns.get(name)
+    if values is None:
+        return []
+    return [str(values[i]) if name == "text" else int(values[i]) for i in rows]
+
+
+def print_rollouts(rollouts: Sequence[Row]) -> None:
+    """Each in a few lines, culprits in double brackets; nothing where no text was kept."""
+    for one in rollouts:
+        if not one["texts"]:
+            continue
+        say(f"step {step(one['step'])}, rank {one['rank']}, sequence {one['sequence']}{_told(one)}", style="bold")
+        if one.get("prompt"):
+            say(f"  prompt: {one_line(str(one['prompt']), FAR)}")
+        say(f"  answer: {one_line(_in_place(one), FAR + 2 * AROUND)}")
+
+
+def _told(one: Row) -> str:
+    """Its identity: ``, prompt 812, group 3, sample 1, reward 0.5 (format 0, right 0.5)``."""
+    told = [f"prompt {one['prompt_index']}"] if "prompt_index" in one else []
+    told += [f"{name} {one_line(str(one[name]), 40)}" for name in ("group", "sample", "rollout", "task") if name in one]
+    if "sampler_version" in one:
+        told.append(f"sampled at step {one['sampler_version']}")
+    if "reward" in one:
+        told.append(f"reward {number(one['reward'])}{_parts(one.get('reward_parts'))}")
+    return "".join(f", {part}" for part in told)
+
+
+def _parts(text: JSON) -> str:
+    try:
+        parts = json.loads(str(text)) if text else {}
+    except ValueError:
+        return ""
+    named = [f"{name} {number(value)}" for name, value in parts.items()] if isinstance(parts, dict) else []
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _in_place(one: Row) -> str:
+    """The text around the culprits, from the first to the last; positions that were not kept are ``...``."""
+    culprits, pieces, before = set(one["culprits"]), [""], None
+    marks = []
+    for position, text in zip(one["positions"], one["texts"], strict=True):
+        if before is not None and position != before + 1:
+            pieces.append(" ...")
+        before = position
+        if position in culprits:
+            marks.append(sum(map(len, pieces)))
+        pieces.append(f"{OPEN}{text}{CLOSE}" if position in culprits else text)
+    whole = "".join(pieces)
+    if not marks:
+        return whole[:FAR]
+    first, last = max(0, marks[0] - AROUND), min(len(whole), marks[-1] + AROUND)
+    cut = whole[first : min(last, first + FAR)]
+    return f"{'... ' if first else ''}{cut}{' ...' if first + len(cut) < len(whole) else ''}"
+
+
+def recurring_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
+    """Properties that culprits of several steps share, see :func:`rlwatch.export.recurring`."""
+    rows = [
+        {"step": batch.step, "attempt": batch.attempt, **row}
+        for batch in batches
+        if batch.reason == CULPRITS
+        for row in culprits_of(batch)
+    ]
+    return [{"property": one.property, "value": one.value, "steps": one.steps, "of": one.of} for one in recurring(rows)]
+
+
+def print_recurring(rows: Sequence[Row]) -> None:
+    """A line; nothing where nothing recurs."""
+    if not rows:
+        return
+    say(f"Recurring over {rows[0]['of']} localised steps", style="bold")
+    for name in RECUR:
+        same = [f"{one_line(str(row['value']), 40)} in {row['steps']}" for row in rows if row["property"] == name]
+        if same:
+            say(f"  {name:<9} {', '.join(same)}")

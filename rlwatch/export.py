@@ -1,0 +1,269 @@
+"""Tables for other tools, typed; localised spikes as one, a row for each culprit; and what recurs among them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlwatch.errors import MissingExtraError
+from rlwatch.ports import Store
+from rlwatch.records import CULPRITS, JSON, LOCALISED, RunInfo, SpikeBatch
+from rlwatch.wording import one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``kind`` is ``"int"``, ``"float"``, ``"bool"`` or ``"str"``. A value that is not known is missing, never NaN."""
+
+    kind: str
+    meaning: str
+
+
+COLUMNS: Mapping[str, Column] = {
+    "run_id": Column("str", "id of the run"),
+    "run": Column("str", "its name"),
+    "step": Column("int", "optimizer step whose gradient spiked"),
+    "attempt": Column("int", "process that trained it; a resume is a new one"),
+    "rank": Column("int", "rank that had the token; missing where the step was not localised"),
+    "place": Column("int", "0 is the worst culprit of its step"),
+    "microbatch": Column("int", "micro-batch of the step on that rank"),
+    "sequence": Column("int", "response among those of the step on that rank, as the trainer shuffled them"),
+    "position": Column("int", "position in the response, tokens"),
+    "text_position": Column("int", "characters of the response before the token, where text is kept"),
+    "token_id": Column("int", "id in the vocabulary"),
+    "text": Column("str", "text of the token, where text is kept"),
+    "before": Column("str", "text before it"),
+    "after": Column("str", "text after it"),
+    "prompt_index": Column("int", "row of the dataset that the prompt is"),
+    "prompt": Column("str", "the prompt, where text is kept"),
+    "group": Column("str", "prompt group: the same for all responses to one prompt in one generation"),
+    "sample": Column("int", "number of the response within its group"),
+    "rollout": Column("str", "rollout: its number in the generation over all ranks, or the trainer's own id"),
+    "task": Column("str", "task or data source"),
+    "sampler_version": Column("int", "step of the policy that sampled the response"),
+    "reward": Column("float", "reward of the response"),
+    "reward_parts": Column("str", "JSON object: reward function -> what it gave"),
+    "logp": Column("float", "log-prob under the policy, nats"),
+    "old_logp": Column("float", "under the policy that the update began with, nats"),
+    "rollout_logp": Column("float", "as the rollout engine reported it, nats"),
+    "ref_logp": Column("float", "under the reference, nats"),
+    "entropy": Column("float", "of the next-token distribution, nats"),
+    "ratio": Column("float", "exp(logp - old_logp)"),
+    "advantage": Column("float", "of the token"),
+    "coefficient": Column("float", "dL/dlogp"),
+    "entropy_coefficient": Column("float", "dL/dentropy"),
+    "contribution": Column("float", "signed part of the gradient norm; all tokens of the step add up to it"),
+    "share": Column("float", "contribution / norm"),
+    "own_norm": Column("float", "norm of the token's own gradient; missing where it was not verified"),
+    "layers": Column("str", "JSON object: layer -> share of own_norm squared"),
+    "cause": Column("str", "class of the token"),
+    "why": Column("str", "why, in a sentence"),
+    "norm": Column("float", "gradient norm of the step, before clipping"),
+    "threshold": Column("float", "norm from which on the step was a spike"),
+    "tokens": Column("int", "response tokens of the step, all ranks"),
+    "verdict": Column("str", "level to blame: token, response, prompt group ..."),
+    "step_cause": Column("str", "class of the step"),
+    "method": Column("str", "how contributions were found"),
+    "gap": Column("float", "(sum of contributions - norm) / norm"),
+    "complete": Column("bool", "whether the gap is within tolerance"),
+    "message": Column("str", "what was found, in a sentence"),
+    "why_not": Column("str", "why the step was not localised; empty where it was"),
+}
+"""Columns of the table, in order. ``docs/localisation.md`` lists them."""
+
+OF_EVENT = {"step_cause": "cause"} | {
+    name: name for name in ("norm", "threshold", "tokens", "verdict", "method", "gap", "complete", "message", "why_not")
+}
+"""Column -> field of the event of the step."""
+UNLESS_KNOWN = ("prompt_index", "prompt", "group", "sample", "rollout", "task", "sampler_version", "reward_parts",
+    "text_position")  # fmt: skip
+"""Columns in which -1 or an empty text was recorded for what the trainer did not know."""
+Row = dict[str, JSON]
+
+
+def spike_table(store: Store, run: RunInfo) -> list[Row]:
+    """A row for each culprit of ``run``, by step, the worst first, and one for each spike that has none.
+
+    Each has all of :data:`COLUMNS`; None is a value that is not known, NaN and infinities are values.
+    """
+    steps: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for batch in store.spikes(run.run_id, reason=CULPRITS):
+        steps[batch.step, batch.attempt] += culprits_of(batch)
+    bodies = {
+        (event.step, event.attempt): event.body
+        for event in store.events(run.run_id)
+        if event.kind == LOCALISED and event.step is not None
+    }
+    rows: list[Row] = []
+    for at in sorted({*steps, *bodies}, key=lambda at: (at[1], at[0])):
+        body: Mapping[str, Any] = bodies.get(at, {})
+        whole = {name: body.get(field) for name, field in OF_EVENT.items()}
+        head = {"run_id": run.run_id, "run": run.name, "step": at[0], "attempt": at[1]}
+        worst_first = sorted(steps.get(at, []), key=_size, reverse=True)
+        tokens: list[Row] = [{**row, "place": place} for place, row in enumerate(worst_first)] or [{}]
+        rows += [dict.fromkeys(COLUMNS) | token | whole | head for token in tokens]
+    return rows
+
+
+def culprits_of(batch: SpikeBatch) -> list[Row]:
+    """Culprits of one batch with what is known of them, in the order they were recorded, by the names of columns."""
+    columns = {name: list(getattr(values, "tolist", lambda v=values: v)()) for name, values in batch.columns.items()}
+    rows = [{name: values[i] for name, values in columns.items() if name in COLUMNS} for i in range(len(batch))]
+    for i, row in enumerate(rows):
+        row["rank"] = batch.rank
+        row |= {name: None for name in UNLESS_KNOWN if row.get(name) in (-1, "")}
+        if not columns.get("verified", [1] * len(rows))[i]:
+            row["own_norm"] = None
+            row.pop("layers", None)
+    return rows
+
+
+def _size(row: Row) -> float:
+    """Size that culprits of several ranks are ordered by; NaN first."""
+    sizes = [abs(row[name]) for name in ("own_norm", "contribution") if isinstance(row.get(name), float)]
+    return max((math.inf if math.isnan(size) else size for size in sizes), default=math.inf)
+
+
+# What recurs.
+
+RECUR = ("token", "position", "prompt", "task", "cause", "layer")
+"""Properties that culprits of several steps may share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurring:
+    """A ``value`` of a property that culprits of ``steps`` steps share, of ``of`` steps with culprits."""
+
+    property: str
+    value: str
+    steps: int
+    of: int
+
+
+def recurring(rows: Iterable[Row], most: int = 3) -> list[Recurring]:
+    """Of each of :data:`RECUR` at most ``most`` values that culprits of two or more steps share, the most
+    frequent first.
+    """
+    seen: dict[str, dict[str, set[tuple[Any, Any]]]] = {name: defaultdict(set) for name in RECUR}
+    steps = set()
+    for row in rows:
+        if row.get("position") is None:
+            continue
+        at = (row.get("attempt"), row["step"])
+        steps.add(at)
+        for name, value in _properties(row).items():
+            seen[name][value].add(at)
+    found = []
+    for name, values in seen.items():
+        counts = Counter({value: len(where) for value, where in values.items() if len(where) > 1})
+        found += [Recurring(name, value, count, len(steps)) for value, count in counts.most_common(most)]
+    return found
+
+
+def _properties(row: Row) -> dict[str, str]:
+    text, token, layers = row.get("text"), row.get("token_id"), _object(row.get("layers"))
+    known = {
+        "token": None if token is None else f"{one_line(repr(text), 24)} {token}" if text else str(token),
+        "position": row["position"],
+        "prompt": row.get("prompt_index"),
+        "task": row.get("task") or None,
+        "cause": row.get("cause"),
+        "layer": max(layers, key=layers.__getitem__) if layers else None,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _object(text: JSON) -> dict[str, float]:
+    """The JSON object in a column; empty where there is none."""
+    try:
+        found = json.loads(text) if isinstance(text, str) and text else text
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# The table for other tools.
+
+NEEDED = "a table"
+
+
+def arrow_table(rows: Sequence[Row], columns: Mapping[str, Column] = COLUMNS) -> pa.Table:
+    """``rows`` as a table of pyarrow, its ``columns`` typed and described.
+
+    Raises ``MissingExtraError`` without pyarrow.
+    """
+    pa = pyarrow()
+    types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+    fields = [pa.field(n, types[c.kind], metadata={"meaning": c.meaning}) for n, c in columns.items()]
+    values = [pa.array([_typed(row.get(f.name), columns[f.name].kind) for row in rows], f.type) for f in fields]
+    return pa.Table.from_arrays(values, schema=pa.schema(fields))
+
+
+def data_frame(table: pa.Table) -> pd.DataFrame:
+    """A table of pyarrow as a DataFrame with pyarrow's types: there NaN is a number that is none, ``<NA>`` is missing.
+
+    Raises ``MissingExtraError`` without pandas.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingExtraError("pandas", "export", NEEDED) from None
+    return table.to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def pyarrow() -> Any:
+    """The package. Raises ``MissingExtraError`` where it is not installed."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise MissingExtraError("pyarrow", "export", NEEDED) from None
+    return pa
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Write ``rows`` into a Parquet file. Raises ``MissingExtraError`` without pyarrow, ``OSError``."""
+    table = arrow_table(rows)
+    from pyarrow import parquet
+
+    parquet.write_table(table, path)
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """Write ``rows`` as CSV in UTF-8: missing is empty, NaN is ``NaN``, infinities ``Infinity`` and ``-Infinity``."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row in rows:
+            writer.writerow([_cell(_typed(row.get(name), column.kind)) for name, column in COLUMNS.items()])
+
+
+def _typed(value: Any, kind: str) -> Any:
+    """``value`` as its column has it; None for what is no such value, from another writer."""
+    if value is None:
+        return None
+    try:
+        if kind == "float":
+            return float(value)
+        if kind == "int":
+            return int(value)
+        if kind == "bool":
+            return bool(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

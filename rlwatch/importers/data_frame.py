@@ -1,0 +1,115 @@
+"""Rows that are in memory: tables of pandas, polars and pyarrow, mappings of columns, lists of rows.
+
+A table has a row a step, or (columns ``metric`` and ``value``) a row a value; a column ``run_id`` or ``run`` tells
+several runs apart. ``attempt`` is none of its metrics: where steps go back an attempt begins, as in any log.
+
+**NaN and missing.** Where columns can tell them apart (polars, pyarrow, Arrow and nullable types of pandas, lists,
+mappings) NaN is NaN and null is not measured. A float column of numpy in pandas has NaN for both: it is then judged as
+a ``null`` of a JSON log is, NaN where there is evidence (see :mod:`~rlwatch.importers.own_rows`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import STEP_FIELDS
+from rlwatch.importers.own_rows import step_field
+
+_RUN = ("run_id", "run")
+_LONG = ("metric", "value")
+_ABSENT = object()
+
+
+def is_table(data: object) -> bool:
+    """True for a table of pandas, polars or pyarrow."""
+    return _names(data) is not None
+
+
+def is_data(data: object) -> bool:
+    """True for a table, a mapping of columns, or a list of rows."""
+    rows = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], Mapping)
+    return rows or isinstance(data, Mapping) or is_table(data)
+
+
+def plain(data: Any) -> Any:
+    """``data`` with arrays, ranges and mappings as lists and dicts, as JSON would have them.
+
+    >>> plain({"step": range(2), "loss": (0.5, None)})
+    {'step': [0, 1], 'loss': [0.5, None]}
+    """
+    if isinstance(data, Mapping):
+        return {str(name): plain(value) for name, value in data.items()}
+    if isinstance(data, list | tuple | range):
+        return [plain(value) for value in data]
+    tolist = getattr(data, "tolist", None) or getattr(data, "to_list", None)
+    return tolist() if callable(tolist) else data
+
+
+def tables_of(frame: Any, path: str) -> dict[str, list[dict[str, object]]]:
+    """The rows of a table by run (``""`` where no column names it), without what was not measured.
+
+    Raises ``ImportFormatError`` where columns have the same name.
+    """
+    names = _names(frame) or []
+    if len(set(names)) < len(names):
+        raise ImportFormatError(path, "has several columns of one name; name each differently")
+    columns = {name: _cells(frame, name) for name in names if name != "attempt"}
+    if step_field(columns, STEP_FIELDS) is None:
+        columns |= _index(frame)
+    run = next((name for name in _RUN if name in columns), None)
+    of = columns.pop(run) if run else [""] * len(frame)
+    rows = [
+        {name: value for name, value in zip(columns, cells, strict=True) if value is not _ABSENT}
+        for cells in zip(*columns.values(), strict=True)
+    ]
+    found: dict[str, list[dict[str, object]]] = {}
+    for name, row in zip(of, rows, strict=True):
+        found.setdefault("" if name is _ABSENT else str(name), []).append(row)
+    return {name: _wide(own) for name, own in found.items()} if set(_LONG) <= columns.keys() else found
+
+
+def _names(data: object) -> list[str] | None:
+    """Names of the columns of a table; None of anything else."""
+    names = getattr(data, "column_names", None)  # pyarrow, whose ``columns`` are the values
+    if names is None and not isinstance(data, Mapping) and hasattr(data, "__getitem__"):
+        names = getattr(data, "columns", None)
+    return None if names is None else [str(name) for name in names]
+
+
+def _cells(frame: Any, name: str) -> list[object]:
+    """The cells of a column, what is missing as ``_ABSENT`` and what may be either as None."""
+    column = frame[name]
+    listed = getattr(column, "to_pylist", None) or getattr(column, "to_list", None) or column.tolist
+    kind = getattr(column, "dtype", None)
+    either = getattr(kind, "kind", "") == "f" and type(kind).__module__.startswith("numpy")
+    return [_cell(value, either=either) for value in listed()]
+
+
+def _cell(value: object, *, either: bool) -> object:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return _ABSENT
+    return None if either and isinstance(value, float) and math.isnan(value) else value
+
+
+def _index(frame: Any) -> dict[str, list[object]]:
+    """The index of a frame of pandas, where it is called as steps are."""
+    index = getattr(frame, "index", None)
+    name = getattr(index, "name", None)
+    found = step_field({name: 0}, STEP_FIELDS) if isinstance(name, str) else None
+    return {} if found is None or index is None else {found: list(index.tolist())}
+
+
+def _wide(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Rows of values as rows of steps; one begins where the step changes, or a metric is there already."""
+    wide: list[dict[str, object]] = []
+    for row in rows:
+        head = {name: value for name, value in row.items() if name not in _LONG}
+        metric = str(row.get("metric"))
+        if not wide or metric in wide[-1] or any(wide[-1].get(name, _ABSENT) != head[name] for name in head):
+            wide.append(dict(head))
+        if "value" in row:
+            wide[-1][metric] = row["value"]
+    return wide

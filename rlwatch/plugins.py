@@ -1,0 +1,148 @@
+"""Doors for other people's packages: entry points, loaded when they are first asked for, each on its own.
+
+A package names what it adds in its ``pyproject.toml``::
+
+    [project.entry-points."rlwatch.detectors"]
+    short_answers = "my_package.detectors:ShortAnswers"
+
+What cannot be loaded, lacks what its door asks for, or is called as something of rlwatch's own is named (in the log, by
+``rlwatch plugins``) and left out; nothing else is lost by it. ``RLWATCH_PLUGINS=off`` leaves all of them out.
+``docs/stability.md`` says what each door asks for and promises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from rlwatch.seam import asked, described
+
+logger = logging.getLogger("rlwatch")
+
+OFF = "RLWATCH_PLUGINS"
+"""``off``: no plugin is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One group of entry points. ``needs``: attributes of what is behind one; ``called``: the one that is its name."""
+
+    meaning: str
+    needs: tuple[str, ...] = ()
+    called: str = ""
+
+
+DOORS: Mapping[str, Door] = {
+    "rlwatch.detectors": Door(
+        "class of a detector (rlwatch.ports.Detector)",
+        ("family", "kinds", "requires", "update", "arrival", "notice"),
+        "name",
+    ),
+    "rlwatch.importers": Door(
+        "importer of a log format (rlwatch.importers.Importer), or its class",
+        ("expects", "source", "anywhere", "table", "sniff", "reading"),
+        "name",
+    ),
+    "rlwatch.notifiers": Door("maker of a channel (rlwatch.ports.Notifier) from name= and its settings"),
+    "rlwatch.stores": Door("maker of a store (rlwatch.ports.Store) from its URL; the name is the scheme"),
+    "rlwatch.commands": Door(
+        "class of a command's handler (rlwatch.ports.CommandHandler)", ("meaning", "args", "check", "__call__"), "kind"
+    ),
+    "rlwatch.panels": Door("panel of a run's page: from a rlwatch.analysis.runs.StoredRun to HTML, or None"),
+    "rlwatch.forecasters": Door("maker of a forecaster, used where RLWATCH_FORECASTER names it"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One entry point: its door, name, what it points to, whose it is, and ``target``; or the ``problem`` with it."""
+
+    door: str
+    name: str
+    value: str
+    package: str = ""
+    version: str = ""
+    target: Any = None
+    problem: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Package, version and place: ``my-package 1.2 (my_package.detectors:ShortAnswers)``."""
+        return f"{self.package} {self.version} ({self.value})"
+
+
+@cache
+def found(door: str) -> tuple[Plugin, ...]:
+    """All entry points of a door, by name, broken ones too: loaded once in a process."""
+    if os.environ.get(OFF, "").lower() in ("off", "0", "no", "false"):
+        return ()
+    points = sorted(metadata.entry_points(group=door), key=lambda point: (point.name, point.value))
+    return tuple(_loaded(door, point) for point in points)
+
+
+def reload() -> None:
+    """Look again when next asked: for packages that were installed since this process looked."""
+    found.cache_clear()
+    _usable.cache_clear()
+
+
+def usable(door: str, taken: Collection[str] = ()) -> Mapping[str, Any]:
+    """Name -> what is behind it, of those that work and are not called as one of ours (``taken``)."""
+    return _usable(door, frozenset(taken))
+
+
+@cache
+def _usable(door: str, taken: frozenset[str]) -> Mapping[str, Any]:
+    told = judged(door, taken)
+    for plugin in told:
+        if plugin.problem:
+            said = "rlwatch: plugin %r of %s left out: %s: %s"
+            logger.warning(said, plugin.name, door, plugin.origin, plugin.problem)
+    return {plugin.name: plugin.target for plugin in told if not plugin.problem}
+
+
+def judged(door: str, taken: Collection[str] = ()) -> list[Plugin]:
+    """As :func:`found`, with the problem of each name that is taken."""
+    told: list[Plugin] = []
+    for plugin in found(door):
+        problem = plugin.problem
+        if not problem and plugin.name in taken:
+            problem = f"rlwatch has one of its own that is called {plugin.name!r}"
+        elif not problem and any(plugin.name == other.name and not other.problem for other in told):
+            problem = f"another plugin is called {plugin.name!r}"
+        told.append(replace(plugin, problem=problem))
+    return told
+
+
+def _loaded(door: str, point: metadata.EntryPoint) -> Plugin:
+    package, version = asked(lambda: _whose(point), lambda _: ("?", "?"))
+    bare = Plugin(door, point.name, point.value, package, version)
+    return asked(
+        lambda: _made(bare, DOORS[door], point.load()),
+        lambda error: _broken(bare, f"cannot be loaded: {described(error)}"),
+    )
+
+
+def _whose(point: metadata.EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist is not None else ("?", "?")
+
+
+def _made(bare: Plugin, door: Door, target: Any) -> Plugin:
+    lacks = [name for name in (*door.needs, *filter(None, [door.called])) if not hasattr(target, name)]
+    if lacks:
+        return _broken(bare, f"lacks {', '.join(lacks)}: it must be a {door.meaning}")
+    if not door.needs and not callable(target):
+        return _broken(bare, f"cannot be called: it must be a {door.meaning}")
+    own = getattr(target, door.called) if door.called else bare.name
+    if own != bare.name:
+        return _broken(bare, f"calls itself {own!r}: the entry point must be called so, too")
+    return replace(bare, target=target)
+
+
+def _broken(bare: Plugin, problem: str) -> Plugin:
+    return replace(bare, problem=problem)
