@@ -160,6 +160,10 @@ class Journal(Protocol):
         """Keep anything else. Raises what encoding it raises."""
         ...
 
+    def note_end(self, state: RunState, reason: str, now: float) -> None:
+        """Keep how the run was ended: that holds if this process is gone before :meth:`RunWriter.finish` was called."""
+        ...
+
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
         """The first ``limit`` that are kept, whole, not stored and not ``taken``: number and item."""
         ...

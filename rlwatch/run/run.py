@@ -106,12 +106,15 @@ class Engine:
         mailbox: Mailbox,
         finish: Callable[[RunState, str], object],
         delivery: Stoppable | None = None,
+        *,
+        note_end: Callable[[RunState, str], object] = lambda state, reason: None,  # noqa: ARG005
     ) -> None:
         self.intake = intake
         self.writer = writer
         self.mailbox = mailbox
         self.finish = finish
         self.delivery = delivery
+        self.note_end = note_end
 
 
 class Run:
@@ -259,6 +262,7 @@ class Run:
     def _finish(self, engine: Engine, state: RunState, reason: str, deadline_s: float) -> bool:
         end = time.monotonic() + deadline_s
         lost = self.counters["dropped"] + self.counters["errors"]
+        asked(lambda: engine.note_end(state, reason), lambda _error: None)  # the writer may not come to it in time
         stopped = engine.writer.stop(deadline_s, lambda: engine.finish(state, reason))
         if not stopped:
             self.counters.warn("errors", f"the run's last records were not stored within {deadline_s:g} s")

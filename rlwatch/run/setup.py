@@ -196,7 +196,8 @@ class Assembly:
         )
         if self.detectors is not None:
             self.detectors()  # what is wrong with them is said now; the judge makes its own
-        run.attach(Engine(intake, writer, mailbox, self._ending(run_writer), delivery))
+        note_end = self._noting(run_writer)
+        run.attach(Engine(intake, writer, mailbox, self._ending(run_writer), delivery, note_end=note_end))
         writer.start()
         judge.start(lambda: self._judging(run, writer, judge, delivery))
         return run
@@ -235,6 +236,14 @@ class Assembly:
             from rlwatch.run.alerting import Acting
 
             run.listen(Acting(self.alerting.actions, self.store, run.info.run_id, run.event))
+
+    def _noting(self, run_writer: RunWriter) -> Callable[[RunState, str], None]:
+        def note(state: RunState, reason: str) -> None:
+            """On the thread that ends the run, which does not wait for a slow store for ever."""
+            if run_writer.journal is not None:
+                run_writer.journal.note_end(state, redacted(reason), self.clock.now())
+
+        return note
 
     def _ending(self, run_writer: RunWriter) -> Callable[[RunState, str], None]:
         def finish(state: RunState, reason: str) -> None:

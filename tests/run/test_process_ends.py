@@ -8,8 +8,10 @@ import textwrap
 import pytest
 from preloaded import Program, run_program
 
+from rlwatch.control.liveness import dead_since
 from rlwatch.records import RunState
 from rlwatch.store.url import open_store
+from rlwatch.view import Word, view_of_run
 
 
 def child(tmp_path, body):
@@ -136,6 +138,31 @@ def test_the_exit_has_a_deadline(tmp_path):
     out, _ = child(tmp_path, body).communicate(timeout=600)
 
     assert out.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "reason"),
+    [
+        ("run.finish(reason='all steps done', deadline_s=0.5)", RunState.FINISHED, "all steps done"),
+        ("run.end('crashed', 'ValueError: boom', deadline_s=0.5)", RunState.CRASHED, "ValueError: boom"),
+    ],
+)
+def test_a_run_that_ended_behind_a_slow_writer_is_not_called_killed(tmp_path, ending, state, reason):
+    """The process is gone before its writer came to the end: what was logged is there, and how it was ended."""
+    body = f"""
+        run.flush()
+        run._engine.writer._sinks[0].write = lambda batch, numbers=(): time.sleep(3600)
+        run.log({{"entropy": 0.5}}, step=51)
+        {ending}
+        os._exit(0)
+    """
+    child(tmp_path, body).wait(600)
+
+    assert end_of(tmp_path) == (state, reason, 51)
+    store = open_store(str(tmp_path))
+    run = store.run("child")
+    assert dead_since(run, run.heartbeat_at + 3600.0) is None
+    assert view_of_run(store, run).verdict.word is (Word.KILLED if state is RunState.CRASHED else Word.HEALTHY)
 
 
 def test_os_fork_is_available():

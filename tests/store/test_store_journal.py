@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.ports import Progress
-from rlwatch.records import CompletionBatch, Event, RunInfo, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.journal import HEADER_BYTES, SEGMENT_BYTES, Journal, Mark, entries, files_in
 from rlwatch.store.url import open_store
 
@@ -125,6 +125,24 @@ def test_the_next_attempt_drains_before_it_begins(tmp_path):
     writer.close()
 
     assert [(r.step, r.attempt, r.seq) for r in store.records("run")] == [(7, 1, 1), (8, 2, 2)]
+
+
+def test_an_end_that_was_noted_is_that_of_a_run_whose_process_is_gone(tmp_path):
+    """Also beside rows; a run that was resumed since has another end."""
+    store = left_behind(tmp_path, StepRecord(7, {"kl": 1.0}))
+    (file,) = files_in(tmp_path / "run")
+    kept = file.read_bytes()
+    journal = Journal(tmp_path)
+    journal.append_record(8, 0.0, {"kl": 2.0})
+    journal.note_end(RunState.FINISHED, "all steps done", 50.0)
+    (noted,) = files_in(tmp_path)
+    file.write_bytes(kept + noted.read_bytes()[HEADER_BYTES:])
+    found = store.run("run")
+
+    assert (found.state, found.state_reason, found.heartbeat_at) == (RunState.FINISHED, "all steps done", 50.0)
+    assert len(store.records("run")) == 2
+    store.open_run(RunInfo("run")).close()
+    assert store.run("run").state is RunState.RUNNING
 
 
 def test_a_drain_that_was_killed_is_finished_by_the_next(tmp_path):

@@ -6,8 +6,9 @@ forgotten file by file. Whoever opens the run next brings into the database what
 
 File: ``MAGIC``, eight random bytes that name the journal, then frames: ``MARK``, length of the body, body, ``END``.
 The first byte of a body says what it is: the names of a metric set (JSON), a record (packed), a part of one (the rest
-of which was not a plain number yet), an event, a spike or a completion batch. A frame that was cut short, by a kill or
-a full disk, is passed over up to the next mark.
+of which was not a plain number yet), an event, a spike or a completion batch, or how the run was ended: whose process
+is gone before its writer came to the end has not died. A frame that was cut short, by a kill or a full disk, is passed
+over up to the next mark.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Item
-from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Event, RunState, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.rows import dumps, loads, pack_columns, plain, unpack_columns
 
 MAGIC, MARK, END = b"rlwatch1", b"\xf5RLW", b"wlr\xfa"
@@ -45,7 +46,7 @@ SLOW_S, REST_S, LONGEST_REST_S = 0.25, 60.0, 3600.0
 left alone for a minute, twice as long each time that happens again. A loaded machine alone does not take so long."""
 _FILE = re.compile(r"run\.journal-(\d+)")
 _HEAD = struct.Struct("<4sI")
-_NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS = b"NRPESC"
+_NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS, _ENDED = b"NRPESCF"
 _NUMBERED = struct.Struct("<BQ")  # what it is, and its number in the journal
 _FORGOTTEN = 4096
 """Numbers that were drawn and never stored (their thread died) are waited for until so many later ones were."""
@@ -182,6 +183,15 @@ class Journal:
                 self._look_at(here)
                 return kept
 
+    def note_end(self, state: RunState, reason: str, now: float) -> None:
+        """Keep how the run was ended, before its writer comes to say so; also while the journal rests."""
+        body = dumps([state.value, plain(reason), now]).encode()
+        while True:
+            here = self._here()
+            here.put(_framed(_NUMBERED.pack(_ENDED, 0) + body))
+            if not here.removed:
+                return
+
     def stored(self, mark: Mark) -> None:
         """Take notice of what the database holds by now; remove files of which it holds all, make the next one."""
         self.mark = mark
@@ -257,9 +267,20 @@ def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, struct.error, StoreError):
             if body[0] == _NAMES:
                 sets[int.from_bytes(body[1:5], "little")] = tuple(json.loads(body[5:]))
-            else:
+            elif body[0] != _ENDED:
                 items.append((*_item(body, sets), body[0] != _PART))
     return data[len(MAGIC) : HEADER_BYTES].hex(), items
+
+
+def end_in(path: Path) -> tuple[RunState, str, float] | None:
+    """State, reason and time (Unix seconds) of the end that the journal tells of; None where it tells of none."""
+    with contextlib.suppress(OSError, ValueError, TypeError, StoreError):
+        data = path.read_bytes()
+        told = [body for body in _bodies(data, HEADER_BYTES) if body[:1] == bytes((_ENDED,))]
+        if data[: len(MAGIC)] == MAGIC and told:
+            state, reason, now = loads(told[-1][_NUMBERED.size :].decode())
+            return RunState(state), str(reason), float(now)
+    return None
 
 
 def _framed(body: bytes) -> bytes:

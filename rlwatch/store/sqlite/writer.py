@@ -18,7 +18,7 @@ from rlwatch.ports import Journal as JournalPort
 from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.connection import explained, open_writer
-from rlwatch.store.sqlite.journal import HEADER_BYTES, Journal, Mark, entries, files_in
+from rlwatch.store.sqlite.journal import HEADER_BYTES, Journal, Mark, end_in, entries, files_in
 from rlwatch.store.sqlite.layout import RunFiles, make_private, size_of, touch_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock, belongs_here, keep_forever
 from rlwatch.store.sqlite.reading import metric_sets
@@ -243,7 +243,9 @@ def recover(files: RunFiles) -> None:
 
 
 def drain(db: sqlite3.Connection, files: RunFiles) -> None:
-    """Store what is in the journal and not in ``db``, then remove it; the caller holds the run's lock."""
+    """Store what is in the journal and not in ``db``, how the run was ended too, then remove it; the caller holds the
+    run's lock.
+    """
     paths = files_in(files.directory)
     for path in paths:
         nonce, journaled = entries(path)
@@ -254,6 +256,9 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
             some = left[at : at + _AT_ONCE]
             mark = mark.after(number for number, _ in some)
             _append(db, [replace(item, attempt=attempt) for _, item in some], mark)
+    end = next((told for path in reversed(paths) if (told := end_in(path)) is not None), None)
+    if end is not None and runrow.load(db, files.directory.name).state is RunState.RUNNING:
+        runrow.end(db, *end)
     for path in paths:
         path.unlink(missing_ok=True)
 
