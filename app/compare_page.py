@@ -192,7 +192,7 @@ def _curves(runs: Sequence[RunInfo], axis: Axis, groups: Sequence[Group], compar
     if absent:
         st.caption(f"Did not record {AXES[axis]}: {', '.join(absent)}")
     drawn = [group for group in groups if any(laid[run.run_id] for run in group.runs)]
-    st.html(_legend(drawn))
+    st.html(joined(_legend(drawn)))
     overlays = [Overlay(metric, _unit(metric), lines) for metric in metrics if (lines := _lines(metric, drawn, laid))]
     if overlays:
         st.echarts_chart(

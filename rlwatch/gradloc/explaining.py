@@ -37,6 +37,8 @@ ALIKE = 3.0
 """All coefficients that are so many times their usual size are a matter of the batch."""
 USUAL_NORM = 3.0
 """A norm up to so many times its usual size is none to explain any further."""
+ALONE = 0.9
+"""A layer that holds this part of the squared norm is to blame, also where the tokens do not explain the norm."""
 MAJOR = 0.5
 """A term that makes this part of the coefficients, or of the norm, is what they consist of."""
 
@@ -161,7 +163,7 @@ class Explaining:
         if not ALIKE <= alike < math.inf:
             return None
         # A factor that all tokens share may be larger than that: advantages may happen to be smaller than ever.
-        alike = max(alike, *(math.exp(factor[0]) for factor in self._shared()))
+        alike = max([alike, *(math.exp(factor[0]) for factor in self._shared())])
         top = self.grown.scales["largest coefficient"] / alike <= self.limits.coefficient
         explained = self.norm / alike <= max(usual.upper(1.0), USUAL_NORM * usual.middle)
         return self.batch((), alike) if top and explained else None
@@ -230,6 +232,9 @@ class Explaining:
         """The verdict where tokens are not to blame: another term of the loss, or a layer; None where they may be."""
         aux, entropy = attribution.aux / self.norm, attribution.entropy / self.norm
         outside = max(0.0, -attribution.gap) if attribution.settled else 0.0
+        layer = layer_to_blame(levels, of_tokens=False)
+        if outside + aux >= MAJOR and outside > aux and layer and max(levels.layers.values()) >= ALONE:
+            return self.layer(layer, levels)  # what is between the tokens and its gradient, not another term
         if outside + aux >= MAJOR:
             statement = (
                 f"not from tokens: {percent(outside + aux)} of the gradient norm does not come through their log-probs"
@@ -238,7 +243,6 @@ class Explaining:
                 "the auxiliary loss" if aux > outside else "a term of the loss that the policy's log-probs are not in"
             )
             cure = Proposal("without the term", None, "without that term", only=True)
-            layer = layer_to_blame(levels, of_tokens=False)
             because = f"{what} makes it" + (f", and {layer}" if layer else "")
             return Told(Verdict.OUTSIDE, Cause.OTHER_TERM, statement, because, self.cured([cure]))
         if entropy >= MAJOR:
