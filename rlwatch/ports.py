@@ -23,6 +23,8 @@ from rlwatch.records import (
     ForecastRecord,
     Ledger,
     OutboxMessage,
+    Purge,
+    RunEdit,
     RunInfo,
     RunState,
     Silence,
@@ -201,8 +203,8 @@ class RunWriter(Protocol):
 class RunReader(Protocol):
     """Reading runs: never blocks or changes a writer; every answer is a snapshot."""
 
-    def runs(self) -> list[RunInfo]:
-        """All readable runs, newest first. Unreadable ones are in :meth:`unreadable`."""
+    def runs(self, *, deleted: bool = False) -> list[RunInfo]:
+        """All readable runs, newest first, or those that are ``deleted``. Unreadable ones: :meth:`unreadable`."""
         ...
 
     def unreadable(self) -> Mapping[str, str]:
@@ -393,7 +395,25 @@ class AlertStore(Protocol):
         """All messages, oldest first."""
 
 
-class Store(RunReader, CommandStore, AlertStore, Protocol):
+class CurationStore(Protocol):
+    """People's words about runs, beside what trainers wrote. May raise ``StoreBusyError``."""
+
+    def edit(self, edit: RunEdit) -> RunInfo:
+        """Keep the edit, whoever writes the run meanwhile; returns the run as it is shown from now on."""
+
+    def edits(self, run_id: str) -> list[RunEdit]:
+        """All edits of the run, oldest first."""
+
+    def purge(self, run_id: str, *, by: str, now: float) -> Purge:
+        """Remove a deleted run's data for good. Raises ``StoreError`` unless it is deleted, and
+        ``RunLockedError`` while somebody writes it.
+        """
+
+    def purges(self) -> list[Purge]:
+        """Runs that were purged, oldest first."""
+
+
+class Store(RunReader, CommandStore, AlertStore, CurationStore, Protocol):
     """A place for runs. The contract in prose is in :mod:`rlwatch.store`."""
 
     url: str

@@ -95,11 +95,66 @@ class OutboxStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RunEdit:
+    """A change that a person made to a run, beside what its trainer wrote; None, or empty: left as it was.
+
+    An empty ``name`` gives the trainer's back.
+    """
+
+    run_id: str
+    by: str
+    at: float = 0.0
+    name: str | None = None
+    notes: str | None = None
+    tagged: tuple[str, ...] = ()
+    untagged: tuple[str, ...] = ()
+    archived: bool | None = None
+    deleted: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Curation:
+    """The outcome of all edits of a run. ``edited_at`` None: nobody touched it.
+
+    ``logged_name`` and ``logged_tags`` are what its trainer wrote. A run that gave a sign of life after it was deleted
+    is not: somebody resumed it.
+    """
+
+    notes: str = ""
+    archived: bool = False
+    deleted_at: float | None = None
+    deleted_by: str = ""
+    edited_at: float | None = None
+    edited_by: str = ""
+    logged_name: str = ""
+    logged_tags: tuple[str, ...] = ()
+
+    @property
+    def deleted(self) -> bool:
+        """True if it is hidden until it is restored, or purged."""
+        return self.deleted_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """A run whose data were removed for good, by whom and when, and who had deleted it."""
+
+    run_id: str
+    project: str
+    name: str
+    by: str
+    at: float
+    deleted_by: str
+    deleted_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
     """One training run. The directory (or row) of this id is the portable unit.
 
     ``source`` names the trainer (``"trl/grpo"``, ``"verl"``, ``""`` for a loop of one's own) and decides
-    how ambiguous metric names are read. ``attempt`` counts process starts, from 1.
+    how ambiguous metric names are read. ``attempt`` counts process starts, from 1. A store's readers give ``name`` and
+    ``tags`` as people edited them, and what else people said under ``curation``; writers know the trainer's alone.
     """
 
     run_id: str
@@ -117,6 +172,7 @@ class RunInfo:
     last_ts: float | None = None
     host: str = ""
     pid: int | None = None
+    curation: Curation = Curation()
 
 
 @dataclass(frozen=True, slots=True)

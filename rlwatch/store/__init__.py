@@ -60,6 +60,13 @@ transaction that no other writer of alerts interrupts: whoever composes knows al
 acknowledgement belongs to an alert: the first stays, unless a later one is of a higher severity. Silences belong to
 the store; ``exclusive`` is held by one caller at a time over all processes.
 
+**Curation.** What people say about a run (name, tags, notes, archived, deleted) is kept as a row an edit, beside what
+its trainer wrote and whoever writes it: ``edit`` needs no lock of the run. Readers see ``name`` and ``tags`` as edited,
+the rest and the trainer's own under ``curation``; writers and resumes know the trainer's alone. Tags are added and
+removed one by one, so that two people lose none. A run that is deleted is left out of ``runs()`` and of ``alerts()`` of
+all runs; ``run`` finds it, ``runs(deleted=True)`` lists it, an edit restores it, and a sign of life of its writer that
+is younger does, too. ``purge`` alone removes data, of deleted runs that nobody writes, and leaves a row that says who.
+
 **Threads.** A ``Store`` may be used from many threads. A ``RunWriter`` from one at a time.
 """
 

@@ -6,7 +6,7 @@ A name means one set of runs for the whole process, however often it is opened, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
@@ -14,11 +14,12 @@ from threading import RLock
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import RunLockedError, RunNotFoundError
 from rlwatch.ports import RunWriter
-from rlwatch.records import Event, RunInfo, StepRecord
+from rlwatch.records import Event, Purge, RunEdit, RunInfo, StepRecord
 from rlwatch.store import check_run_id
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.connection import explained
 from rlwatch.store.sqlite.control import ControlTables
+from rlwatch.store.sqlite.curating import CurationTables, keep_purge, purge_of, read_edits
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.schema import migrate
 from rlwatch.store.sqlite.writer import Appender
@@ -54,7 +55,7 @@ def forget(name: str) -> None:
         _places.pop(name, None)
 
 
-class MemoryStore(RunTables, ControlTables):
+class MemoryStore(RunTables, ControlTables, CurationTables):
     """The runs of ``memory://name``."""
 
     def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
@@ -91,6 +92,21 @@ class MemoryStore(RunTables, ControlTables):
     ) -> Iterator[StepRecord | Event]:
         """As everywhere, but read at once: the lock is not held between two items."""
         return iter(list(super().branch(run_id, attempt, before_step, after_seq=after_seq)))
+
+    def purge(self, run_id: str, *, by: str, now: float) -> Purge:
+        """Forget the run, and note who did it."""
+        with self._place.lock, explained(self.url):
+            if self._existing(run_id).writer is not None:
+                raise RunLockedError(f"run {run_id!r} of {self.url} has a writer in this process: close it first")
+            purged = purge_of(self.run(run_id), by, now)
+            with self._made_store_wide() as db:
+                keep_purge(db, purged)
+            del self._place.runs[run_id]
+        return purged
+
+    def _edits(self, run_id: str) -> Sequence[RunEdit]:
+        with self._control(run_id) as db:
+            return () if db is None else read_edits(db, run_id)
 
     def close(self) -> None:
         """The runs stay: another ``open_store`` of this name finds them."""

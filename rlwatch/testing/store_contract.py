@@ -7,7 +7,7 @@
 
 ``reopen`` is how another process would open the same store; override it where the URL is not enough.
 A test may be overridden only with the reason written beside it. Here are the parts on commands, alerts, the outbox and
-silences; :mod:`rlwatch.testing.store_run_contract` and :mod:`rlwatch.testing.store_data_contract` have the others.
+silences; ``store_run_contract``, ``store_data_contract`` and ``store_curation_contract`` beside it have the others.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rlwatch.records import (
     Severity,
     Silence,
 )
+from rlwatch.testing.store_curation_contract import CurationContract
 from rlwatch.testing.store_data_contract import ReadingContract, ValuesContract
 from rlwatch.testing.store_run_contract import (
     BranchContract,
@@ -574,5 +575,6 @@ class StoreContract(
     CommandContract,
     AlertContract,
     DeskContract,
+    CurationContract,
 ):
     """All of it."""

@@ -129,6 +129,13 @@ def open_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> It
 
 
 @contextlib.contextmanager
+def open_as_it_is(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """A file that several processes write, to read it where it may not be changed, whatever its version."""
+    with explained(str(path)), contextlib.closing(_connect(path, "ro", timeout_s)) as db:
+        yield db
+
+
+@contextlib.contextmanager
 def create_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection]:
     """The same, created by whoever needs it first."""
     touch_private(path)

@@ -21,10 +21,12 @@ from rlwatch.records import (
     Ledger,
     OutboxMessage,
     OutboxStatus,
+    RunInfo,
     Severity,
     Silence,
 )
 from rlwatch.store.sqlite import ownership
+from rlwatch.store.sqlite.curating import is_deleted
 from rlwatch.store.sqlite.rows import dumps, loads, plain
 from rlwatch.store.sqlite.schema import transaction
 
@@ -359,6 +361,10 @@ class ControlTables(ABC):
     _clock: Clock
 
     @abstractmethod
+    def run(self, run_id: str) -> RunInfo:
+        """One run, as people edited it."""
+
+    @abstractmethod
     def _controlled(self) -> list[str]:
         """Run ids that have control tables."""
 
@@ -488,7 +494,9 @@ class ControlTables(ABC):
         for each in self._controlled() if run_id is None else [run_id]:
             try:
                 with self._control(each) as db:
-                    gathered += [] if db is None else rows(db, each)
+                    hidden = run_id is None and db is not None and is_deleted(db, each)
+                    if db is not None and not (hidden and self.run(each).curation.deleted):
+                        gathered += rows(db, each)
             except StoreError:
                 if run_id is not None:
                     raise

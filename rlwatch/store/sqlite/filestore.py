@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -13,16 +15,19 @@ from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import StoreError
 from rlwatch.ports import RunWriter
-from rlwatch.records import OutboxMessage, RunInfo
-from rlwatch.store.sqlite import connection, layout, schema
+from rlwatch.records import OutboxMessage, Purge, RunEdit, RunInfo
+from rlwatch.store.sqlite import connection, layout, runrow, schema
 from rlwatch.store.sqlite import control as alert_rows
 from rlwatch.store.sqlite.control import ControlTables
+from rlwatch.store.sqlite.curating import CurationTables, curated, keep_purge, purge_of, read_edits
+from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.writer import FileWriter, amend_files, open_files, recover
 
 
-class FileStore(RunTables, ControlTables):
+class FileStore(RunTables, ControlTables, CurationTables):
     """Runs under ``root``.
 
     Parameters
@@ -43,6 +48,7 @@ class FileStore(RunTables, ControlTables):
         self._clock = clock or SystemClock()
         self._infos = Unchanged[RunInfo]()  # the run table and the outboxes of hundreds of runs are polled
         self._quiet = Unchanged[bool]()
+        self._edited = Unchanged[tuple[RunEdit, ...]]()
 
     def run(self, run_id: str) -> RunInfo:
         """One run; not read again before its files change."""
@@ -51,9 +57,43 @@ class FileStore(RunTables, ControlTables):
         stamp = stamp_of(files.run, files.wal)
         run = self._infos.recall(run_id, stamp)
         if run is None:
-            run = super().run(run_id)
+            with connection.open_reader(files) as db:
+                run = runrow.load(db, run_id)
             self._infos.keep(run_id, stamp, run)
-        return replace(run, config=deepcopy(run.config))
+        return curated(replace(run, config=deepcopy(run.config)), self._edits(run_id))
+
+    def _edits(self, run_id: str) -> Sequence[RunEdit]:
+        """As everywhere; not read again before their file changes. Brings nothing up to date: it may not be ours."""
+        control = self.root / run_id / "control.db"
+        stamp = stamp_of(control)
+        if stamp == (None,):
+            return ()
+        kept = self._edited.recall(run_id, stamp)
+        if kept is None:
+            try:
+                with connection.open_as_it_is(control, self._control_timeout_s) as db:
+                    kept = tuple(read_edits(db, run_id))
+            except StoreError:  # busy or damaged: the run's own file can be read all the same
+                return ()
+            self._edited.keep(run_id, stamp, kept)
+        return kept
+
+    def purge(self, run_id: str, *, by: str, now: float) -> Purge:
+        """Remove the run's directory, and note who did it."""
+        files = layout.existing_files(self.root, run_id)
+        lock = RunLock(files.lock, amending=True)
+        try:
+            run = self.run(run_id)
+            purged = purge_of(run, by, now)
+            with self._made_store_wide() as db:
+                keep_purge(db, purged)
+            grave = self.root / f".purged-{run_id}-{uuid.uuid4().hex[:8]}"
+            with layout.writing_to(files.directory):
+                files.directory.rename(grave)  # at once: no reader finds half a run
+                shutil.rmtree(grave)
+        finally:
+            lock.release()
+        return purged
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt."""

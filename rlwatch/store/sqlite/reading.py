@@ -23,6 +23,7 @@ from rlwatch.records import (
     Event,
     Finding,
     ForecastRecord,
+    RunEdit,
     RunInfo,
     Severity,
     SpikeBatch,
@@ -30,6 +31,7 @@ from rlwatch.records import (
     StepRecord,
 )
 from rlwatch.store.sqlite import runrow
+from rlwatch.store.sqlite.curating import curated
 from rlwatch.store.sqlite.rows import FINDING_BODY, loads, packing, unpack_columns
 
 if TYPE_CHECKING:
@@ -332,18 +334,24 @@ class RunTables(ABC):
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
 
-    def runs(self) -> list[RunInfo]:
-        """All readable runs, newest first."""
-        return sorted(self._listed()[0], key=lambda run: (run.created_at, run.run_id), reverse=True)
+    def runs(self, *, deleted: bool = False) -> list[RunInfo]:
+        """All readable runs, newest first, or those that are ``deleted``."""
+        found = [run for run in self._listed()[0] if run.curation.deleted is deleted]
+        return sorted(found, key=lambda run: (run.created_at, run.run_id), reverse=True)
 
     def unreadable(self) -> Mapping[str, str]:
         """Name of each unreadable run -> why."""
         return self._listed()[1]
 
     def run(self, run_id: str) -> RunInfo:
-        """One run."""
+        """One run, as people edited it."""
         with self.snapshot(run_id) as db:
-            return runrow.load(db, run_id)
+            run = runrow.load(db, run_id)
+        return curated(run, self._edits(run_id))
+
+    def _edits(self, run_id: str) -> Sequence[RunEdit]:  # noqa: ARG002
+        """Edits of the run, oldest first; none where the place keeps none, or they cannot be read now."""
+        return ()
 
     def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
         """Attempt -> what it was started with."""

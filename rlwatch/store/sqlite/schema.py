@@ -170,11 +170,20 @@ _CONTROL_3 = (
     "ALTER TABLE outbox ADD COLUMN touched_at REAL NOT NULL DEFAULT 0",
 )
 
+# What people changed about the run, oldest first; body: JSON of the fields of a RunEdit that were given.
+_CONTROL_4 = """CREATE TABLE edit (
+    id INTEGER PRIMARY KEY, edited_by TEXT NOT NULL, at REAL NOT NULL, body TEXT NOT NULL)"""
+
 # Of the whole store, in the file alerts.db of its root. labels: JSON, text to text.
 _STORE_WIDE_1 = """CREATE TABLE silence (
     id INTEGER PRIMARY KEY, silence_id TEXT NOT NULL UNIQUE, silenced_by TEXT NOT NULL, why TEXT NOT NULL,
     created_at REAL NOT NULL, until REAL NOT NULL, run TEXT NOT NULL, project TEXT NOT NULL, kind TEXT NOT NULL,
     rule TEXT NOT NULL, labels TEXT NOT NULL)"""
+
+# Runs that were removed for good.
+_STORE_WIDE_2 = """CREATE TABLE purge (
+    id INTEGER PRIMARY KEY, run_id TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, purged_by TEXT NOT NULL,
+    at REAL NOT NULL, deleted_by TEXT NOT NULL, deleted_at REAL NOT NULL)"""
 
 
 def _run_tables(db: sqlite3.Connection) -> None:
@@ -213,8 +222,16 @@ def _lease_columns(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _edit_table(db: sqlite3.Connection) -> None:
+    db.execute(_CONTROL_4)
+
+
 def _silence_table(db: sqlite3.Connection) -> None:
     db.execute(_STORE_WIDE_1)
+
+
+def _purge_table(db: sqlite3.Connection) -> None:
+    db.execute(_STORE_WIDE_2)
 
 
 RUN_TABLES = (
@@ -227,5 +244,6 @@ CONTROL_TABLES = (
     Migration("control tables", _control_tables),
     Migration("acknowledgements", _acknowledgement_table),
     Migration("leases", _lease_columns),
+    Migration("edits", _edit_table),
 )
-STORE_WIDE = (Migration("silences", _silence_table),)
+STORE_WIDE = (Migration("silences", _silence_table), Migration("purges", _purge_table))

@@ -27,6 +27,7 @@ from rlwatch.records import Acknowledgement, Alert, Ledger, OutboxMessage, RunIn
 from rlwatch.store.sqlite import connection, layout, runrow
 from rlwatch.store.sqlite.connection import Opened, explained, open_immutable, open_reader
 from rlwatch.store.sqlite.control import NoCommands
+from rlwatch.store.sqlite.curating import NoCuration
 from rlwatch.store.sqlite.filestore import FileStore
 from rlwatch.store.sqlite.layout import (
     RunFiles,
@@ -43,10 +44,11 @@ from rlwatch.store.sqlite.writer import FileWriter, open_files
 _warned: set[Path] = set()
 
 
-class SharedStore(RunTables, NoCommands):
+class SharedStore(RunTables, NoCommands, NoCuration):
     """Runs under ``root`` on a file system of type ``kind`` (``nfs4``...).
 
-    Alerts, outbox and silences stay on the node that writes the run; commands raise ``ControlUnavailableError``.
+    Alerts, outbox and silences stay on the node that writes the run; commands and edits raise
+    ``ControlUnavailableError``.
     ``local_root`` is where the writer works: by default under ``RLWATCH_LOCAL_DIR``, else the node's
     temporary directory.
     """

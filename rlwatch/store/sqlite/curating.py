@@ -1,0 +1,168 @@
+"""Edits of runs by people as rows, what they come to, and the half of a store that answers with them."""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
+from typing import Any, NoReturn
+
+from rlwatch.errors import ControlUnavailableError, StoreError
+from rlwatch.records import Curation, Purge, RunEdit, RunInfo
+from rlwatch.store.sqlite.rows import dumps, loads, plain
+from rlwatch.store.sqlite.schema import transaction
+
+_SAID = tuple(field.name for field in fields(RunEdit) if field.name not in {"run_id", "by", "at"})
+
+
+def curated(run: RunInfo, edits: Sequence[RunEdit]) -> RunInfo:
+    """The run as its trainer wrote it, as it is to be shown after the ``edits``, oldest first.
+
+    >>> shown = curated(RunInfo("r", name="s3", tags=("a",)), [RunEdit("r", "ann", 5.0, name="best", untagged=("a",))])
+    >>> shown.name, shown.tags, shown.curation.logged_name, shown.curation.edited_by
+    ('best', (), 's3', 'ann')
+    """
+    if not edits:
+        return run
+    name, tags = run.name, dict.fromkeys(run.tags)
+    known = Curation(edited_at=edits[-1].at, edited_by=edits[-1].by, logged_name=run.name, logged_tags=run.tags)
+    for edit in edits:
+        name = name if edit.name is None else edit.name or run.name
+        tags = {tag: None for tag in (*tags, *edit.tagged) if tag not in edit.untagged}
+        known = _after(known, edit)
+    if known.deleted_at is not None and known.deleted_at < (run.heartbeat_at or 0.0):
+        known = replace(known, deleted_at=None, deleted_by="")
+    return replace(run, name=name, tags=tuple(tags), curation=known)
+
+
+def _after(known: Curation, edit: RunEdit) -> Curation:
+    if edit.deleted is not None and edit.deleted is not known.deleted:  # deleted twice: the first who did it
+        known = replace(known, deleted_at=edit.at if edit.deleted else None, deleted_by=edit.by if edit.deleted else "")
+    return replace(
+        known,
+        notes=known.notes if edit.notes is None else edit.notes,
+        archived=known.archived if edit.archived is None else edit.archived,
+    )
+
+
+def keep_edit(db: sqlite3.Connection, edit: RunEdit) -> None:
+    """Add the edit."""
+    said = {name: getattr(edit, name) for name in _SAID}
+    body = {name: _text(value) for name, value in said.items() if value is not None and value != ()}
+    with transaction(db):
+        db.execute("INSERT INTO edit VALUES (NULL, ?, ?, ?)", (plain(edit.by), edit.at, dumps(body)))
+
+
+def _text(value: str | bool | tuple[str, ...]) -> str | bool | list[str]:
+    if isinstance(value, bool):
+        return value
+    return plain(value) if isinstance(value, str) else [plain(each) for each in value]
+
+
+def is_deleted(db: sqlite3.Connection, run_id: str) -> bool:
+    """True if the newest edit that says so deleted the run."""
+    said = [edit.deleted for edit in read_edits(db, run_id) if edit.deleted is not None]
+    return bool(said and said[-1])
+
+
+def read_edits(db: sqlite3.Connection, run_id: str) -> list[RunEdit]:
+    """Edits in the order they came in; none in a file from before there were any."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'edit'").fetchone():
+        return []
+    return [_edit(run_id, *row) for row in db.execute("SELECT edited_by, at, body FROM edit ORDER BY id")]
+
+
+def _edit(run_id: str, by: str, at: float, body: str) -> RunEdit:
+    said: dict[str, Any] = {name: value for name, value in loads(body).items() if name in _SAID}
+    said |= {name: tuple(said.get(name, ())) for name in ("tagged", "untagged")}
+    return RunEdit(run_id, by, at, **said)
+
+
+def purge_of(run: RunInfo, by: str, now: float) -> Purge:
+    """The note that the run was purged. Raises ``StoreError`` unless it is deleted."""
+    deleted_at = run.curation.deleted_at
+    if deleted_at is None:
+        raise StoreError(f"run {run.run_id!r} is not deleted: delete it first, so that it can be undone for a while")
+    return Purge(run.run_id, run.project, run.name, plain(by), now, run.curation.deleted_by, deleted_at)
+
+
+def keep_purge(db: sqlite3.Connection, purge: Purge) -> None:
+    """Add the note."""
+    p = purge
+    row = (p.run_id, plain(p.project), plain(p.name), p.by, p.at, p.deleted_by, p.deleted_at)
+    with transaction(db):
+        db.execute("INSERT INTO purge VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def read_purges(db: sqlite3.Connection) -> list[Purge]:
+    """All notes, oldest first."""
+    rows = db.execute("SELECT run_id, project, name, purged_by, at, deleted_by, deleted_at FROM purge ORDER BY id")
+    return [Purge(*row) for row in rows]
+
+
+# Edits of all runs, over the hooks of the other halves of a store.
+
+
+class CurationTables(ABC):
+    """Editing and purging (``CurationStore``)."""
+
+    @abstractmethod
+    def run(self, run_id: str) -> RunInfo:
+        """One run, as people edited it."""
+
+    @abstractmethod
+    def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
+        """The run's control tables, or None where nobody needed them yet."""
+
+    @abstractmethod
+    def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
+        """The run's control tables, created if need be."""
+
+    @abstractmethod
+    def _store_wide(self) -> AbstractContextManager[sqlite3.Connection | None]:
+        """Tables of the whole store, or None where nobody needed them yet."""
+
+    def edit(self, edit: RunEdit) -> RunInfo:
+        """Keep the edit; returns the run as it is shown from now on."""
+        with self._made_control(edit.run_id) as db:
+            keep_edit(db, edit)
+        return self.run(edit.run_id)
+
+    def edits(self, run_id: str) -> list[RunEdit]:
+        """All edits of the run, oldest first."""
+        with self._control(run_id) as db:
+            return [] if db is None else read_edits(db, run_id)
+
+    def purges(self) -> list[Purge]:
+        """Runs that were purged, oldest first."""
+        with self._store_wide() as db:
+            return [] if db is None else read_purges(db)
+
+
+class NoCuration:
+    """Refuse edits where a place cannot carry them, and say why."""
+
+    _no_commands_because: str
+
+    def edit(self, edit: RunEdit) -> RunInfo:  # noqa: ARG002
+        """Not here."""
+        self._refuse_edits()
+
+    def edits(self, run_id: str) -> list[RunEdit]:  # noqa: ARG002
+        """None: nobody could make any."""
+        return []
+
+    def purge(self, run_id: str, *, by: str, now: float) -> Purge:  # noqa: ARG002
+        """Not here."""
+        self._refuse_edits()
+
+    def purges(self) -> list[Purge]:
+        """None."""
+        return []
+
+    def _refuse_edits(self) -> NoReturn:
+        raise ControlUnavailableError(
+            f"names, tags, notes, archiving and deleting are not available {self._no_commands_because}"
+        )
