@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rlwatch.analysis.lookup import find_run
 from rlwatch.analysis.rows import Row, completion_rows, describe, key_values, last_metrics
 from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
+from rlwatch.curation.search import matching as matching_runs
 from rlwatch.errors import ConfigError
 from rlwatch.export import COLUMNS, Column, arrow_table, data_frame, pyarrow, spike_table
 from rlwatch.forecast.forecast import FORECAST, forecast_of
@@ -118,15 +119,18 @@ class Runs(Sequence["StoredRun"]):
         """The table for polars, pyarrow and others: ``polars.DataFrame(rlwatch.open())``."""
         return arrow_table(self.rows(), RUNS).__arrow_c_stream__(requested_schema)
 
-    def rows(self, project: str | None = None) -> list[Row]:
-        """A mapping for each run (of ``project``, where it is given) with the names of :data:`RUNS`."""
+    def rows(self, project: str | None = None, *, search: str = "") -> list[Row]:
+        """A mapping for each run (of ``project``, that fits ``search``) with the names of :data:`RUNS`.
+
+        ``search`` is read as by ``rlwatch runs --search``: ``"lr=3e-5 tag=paper"``. Archived runs are among them.
+        """
         now = time.time()
-        runs = [run for run in self.store.runs() if project is None or run.project == project]
+        runs = [run for run in matching_runs(self.store.runs(), search) if project is None or run.project == project]
         return [_flat(describe(self.store, run, now)) for run in runs]
 
-    def table(self, project: str | None = None) -> pd.DataFrame:
+    def table(self, project: str | None = None, *, search: str = "") -> pd.DataFrame:
         """The same as a DataFrame, a row a run."""
-        return data_frame(arrow_table(self.rows(project), RUNS))
+        return data_frame(arrow_table(self.rows(project, search=search), RUNS))
 
     @property
     def unreadable(self) -> Mapping[str, str]:
@@ -149,6 +153,9 @@ RUNS: Mapping[str, Column] = {
     "urgency": Column("str", "as bad as it is now: warning or critical; missing where all is well"),
     "level": Column("str", "worst severity ever, also of what is over; missing where nothing was found"),
     "judged": Column("bool", "whether anything that matters is logged"),
+    "tags": Column("str", "the trainer's and people's, joined by commas"),
+    "notes": Column("str", "what people noted"),
+    "archived": Column("bool", "whether somebody put it away"),
     "attempt": Column("int", "processes that trained it"),
     "last_step": Column("int", "last step"),
     "created_at": Column("float", "Unix seconds"),
@@ -165,7 +172,7 @@ SHOWN = ("status", "verdict", "project", "name", "run_id", "last_step", "reward"
 def _flat(row: Row) -> Row:
     verdict = row["verdict"]
     told = {name: verdict[name] for name in ("urgency", "level", "judged")}
-    told |= {"verdict": verdict["name"], "says": verdict["text"]}
+    told |= {"verdict": verdict["name"], "says": verdict["text"], "tags": ", ".join(row["tags"])}
     return row | told | key_values(row["last_values"])
 
 

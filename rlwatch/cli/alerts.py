@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.background import deliver_once
 from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
-from rlwatch.cli.options import ConfigOption, Format, FormatOption, StoreOption, examples, opened
+from rlwatch.cli.options import ByOption, ConfigOption, Format, FormatOption, StoreOption, examples, me, opened
 from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError
@@ -121,9 +121,6 @@ def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
 
 # ``rlwatch alerts ack | silence | silences | unsilence``: what people do about alerts.
 
-ByOption = Annotated[
-    str, typer.Option("--by", metavar="NAME", help="Who does it, for those who ask later.", show_default="you@host")
-]
 ACK = examples("rlwatch alerts ack 3f2a9c", "rlwatch alerts ack 3f2a9c --by ann --why 'rolled back to step 400'")
 SILENCE = examples(
     "rlwatch alerts silence --run math-7b-s3 --for 2h --why 'new data, expected'",
@@ -145,9 +142,9 @@ def ack(
 
     with opened(store) as target:
         found = find_alert(target.alerts(), alert)
-        kept = acknowledge(target, found, by=by or _me(), why=why)
+        kept = acknowledge(target, found, by=by or me(), why=why)
     whose = f"{found.kind} on {found.run_id} since step {step(found.onset_step)}"
-    before = "" if kept.by == (by or _me()).strip() else ", who had it already"
+    before = "" if kept.by == (by or me()).strip() else ", who had it already"
     say(f"{found.alert_id}: {whose}: acknowledged by {kept.by}{before}")
 
 
@@ -176,7 +173,7 @@ def silence(
     with opened(store) as target:
         fresh = silencing.silence(
             target,
-            by=by or _me(),
+            by=by or me(),
             why=why,
             for_s=for_s,
             run=run,
@@ -260,12 +257,6 @@ def _labels(given: list[str]) -> dict[str, str]:
     if wrong:
         raise ConfigError(f"--label {wrong[0]!r} is not KEY=VALUE")
     return {key: value for key, _, value in (text.partition("=") for text in given)}
-
-
-def _me() -> str:
-    from rlwatch.control.commands import whoami
-
-    return whoami()
 
 
 # ``rlwatch alerts test | dead | retry``: does a channel work, what never arrived, and sending it again.

@@ -13,6 +13,7 @@ from rlwatch.cli import (
     demo,
     diff,
     doctor,
+    edit,
     export,
     forecast,
     import_log,
@@ -44,6 +45,8 @@ app.command("scan", epilog=scan.EPILOG)(scan.scan)
 app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("import", epilog=import_log.EPILOG)(import_log.import_log)
 app.command("runs", epilog=runs.EPILOG)(runs.runs)
+app.command("edit", epilog=edit.EPILOG)(edit.edit)
+app.command("purge", epilog=edit.PURGE)(edit.purge)
 app.command("show", epilog=show.EPILOG)(show.show)
 app.command("diff", epilog=diff.EPILOG)(diff.diff)
 app.command("report", epilog=report.EPILOG)(report.report)

@@ -68,6 +68,16 @@ ConfigOption = Annotated[
         show_default="RLWATCH_CONFIG, else ./rlwatch.toml",
     ),
 ]
+ByOption = Annotated[
+    str, typer.Option("--by", metavar="NAME", help="Who does it, for those who ask later.", show_default="you@host")
+]
+
+
+def me() -> str:
+    """The account that acts where ``--by`` names nobody."""
+    from rlwatch.control.commands import whoami
+
+    return whoami()
 
 
 def examples(*lines: str) -> str:

@@ -144,6 +144,10 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
         "where": where,
         "why ended": run.state_reason,
         "tags": ", ".join(run.tags),
+        "notes": one_line(run.curation.notes, 400),
+        "logged as": run.curation.logged_name if run.curation.logged_name != run.name else "",
+        "archived": f"by {run.curation.edited_by}" if run.curation.archived else "",
+        "deleted": f"by {run.curation.deleted_by}" if run.curation.deleted else "",
     }
     for label, text in facts.items():
         if text:
