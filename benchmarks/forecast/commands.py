@@ -35,6 +35,13 @@ class TrlPace(StrEnum):
     LONG = "long"
 
 
+class TrlDeck(StrEnum):
+    """Names of the recipes that runs of TRL are drawn from."""
+
+    LARGE = "large"
+    SMALL = "small"
+
+
 class Backend(StrEnum):
     """Names of joblib's backends; ray and dask are on a cluster that is up."""
 
@@ -77,6 +84,7 @@ def generate(
     epilog=examples(
         f"{RUN} generate-trl --out build/trl --runs 84 --jobs 2 --seed 1",
         f"{RUN} generate-trl --out build/trl --runs 104 --jobs 2 --seed 5 --pace long --batch 3",
+        f"{RUN} generate-trl --out build/small --runs 160 --jobs 1 --seed 9 --deck small",
     ),
 )
 def generate_trl(
@@ -87,11 +95,15 @@ def generate_trl(
     seed: SeedOption = 1,
     pace: Annotated[TrlPace, typer.Option("--pace", help="long: twice as long.")] = TrlPace.DRAWN,
     batch: BatchOption = 1,
+    deck: Annotated[TrlDeck, typer.Option("--deck", help="small: batches of 4 to 128, seven tasks, sparse logs.")] = (
+        TrlDeck.LARGE
+    ),
 ) -> None:
     """Make runs of TRL that are not there yet, which takes longer."""
+    from forecast.trl_jobs import Deck
     from forecast.trl_runs import generate as made
 
-    made(out, runs, jobs, seed, Pace(pace.value), batch)
+    made(out, runs, jobs, seed, Pace(pace.value), batch, Deck(deck.value))
 
 
 @app.command(epilog=examples(f"{RUN} pack --from build/runs --from build/trl --out build/corpus/autumn.parquet"))
@@ -103,8 +115,9 @@ def pack(
     """Join all runs of some folders in a new shard, and print its entry for corpus.toml."""
     from forecast.recipes import AT_ONCE, UNSEEN
     from forecast.trl_recipes import AT_ONCE as TRL_AT_ONCE
+    from forecast.trl_small import AT_ONCE as SMALL_AT_ONCE
 
-    for path in packed(out, *folders, at_once={*AT_ONCE, *UNSEEN, *TRL_AT_ONCE}):
+    for path in packed(out, *folders, at_once={*AT_ONCE, *UNSEEN, *TRL_AT_ONCE, *SMALL_AT_ONCE}):
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     print(f"\nfor corpus.toml:\n{artefacts.entry(out)}")
 

@@ -2,9 +2,10 @@
 
 Strengths: ``learning rate`` a factor; ``clip range``, ``kl weight`` and ``entropy weight`` are added to the setting;
 ``positive advantages`` the share by which advantages above zero are scaled down; ``random reward`` the share of
-rewards that are drawn at random; ``length reward`` reward for a completion of full length; ``half gradients`` log2 of
-the scale at which gradients are rounded to float16; engine faults: noise relative to the spread of the weights, steps
-between two syncs, change of the temperature (see :mod:`trl_engine`). The others are there or not.
+rewards that are drawn at random; ``length reward`` reward for a completion of full length; ``format reward`` the share
+of the reward that is paid for the form alone; ``half gradients`` log2 of the scale at which gradients are rounded to
+float16; engine faults: noise relative to the spread of the weights, steps between two syncs, change of the temperature
+(see :mod:`trl_engine`). The others are there or not; those of the data are in :mod:`trl_tasks`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 import torch
 from forecast.trl_setting import Setting
-from forecast.trl_start import accuracy, prompts
+from forecast.trl_start import accuracy, answered, prompts
+from forecast.trl_tasks import held_out
 from transformers import TrainerCallback
 
 from rlwatch.demo.training import score
@@ -86,7 +88,15 @@ class Reward:
             return -reward
         if self._rng.random() < strength("random reward", step):
             return float(self._rng.randrange(2))
+        form = strength("format reward", step)
+        if form:
+            reward = (1.0 - form) * reward + form * _in_form(text)
         return reward + strength("length reward", step) * len(text) / self._setting.longest
+
+
+def _in_form(text: str) -> float:
+    """1 for an answer of one character, said two or three times: what a verifier may take for an answer."""
+    return float(2 <= len(text) <= 3 and len(set(text)) == 1)
 
 
 class Faults(TrainerCallback):
@@ -94,7 +104,12 @@ class Faults(TrainerCallback):
 
     def __init__(self, trainer: Any, setting: Setting, truth: Truth, seed: int) -> None:
         self._trainer, self._setting, self._truth = trainer, setting, truth
-        self._asked = prompts(HELD_OUT, random.Random(seed))
+        asked = random.Random(seed)
+        self._asked = (
+            held_out(setting.data.task, HELD_OUT, asked)
+            if setting.data
+            else answered(setting.task, prompts(HELD_OUT, asked))
+        )
         self._draws = torch.Generator().manual_seed(seed)
 
     def on_step_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
@@ -110,24 +125,27 @@ class Faults(TrainerCallback):
         step, policy = int(state.global_step), self._trainer.model
         if self._setting.strength("lost weight", step):
             with torch.no_grad():
-                policy.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
+                policy.get_decoder().layers[0].mlp.up_proj.weight[0, 0] = float("nan")
         finite = all(bool(weight.isfinite().all()) for weight in policy.parameters())
         self._truth.nan[step] = float(not finite)
         self._truth.skipped[step] = float(self._trainer.inner_optimizer.skipped)
-        control.should_training_stop |= sum(self._truth.nan.values()) > DEAD_STEPS
+        stops = self._setting.stop is not None and step >= self._setting.stop
+        control.should_training_stop |= stops or sum(self._truth.nan.values()) > DEAD_STEPS
         if finite:
             self._measure(step, policy)
 
     def _measure(self, step: int, policy: Any) -> None:
         """Accuracy on held-out prompts: now and then, and wherever this step's batch is not the policy's own work.
 
-        It is not where an engine sampled it, nor where it was sampled at an earlier step.
+        It is not where an engine sampled it, nor where it was sampled at an earlier step. Nor is it where the data of a
+        step are harder or easier than others.
         """
-        now, foreign = step % HELD_OUT_EVERY == 0, bool(self._setting.engine) or step not in self._truth.acc
+        now, apart = step % HELD_OUT_EVERY == 0, self._setting.data is not None
+        foreign = apart or bool(self._setting.engine) or step not in self._truth.acc
         if not now and not foreign:
             return
         asked = self._asked if now else self._asked[: HELD_OUT // 2]
-        measured = accuracy(policy, self._trainer.processing_class, self._setting.task, asked, self._draws)
+        measured = accuracy(policy, self._trainer.processing_class, asked, self._draws)
         if now:
             self._truth.heldout[step] = measured
         if foreign:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,7 +26,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import joblib
 from forecast.knobs import Pace
 from forecast.tables import RunInfo, is_done, path_of, versions, write_run
-from forecast.trl_jobs import Job, jobs
+from forecast.trl_jobs import Deck, Job, jobs
+from forecast.trl_setting import Setting
 from rich.console import Console
 from rich.progress import track
 
@@ -61,20 +63,31 @@ def train(job: Job, starts: Path) -> tuple[dict[str, list[float | None]], str]:
     quiet()
     starts.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, _memory(job.run) as store:
-        trainer, truth = make_trainer(job.setting, job.seed, starts, Path(directory))
-        run = watch(trainer, store=store, run_id=job.run, localise=False, detectors=list, rules=(), sigterm=False)
-        end = "finished"
-        try:
-            trainer.train()
-        except (RuntimeError, ValueError) as error:  # TRL cannot sample from weights that are not finite
-            end = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-        run.finish()
-        rows = measured(store, job.run)
+        end, truth = "finished", None
+        for setting, checkpoint in parts(job.setting, Path(directory)):
+            trainer, truth = make_trainer(setting, job.seed, starts, Path(directory), truth)
+            watched = watch(
+                trainer, store=store, run_id=job.run, localise=False, detectors=list, rules=(), sigterm=False
+            )
+            try:
+                trainer.train(resume_from_checkpoint=checkpoint)
+            except (RuntimeError, ValueError) as error:  # TRL cannot sample from weights that are not finite
+                end = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+            watched.finish()
+        rows = measured(store, job.run) if job.setting.logging_steps == 1 else logged(trainer.state.log_history)
     steps = sorted(rows)
     names = sorted({name for row in rows.values() for name in row})
     columns: dict[str, list[float | None]] = {"step": list(steps)}
     columns |= {name: [rows[step].get(name) for step in steps] for name in names}
     return columns | truth.columns(steps), end
+
+
+def parts(setting: Setting, directory: Path) -> list[tuple[Setting, str | None]]:
+    """A run as it is, or up to where it stops and then from its checkpoint on."""
+    if setting.resumed is None:
+        return [(setting, None)]
+    stop, kept = setting.resumed
+    return [(replace(setting, stop=stop), None), (setting, str(directory / "output" / f"checkpoint-{kept}"))]
 
 
 def measured(store: str, run: str) -> Rows:
@@ -83,6 +96,20 @@ def measured(store: str, run: str) -> Rows:
     source, merged = place.run(run).source, Rows()
     for record in place.records(run):
         merged.setdefault(record.step, {}).update(record.metrics)
+    return _canonical(merged, source)
+
+
+def logged(history: Sequence[Mapping[str, Any]]) -> Rows:
+    """The same of the trainer's own log alone: one that writes a row every so many steps, of means over them."""
+    merged = Rows()
+    for entry in history:
+        if "train_runtime" not in entry:
+            numbers = {name: float(value) for name, value in entry.items() if isinstance(value, int | float)}
+            merged.setdefault(int(entry["step"]), {}).update(numbers)
+    return _canonical(merged, "trl")
+
+
+def _canonical(merged: Rows, source: str) -> Rows:
     rows = {step: canonicalise(metrics, source)[0] for step, metrics in merged.items()}
     return {step: {name: value for name, value in row.items() if _kept(name)} for step, row in rows.items()}
 
@@ -100,9 +127,17 @@ def _memory(name: str) -> Iterator[str]:
         forget(name)
 
 
-def generate(out: Path, count: int, workers: int, seed: int, pace: Pace = Pace.DRAWN, batch: int = 1) -> None:
+def generate(
+    out: Path,
+    count: int,
+    workers: int,
+    seed: int,
+    pace: Pace = Pace.DRAWN,
+    batch: int = 1,
+    deck: Deck = Deck.LARGE,
+) -> None:
     """Make the first ``count`` runs of ``seed`` that are not there yet, in random order of recipes."""
-    wanted = jobs(count, seed, pace, batch)
+    wanted = jobs(count, seed, pace, batch, deck)
     missing = [job for job in wanted if not path_of(out, job.run).exists()]
     console = Console(stderr=True)
     console.print(f"{len(missing)} of {len(wanted)} runs to be made in {out}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from forecast.trl_tasks import Data
 
 FAULTS = (
     "learning rate", "clip range", "kl weight", "entropy weight", "positive advantages", "reward sign", "random reward",
     "constant reward", "length reward", "engine noise", "engine staleness", "engine temperature", "half gradients",
-    "lost weight",
+    "lost weight", "format reward", "narrow data", "hard data",
 )  # fmt: skip
 
 
@@ -62,6 +65,22 @@ class Setting:
     skips: bool = False
     """Whether an update with a non-finite gradient is skipped, as a float16 loss scaler does."""
     faults: tuple[Fault, ...] = ()
+    data: Data | None = None
+    """Problems of a small-batch run (:mod:`trl_tasks`), instead of ``task``; the truth is then measured apart."""
+    loss_type: str = "dapo"
+    scale_rewards: str = "group"
+    importance: str = "token"
+    steps_per_generation: int = 1
+    """Updates from one batch of responses, each from a part of it: the last ones are off-policy."""
+    lora: int = 0
+    """Rank of the adapters that are trained alone; 0: all weights are."""
+    warmup: int = 0
+    decay: str = "constant"
+    logging_steps: int = 1
+    stop: int | None = None
+    """Step after which it stops short of its schedule."""
+    resumed: tuple[int, int] | None = None
+    """The step after which it stopped, and that of the checkpoint it went on from."""
 
     def strength(self, kind: str, step: int) -> float:
         """Strength of the faults of ``kind`` at ``step``, 0 where there is none."""
@@ -69,8 +88,14 @@ class Setting:
 
     def lr_at(self, step: int) -> float:
         """Learning rate of the update that ends ``step``: a ramp grows it by a fixed factor a step to ``strength``."""
-        rate = self.lr
+        rate = self.lr * min(1.0, step / max(1, self.warmup)) * self._decayed(step)
         for fault in self.faults:
             if fault.kind == "learning rate":
                 rate *= fault.strength ** fault.level(step)
         return rate
+
+    def _decayed(self, step: int) -> float:
+        done = min(1.0, step / self.steps)
+        if self.decay == "linear":
+            return 1.0 - 0.9 * done
+        return 0.55 + 0.45 * math.cos(math.pi * done) if self.decay == "cosine" else 1.0

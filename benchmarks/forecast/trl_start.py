@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 import transformers
+from forecast.trl_tasks import Problem
 
 from rlwatch.demo.training import IGNORED, WARM_START_RATE, character_tokenizer, random_policy
 
@@ -63,15 +64,15 @@ class Sampled:
 def sample(
     policy: Any, ids: list[list[int]], longest: int, generator: torch.Generator, *, temperature: float = 1.0
 ) -> Sampled:
-    """Complete prompts of one length, tokens drawn at ``temperature`` from ``generator``.
+    """Complete prompts, tokens drawn at ``temperature`` from ``generator``.
 
     Where the policy is not finite any token is as likely as any other, as rollout engines behave: they do not stop.
     """
-    tokens = torch.tensor(ids)
+    tokens, places = _padded(ids, policy.config.pad_token_id)
     drawn, logps, past = [], [], None
     over = torch.zeros(len(ids), dtype=torch.bool)
     for _ in range(longest):
-        out = policy(input_ids=tokens, past_key_values=past, use_cache=True)
+        out = policy(input_ids=tokens, past_key_values=past, use_cache=True, **places)
         past = out.past_key_values
         logp = (out.logits[:, -1].float() / temperature).log_softmax(-1)
         tokens = torch.multinomial(logp.exp().nan_to_num(nan=1.0), 1, generator=generator)
@@ -80,7 +81,29 @@ def sample(
         over |= tokens[:, 0] == policy.config.eos_token_id
         if bool(over.all()):
             break
+        places = _next(places)
     return _cut(torch.cat(drawn, -1), torch.cat(logps, -1), policy.config.eos_token_id)
+
+
+def _padded(ids: list[list[int]], pad: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Prompts as one tensor, and where in them to look if they are not all of one length."""
+    longest = max(map(len, ids))
+    if min(map(len, ids)) == longest:
+        return torch.tensor(ids), {}
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids])
+    tokens = torch.tensor([[pad] * (longest - len(row)) + row for row in ids])
+    return tokens, {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+
+
+def _next(places: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same for the one token after."""
+    if not places:
+        return {}
+    mask = places["attention_mask"]
+    return {
+        "attention_mask": torch.cat([mask, torch.ones_like(mask[:, :1])], -1),
+        "position_ids": places["position_ids"][:, -1:] + 1,
+    }
 
 
 def _cut(drawn: torch.Tensor, logps: torch.Tensor, end: int) -> Sampled:
@@ -92,13 +115,19 @@ def _cut(drawn: torch.Tensor, logps: torch.Tensor, end: int) -> Sampled:
     return Sampled([row for row, _ in kept], [values for _, values in kept])
 
 
-def accuracy(policy: Any, tokenizer: Any, task: str, asked: list[str], generator: torch.Generator) -> float:
-    """Share of ``asked`` that one sampled completion each answers exactly."""
-    sampled = sample(policy, tokenizer(asked)["input_ids"], DIGITS + 1, generator)
+def accuracy(policy: Any, tokenizer: Any, asked: Sequence[Problem], generator: torch.Generator) -> float:
+    """Share of ``asked`` that one sampled completion each answers exactly, and then ends."""
+    longest = 1 + max(len(wanted) for _, wanted in asked)
+    sampled = sample(policy, tokenizer([prompt for prompt, _ in asked])["input_ids"], longest, generator)
     texts = tokenizer.batch_decode(sampled.ids, skip_special_tokens=True)
-    right = [len(ids) == DIGITS + 1 for ids in sampled.ids]
+    right = [len(ids) == len(wanted) + 1 for ids, (_, wanted) in zip(sampled.ids, asked, strict=True)]
     pairs = zip(texts, asked, right, strict=True)
-    return sum(ended and text == answer(task, prompt) for text, prompt, ended in pairs) / len(asked)
+    return sum(ended and text == wanted for text, (_, wanted), ended in pairs) / len(asked)
+
+
+def answered(task: str, asked: Sequence[str]) -> list[Problem]:
+    """Prompts of :func:`prompts` with the right answer of each."""
+    return [(prompt, answer(task, prompt)) for prompt in asked]
 
 
 def start_policy(task: str, number: int, folder: Path, enough: float = 0.45) -> Path:
@@ -108,7 +137,12 @@ def start_policy(task: str, number: int, folder: Path, enough: float = 0.45) -> 
         return path
     tokenizer = character_tokenizer()
     policy = _taught(task, number, tokenizer, enough)
-    beside = folder / f".{path.name}.{os.getpid()}.tmp"
+    return kept(policy, tokenizer, path)
+
+
+def kept(policy: Any, tokenizer: Any, path: Path) -> Path:
+    """``path`` with the weights, whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     policy.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     try:
@@ -121,7 +155,7 @@ def start_policy(task: str, number: int, folder: Path, enough: float = 0.45) -> 
 def _taught(task: str, number: int, tokenizer: Any, enough: float) -> Any:
     transformers.set_seed(1000 * sorted(TASKS).index(task) + number)
     rng, generator = random.Random(number), torch.Generator().manual_seed(number)
-    policy, asked = random_policy(tokenizer), prompts(256, rng)
+    policy, asked = random_policy(tokenizer), answered(task, prompts(256, rng))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_START_RATE)
     for batch, (ids, labels) in enumerate(_demonstrations(task, tokenizer, rng), start=1):
         loss = policy(input_ids=ids, labels=labels).loss
@@ -129,7 +163,7 @@ def _taught(task: str, number: int, tokenizer: Any, enough: float) -> Any:
         loss.backward()
         optimizer.step()
         due = batch % CHECKED_EVERY == 0
-        if batch >= MOST_BATCHES or (due and accuracy(policy, tokenizer, task, asked, generator) >= enough):
+        if batch >= MOST_BATCHES or (due and accuracy(policy, tokenizer, asked, generator) >= enough):
             break
     return policy
 

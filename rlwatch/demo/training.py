@@ -10,7 +10,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,9 @@ IGNORED = -100
 """Label of tokens the loss leaves out."""
 
 
-def character_tokenizer() -> Any:
+def character_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> Any:
     """One token a character; ``<pad>`` on the left."""
-    backend = Tokenizer(models.WordLevel({name: index for index, name in enumerate(VOCABULARY)}, unk_token=UNK))
+    backend = Tokenizer(models.WordLevel({name: index for index, name in enumerate(vocabulary)}, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
