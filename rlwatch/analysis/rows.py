@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlwatch.metrics import BY_NAME, canonicalise, resolve
 from rlwatch.ports import Store
-from rlwatch.records import JSON, CompletionBatch, RunInfo, RunState
+from rlwatch.records import JSON, RunInfo, RunState
 
 if TYPE_CHECKING:
     from rlwatch.control.liveness import Sign
@@ -80,19 +80,3 @@ def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
         unit = BY_NAME[canonical].unit if reading else ""
         rows.append({"metric": name, "canonical": canonical, "unit": unit, "step": at, "value": value})
     return rows
-
-
-def completion_rows(batches: Sequence[CompletionBatch], most: int | None = None) -> list[Row]:
-    """Completions, at most ``most``, newest step first, in the order they were recorded."""
-    rows: list[Row] = []
-    for batch in sorted(batches, key=lambda batch: batch.step, reverse=True):
-        columns = {name: column_values(column) for name, column in batch.columns.items()}
-        place = {"step": batch.step, "attempt": batch.attempt, "rank": batch.rank}
-        rows += [place | {name: column[i] for name, column in columns.items()} for i in range(len(batch))]
-    return rows[:most]
-
-
-def column_values(column: object) -> list[JSON]:
-    """A column's values as plain Python."""
-    tolist = getattr(column, "tolist", None)
-    return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]

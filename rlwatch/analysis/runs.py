@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.analysis.rows import Row, completion_rows, describe, key_values, last_metrics
+from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
 from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
 from rlwatch.curation.search import matching as matching_runs
 from rlwatch.errors import ConfigError
@@ -33,6 +33,7 @@ from rlwatch.ports import Series, Store
 from rlwatch.records import JSON, RunInfo
 from rlwatch.report.gather import attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
 from rlwatch.report.html import figures
+from rlwatch.rollouts import completion_rows
 from rlwatch.store.url import open_store
 from rlwatch.view import RunView, view_of_run
 from rlwatch.wording import Markup, el, number, step
@@ -244,7 +245,7 @@ COMPLETIONS: Mapping[str, Column] = {
     "reward": Column("float", "reward"),
     "advantage": Column("float", "advantage"),
     "length": Column("int", "tokens"),
-    "group": Column("int", "prompt group"),
+    "group": Column("int", "prompt group: which prompt of the generation"),
     "task": Column("str", "task or data source"),
 }
 """Columns that completions always have; others that were recorded follow."""

@@ -11,7 +11,18 @@ from typing import Annotated
 import typer
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.analysis.rows import Row, column_values, completion_rows, describe, key_values, last_metrics
+from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
+from rlwatch.cli.completions import (
+    MOST,
+    FromOption,
+    MostOption,
+    PromptOption,
+    ReverseOption,
+    SortOption,
+    ToOption,
+    Wish,
+    print_completions,
+)
 from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
 from rlwatch.cli.rollouts import newest_rollouts, print_recurring, print_rollouts, recurring_rows
@@ -36,11 +47,13 @@ from rlwatch.records import (
     SpikeBatch,
 )
 from rlwatch.redaction import recordable
+from rlwatch.rollouts import column_values, completion_rows
 from rlwatch.wording import duration, local_moment, number, one_line, percent, step
 
 EPILOG = examples(
     "rlwatch show math-7b-s3",
-    "rlwatch show 4f2a --metrics --spikes --completions",
+    "rlwatch show 4f2a --metrics --spikes",
+    "rlwatch show 4f2a --completions --sort repetition --from 900",
     "rlwatch show math-7b-s3 --findings --format json",
 )
 
@@ -56,18 +69,27 @@ def show(
     spikes: Annotated[
         bool, typer.Option("--spikes", help="Tokens to blame for gradient spikes, and far-out tokens.")
     ] = False,
-    completions: Annotated[bool, typer.Option("--completions", help="The newest completions recorded.")] = False,
+    completions: Annotated[
+        bool, typer.Option("--completions", help="Completions that were recorded, the newest first or by --sort.")
+    ] = False,
     findings: Annotated[
         bool,
         typer.Option("--findings", help="Every finding, all advice, and what was not judged."),
     ] = False,
+    sort: SortOption = None,
+    reverse: ReverseOption = False,
+    first: FromOption = None,
+    last: ToOption = None,
+    prompt: PromptOption = "",
+    most: MostOption = MOST,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show one run: its state, last values, findings, what actions did; on demand metrics, tokens and completions."""
     from rlwatch.view import view_of_run
 
-    now = time.time()
+    now, wish = time.time(), Wish(sort, reverse, first, last, prompt, most)
+    completions = completions or wish != Wish()
     with opened(store) as source:
         info = find_run(source, run)
         row = describe(source, info, now)
@@ -75,8 +97,8 @@ def show(
         actions = action_rows(view.events, view.commands)
         every = last_metrics(source, info) if metrics else None
         tokens = _spikes(source, info.run_id) if spikes else None
-        batches = source.completions(info.run_id, last=MOST_SPIKES) if completions else None
-        texts = None if batches is None else completion_rows(batches, MOST_COMPLETIONS)
+        every_text = completion_rows(source.completions(info.run_id)) if completions else []
+    texts = wish.of(every_text) if completions else None
     if output is Format.JSON:
         extra = {"metrics": every, "completions": texts, **(tokens or {})}
         print_json(
@@ -104,7 +126,7 @@ def show(
     if tokens is not None:
         _print_spikes(tokens)
     if texts is not None:
-        print_completions(texts)
+        print_completions(texts, wish, len(every_text))
     print_not_judged(view.not_judged, "--findings", everything=findings)
 
 
@@ -451,29 +473,3 @@ _CULPRIT_IMPORTANCE = (
     "step", "rank", "seq", "pos", "token", "cause", "share", "own norm", "ratio", "advantage", "logp", "layer",
     "prompt", "group", "sample", "task", "entropy", "contribution", "old", "rollout", "ref", "reward", "coefficient",
 )  # fmt: skip
-
-
-# Recorded completions as rows, and how a terminal shows them.
-
-MOST_COMPLETIONS = 50
-WIDTH = 100
-
-
-def print_completions(rows: list[dict[str, JSON]]) -> None:
-    """As a table, or a word on how to record some."""
-    if not rows:
-        say("no completions recorded; they are kept only where the trainer was watched with completions=...")
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    if all(row["attempt"] == 1 for row in rows):
-        names.remove("attempt")
-    texts = {name for name in names if any(isinstance(row.get(name), str) for row in rows)}
-    print_table(
-        [name if name in texts else f">{name}" for name in names],
-        [[_completion_cell(row.get(name)) for name in names] for row in rows],
-        title="Completions",
-    )
-
-
-def _completion_cell(value: JSON) -> str:
-    return one_line(value, WIDTH) if isinstance(value, str) else number(value)

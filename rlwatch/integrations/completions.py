@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,12 @@ CUT = " […] "
 """Stands where the middle of a long text was."""
 MEASURED = 4
 """Completions a report on text is made of."""
+FLOATS = ("reward", "advantage", "kl", "repetition")
+"""Columns of floats, also where all of their values are whole."""
+PART = "reward/"
+"""Begins the column of a reward function."""
+FOLLOWED = 16
+"""Prompts that are kept again whenever they come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +41,15 @@ class KeepCompletions:
     Parameters
     ----------
     every
-        Steps between two samples: a generation is sampled if this many steps have passed since the last one.
+        Steps between two samples: a generation is sampled if this many steps have passed since the last one. A prompt
+        of an early sample is kept again when it comes back, whenever that is, so that its answers can be compared.
     rows
         Completions a sample keeps at most.
     max_chars
         Longest prompt and longest completion kept, in characters: of a longer one the beginning and the end.
     budget_mb
-        Text of one process in all, in megabytes of UTF-8; after that no more is kept, with one warning.
+        Text of one process in all, in megabytes of UTF-8. ``every`` grows fourfold whenever half of what was left is
+        spent, so that a long run is sampled to its end; what was left out for that is counted.
     """
 
     every: int = 10
@@ -63,46 +73,100 @@ class KeepCompletions:
         raise ConfigError(f"completions must be True, False or KeepCompletions(...), got {wish!r}")
 
 
+Values = Sequence[float] | Sequence[str]
+Lazy = Callable[[Sequence[int]], Values]
+"""The values of some rows: asked only for those that are kept."""
+IdsOf = Callable[[int], Sequence[int] | None]
+"""Token ids of a completion, by its row; None where they are not known."""
+
+
 class CompletionSampler:
-    """Makes a :class:`~rlwatch.records.CompletionBatch` of a generation whenever one is due."""
+    """Makes a :class:`~rlwatch.records.CompletionBatch` of a generation whenever one is due.
+
+    ``left_out`` counts completions that the budget has cost.
+    """
 
     def __init__(self, keep: KeepCompletions, rank: int = 0) -> None:
         self._keep = keep
         self._rank = rank
         self._last: int | None = None
-        self._bytes_left = keep.budget_mb * 1e6
+        self._last_by_settings: int | None = None
+        self._followed: dict[str, int] = {}
+        self._budget = self._bytes_left = keep.budget_mb * 1e6
+        self.left_out = 0
+
+    @property
+    def every(self) -> float:
+        """Steps between two samples now: infinite once the budget is spent."""
+        if self._bytes_left <= 0:
+            return math.inf
+        return self._keep.every * 4.0 ** math.floor(math.log2(self._budget / self._bytes_left))
 
     def due(self, step: int) -> bool:
         """True if the generation for ``step`` should be sampled; a step before the last one (a resume) is."""
-        if self._bytes_left <= 0:
-            return False
-        return self._last is None or step < self._last or step - self._last >= self._keep.every
+        return self._bytes_left > 0 and _passed(self._last, step, self.every)
+
+    def wants(self, step: int, prompt_ids: Callable[[], Sequence[str]]) -> bool:
+        """True if something is to be kept of the generation for ``step``: it is due, or a followed prompt is in it."""
+        due = self.due(step)
+        if _passed(self._last_by_settings, step, self._keep.every):
+            self._last_by_settings = step
+            self.left_out += 0 if due else self._keep.rows
+        back = {name for name, last in self._followed.items() if _passed(last, step, self.every)}
+        return due or (bool(back) and self._bytes_left > 0 and not back.isdisjoint(prompt_ids()))
 
     def sample(
         self,
         step: int,
         prompts: Sequence[str],
         completions: Sequence[str],
-        columns: Mapping[str, Sequence[float] | Sequence[str]],
+        columns: Mapping[str, Values | Lazy],
+        *,
+        ids: IdsOf | None = None,
+        prompt_ids: Sequence[str] = (),
     ) -> CompletionBatch | None:
         """Sample the generation that ``step`` trains on; None if there is nothing to keep.
 
-        ``columns`` are further values, one a completion; ``reward`` among them decides which are kept. Columns of
-        another length than ``completions`` are left out: nothing tells which completion a value belongs to.
+        ``columns`` are further values, one a completion; ``reward`` and ``length`` among them decide which are kept.
+        Columns of another length than ``completions`` are left out: nothing tells which completion a value belongs to.
+        ``prompt_ids`` name the prompts, by default by a hash of their text.
         """
         rows = min(len(prompts), len(completions))
-        fitting = {name: values for name, values in columns.items() if len(values) == rows}
-        chosen = choose(fitting.get("reward"), rows, self._keep.rows)
+        given = {name: values for name, values in columns.items() if callable(values) or len(values) == rows}
+        names = prompt_ids if len(prompt_ids) == rows else [prompt_id(prompts[i]) for i in range(rows)]
+        chosen = self._choose(step, given, names, rows)
         if not chosen:
             return None
-        texts = {
-            "prompt": [self._cut(prompts[i]) for i in chosen],
-            "completion": [self._cut(completions[i]) for i in chosen],
+        wholes = [completions[i] for i in chosen]
+        texts = {"prompt": [self._cut(prompts[i]) for i in chosen], "completion": [self._cut(one) for one in wholes]}
+        if not self._spend(texts):
+            return None
+        self._note(step, [names[i] for i in chosen], due=self.due(step))
+        more = {name: _column(_values(name, values, chosen)) for name, values in given.items()}
+        facts: dict[str, Sequence[str] | np.ndarray] = {
+            "prompt_id": [names[i] for i in chosen],
+            "chars": _column([len(one) for one in wholes]),
+            "generated": _column([rows] * len(chosen)),
+            "repetition": _column([_repetition(ids, i, one) for i, one in zip(chosen, wholes, strict=True)]),
         }
-        self._last = step
-        self._spend(texts)
-        more = {name: _column([values[i] for i in chosen]) for name, values in fitting.items()}
-        return CompletionBatch(step, {**texts, **more}, rank=self._rank)
+        return CompletionBatch(step, {**texts, **facts, **more}, rank=self._rank)
+
+    def _choose(self, step: int, columns: Mapping[str, Values | Lazy], names: Sequence[str], rows: int) -> list[int]:
+        rewards, lengths = (_numbers(columns.get(name)) for name in ("reward", "length"))
+        back = [
+            i for i in range(rows) if names[i] in self._followed and _passed(self._followed[names[i]], step, self.every)
+        ]
+        most = self._keep.rows
+        if not self.due(step):
+            return sorted(_ends(back, names, rewards)[:most])
+        return choose(rewards, rows, most, lengths=lengths, wanted=_ends(back, names, rewards)[: most // 2])
+
+    def _note(self, step: int, names: Sequence[str], *, due: bool) -> None:
+        if due:
+            self._last = step
+        for name in names:
+            if name in self._followed or (name and len(self._followed) < FOLLOWED):
+                self._followed[name] = step
 
     def _cut(self, text: str) -> str:
         most = self._keep.max_chars
@@ -111,10 +175,15 @@ class CompletionSampler:
         half = (most - len(CUT)) // 2
         return text[:half] + CUT + text[-half:]
 
-    def _spend(self, texts: Mapping[str, Sequence[str]]) -> None:
-        self._bytes_left -= sum(len(text.encode(errors="replace")) for column in texts.values() for text in column)
-        if self._bytes_left <= 0:
-            logger.warning("rlwatch keeps no more completions: the %g MB of this run are spent", self._keep.budget_mb)
+    def _spend(self, texts: Mapping[str, Sequence[str]]) -> bool:
+        """False if there is not enough left for it, and there will be none."""
+        size = sum(len(text.encode(errors="replace")) for column in texts.values() for text in column)
+        self._bytes_left -= size
+        if self._bytes_left >= 0:
+            return True
+        self.left_out += len(texts["completion"])
+        logger.warning("rlwatch keeps no more completions: the %g MB of this run are spent", self._keep.budget_mb)
+        return False
 
 
 class SampledText:
@@ -143,14 +212,18 @@ class SampledText:
         self,
         run: Run,
         step: int,
+        prompt_ids: Callable[[], Sequence[str]],
         batch: Callable[[CompletionSampler], CompletionBatch | None],
         samples: Callable[[], Sequence[Sample]],
     ) -> None:
         """The generation of ``step``: ``batch`` and ``samples`` are made only if they are due."""
-        if self._sampler is not None and self._sampler.due(step):
-            kept = batch(self._sampler)
+        if self._sampler is not None:
+            kept = batch(self._sampler) if self._sampler.wants(step, prompt_ids) else None
             if kept is not None:
                 run.log_completions(kept)
+            if self._sampler.left_out:
+                run.counters.add("completions_left_out", self._sampler.left_out)
+                self._sampler.left_out = 0
         if self.probe is not None and self.probe.due():
             self.probe.offer(samples())
 
@@ -165,18 +238,28 @@ def spread(rows: int) -> list[int]:
     return [i * rows // chosen for i in range(chosen)]
 
 
-def choose(rewards: Sequence[float] | Sequence[str] | None, rows: int, most: int) -> list[int]:
+def choose(
+    rewards: Sequence[float] | None,
+    rows: int,
+    most: int,
+    *,
+    lengths: Sequence[float] | None = None,
+    wanted: Sequence[int] = (),
+) -> list[int]:
     """At most ``most`` of ``rows`` indices, ascending: those with a reward that is no number, the best, the worst,
-    and the others spread evenly.
+    the longest, those ``wanted``, and the others spread evenly.
 
     >>> choose([0.1, 0.9, 0.4, 0.2, 0.3], 5, 3)
     [0, 1, 3]
+    >>> choose([0.1, 0.9, 0.4, 0.2, 0.3], 5, 4, lengths=[1, 1, 1, 1, 7], wanted=[3])
+    [0, 1, 3, 4]
     """
     if rows <= most:
         return list(range(rows))
-    wanted = [] if rewards is None else _telling([float(reward) for reward in rewards])[:most]
+    telling = [] if rewards is None else _telling(rewards)
+    telling += [] if lengths is None else [max(range(rows), key=lambda i: lengths[i])]
     spread = (i * rows // most for i in range(most))
-    everything = dict.fromkeys([*wanted, *spread, *range(rows)])
+    everything = dict.fromkeys([*telling[:most], *wanted, *spread, *range(rows)])
     return sorted(list(everything)[:most])
 
 
@@ -186,6 +269,71 @@ def _telling(rewards: Sequence[float]) -> list[int]:
     if whole:
         broken += [max(whole, key=lambda i: rewards[i]), min(whole, key=lambda i: rewards[i])]
     return broken
+
+
+def _ends(rows: Sequence[int], names: Sequence[str], rewards: Sequence[float] | None) -> list[int]:
+    """Of each prompt among ``rows`` the best and the worst, all the best first."""
+    found: list[list[int]] = []
+    for name in dict.fromkeys(names[i] for i in rows):
+        own = [i for i in rows if names[i] == name]
+        found.append(own[:2] if rewards is None else _telling([rewards[i] for i in own]))
+        if rewards is not None:
+            found[-1] = [own[i] for i in found[-1]]
+    return list(dict.fromkeys([one[0] for one in found] + [i for one in found for i in one[1:]]))
+
+
+def prompt_id(prompt: str | bytes) -> str:
+    """Name of a prompt, the same in every run and process; empty of an empty one.
+
+    >>> prompt_id("1+1="), prompt_id("")
+    ('56a54d937498', '')
+    """
+    raw = prompt.encode(errors="surrogatepass") if isinstance(prompt, str) else prompt
+    return blake2b(raw, digest_size=6).hexdigest() if raw else ""
+
+
+_BASE = 2**21
+"""Larger than any vocabulary; three digits of it fit an int64."""
+
+
+def repetition(ids: Sequence[int]) -> float:
+    """Share of three tokens in a row that were there before: 0 without repetition, near 1 in a loop.
+
+    1 - distinct-3, as ``text/repetition`` is of all responses together.
+
+    >>> round(repetition([1, 2, 3, 1, 2, 3, 4]), 3), repetition([5] * 102), repetition([])
+    (0.2, 0.99, 0.0)
+    """
+    if len(ids) < 3:
+        return 0.0
+    x = np.asarray(ids, dtype=np.int64)
+    grams = (x[:-2] * _BASE + x[1:-1]) * _BASE + x[2:]
+    return 1 - len(np.unique(grams)) / len(grams)
+
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def _repetition(ids: IdsOf | None, row: int, text: str) -> float:
+    """Of the tokens where they are known, else of words."""
+    known = None if ids is None else ids(row)
+    if known is None:
+        numbers: dict[str, int] = {}
+        known = [numbers.setdefault(word, len(numbers)) for word in _WORD.findall(text)]
+    return repetition(known)
+
+
+def _passed(last: int | None, step: int, every: float) -> bool:
+    return last is None or step < last or step - last >= every
+
+
+def _numbers(values: Values | Lazy | None) -> list[float] | None:
+    return None if values is None or callable(values) else [float(value) for value in values]
+
+
+def _values(name: str, values: Values | Lazy, chosen: Sequence[int]) -> Sequence[float | str]:
+    found = values(chosen) if callable(values) else [values[i] for i in chosen]
+    return [float(value) for value in found] if name in FLOATS or name.startswith(PART) else list(found)
 
 
 def _column(values: Sequence[float | str]) -> np.ndarray | list[str]:

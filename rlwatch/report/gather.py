@@ -16,8 +16,9 @@ from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Series, Store
 from rlwatch.records import JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, Severity, SpikeBatch
 from rlwatch.redaction import recordable
+from rlwatch.rollouts import Row, best_and_worst, completion_rows, flags, reward_parts
 from rlwatch.view import view_of_run
-from rlwatch.wording import cell, cut, moment, number, percent, step, words
+from rlwatch.wording import cell, cut, moment, number, one_line, percent, step, words
 
 if TYPE_CHECKING:
     from rlwatch.importers.base import ImportedRun
@@ -115,7 +116,9 @@ class Facts:
     """A run's story.
 
     ``head`` maps labels to texts in the order to show them; ``culprits`` are rows of tokens blamed for a
-    gradient; ``missing`` says what was not measured, and why that matters; ``config`` holds no secrets.
+    gradient; ``completions`` the best and the worst
+    that were recorded, in order of reward; ``missing`` says what was not measured, and why that matters; ``config``
+    holds no secrets.
     """
 
     title: str
@@ -126,6 +129,7 @@ class Facts:
     timeline: tuple[Moment, ...] = ()
     charts: tuple[Chart, ...] = ()
     culprits: tuple[Mapping[str, JSON], ...] = ()
+    completions: tuple[Row, ...] = ()
     findings: tuple[Finding, ...] = ()
     alerts: tuple[Alert, ...] = ()
     commands: tuple[Command, ...] = ()
@@ -279,6 +283,8 @@ def _asked(command: Command) -> Moment:
 
 MOST_CULPRITS = 40
 """Tokens shown: the newest localised steps first."""
+MOST_COMPLETIONS = 4
+"""Completions shown of the best, and as many of the worst."""
 ALTERNATIVES = 3
 """Ways to feed a detector that are named."""
 LONGEST_OPTION = 300
@@ -304,6 +310,7 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
         timeline=rows,
         charts=charts(series, run.source, view.findings, attempt_starts(series.values())),
         culprits=_culprits(view.culprits),
+        completions=tuple(best_and_worst(completion_rows(store.completions(run_id)), MOST_COMPLETIONS)),
         findings=view.findings,
         alerts=tuple(sorted(view.alerts, key=lambda alert: (alert.onset_step, alert.kind))),
         commands=tuple(sorted(view.commands, key=lambda command: command.created_at)),
@@ -509,6 +516,35 @@ def culprits_table(facts: Facts) -> Rows:
     return _table([CULPRIT_COLUMNS[name] for name in columns], rows, note=note if rows else "")
 
 
+def completions_table(facts: Facts) -> Rows:
+    """The best and the worst completions that were recorded, the best first."""
+    rows = [
+        (
+            step(row["step"]),
+            cell(row.get("reward")),
+            " ".join(f"{name} {number(given)}" for name, given in reward_parts(row).items()),
+            cell(row.get("length")),
+            ", ".join(flags(row)),
+            one_line(row.get("prompt", ""), MOST_TEXT),
+            _ends(str(row.get("completion", ""))),
+        )
+        for row in facts.completions
+    ]
+    note = "Of those that were recorded, by reward. Text is what the model wrote, shown as it is."
+    headers = (">step", ">reward", "by function", ">tokens", "odd", "prompt", "completion")
+    return _table(headers, rows, note=note if rows else "")
+
+
+MOST_TEXT = 120
+"""Characters of a prompt, and of the beginning and of the end of a completion."""
+
+
+def _ends(text: str) -> str:
+    """On one line, with its end: the answer stands there."""
+    whole = " ".join(text.split())
+    return whole if len(whole) <= 2 * MOST_TEXT else f"{whole[:MOST_TEXT]} … {whole[-MOST_TEXT:]}"
+
+
 def _quoted(row: Mapping[str, JSON], name: str) -> str:
     value = row.get(name)
     if name == "text" and value is not None:
@@ -526,6 +562,7 @@ def config_table(facts: Facts) -> Rows:
 
 TABLES: Mapping[str, Callable[[Facts], Rows]] = {
     "Tokens that did it": culprits_table,
+    "Best and worst completions": completions_table,
     "Findings": findings_table,
     "Alerts": alerts_table,
     "Commands": commands_table,

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlwatch.tensors.masked import indicator, widen
+from rlwatch.tensors.masked import indicator, keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Share, Stats, nonfinite_stats
 from rlwatch.tensors.spread import Quantile
 from rlwatch.tensors.tokens import TokenBatch
@@ -46,6 +46,12 @@ def k3(x: Tensor) -> Tensor:
     # is off by 6e-12. The clamp touches x = -inf only (a token the policy itself finds impossible), where inf + -inf is
     # NaN.
     return torch.expm1(-x) + x.clamp(min=_FINITE)
+
+
+def of_responses(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
+    """Mean k3 of the tokens of each response, nats a token, (B,); all (B, T). 0 for a response without tokens."""
+    on = mask.bool()
+    return keep(k3(widen(logp) - widen(ref_logp)), on, 0.0).sum(-1) / on.sum(-1).clamp(min=1)
 
 
 def weighted_k3(estimate: Tensor, log_ratio: Tensor) -> Tensor:

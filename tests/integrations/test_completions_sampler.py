@@ -3,12 +3,13 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
-from rlwatch.integrations.completions import CUT, CompletionSampler, KeepCompletions, choose
+from rlwatch.integrations.completions import CUT, CompletionSampler, KeepCompletions, choose, prompt_id
 
 
 def _texts(n):
@@ -78,7 +79,7 @@ def test_a_column_of_another_length_is_left_out():
     """Nothing tells which completion its values belong to."""
     batch = CompletionSampler(KeepCompletions()).sample(1, *_texts(3), {"reward": [1.0, 2.0]})
 
-    assert list(batch.columns) == ["prompt", "completion"]
+    assert "reward" not in batch.columns
 
 
 def test_an_empty_generation_gives_nothing():
@@ -89,14 +90,73 @@ def test_an_empty_generation_gives_nothing():
     assert sampler.due(1)
 
 
-def test_a_spent_budget_ends_it_with_one_warning(caplog):
+def test_a_budget_is_never_exceeded_and_what_it_costs_is_counted(caplog):
     """A week of text must not fill a disk."""
     sampler = CompletionSampler(KeepCompletions(every=1, budget_mb=0.00001))
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        sampler.sample(1, ["prompt"], ["completion"], {})
+        assert sampler.sample(1, ["prompt"], ["completion"], {}) is None
 
     assert not sampler.due(2)
-    assert "0.00001 MB" in caplog.text or "1e-05 MB" in caplog.text
+    assert "1e-05 MB" in caplog.text
+    assert sampler.left_out == 1
+
+
+def test_a_budget_reaches_to_the_end_of_a_long_run():
+    """The interval grows fourfold whenever half of what was left is spent: the crash comes at the end."""
+    sampler = CompletionSampler(KeepCompletions(every=1, rows=1, budget_mb=0.01))
+    kept = [
+        step
+        for step in range(4000)
+        if sampler.wants(step, list) and sampler.sample(step, [""], ["x" * 100], {}) is not None
+    ]
+
+    assert kept[:3] == [0, 1, 2]
+    assert kept[-1] > 2000
+    assert sum(100 for _ in kept) <= 10_000
+    assert sampler.left_out == 4000 - len(kept)
+
+
+def test_a_prompt_that_comes_back_is_kept_again():
+    """Also between two samples: its answers are to be compared. Its best and its worst of then."""
+    sampler = CompletionSampler(KeepCompletions(every=10, rows=4))
+    sampler.sample(1, ["a"], ["1"], {"reward": [0.0]})
+    prompts = ["b", "a", "b", "a", "a"]
+    names = [prompt_id(prompt) for prompt in prompts]
+
+    assert not sampler.wants(4, lambda: names)
+    assert not sampler.wants(10, lambda: [prompt_id("b")])
+    sampler.sample(11, ["c"], ["3"], {"reward": [0.0]})
+    assert sampler.wants(17, lambda: names)
+    batch = sampler.sample(17, prompts, list("12345"), {"reward": [9.0, 0.5, 9.0, 0.1, 0.7]})
+
+    assert batch.columns["prompt"] == ["a", "a"]
+    assert batch.columns["completion"] == ["4", "5"]
+    assert batch.columns["prompt_id"] == [prompt_id("a")] * 2
+    assert not sampler.wants(18, lambda: names)
+
+
+def test_what_is_known_of_a_completion_goes_with_it():
+    """Asked for only of those that are kept; a loop is told from prose, with ids and without."""
+    asked = []
+
+    def kl(rows):
+        asked.extend(rows)
+        return [math.nan for _ in rows]
+
+    sampler = CompletionSampler(KeepCompletions(rows=2, max_chars=40))
+    texts = ["the cat sat on a mat", "no no " * 40, "x", "y"]
+    batch = sampler.sample(3, ["p"] * 4, texts, {"reward": [0, 1, 0, 0], "kl": kl, "reward/math": [0.0, 1.0, 0.0, 0.0]})
+
+    assert asked == [0, 1]
+    assert batch.columns["reward"].dtype == "float64"
+    assert np.isnan(batch.columns["kl"]).all()
+    assert batch.columns["reward/math"].tolist() == [0.0, 1.0]
+    assert batch.columns["chars"].tolist() == [len(texts[0]), len(texts[1])]
+    assert batch.columns["generated"].tolist() == [4, 4]
+    assert batch.columns["repetition"][0] == 0.0
+    assert batch.columns["repetition"][1] > 0.9
+    by_ids = sampler.sample(99, ["p"], ["!!"], {}, ids=lambda _: [0] * 50)
+    assert by_ids.columns["repetition"][0] > 0.9
 
 
 def test_a_lone_surrogate_does_not_raise():

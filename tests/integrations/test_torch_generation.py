@@ -241,6 +241,33 @@ def test_some_completions_are_kept_with_what_is_known_of_them():
     assert batch.columns["reward"].tolist() == [1.0, 0.0]
     assert batch.columns["length"].tolist() == [1, 1]
     assert batch.columns["task"] == ["a", "b"]
+    assert batch.columns["group"].tolist() == [0, 0]
+
+
+def test_rewards_by_function_advantages_and_kl_are_kept_beside_a_completion():
+    """As the loop passes them; what lies on no CPU or has another length is left out, alone."""
+    run = FakeRun()
+    watcher = rlwatch.Watcher(run=run, completions=True)
+    watcher.rollouts(
+        rewards=REWARDS,
+        advantages=torch.tensor([1.0, -1.0, math.nan, 0.0]),
+        kl=[0.1, 0.2, math.inf, 0.0],
+        reward_parts={"math": [1, 0, None, 1], "format": torch.ones(4), "short": [1.0]},
+        prompt_index=[7, 7, 8, 8],
+        groups=["x", "x", "y", "y"],
+        completions=TEXTS["completions"],
+    )
+    columns = texts_of(run).columns
+
+    assert columns["advantage"].tolist()[:2] == [1.0, -1.0]
+    assert math.isnan(columns["advantage"][2])
+    assert columns["kl"].tolist()[2] == math.inf
+    assert columns["reward/math"].tolist()[:2] == [1.0, 0.0]
+    assert math.isnan(columns["reward/math"][2])
+    assert columns["reward/format"].tolist() == [1.0] * 4
+    assert "reward/short" not in columns
+    assert columns["prompt_id"] == ["row 7", "row 7", "row 8", "row 8"]
+    assert columns["group"].tolist() == [0, 0, 1, 1]
 
 
 def test_completions_without_prompts_or_rewards_are_kept_too():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_trl import FakeRun, GRPOTrainer, digits, make_trainer
 
-from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.completions import KeepCompletions, prompt_id, repetition
 from rlwatch.integrations.trl import watch
 from rlwatch.integrations.trl.attach import RolloutStepCallback
 from rlwatch.integrations.trl.batch import as_text, tasks_of, total_rewards
@@ -87,7 +87,23 @@ def test_completions_are_kept_with_their_rewards_and_advantages(watched):
             same = [i for i, text in enumerate(texts) if text == texts[at]]
             assert batch.columns["reward"][row] == pytest.approx(rewards[at, 0].item())
             assert batch.columns["length"][row] in {len(ids[i]) for i in same}
-        assert set(batch.columns) == {"prompt", "completion", "reward", "advantage", "length", "task"}
+            assert batch.columns["repetition"][row] == pytest.approx(repetition(ids[at]))
+            assert batch.columns["prompt_id"][row] == prompt_id(batch.columns["prompt"][row])
+        assert np.array_equal(batch.columns["reward"], batch.columns[f"reward/{trainer.reward_func_names[0]}"])
+        assert set(batch.columns) == {
+            "prompt", "completion", "prompt_id", "chars", "generated", "repetition", "reward", "advantage", "length",
+            "group", "task", f"reward/{trainer.reward_func_names[0]}",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "more"), [("grpo", {"num_iterations": 2}), ("rloo", {})])
+def test_the_kl_of_a_completion_is_kept_where_there_is_a_reference(watched, kind, more):
+    """In nats a token; the reference is the policy itself at the first step."""
+    _, run = watched(kind=kind, beta=0.1, max_steps=3, watching={"completions": KeepCompletions(every=1)}, **more)
+
+    first, last = run.completions[0], run.completions[-1]
+    assert first.columns["kl"] == pytest.approx(np.zeros(len(first)), abs=1e-6)
+    assert np.isfinite(last.columns["kl"]).all()
 
 
 def test_a_reward_function_that_judges_only_some_rows_leaves_the_others_out(watched):

@@ -1,5 +1,6 @@
 """What verl's policies say, kept as text and measured; here without verl."""
 
+import math
 import threading
 
 import pytest
@@ -93,7 +94,7 @@ def test_the_best_and_the_worst_with_what_is_known_of_them():
     texts.offer(run, 1, batch(), Reading())
     (kept,) = run.kept
 
-    assert texts.fields == ("prompts",)
+    assert texts.fields == ("prompts", "extra_fields")
     assert kept.columns["prompt"] == ["a", "bb"]
     assert kept.columns["completion"] == ["hi", "none"]
     assert kept.columns["reward"].tolist() == [0.0, 0.75]
@@ -132,7 +133,33 @@ def test_what_is_not_known_is_no_column():
 
     texts.offer(run, 1, given, Reading())
 
-    assert set(run.kept[0].columns) == {"prompt", "completion", "length"}
+    assert not {"reward", "advantage", "kl", "group", "task"} & set(run.kept[0].columns)
+
+
+def test_advantage_kl_and_what_reward_functions_told_are_kept():
+    """Of whole responses: means over their tokens; None is no number, and words are no reward."""
+    run, texts = Run(), texts_of(KeepCompletions(), Level.TOKENS)
+    lengths = [2, 2, 3, 4]
+    told = [
+        {"reward_extra_info": {"acc": i % 2 == 1, "format": None if i == 2 else 0.5, "pred": "x"}} for i in range(4)
+    ]
+    given = batch(
+        extra_fields=told,
+        advantages=jagged(*([i - 1.5] * n for i, n in enumerate(lengths))),
+        old_log_probs=jagged(*([-1.0] * n for n in lengths)),
+        ref_log_prob=jagged(*([-1.0 - i] * n for i, n in enumerate(lengths))),
+    )
+
+    texts.offer(run, 1, given, Reading())
+    columns = run.kept[0].columns
+
+    assert columns["advantage"].tolist() == [-1.5, -0.5, 0.5, 1.5]
+    assert columns["kl"] == pytest.approx([math.exp(-i) - 1 + i for i in range(4)])
+    assert columns["reward/acc"].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert columns["reward/format"][1] == 0.5
+    assert math.isnan(columns["reward/format"][2])
+    assert "reward/pred" not in columns
+    assert columns["prompt_id"][0] == columns["prompt_id"][1] != columns["prompt_id"][2]
 
 
 def test_text_is_measured_on_a_thread_of_its_own():

@@ -442,6 +442,9 @@ class Watcher(Steering):
         prompts: Sequence[str] | None = None,
         completions: Sequence[str] | None = None,
         prompt_index: Any = None,
+        reward_parts: Mapping[str, Any] | None = None,
+        advantages: Any = None,
+        kl: Any = None,
     ) -> None:
         """Look at one generation of B responses, before the steps that train on it; its numbers are of the next step.
 
@@ -470,11 +473,14 @@ class Watcher(Steering):
             Iterations a response was carried over.
         prompt_index
             Row of the dataset that each prompt is, so that culprits of a spike tell it.
+        reward_parts, advantages, kl
+            What each reward function gave (its name -> one entry for each response), the advantage, and the KL to the
+            reference in nats a token: kept beside a completion, as far as they lie on the CPU.
         prompts, completions
             Texts. A few are measured on a thread of their own; they are kept only if :class:`Watcher` was asked to.
         """
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
-        self._given(**inputs)
+        self._given(**(inputs | {"advantages": None}))  # those of the loss are asked for, by micro-batch
         self._look("rollouts", self.collector.rollouts, inputs)
 
     def observe(

@@ -18,7 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.completions import CompletionSampler, KeepCompletions, SampledText, spread
+from rlwatch.integrations.completions import (
+    PART,
+    CompletionSampler,
+    KeepCompletions,
+    Lazy,
+    SampledText,
+    Values,
+    prompt_id,
+    spread,
+)
 from rlwatch.records import CompletionBatch
 from rlwatch.seam import asked, described, raised_by
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
@@ -320,7 +329,10 @@ def _column(name: str, value: Any) -> Any:
 
 # A few completions of a generation: measured on a thread of their own, and kept as text where that is wanted.
 
-COLUMNS = {"rewards": "reward", "lengths": "length", "groups": "group", "tasks": "task"}
+COLUMNS = {
+    "rewards": "reward", "advantages": "advantage", "kl": "kl", "lengths": "length", "tasks": "task",
+    "prompt_index": "prompt_index",
+}  # fmt: skip
 """Inputs that are kept beside the text, and what they are called there."""
 
 
@@ -339,6 +351,7 @@ class Samples(SampledText):
         self._offer(
             self._run,
             step,
+            lambda: _prompt_ids(inputs),
             lambda sampler: _to_keep(sampler, step, texts, inputs) if texts else None,
             lambda: _to_measure(texts, inputs),
         )
@@ -348,8 +361,39 @@ def _to_keep(
     sampler: CompletionSampler, step: int, texts: Sequence[Any], inputs: Mapping[str, Any]
 ) -> CompletionBatch | None:
     prompts = _listed(inputs.get("prompts")) or [""] * len(texts)
-    columns = {column: values for name, column in COLUMNS.items() if (values := _listed(inputs.get(name)))}
-    return sampler.sample(step, prompts, texts, columns)
+    columns: dict[str, Values | Lazy] = {
+        column: values for name, column in COLUMNS.items() if (values := _listed(inputs.get(name)))
+    }
+    columns |= _reward_parts(inputs.get("reward_parts"))
+    groups = _numbered(inputs.get("groups"), len(texts))
+    if groups:
+        columns["group"] = groups
+    ids, mask = inputs.get("ids"), inputs.get("mask")
+    return sampler.sample(
+        step, prompts, texts, columns, ids=lambda i: _ids_of(ids, mask, i), prompt_ids=_prompt_ids(inputs)
+    )
+
+
+def _reward_parts(given: Any) -> dict[str, list[Any]]:
+    """Columns of the reward functions; one that is on a device is left out."""
+    parts = given if isinstance(given, Mapping) else {}
+    return {f"{PART}{name}": values for name, column in parts.items() if (values := _listed(column))}
+
+
+def _numbered(groups: Any, rows: int) -> list[int]:
+    """Prompt groups numbered from 0 in the order in which they come."""
+    if isinstance(groups, Integral):
+        return [i // max(1, int(groups)) for i in range(rows)]
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(group, len(numbers)) for group in _listed(groups) or []]
+
+
+def _prompt_ids(inputs: Mapping[str, Any]) -> list[str]:
+    """Names of the prompts, by their text or else by their rows in the dataset."""
+    prompts = _listed(inputs.get("prompts"))
+    if prompts:
+        return [prompt_id(str(prompt)) for prompt in prompts]
+    return [f"row {index}" for index in _listed(inputs.get("prompt_index")) or []]
 
 
 def _to_measure(texts: Sequence[str] | None, inputs: Mapping[str, Any]) -> list[Sample]:

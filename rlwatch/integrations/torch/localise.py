@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
@@ -131,6 +132,13 @@ class Origin:
         given = {ours: self._generation.get(name) for name, ours in COLUMNS.items()}
         found = {name: _counted(values) for name, values in given.items() if values is not None}
         columns: dict[str, list[Any]] = {name: list(values) for name, values in found.items() if values is not None}
+        parts = self._generation.get("reward_parts")
+        told = {str(name): _counted(values) for name, values in (parts if isinstance(parts, Mapping) else {}).items()}
+        if told:
+            columns["reward_parts"] = [
+                json.dumps({name: values[i] for name, values in told.items() if values is not None and i < len(values)})
+                for i in range(self._count)
+            ]
         columns["rollout"] = [self._first + i for i in range(self._count)]
         groups = self._generation.get("groups")
         names = (

@@ -159,6 +159,8 @@ TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
 UNREAD = (*TEXTS, "prompt_index", "responses")
 """Inputs that no statistic is made of."""
+BESIDE_TEXT = (*UNREAD, "reward_parts", "advantages", "kl")
+"""The same of a generation: they are kept beside its text."""
 Refused = Mapping[str, str]
 """Input that was left out -> why."""
 
@@ -198,7 +200,7 @@ class Collector:
         """Measure a generation."""
         self._begin()
         self.steps.seam.attempt("responses of a generation", self._loss_passes.origin.generated, inputs)
-        batch = self.generation.read({name: value for name, value in inputs.items() if name not in UNREAD})
+        batch = self.generation.read({name: value for name, value in inputs.items() if name not in BESIDE_TEXT})
         if batch is not None:
             self.steps.tally.add_stats(observe_responses(batch))
         self.steps.seam.attempt("completions", self.samples.offer, self.steps.last + 1, inputs)

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.completions import CompletionSampler, SampledText, spread
+from rlwatch.integrations.completions import (
+    PART,
+    CompletionSampler,
+    Lazy,
+    SampledText,
+    Values,
+    prompt_id,
+    spread,
+)
 from rlwatch.integrations.transformers.compat import source_of
 from rlwatch.records import CompletionBatch
 from rlwatch.tensors import kl
@@ -172,6 +180,17 @@ class Passes:
         """Forget what was kept."""
         self._logps.clear()
 
+    def with_reference(self, outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """(B, T) log-probs of the policy that sampled ``outputs`` and of the reference, and the mask of both.
+
+        None where there is no reference, or where the policy's are computed in the loss only (GRPO on-policy).
+        """
+        policy, ref = (outputs.get(f"{name}_per_token_logps") for name in ("old", "ref"))
+        if "old_logps" in outputs and len(self._logps) > 1:
+            policy, ref = self._logps[:2]
+        policy = outputs.get("sampling_per_token_logps") if policy is None else policy
+        return None if policy is None or ref is None else (policy, ref, _sampled(outputs))
+
     def take(self, outputs: Mapping[str, Any]) -> Stats:
         """Statistics of the RLOO generation ``outputs`` came from: KL to the reference, of the policy that sampled."""
         passes, self._logps = self._logps, []
@@ -299,26 +318,44 @@ def end_ids(trainer: Any) -> frozenset[int]:
     return frozenset(int(token) for token in ends if token is not None)
 
 
-def completion_batch(sampler: CompletionSampler, trainer: Any, scored: Scored, step: int) -> CompletionBatch | None:
-    """Some completions of the generation ``step`` trains on, with what TRL has copied of them to the CPU."""
-    columns: dict[str, Sequence[float] | Sequence[str]] = {
+def completion_batch(
+    sampler: CompletionSampler, trainer: Any, scored: Scored, step: int, logps: tuple[Tensor, Tensor, Tensor] | None
+) -> CompletionBatch | None:
+    """Some completions of the generation ``step`` trains on, with what TRL has copied of them to the CPU.
+
+    ``logps`` (B, T) of the policy that sampled and of the reference, and their mask, where TRL computed both: of those
+    kept the KL is fetched, from a device that TRL has just waited for.
+    """
+    size = max(1, int(getattr(trainer, "num_generations", 1)))
+    first = int(trainer.accelerator.process_index) * len(scored.completions)
+    columns: dict[str, Values | Lazy] = {
         "reward": _logged_rewards(trainer, scored),
+        **{f"{PART}{name}": values for name, values in _logged_parts(trainer, scored).items()},
         "advantage": _mine(trainer, scored, trainer._logs["advantages"]),  # noqa: SLF001
         "length": scored.lengths,
+        "group": [(first + i) // size for i in range(len(scored.completions))],
     }
     tasks = tasks_of(scored.rows)
     if tasks is not None:
         columns["task"] = ["" if task is None else str(task) for task in tasks]
+    if logps is not None:
+        columns["kl"] = lambda rows: kl.of_responses(*(part[list(rows)] for part in logps)).tolist()
     texts = [as_text(one) for one in scored.completions]
-    return sampler.sample(step, [as_text(one) for one in scored.prompts], texts, columns)
+    prompts = [as_text(one) for one in scored.prompts]
+    return sampler.sample(step, prompts, texts, columns, ids=lambda i: scored.ids[i])
 
 
 def _logged_rewards(trainer: Any, scored: Scored) -> list[float]:
     """Weighted sums of what TRL logs of each function: NaN where none gave a reward."""
-    logged = trainer._logs["rewards"]  # noqa: SLF001
     weights = trainer.reward_weights.tolist()  # lies on the CPU
-    functions = [_mine(trainer, scored, logged[name]) for name in trainer.reward_func_names]
+    functions = _logged_parts(trainer, scored).values()
     return [_weighted(given, weights) for given in zip(*functions, strict=True)]
+
+
+def _logged_parts(trainer: Any, scored: Scored) -> dict[str, list[float]]:
+    """Reward function -> what it gave, unweighted."""
+    logged = trainer._logs["rewards"]  # noqa: SLF001
+    return {name: _mine(trainer, scored, logged[name]) for name in trainer.reward_func_names}
 
 
 def _weighted(given: Sequence[float], weights: Sequence[float]) -> float:
@@ -367,12 +404,13 @@ def _sampled(outputs: Mapping[str, Any]) -> Tensor:
 class Sampled(SampledText):
     """The text of a TRL trainer's generations."""
 
-    def offer(self, run: Run, trainer: Any, scored: Scored) -> None:
-        """A generation of the step that is under way."""
+    def offer(self, run: Run, trainer: Any, scored: Scored, logps: tuple[Tensor, Tensor, Tensor] | None = None) -> None:
+        """A generation of the step that is under way; ``logps`` as for :func:`completion_batch`."""
         step = int(trainer.state.global_step) + 1
         self._offer(
             run,
             step,
-            lambda sampler: completion_batch(sampler, trainer, scored, step),
+            lambda: [prompt_id(as_text(one)) for one in scored.prompts],
+            lambda sampler: completion_batch(sampler, trainer, scored, step, logps),
             lambda: samples_of(scored),
         )

@@ -136,7 +136,8 @@ class Taps(TrainerTaps):
             self._localising.generated(result, self._generations.rewards(scored), scored)
         self.tally.add_stats(stats)
         with torch.no_grad():
+            logps = self._passes.with_reference(result)
             self.tally.add_stats(self._passes.take(result))
         run = self._seam.run
         if scored is not None and run is not None:
-            self.sampled.offer(run, self.trainer, scored)
+            self.sampled.offer(run, self.trainer, scored, logps)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import nan
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,8 +35,8 @@ TOKEN_FIELDS = (
 )
 """Per token, jagged over responses; ``loss_mask`` is the mask before verl rejected anything."""
 RESPONSE_FIELDS = ("uid", "data_source")
-PROMPTS = "prompts"
-"""Read only where completions are kept as text."""
+PROMPTS, EXTRA = "prompts", "extra_fields"
+"""Read only where completions are kept as text; in the second is what each reward function gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class StepBatch:
     named: dict[str, list[Any]]
     staleness: Tensor | None
     prompts: tuple[Tensor, ...] = ()
+    extra: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any, step: int) -> StepBatch:
@@ -88,13 +91,34 @@ class StepBatch:
         stale = None if None in versions else torch.tensor([step - 1 - version for version in versions])
         asked = data[PROMPTS].unbind() if PROMPTS in present else ()
         prompts = tuple(asked[i].clone() for i in rows if asked)
-        return cls(tokens, lengths, tuple(keys[i] for i in rows), named, stale, prompts)
+        beside = _listed(data[EXTRA]) if EXTRA in present else []
+        extra = tuple(getattr(beside[i], "data", beside[i]) for i in rows if beside)
+        return cls(tokens, lengths, tuple(keys[i] for i in rows), named, stale, prompts, extra)
 
     @property
     def responses(self) -> list[Tensor]:
         """The ids of each response, without padding."""
         rows = zip(self.tokens["responses"], self.lengths.tolist(), strict=True)
         return [ids[:length] for ids, length in rows]
+
+    @property
+    def rewards(self) -> Tensor | None:
+        """(B,) the score of each response."""
+        scores = self.tokens.get("rm_scores")
+        return None if scores is None else _within(scores, self.lengths).sum(-1)
+
+    @property
+    def reward_parts(self) -> dict[str, list[float]]:
+        """Name -> what a reward function told of each response, as far as it is a number; NaN where it told nothing."""
+        told = [one.get("reward_extra_info") if isinstance(one, Mapping) else None for one in self.extra]
+        known = [one if isinstance(one, Mapping) else {} for one in told]
+        names = dict.fromkeys(name for one in known for name in one)
+        columns = {str(name): [one.get(name) for one in known] for name in names}
+        return {
+            name: [nan if value is None else float(value) for value in values]
+            for name, values in columns.items()
+            if all(value is None or isinstance(value, int | float | np.number | np.bool_) for value in values)
+        }
 
     def token_batch(self, reading: Reading) -> TokenBatch | None:
         """The per-token view; None where the trainer's own log-probs are not known."""
@@ -119,7 +143,7 @@ class StepBatch:
         scores, final = self.tokens.get("rm_scores"), finals(self.keys)
         mask = self.tokens.get("response_mask")
         return ResponseBatch.of(
-            rewards=None if scores is None else _within(scores, self.lengths).sum(-1),
+            rewards=self.rewards,
             scored=None if scores is None else torch.tensor(final),
             groups=self.named.get("uid"),
             lengths=self.lengths,

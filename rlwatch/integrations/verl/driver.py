@@ -13,11 +13,19 @@ from torch import Tensor
 
 from rlwatch.integrations.checkpoints import KeptSettings
 from rlwatch.integrations.commands import Controller, OnMetrics, SetKLCoef
-from rlwatch.integrations.completions import CompletionSampler, SampledText, spread
+from rlwatch.integrations.completions import (
+    PART,
+    CompletionSampler,
+    Lazy,
+    SampledText,
+    Values,
+    prompt_id,
+    spread,
+)
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import decoded_batches
 from rlwatch.integrations.step_tally import Decode, StepTally, StepThread, merge_workers
-from rlwatch.integrations.verl.batch import PROMPTS, RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch, pieces
+from rlwatch.integrations.verl.batch import EXTRA, PROMPTS, RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch, pieces
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
 from rlwatch.integrations.verl.compat import in_words
@@ -26,6 +34,8 @@ from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.records import LOCALISED, CompletionBatch
 from rlwatch.seam import Contained, Seam
+from rlwatch.tensors import kl
+from rlwatch.tensors.masked import keep
 from rlwatch.tensors.responses import observe_responses
 from rlwatch.text import Sample
 
@@ -274,7 +284,7 @@ class Texts(SampledText):
     def __init__(self, settings: Settings, tokenizer: Any) -> None:
         measure = settings.level.includes(Level.FULL)
         super().__init__(settings.completions, measure=measure, tokenizer=tokenizer)
-        self.fields = () if settings.completions is None else (PROMPTS,)
+        self.fields = () if settings.completions is None else (PROMPTS, EXTRA)
         self._tokenizer = copy.deepcopy(tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -285,10 +295,14 @@ class Texts(SampledText):
         """The generation of ``step``."""
 
         def kept(sampler: CompletionSampler) -> CompletionBatch | None:
-            prompts, completions = Decoded(batch.prompts, self.decode), Decoded(batch.responses, self.decode)
-            return sampler.sample(step, prompts, completions, _columns(batch, reading))
+            responses = batch.responses
+            prompts, completions = Decoded(batch.prompts, self.decode), Decoded(responses, self.decode)
+            ids, columns = _prompt_ids(batch), _columns(batch, reading)
+            return sampler.sample(
+                step, prompts, completions, columns, ids=lambda i: responses[i].tolist(), prompt_ids=ids
+            )
 
-        self._offer(run, step, kept, lambda: self._samples(batch))
+        self._offer(run, step, lambda: _prompt_ids(batch), kept, lambda: self._samples(batch))
 
     def _samples(self, batch: StepBatch) -> list[Sample]:
         """Evenly spread. Where a tool answered in between, ids are no single text of the policy: only its text is."""
@@ -322,15 +336,33 @@ class Decoded(Sequence[str]):
         return self._decode(self._rows[row].tolist())
 
 
-def _columns(batch: StepBatch, reading: Reading) -> Mapping[str, Sequence[float] | Sequence[str]]:
+def _prompt_ids(batch: StepBatch) -> list[str]:
+    """Names of the prompts, by their token ids: few are decoded."""
+    return [prompt_id(ids.numpy().tobytes()) for ids in batch.prompts]
+
+
+def _columns(batch: StepBatch, reading: Reading) -> Mapping[str, Values | Lazy]:
     """Columns kept beside the text."""
-    rewards = batch.response_batch(reading).rewards
-    columns: dict[str, Sequence[float] | Sequence[str]] = {"length": batch.lengths.tolist()}
-    if rewards is not None:
-        columns["reward"] = rewards.tolist()
+    columns: dict[str, Values | Lazy] = {"length": batch.lengths.tolist()}
+    if batch.rewards is not None:
+        columns["reward"] = batch.rewards.tolist()
+    columns |= {f"{PART}{name}": values for name, values in batch.reward_parts.items()}
     if "uid" in batch.named:
         numbers: dict[Any, int] = {}
         columns["group"] = [numbers.setdefault(uid, len(numbers)) for uid in batch.named["uid"]]
     if "data_source" in batch.named:
         columns["task"] = [str(task) for task in batch.named["data_source"]]
+    tokens = batch.token_batch(reading)
+    if tokens is not None and tokens.advantages is not None:
+        a, mask = tokens.advantages, tokens.mask
+        columns["advantage"] = lambda rows: _means(a[list(rows)], mask[list(rows)])
+    if tokens is not None and tokens.ref_logp is not None:
+        parts = (tokens.logp, tokens.ref_logp, tokens.mask)
+        columns["kl"] = lambda rows: kl.of_responses(*(part[list(rows)] for part in parts)).tolist()
     return columns
+
+
+def _means(x: Tensor, mask: Tensor) -> list[float]:
+    """Means (B,) of ``x`` (B, T) over the tokens of each response; 0 for one without."""
+    means: list[float] = (keep(x, mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)).tolist()
+    return means
