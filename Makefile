@@ -93,16 +93,18 @@ wheel: $(VENV)/.dev
 	$(BIN)/pip install --quiet --no-deps --target build/wheel/site build/wheel/*.whl
 	cd build/wheel && PYTHONPATH=site ../../$(BIN)/python -m rlwatch.cli ui --check
 
-# The browser tests drive Debian's chromium, one of them through Debian's nginx; without these they fail and say so.
+# The browser tests drive Debian's chromium, one of them through Debian's nginx, those of the store a PostgreSQL of their
+# own; without these they fail and say so. TEST_DB_URL names another PostgreSQL.
 browser:
 	@missing=""; \
 	command -v chromium >/dev/null || test -n "$$RLWATCH_CHROMIUM" || missing="chromium"; \
 	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$$missing nginx-light"; \
 	command -v openssl >/dev/null || missing="$$missing openssl"; \
+	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	test -z "$$missing" || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
-	  else echo "not installed:$$missing; browser tests will fail: install them (RLWATCH_CHROMIUM names another chromium)"; fi; }
+	  else echo "not installed:$$missing; tests that need them will fail: install them (RLWATCH_CHROMIUM names another chromium)"; fi; }
 
 # Which runs in trouble are found in time and at what price, beside simple rules and three packages of PyPI in environments
 # of their own; with ARGS="--cadence 2,5,10,20 --page docs/detection.md" all of that page and README's part of it.

@@ -10,6 +10,7 @@ from rlwatch import __version__
 from rlwatch.cli import (
     alerts,
     command,
+    database,
     demo,
     diff,
     doctor,
@@ -58,6 +59,8 @@ app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(rules.rules, name="rules")
 app.add_typer(forecast.group, name="forecast")
+app.add_typer(database.group, name="db")
+app.command("sync", epilog=database.SYNC_EPILOG)(database.sync)
 
 
 def _version(wanted: bool) -> None:

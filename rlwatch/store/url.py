@@ -4,6 +4,7 @@
 ``./rlwatch-runs``     a directory, one sub-directory per run (SQLite)
 ``sqlite:///a/path``   the same, always absolute; ``%20`` and the like are decoded
 ``memory://name``      this process only
+``postgresql://...``   a PostgreSQL database, :mod:`rlwatch.store.postgres`
 =====================  ==========================================================
 """
 
@@ -25,9 +26,9 @@ from rlwatch.trust import FILE_NAME, why_not_obeyed
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?(.*)", re.DOTALL)
 DOOR = "rlwatch.stores"
-OWN = ("sqlite", "memory")
+OWN = ("sqlite", "memory", "postgresql", "postgres")
 """Schemes that no plugin can have."""
-_FORMS = "a directory, sqlite:///absolute/path or memory://name"
+_FORMS = "a directory, sqlite:///absolute/path, postgresql://user@host/database or memory://name"
 
 
 def default_store_url() -> str:
@@ -66,7 +67,8 @@ def open_store(
     Parameters
     ----------
     url
-        A directory, ``sqlite:///absolute/path``, ``memory://name``, or what a plugin of that scheme takes.
+        A directory, ``sqlite:///absolute/path``, ``postgresql://user@host/database``, ``memory://name``, or what a
+        plugin of that scheme takes.
     control_timeout_s
         Seconds that commands, alerts and outbox wait for another process before ``StoreBusyError``; a trainer
         passes 0 and asks again later.
@@ -85,6 +87,13 @@ def open_store(
         from rlwatch.store.memory import MemoryStore
 
         return MemoryStore(rest, clock=clock)
+    if scheme in ("postgresql", "postgres") and slashes:
+        from rlwatch.store.postgres.address import known_driver
+
+        known_driver()
+        from rlwatch.store.postgres.store import PostgresStore
+
+        return PostgresStore(text, control_timeout_s=control_timeout_s, clock=clock)
     others = usable(DOOR, OWN) if slashes else {}
     if scheme in others:
         made = others[scheme]

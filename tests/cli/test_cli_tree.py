@@ -40,6 +40,8 @@ COMMANDS = (
     "rules",
     "report",
     "forecast",
+    "db",
+    "sync",
 )
 WITH_JSON = (
     "scan",

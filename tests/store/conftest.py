@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer, dropped, new_schema, sql
 from preloaded import Program
+
+from rlwatch.records import Silence
+from rlwatch.store.url import open_store
 
 _ROOT = Path(__file__).parents[2]
 _PRELUDE = """
@@ -90,3 +94,51 @@ def lock_away() -> Callable[[Path], None]:
             path.chmod(0o555 if path.is_dir() else 0o444)
 
     return away
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server of this worker's own, running; what stops it starts it again."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres_place(request) -> Callable[[str], str]:
+    """``postgres_place(schema)`` is the URL of a store there: in ``TEST_DB_URL`` where that is given."""
+    given = os.environ.get("TEST_DB_URL")
+    if given:
+        return lambda schema: f"{given}{'&' if '?' in given else '?'}schema={schema}"
+    return request.getfixturevalue("postgres_server").url
+
+
+@pytest.fixture
+def postgres_url(postgres_place, tmp_path: Path, monkeypatch) -> Iterator[str]:
+    """A new store, without tables. Journals lie in the test's directory."""
+    monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path / "local"))
+    schema = new_schema()
+    yield postgres_place(schema)
+    dropped(postgres_place(schema), schema)
+
+
+@pytest.fixture(scope="session")
+def _postgres_tables(postgres_place) -> Iterator[tuple[str, str]]:
+    schema = new_schema()
+    open_store(postgres_place(schema)).put_silence(Silence("s", "", "", 0.0, 0.0))  # makes the tables
+    yield schema, postgres_place(schema)
+    dropped(postgres_place(schema), schema)
+
+
+@pytest.fixture
+def emptied_postgres_url(_postgres_tables, tmp_path: Path, monkeypatch) -> str:
+    """A store whose tables are there and empty: making them anew takes longer than most tests."""
+    monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path / "local"))
+    schema, url = _postgres_tables
+    with sql(url) as db:
+        made = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)).fetchall()
+        db.execute(";".join(f"DELETE FROM {schema}.{table}" for (table,) in made if table != "schema_version"))
+    return url

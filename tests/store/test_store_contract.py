@@ -25,3 +25,11 @@ class TestSqliteStore(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return open_store(tmp_path / "runs with spaces % and ?")
+
+
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    def store(self, emptied_postgres_url: str):
+        store = open_store(emptied_postgres_url)
+        yield store
+        store.close()

@@ -50,11 +50,13 @@ def test_the_default_is_the_environments_or_here(monkeypatch, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "url",
-    ["postgresql://ann:secret@db/runs", "http://ann:secret@host", "s3://secret", "sqlit:///secret", "mysql:secret"],
+    ["clickhouse://ann:secret@db/runs", "http://ann:secret@host", "s3://secret", "sqlit:///secret", "mysql:secret"],
 )
 def test_an_unknown_scheme_names_those_there_are(url: str):
     """And never what follows: it may hold a password."""
-    with pytest.raises(StoreURLError, match=r"a directory, sqlite:///absolute/path or memory://name") as failure:
+    with pytest.raises(
+        StoreURLError, match=r"a directory, sqlite:///absolute/path, postgresql://user@host/database or memory://name"
+    ) as failure:
         open_store(url)
     assert url.split(":", maxsplit=1)[0] in str(failure.value)
     assert "secret" not in str(failure.value)

@@ -49,10 +49,14 @@ def _after(known: Curation, edit: RunEdit) -> Curation:
 
 def keep_edit(db: sqlite3.Connection, edit: RunEdit) -> None:
     """Add the edit."""
-    said = {name: getattr(edit, name) for name in _SAID}
-    body = {name: _text(value) for name, value in said.items() if value is not None and value != ()}
     with transaction(db):
-        db.execute("INSERT INTO edit VALUES (NULL, ?, ?, ?)", (plain(edit.by), edit.at, dumps(body)))
+        db.execute("INSERT INTO edit VALUES (NULL, ?, ?, ?)", (plain(edit.by), edit.at, edit_body(edit)))
+
+
+def edit_body(edit: RunEdit) -> str:
+    """JSON of what the edit says."""
+    said = {name: getattr(edit, name) for name in _SAID}
+    return dumps({name: _text(value) for name, value in said.items() if value is not None and value != ()})
 
 
 def _text(value: str | bool | tuple[str, ...]) -> str | bool | list[str]:
@@ -71,10 +75,11 @@ def read_edits(db: sqlite3.Connection, run_id: str) -> list[RunEdit]:
     """Edits in the order they came in; none in a file from before there were any."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'edit'").fetchone():
         return []
-    return [_edit(run_id, *row) for row in db.execute("SELECT edited_by, at, body FROM edit ORDER BY id")]
+    return [edit_of(run_id, *row) for row in db.execute("SELECT edited_by, at, body FROM edit ORDER BY id")]
 
 
-def _edit(run_id: str, by: str, at: float, body: str) -> RunEdit:
+def edit_of(run_id: str, by: str, at: float, body: str) -> RunEdit:
+    """The edit again."""
     said: dict[str, Any] = {name: value for name, value in loads(body).items() if name in _SAID}
     said |= {name: tuple(said.get(name, ())) for name in ("tagged", "untagged")}
     return RunEdit(run_id, by, at, **said)

@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import socket
-import sqlite3
 import weakref
 from functools import cache
 from pathlib import Path
@@ -35,7 +34,7 @@ def belongs_here(thing: ForkAware) -> None:
     _alive.add(thing)
 
 
-def keep_forever(db: sqlite3.Connection) -> None:
+def keep_forever(db: object) -> None:
     """Never close ``db``, not even when the interpreter ends.
 
     Closing an inherited connection rolls back what the parent is in the middle of writing, in the log's index

@@ -164,7 +164,7 @@ def read_spikes(
         (most, reason, step),
     )
     return [
-        SpikeBatch(at, _as_named_now(why, unpack_columns(blob)), why, _moment(ts), attempt, rank)
+        SpikeBatch(at, as_named_now(why, unpack_columns(blob)), why, _moment(ts), attempt, rank)
         for at, blob, why, ts, attempt, rank in rows
     ]
 
@@ -192,12 +192,12 @@ def read_top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSO
         (limit,),
     )
     return [
-        {"step": step, "attempt": attempt, "rank": rank, **_as_named_now(reason, loads(body))}
+        {"step": step, "attempt": attempt, "rank": rank, **as_named_now(reason, loads(body))}
         for step, attempt, rank, body, reason in rows
     ]
 
 
-def _as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
+def as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
     """The screen of far-out tokens was stored as ``contribution`` before contributions were."""
     if reason not in {FAR_OUT, NON_FINITE} or "contribution" not in columns:
         return columns

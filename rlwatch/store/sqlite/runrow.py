@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rlwatch.errors import StoreCorruptError
@@ -168,11 +168,19 @@ def keep_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint) -> None:
     row = (checkpoint.seq, checkpoint.attempt, checkpoint.step, checkpoint.made_by, checkpoint.body)
     db.execute("INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?)", row)
     seqs = [seq for (seq,) in db.execute("SELECT seq FROM checkpoint ORDER BY seq")]
-    while len(seqs) > CHECKPOINTS_KEPT:  # the one goes that leaves the smallest hole in proportion to its age
-        ages = [seqs[-1] - seq + 1 for seq in seqs]
-        inner = range(1, len(seqs) - 1)
+    for seq in outdated(seqs):
+        db.execute("DELETE FROM checkpoint WHERE seq = ?", (seq,))
+
+
+def outdated(seqs: Sequence[int]) -> list[int]:
+    """Of checkpoints at these ``seqs``, ascending, those that go, so that ``CHECKPOINTS_KEPT`` are left."""
+    kept, gone = list(seqs), []
+    while len(kept) > CHECKPOINTS_KEPT:  # the one goes that leaves the smallest hole in proportion to its age
+        ages = [kept[-1] - seq + 1 for seq in kept]
+        inner = range(1, len(kept) - 1)
         goes = min(inner, key=lambda k: ages[k - 1] / ages[k + 1])
-        db.execute("DELETE FROM checkpoint WHERE seq = ?", (seqs.pop(goes),))
+        gone.append(kept.pop(goes))
+    return gone
 
 
 def newest_checkpoint(db: sqlite3.Connection, made_by: str, fits: Callable[[int, int, int], bool]) -> Checkpoint | None:

@@ -70,7 +70,7 @@ class SharedStore(RunTables, NoCommands, NoCuration):
             "keep the store on a disk that is local to the trainer and to you"
         )
         self._clock = clock or SystemClock()
-        self.local_root = local_root or _node_directory(self.root)
+        self.local_root = local_root or node_directory(self.root)
         self._local = FileStore(self.local_root, control_timeout_s=timeout_s, clock=self._clock)
 
     def open_run(self, run: RunInfo) -> RunWriter:
@@ -166,15 +166,19 @@ class SharedStore(RunTables, NoCommands, NoCuration):
             )
 
 
-def _node_directory(root: Path) -> Path:
-    """A directory of this node and user for runs of the shared ``root``."""
+def local_base() -> Path:
+    """Directory of this node for what this user's trainers keep of places elsewhere."""
     chosen = os.environ.get("RLWATCH_LOCAL_DIR")
-    base = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"rlwatch-{os.getuid()}"
-    return base.absolute() / hashlib.sha256(str(root).encode()).hexdigest()[:12]
+    return (Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"rlwatch-{os.getuid()}").absolute()
 
 
-def _refuse_others(local_root: Path) -> None:
-    """Temporary directories are everybody's: what we write to must be ours, and on a local disk."""
+def node_directory(root: Path | str) -> Path:
+    """A directory of this node and user for runs of the shared ``root``, a directory or a URL."""
+    return local_base() / hashlib.sha256(str(root).encode()).hexdigest()[:12]
+
+
+def refuse_foreign(local_root: Path) -> None:
+    """Temporary directories are everybody's: what we write to must be ours."""
     layout.make_private(local_root.parent)
     layout.make_private(local_root)
     for directory in (local_root.parent, local_root):
@@ -182,6 +186,11 @@ def _refuse_others(local_root: Path) -> None:
             raise StoreError(
                 f"{directory} belongs to another user; set RLWATCH_LOCAL_DIR to a local directory of yours"
             )
+
+
+def _refuse_others(local_root: Path) -> None:
+    """Raise ``StoreError`` unless it is ours, and on a local disk."""
+    refuse_foreign(local_root)
     kind = network_file_system(local_root)
     if kind is not None:
         raise StoreError(

@@ -1,0 +1,103 @@
+"""Read the address of a store on PostgreSQL: what of it is libpq's, what is ours, and what may be shown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from urllib.parse import unquote
+
+from rlwatch.errors import MissingExtraError, StoreURLError
+
+SCHEMA = "rlwatch"
+"""Where in the database the tables are, unless the URL says ``schema=``."""
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_SECRET = ("password", "sslpassword")
+_DEFAULTS = {
+    "connect_timeout": "5",
+    "application_name": "rlwatch",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One schema of one database.
+
+    ``settings``: libpq's, by name, a password too where the URL has one; what it does not say, libpq takes from its
+    own environment variables and files. ``url``: the same without a password.
+    """
+
+    url: str
+    schema: str
+    settings: dict[str, str] = field(repr=False)
+
+    @property
+    def where(self) -> str:
+        """The database, as errors name it."""
+        said = self.settings
+        host, port = said.get("host") or said.get("hostaddr") or "", said.get("port")
+        service = f"service {said['service']}" if "service" in said else ""
+        place = f"{host}:{port}" if port else host
+        return f"database {said.get('dbname', '')!r} on {place or service or 'the default host'}"
+
+    def key(self, *names: str) -> int:
+        """A number of 64 bits for a lock of this schema, the same in every process."""
+        digest = sha256("/".join((self.schema, *names)).encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def read_address(url: str) -> Address:
+    """The address in ``url``. Raises ``StoreURLError``, which never repeats it: it may hold a password."""
+    schema, rest = _own(url)
+    if not _NAME.fullmatch(schema):
+        raise StoreURLError(
+            "schema= of a postgresql: store is up to 40 small letters, digits and '_', not starting with a digit"
+        )
+    settings = _settings(rest)
+    shown = _without_secrets(rest)
+    if schema != SCHEMA:
+        shown += f"{'&' if '?' in shown else '?'}schema={schema}"
+    return Address(shown, schema, _DEFAULTS | settings)
+
+
+def _own(url: str) -> tuple[str, str]:
+    """Our options, and the URL without them."""
+    head, _, query = url.partition("?")
+    parts = [part for part in query.split("&") if part]
+    ours = [part.partition("=")[2] for part in parts if part.startswith("schema=")]
+    rest = "&".join(part for part in parts if not part.startswith("schema="))
+    return (unquote(ours[-1]) if ours else SCHEMA), f"{head}?{rest}" if rest else head
+
+
+def known_driver() -> None:
+    """Raise ``MissingExtraError`` where psycopg, or its libpq, is not installed."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("psycopg", "postgres", "a store on PostgreSQL") from error
+
+
+def _settings(url: str) -> dict[str, str]:
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    except ProgrammingError:
+        raise StoreURLError(
+            "the postgresql: URL cannot be read; it looks like postgresql://user@host:5432/database?sslmode=verify-full"
+            ", with options of libpq only, and %40 and the like for other characters"
+        ) from None
+
+
+def _without_secrets(url: str) -> str:
+    head, _, query = url.partition("?")
+    scheme, _, rest = head.partition("://")
+    place, slash, database = rest.partition("/")
+    user, at, host = place.rpartition("@")
+    kept = "&".join(part for part in query.split("&") if part and part.partition("=")[0] not in _SECRET)
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{database}{'?' if kept else ''}{kept}"

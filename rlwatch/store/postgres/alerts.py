@@ -1,0 +1,384 @@
+"""Alerts, the outbox, acknowledgements and silences: ``AlertStore``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from psycopg import Rollback
+
+from rlwatch.clock import Clock
+from rlwatch.ports import Composer
+from rlwatch.records import (
+    Acknowledgement,
+    Alert,
+    AlertState,
+    Ledger,
+    OutboxMessage,
+    OutboxStatus,
+    Severity,
+    Silence,
+)
+from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.curating import edits_of
+from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.rows import plain
+from rlwatch.store.postgres.runrow import load
+from rlwatch.store.postgres.server import Server
+from rlwatch.store.sqlite.curating import curated
+from rlwatch.store.sqlite.ownership import is_gone, this_process
+from rlwatch.store.sqlite.rows import dumps, loads
+
+_ALERT = """alert_id, rule, kind, severity, state, onset_step, step, message, reason, detector, evidence, fired_at,
+    resolved_step, resolved_at"""
+_MESSAGE = """message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until, last_error,
+    created_at, sent_at"""
+_FREE_TRIES = 3
+"""Times a message is composed without holding the run's alerts; then they are held meanwhile."""
+Opened = AbstractContextManager[Connection]
+
+
+class Alerts(ABC):
+    """Alerts and messages, which several processes write, over hooks that open a transaction."""
+
+    _clock: Clock
+    server: Server
+    _control_timeout_s: float
+    url: str
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[Connection | None]:
+        """The tables as they are now; None where there are none yet."""
+
+    @abstractmethod
+    def snapshot(self, run_id: str) -> Opened:
+        """The same, of a run that exists. Raises ``RunNotFoundError``."""
+
+    @abstractmethod
+    def _changing(self, run_id: str) -> Opened:
+        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
+
+    def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
+        """Insert or update alerts, insert new messages; one transaction per run."""
+        runs = [alert.run_id for alert in alerts] + [message.run_id for message in messages]
+        for run_id in dict.fromkeys(runs):
+            with self._changing(run_id) as db:
+                _turn_page(db, run_id)
+                own = [alert for alert in alerts if alert.run_id == run_id]
+                new = [message for message in messages if message.run_id == run_id]
+                _insert(db, run_id, own, new, self._clock.now())
+
+    def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
+        """Store alerts and what is to be written about them.
+
+        Composed outside of a transaction, from what is stored and these alerts, and written only if nobody wrote
+        meanwhile; else composed again.
+        """
+        for _ in range(_FREE_TRIES):
+            with self.snapshot(run_id) as db:
+                page, whole = _page(db, run_id), _ledger(db, run_id)
+            made = _composed(compose, whole, alerts)
+            with self._changing(run_id) as db:
+                if _turn_page(db, run_id) != page + 1:
+                    raise Rollback
+                _insert(db, run_id, alerts, made, self._clock.now())
+                return made
+        with self._changing(run_id) as db:  # others write all the time: they wait this once
+            _turn_page(db, run_id)
+            made = _composed(compose, _ledger(db, run_id), alerts)
+            _insert(db, run_id, alerts, made, self._clock.now())
+        return made
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The run's alerts, messages and acknowledgements at one moment."""
+        with self.snapshot(run_id) as db:
+            return _ledger(db, run_id)
+
+    def alerts(self, run_id: str | None = None) -> list[Alert]:
+        """Alerts (of one run, or of all), newest first."""
+        with self._looking(run_id) as db:
+            return [] if db is None else _shown(db, run_id, _alerts(db, run_id))[::-1]
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
+        """Keep it, unless an earlier one covers it."""
+        a = acknowledgement
+        with self._changing(a.run_id) as db:
+            _turn_page(db, a.run_id)  # others wait
+            kept = [each for each in _acknowledgements(db, a.run_id) if each.alert_id == a.alert_id]
+            if kept and kept[0].severity.rank >= a.severity.rank:
+                return kept[0]
+            db.execute("DELETE FROM acknowledgement WHERE run_id = %s AND alert_id = %s", (a.run_id, a.alert_id))
+            db.execute(
+                "INSERT INTO acknowledgement (run_id, alert_id, acknowledged_by, why, at, severity) "
+                "VALUES (%s, %s, %s, %s, %s, %s)",
+                (a.run_id, a.alert_id, plain(a.by), plain(a.why), a.at, a.severity.value),
+            )
+        return a
+
+    def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
+        """Acknowledgements (of one run, or of all)."""
+        with self._looking(run_id) as db:
+            return [] if db is None else _shown(db, run_id, _acknowledgements(db, run_id))
+
+    def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
+        """All messages (of one run, or of all), oldest first."""
+        with self._looking(run_id) as db:
+            found = [] if db is None else _shown(db, run_id, _messages(db, run_id))
+        return sorted(found, key=attrgetter("created_at"))
+
+    def lease_messages(
+        self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
+    ) -> list[OutboxMessage]:
+        """Due pending messages nobody holds, oldest first, held until ``now + lease_s``; over all runs.
+
+        What a process of this machine held that is gone is free; so is what was last touched at a time to come.
+        """
+        asked: dict[str, Any] = {"now": float(now), "until": now + lease_s, "by": this_process(), "limit": limit}
+        asked["channels"] = None if channels is None else list(channels)
+        due = """status = 'pending' AND ((next_attempt_at <= %(now)s AND (lease_until <= %(now)s
+                 OR leased_by = ANY(%(gone)s))) OR touched_at > %(now)s + 1)
+                 AND (%(channels)s::text[] IS NULL OR channel = ANY(%(channels)s))"""
+        leased: list[OutboxMessage] = []
+        with self.server.connection() as db:
+            if limit < 1 or not self.server.is_made(db):
+                return []
+            held = "SELECT DISTINCT leased_by FROM outbox WHERE status = 'pending' AND lease_until > %s"
+            asked["gone"] = [by for (by,) in db.execute(held, (now,)).fetchall() if is_gone(by)]
+            waiting = db.execute(
+                f"SELECT run_id FROM outbox WHERE {due} GROUP BY 1 ORDER BY min(created_at), min(id) LIMIT %(limit)s",
+                asked,
+            ).fetchall()
+            for (run_id,) in waiting:
+                if asked["limit"] < 1:
+                    break
+                rows = db.execute(
+                    f"""WITH taken AS MATERIALIZED (SELECT id AS number FROM outbox WHERE run_id = %(run)s AND {due}
+                        ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
+                        UPDATE outbox SET lease_until = %(until)s, leased_by = %(by)s, touched_at = %(now)s FROM taken
+                        WHERE run_id = %(run)s AND id = number RETURNING id, run_id, {_MESSAGE}""",
+                    asked | {"run": run_id},
+                ).fetchall()
+                leased += [_message(row[1:]) for row in sorted(rows, key=lambda row: row[0])]
+                asked["limit"] -= len(rows)
+        return sorted(leased, key=attrgetter("created_at"))
+
+    def settle_message(self, message: OutboxMessage) -> None:
+        """Write the outcome of a delivery back, unless the message is over or in other hands by now."""
+        m = message
+        with self._changing(m.run_id) as db:
+            db.execute(
+                """UPDATE outbox SET status = %(status)s, attempts = %(attempts)s, next_attempt_at = %(next)s,
+                   last_error = %(error)s, sent_at = %(sent)s, lease_until = 0 WHERE run_id = %(run)s
+                   AND message_id = %(id)s AND status = 'pending'
+                   AND (%(status)s = 'sent' OR %(lease)s = 0 OR lease_until = %(lease)s)""",
+                {
+                    "status": m.status.value,
+                    "attempts": m.attempts,
+                    "next": m.next_attempt_at,
+                    "error": plain(m.last_error),
+                    "sent": m.sent_at,
+                    "run": m.run_id,
+                    "id": m.message_id,
+                    "lease": float(m.lease_until),
+                },
+            )
+
+    def retry_message(self, message: OutboxMessage) -> None:
+        """Make an unsent message due now. Tried before, so that it is tried again however old it is."""
+        with self._changing(message.run_id) as db:
+            db.execute(
+                "UPDATE outbox SET status = 'pending', next_attempt_at = 0, attempts = greatest(attempts, 1), "
+                "lease_until = CASE status WHEN 'dead' THEN 0 ELSE lease_until END "
+                "WHERE run_id = %s AND message_id = %s AND status <> 'sent'",
+                (message.run_id, message.message_id),
+            )
+
+    # Of the whole store
+
+    def put_silence(self, silence: Silence) -> None:
+        """Insert or replace by id."""
+        s = silence
+        texts = [plain(text) for text in (s.run, s.project, s.kind, s.rule)]
+        with self.server.writing() as db:
+            db.execute(
+                """INSERT INTO silence
+                   (silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels)
+                   VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (silence_id) DO UPDATE SET
+                   silenced_by = excluded.silenced_by, why = excluded.why, created_at = excluded.created_at,
+                   until = excluded.until, run = excluded.run, project = excluded.project, kind = excluded.kind,
+                   rule = excluded.rule, labels = excluded.labels""",
+                (s.silence_id, plain(s.by), plain(s.why), s.created_at, s.until, *texts, dumps(dict(s.labels))),
+            )
+
+    def silences(self) -> list[Silence]:
+        """All silences, oldest first."""
+        with self._reading() as db:
+            if db is None:
+                return []
+            rows = db.execute(
+                "SELECT silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels "
+                "FROM silence ORDER BY id"
+            )
+            return [
+                Silence(silence_id, by, why, created_at, until, run, project, kind, rule, loads(labels))
+                for silence_id, by, why, created_at, until, run, project, kind, rule, labels in rows
+            ]
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Held by one caller at a time, whichever process it is in; no transaction is open meanwhile."""
+        db = self.server.connect()
+        try:
+            with explained(self.server.address):
+                wait_ms = int(1000 * self._control_timeout_s)
+                db.execute("SELECT set_config('lock_timeout', %s, false)", (str(max(1, wait_ms)),))
+                db.execute("SELECT pg_advisory_lock(%s)", (self.server.address.key("exclusive"),))
+            yield
+            with explained(self.server.address):
+                db.execute("SELECT pg_advisory_unlock_all()")
+        finally:
+            db.close()
+
+    @contextmanager
+    def _looking(self, run_id: str | None) -> Iterator[Connection | None]:
+        with self._reading() if run_id is None else self.snapshot(run_id) as db:
+            yield db
+
+
+_Of = TypeVar("_Of", Alert, OutboxMessage, Acknowledgement)
+
+
+def _shown(db: Connection, run_id: str | None, found: list[_Of]) -> list[_Of]:
+    """Of all runs: what is not of one that is deleted."""
+    edits = {} if run_id is not None else edits_of(db, None)
+    erased = [of for of, said in edits.items() if any(edit.deleted for edit in said)]
+    if not erased:
+        return found
+    runs = [curated(run, edits[run.run_id]) for of in erased if (run := load(db, of)) is not None]
+    hidden = {run.run_id for run in runs if run.curation.deleted}
+    return [one for one in found if one.run_id not in hidden]
+
+
+# The book of a run's alerts: who writes turns its page, so that who composes sees that others wrote.
+
+
+def _page(db: Connection, run_id: str) -> int:
+    row = db.execute("SELECT revision FROM alert_book WHERE run_id = %s", (run_id,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _turn_page(db: Connection, run_id: str) -> int:
+    """The next page's number; other writers of the run's alerts wait until the transaction is over."""
+    row = db.execute(
+        "INSERT INTO alert_book (run_id, revision) VALUES (%s, 1) "
+        "ON CONFLICT (run_id) DO UPDATE SET revision = alert_book.revision + 1 RETURNING revision",
+        (run_id,),
+    ).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _composed(compose: Composer, whole: Ledger, alerts: Sequence[Alert]) -> list[OutboxMessage]:
+    """The new messages that ``compose`` makes of what is stored and these alerts."""
+    known = {alert.alert_id: alert for alert in whole.alerts} | {alert.alert_id: alert for alert in alerts}
+    said = {message.message_id for message in whole.messages}
+    composed = compose(Ledger(tuple(known.values()), whole.messages, whole.acknowledgements))
+    return list({message.message_id: message for message in composed if message.message_id not in said}.values())
+
+
+def _ledger(db: Connection, run_id: str) -> Ledger:
+    return Ledger(tuple(_alerts(db, run_id)), tuple(_messages(db, run_id)), tuple(_acknowledgements(db, run_id)))
+
+
+def _insert(
+    db: Connection, run_id: str, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float
+) -> None:
+    for alert in alerts:
+        db.execute(
+            f"""INSERT INTO alert (run_id, seen_at, {_ALERT}) VALUES (%s, %s{", %s" * 14})
+                ON CONFLICT (run_id, alert_id) DO UPDATE SET rule = excluded.rule, kind = excluded.kind,
+                severity = excluded.severity, state = excluded.state, onset_step = excluded.onset_step,
+                step = excluded.step, message = excluded.message, reason = excluded.reason,
+                detector = excluded.detector, evidence = excluded.evidence, fired_at = excluded.fired_at,
+                resolved_step = excluded.resolved_step, resolved_at = excluded.resolved_at""",
+            (run_id, now, *_alert_row(alert)),
+        )
+    for m in messages:
+        db.execute(
+            f"INSERT INTO outbox (run_id, {_MESSAGE}) VALUES (%s{', %s' * 11}) ON CONFLICT DO NOTHING",
+            (
+                run_id,
+                m.message_id,
+                m.alert_id,
+                plain(m.channel),
+                dumps(m.payload),
+                m.status.value,
+                m.attempts,
+                m.next_attempt_at,
+                m.lease_until,
+                plain(m.last_error),
+                m.created_at,
+                m.sent_at,
+            ),
+        )
+
+
+def _alert_row(alert: Alert) -> tuple[object, ...]:
+    a = alert
+    return (
+        a.alert_id,
+        plain(a.rule),
+        plain(a.kind),
+        a.severity.value,
+        a.state.value,
+        a.onset_step,
+        a.step,
+        plain(a.message),
+        plain(a.reason),
+        plain(a.detector),
+        dumps(a.evidence),
+        a.fired_at,
+        a.resolved_step,
+        a.resolved_at,
+    )
+
+
+def _alerts(db: Connection, run_id: str | None) -> list[Alert]:
+    """Newest last, in the order they were first stored."""
+    rows = db.execute(
+        f"SELECT run_id, {_ALERT} FROM alert WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY seen_at, id",
+        {"run": run_id},
+    )
+    return [_alert(row) for row in rows]
+
+
+def _alert(row: Row) -> Alert:
+    of, alert_id, rule, kind, severity, state, onset, step, message, reason, detector, evidence, *ends = row
+    judged = (Severity(severity), AlertState(state), onset, step)
+    return Alert(alert_id, of, rule, kind, *judged, message, reason, detector, loads(evidence), *ends)
+
+
+def _messages(db: Connection, run_id: str | None) -> list[OutboxMessage]:
+    rows = db.execute(
+        f"SELECT run_id, {_MESSAGE} FROM outbox WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY id",
+        {"run": run_id},
+    )
+    return [_message(row) for row in rows]
+
+
+def _message(row: Row) -> OutboxMessage:
+    of, message_id, alert_id, channel, payload, status, *rest = row
+    return OutboxMessage(message_id, of, alert_id, channel, loads(payload), OutboxStatus(status), *rest)
+
+
+def _acknowledgements(db: Connection, run_id: str | None) -> list[Acknowledgement]:
+    rows = db.execute(
+        "SELECT alert_id, run_id, acknowledged_by, why, at, severity FROM acknowledgement "
+        "WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY id",
+        {"run": run_id},
+    )
+    return [
+        Acknowledgement(alert_id, of, by, why, at, Severity(severity)) for alert_id, of, by, why, at, severity in rows
+    ]

@@ -1,0 +1,128 @@
+"""Edits of runs by people, and purging: ``CurationStore``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from rlwatch.errors import RunLockedError, RunNotFoundError
+from rlwatch.records import Purge, RunEdit, RunInfo
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.ownership import lock_of, locked
+from rlwatch.store.postgres.rows import plain
+from rlwatch.store.postgres.server import Server
+from rlwatch.store.sqlite.curating import curated, edit_body, edit_of, purge_of
+
+OF_A_RUN = (
+    "attempt",
+    "metric_set",
+    "record",
+    "event",
+    "finding",
+    "forecast",
+    "spike_batch",
+    "spike_top",
+    "completion_batch",
+    "journal",
+    "checkpoint",
+    "command",
+    "alert",
+    "outbox",
+    "acknowledgement",
+    "alert_book",
+    "edit",
+    "run",
+)
+"""Tables with a column ``run_id``; the run itself comes last."""
+
+
+def edits_of(db: Connection, run_id: str | None) -> dict[str, list[RunEdit]]:
+    """Run -> its edits, oldest first; of one run, or of all."""
+    found: dict[str, list[RunEdit]] = {}
+    rows = db.execute(
+        "SELECT run_id, edited_by, at, body FROM edit WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY id",
+        {"run": run_id},
+    )
+    for of, by, at, body in rows:
+        found.setdefault(of, []).append(edit_of(of, by, at, body))
+    return found
+
+
+def as_edited(db: Connection, runs: Sequence[RunInfo], run_id: str | None = None) -> list[RunInfo]:
+    """The runs as they are shown."""
+    edits = edits_of(db, run_id)
+    return [curated(run, edits.get(run.run_id, ())) for run in runs]
+
+
+class Curating(ABC):
+    """Editing and purging, over hooks of the other halves of the store."""
+
+    server: Server
+    url: str
+
+    @abstractmethod
+    def run(self, run_id: str) -> RunInfo:
+        """One run, as people edited it."""
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[Connection | None]:
+        """The tables as they are now; None where there are none yet."""
+
+    @abstractmethod
+    def snapshot(self, run_id: str) -> AbstractContextManager[Connection]:
+        """The same, of a run that exists. Raises ``RunNotFoundError``."""
+
+    @abstractmethod
+    def _changing(self, run_id: str) -> AbstractContextManager[Connection]:
+        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
+
+    def edit(self, edit: RunEdit) -> RunInfo:
+        """Keep the edit; returns the run as it is shown from now on."""
+        with self._changing(edit.run_id) as db:
+            db.execute(
+                "INSERT INTO edit (run_id, edited_by, at, body) VALUES (%s, %s, %s, %s)",
+                (edit.run_id, plain(edit.by), edit.at, edit_body(edit)),
+            )
+        return self.run(edit.run_id)
+
+    def edits(self, run_id: str) -> list[RunEdit]:
+        """All edits of the run, oldest first."""
+        with self.snapshot(run_id) as db:
+            return edits_of(db, run_id).get(run_id, [])
+
+    def purge(self, run_id: str, *, by: str, now: float) -> Purge:
+        """Remove all rows of a deleted run, and note who did it, in one transaction."""
+        purged = purge_of(self.run(run_id), by, now)
+        with self.server.connection() as db:
+            if not locked(db, lock_of(self.server.address, run_id)):
+                raise RunLockedError(f"run {run_id!r} is being written; end it before it is purged")
+            try:
+                with db.transaction():
+                    self._remove(db, purged)
+            finally:
+                if not db.closed:
+                    db.execute("SELECT pg_advisory_unlock_all()")
+        return purged
+
+    def _remove(self, db: Connection, purged: Purge) -> None:
+        for table in OF_A_RUN:
+            gone = db.execute(f"DELETE FROM {table} WHERE run_id = %s", (purged.run_id,)).rowcount
+        if not gone:
+            raise RunNotFoundError(f"run {purged.run_id!r} of {self.url} is gone already")
+        p = purged
+        db.execute(
+            "INSERT INTO purge (run_id, project, name, purged_by, at, deleted_by, deleted_at) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s)",
+            (p.run_id, plain(p.project), plain(p.name), plain(p.by), p.at, p.deleted_by, p.deleted_at),
+        )
+
+    def purges(self) -> list[Purge]:
+        """Runs that were purged, oldest first."""
+        with self._reading() as db:
+            if db is None:
+                return []
+            rows = db.execute(
+                "SELECT run_id, project, name, purged_by, at, deleted_by, deleted_at FROM purge ORDER BY id"
+            )
+            return [Purge(*row) for row in rows]

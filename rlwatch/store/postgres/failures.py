@@ -1,0 +1,106 @@
+"""Turn psycopg's errors into ours: what was wrong with which database, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors
+
+from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError
+from rlwatch.store.postgres.address import Address
+
+_BUSY = (
+    errors.LockNotAvailable,
+    errors.QueryCanceled,
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.TooManyConnections,
+)
+_LOST = ("08", "57P")
+"""Beginnings of the codes of errors after which the same call may succeed on a new connection."""
+
+
+class UnreachableError(StoreError):
+    """The server cannot be reached now, or went away in the middle: the same call may be made again."""
+
+
+@contextmanager
+def explained(address: Address) -> Iterator[None]:
+    """Turn errors of the server, and stored values that no longer parse, into ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise explain(error, address) from error
+    except (ValueError, KeyError) as error:
+        raise StoreCorruptError(f"{address.where} holds what cannot be read: {error!r}") from error
+
+
+def explain(error: psycopg.Error, address: Address) -> StoreError:
+    """The error of ours that says what happened."""
+    where, said = address.where, _words(error)
+    if isinstance(error, _BUSY):
+        return StoreBusyError(f"{where} is busy ({said}); try again")
+    if isinstance(error, errors.DiskFull | errors.OutOfMemory):
+        return StoreFullError(f"no room in {where} ({said}); free disk space there: nothing was half-written")
+    if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):
+        return StoreError(f"{where} refuses ({said}); use a role that may, see docs/team-store.md")
+    if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn | errors.InvalidSchemaName):
+        return StoreCorruptError(
+            f"{where} lacks tables of rlwatch in schema {address.schema!r} ({said}); restore them from a copy"
+        )
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and _is_lost(error):
+        return UnreachableError(f"{where} cannot be reached ({said})")
+    return StoreError(f"{where}: {said}")
+
+
+def refusal(error: psycopg.Error, address: Address) -> StoreError:
+    """Say why no connection could be made. libpq gives its reason as text only, in English or the server's language."""
+    where, said = address.where, _words(error)
+    user = address.settings.get("user") or "the default role"
+    advice = {
+        "28P01": f"the password of {user} is wrong or missing: set PGPASSWORD, or keep it in ~/.pgpass",
+        "28000": f"the server's pg_hba.conf does not let {user} in from here, or asks for TLS: see sslmode=",
+        "3D000": "create the database first (createdb), or correct its name",
+        "42501": f"{user} may not connect to it",
+        "53300": "all its connections are taken; raise max_connections, or put a pool in front (session mode)",
+    }
+    code = error.sqlstate or _guessed(said)
+    if code in ("53300", "57P03"):
+        return UnreachableError(f"{where} cannot be reached ({said})")
+    if code in advice:
+        return StoreError(f"cannot open {where} ({said}); {advice[code]}")
+    if any(word in said for word in ("SSL", "certificate", "TLS")):
+        return StoreError(f"cannot open {where} ({said}); check sslmode=, sslrootcert= and the server's certificate")
+    return UnreachableError(f"{where} cannot be reached ({said}); check host, port and that the server runs")
+
+
+def _guessed(said: str) -> str:
+    """The code of an error in establishing a connection, which libpq does not pass on."""
+    for words, code in (
+        ("password authentication failed", "28P01"),
+        ("no password supplied", "28P01"),
+        ("pg_hba.conf", "28000"),
+        ("Peer authentication failed", "28000"),
+        ("too many clients", "53300"),
+        ("remaining connection slots", "53300"),
+        ("starting up", "57P03"),
+        ("shutting down", "57P03"),
+    ):
+        if words in said:
+            return code
+    if "does not exist" in said:
+        return "3D000" if "database" in said and "role" not in said else "28000"
+    return "42501" if "permission denied" in said else ""
+
+
+def _is_lost(error: psycopg.Error) -> bool:
+    return error.sqlstate is None or error.sqlstate.startswith(_LOST)
+
+
+def _words(error: psycopg.Error) -> str:
+    """Its first line; never a statement or its values."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = error.diag.message_primary or (lines[0] if lines else type(error).__name__)
+    return text.removeprefix("connection failed: ")[:300]

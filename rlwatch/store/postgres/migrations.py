@@ -1,0 +1,106 @@
+"""Make and upgrade the tables: numbered ``.sql`` files beside this module, each in one transaction with its number.
+
+A database is upgraded by whoever asks for it (``migrate``), never by the way: an older trainer that still writes must
+not find tables it does not know. DDL is transactional, so that a migration is done or not; a lock of the server sees
+to it that one process at a time does it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import resources
+
+from psycopg import errors, sql
+
+from rlwatch.errors import StoreError, StoreVersionError
+from rlwatch.store.postgres.address import Address
+from rlwatch.store.postgres.connection import Connection
+
+_FILE = re.compile(r"(\d{3})-[a-z-]+\.sql")
+OLDEST_SERVER = 130000
+"""PostgreSQL 13."""
+
+
+def steps() -> list[str]:
+    """SQL of each migration, in order: the first makes format 1 out of nothing."""
+    files = sorted((file for file in _folder().iterdir() if _FILE.fullmatch(file.name)), key=lambda file: file.name)
+    return [file.read_text(encoding="utf-8") for file in files]
+
+
+def script(name: str, schema: str) -> str:
+    """SQL of ``roles`` or ``citus``, which an administrator runs, for this schema."""
+    return (_folder() / f"{name}.sql").read_text(encoding="utf-8").replace("{schema}", schema)
+
+
+def version(db: Connection, address: Address) -> int:
+    """Number of migrations the schema has been through; 0: there are no tables."""
+    if db.info.server_version < OLDEST_SERVER:
+        raise StoreVersionError(
+            f"{address.where} is PostgreSQL {db.info.server_version // 10000}; 13 or newer is needed"
+        )
+    found = db.execute(
+        "SELECT count(*) FROM pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (address.schema,)
+    ).fetchone()
+    if found is None or not found[0]:
+        return 0
+    row = db.execute(_in("SELECT coalesce(max(version), 0) FROM {}.schema_version", address)).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+def check(db: Connection, address: Address) -> bool:
+    """True where the tables are there, in this program's format. Raises ``StoreVersionError`` for another one."""
+    found, known = version(db, address), len(steps())
+    if found > known:
+        raise StoreVersionError(
+            f"{address.where} has format {found}, but this rlwatch knows only up to {known}: install a newer rlwatch"
+        )
+    if 0 < found < known:
+        raise StoreVersionError(
+            f"{address.where} has format {found}, this rlwatch needs {known}: end the runs that older versions write, "
+            "then `rlwatch db migrate` as the owner of the tables"
+        )
+    return found == known
+
+
+def migrate(db: Connection, address: Address, wanted: Sequence[str] | None = None) -> int:
+    """Bring the schema to the newest format (``wanted``: SQL of its steps); how many steps were missing."""
+    wanted = steps() if wanted is None else wanted
+    try:
+        with db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (address.key(),))  # two who begin at once: one does it
+            found = version(db, address)
+            if found > len(wanted):
+                check(db, address)
+            missing = wanted[found:]
+            if missing and not found:
+                _begin(db, address)
+            for number, step in enumerate(missing, start=found + 1):
+                db.execute(step.encode())
+                db.execute("INSERT INTO schema_version (version) VALUES (%s)", (number,))
+    except errors.InsufficientPrivilege as error:
+        raise StoreError(
+            f"{address.where} has no tables of rlwatch in schema {address.schema!r} and this role may not make them; "
+            "have an owner run `rlwatch db migrate` once, see docs/team-store.md"
+        ) from error
+    return len(missing)
+
+
+def _begin(db: Connection, address: Address) -> None:
+    exists = db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone()
+    if exists is None:  # IF NOT EXISTS would ask for the right to create one even where it is there
+        db.execute(_in("CREATE SCHEMA {}", address))
+    db.execute(
+        _in(
+            "CREATE TABLE {}.schema_version (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())",
+            address,
+        )
+    )
+
+
+def _in(text: str, address: Address) -> sql.Composed:
+    return sql.SQL(text).format(sql.Identifier(address.schema))
+
+
+def _folder() -> resources.abc.Traversable:
+    return resources.files("rlwatch.store.postgres") / "sql"

@@ -1,0 +1,188 @@
+"""Keep the run's own row, its attempts, how far its journals are stored and it was judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from rlwatch.ports import Checkpoint
+from rlwatch.records import JSON, RunInfo, RunState
+from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.rows import plain
+from rlwatch.store.sqlite.journal import Mark
+from rlwatch.store.sqlite.rows import dumps, loads
+from rlwatch.store.sqlite.runrow import outdated
+
+_COLUMNS = """run_id, project, name, source, created_at, config, tags, attempt, state, state_reason, heartbeat_at,
+    last_step, last_ts, host, pid"""
+
+
+def all_runs(db: Connection) -> list[RunInfo]:
+    """Newest first: the one query over all runs."""
+    return [_run(row) for row in db.execute(f"SELECT {_COLUMNS} FROM run ORDER BY created_at DESC, run_id DESC")]
+
+
+def load(db: Connection, run_id: str) -> RunInfo | None:
+    """The run as last written; None: there is none of that id."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM run WHERE run_id = %s", (run_id,)).fetchone()
+    return None if row is None else _run(row)
+
+
+def begin(db: Connection, run: RunInfo, now: float, writer: str) -> RunInfo:
+    """Create the run or begin its next attempt, inside the caller's transaction; the run as it now stands."""
+    old = db.execute(
+        f"SELECT last_attempt, last_seq, {_COLUMNS} FROM run WHERE run_id = %s FOR UPDATE", (run.run_id,)
+    ).fetchone()
+    if old is None:
+        begun, last = replace(run, created_at=run.created_at or now, attempt=max(1, run.attempt)), 0
+    else:
+        begun, last = _resumed(_run(old[2:]), run, old[0]), old[1]
+    begun = replace(begun, state=RunState.RUNNING, state_reason="", heartbeat_at=now)
+    _save(db, begun, writer)
+    db.execute(
+        "INSERT INTO attempt (run_id, attempt, started_at, first_seq, host, pid, config) "
+        "VALUES (%s, %s, %s, %s, %s, %s, %s)",
+        (run.run_id, begun.attempt, now, last + 1, plain(run.host), run.pid, dumps(run.config)),
+    )
+    stored = load(db, run.run_id)
+    return begun if stored is None else stored
+
+
+def _resumed(old: RunInfo, new: RunInfo, last_attempt: int) -> RunInfo:
+    return replace(
+        old,
+        attempt=1 + max(old.attempt, last_attempt),
+        name=new.name or old.name,
+        source=new.source or old.source,
+        config=new.config or old.config,
+        tags=new.tags or old.tags,
+        host=new.host,
+        pid=new.pid,
+    )
+
+
+def _save(db: Connection, run: RunInfo, writer: str) -> None:
+    db.execute(
+        """INSERT INTO run (run_id, project, name, source, created_at, config, tags, attempt, state, state_reason,
+           heartbeat_at, host, pid, writer) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+           ON CONFLICT (run_id) DO UPDATE SET name = excluded.name, source = excluded.source, config = excluded.config,
+           tags = excluded.tags, attempt = excluded.attempt, state = excluded.state,
+           state_reason = excluded.state_reason, heartbeat_at = excluded.heartbeat_at, host = excluded.host,
+           pid = excluded.pid, writer = excluded.writer, writes = 0""",
+        (
+            run.run_id,
+            plain(run.project),
+            plain(run.name),
+            plain(run.source),
+            run.created_at,
+            dumps(run.config),
+            dumps(list(run.tags)),
+            run.attempt,
+            run.state.value,
+            plain(run.state_reason),
+            run.heartbeat_at,
+            plain(run.host),
+            run.pid,
+            writer,
+        ),
+    )
+
+
+def _run(row: Row) -> RunInfo:
+    run_id, project, name, source, created_at, config, tags, attempt, state, reason, beat, step, ts, host, pid = row
+    return RunInfo(
+        run_id=run_id,
+        project=project,
+        name=name,
+        source=source,
+        created_at=created_at,
+        config=loads(config),
+        tags=tuple(loads(tags)),
+        attempt=attempt,
+        state=RunState(state),
+        state_reason=reason,
+        heartbeat_at=beat,
+        last_step=step,
+        last_ts=ts,
+        host=host,
+        pid=pid,
+    )
+
+
+def first_seq(db: Connection, run_id: str, attempt: int) -> int:
+    """The first number that ``attempt`` may have given."""
+    row = db.execute("SELECT first_seq FROM attempt WHERE run_id = %s AND attempt = %s", (run_id, attempt)).fetchone()
+    return int(row[0]) if row is not None else 1
+
+
+def configs(db: Connection, run_id: str) -> dict[int, Mapping[str, JSON]]:
+    """Attempt -> the configuration that its process gave."""
+    rows = db.execute("SELECT attempt, config FROM attempt WHERE run_id = %s ORDER BY attempt", (run_id,))
+    return {attempt: loads(config) for attempt, config in rows}
+
+
+def judged(db: Connection, run_id: str) -> tuple[int, int]:
+    """Up to which ``seq`` the run is judged, and its last."""
+    row = db.execute("SELECT judged_seq, last_seq FROM run WHERE run_id = %s", (run_id,)).fetchone()
+    return (0, 0) if row is None else (row[0], row[1])
+
+
+def note_rows(db: Connection, run_id: str, last_seq: int, newest: Row | None) -> None:
+    """Note the last number given, and step, moment and attempt of the ``newest`` record, if any was written."""
+    step, ts, attempt = newest or (None, None, None)
+    db.execute(
+        "UPDATE run SET last_seq = %s, last_step = coalesce(%s, last_step), last_attempt = coalesce(%s, last_attempt), "
+        "last_ts = CASE WHEN %s THEN %s ELSE last_ts END WHERE run_id = %s",
+        (last_seq, step, attempt, step is not None, number(ts), run_id),
+    )
+
+
+def number(ts: float | None) -> float | None:
+    """A moment that is no number is none."""
+    return None if ts is None or math.isnan(ts) else ts
+
+
+def journal_mark(db: Connection, run_id: str, nonce: str) -> Mark:
+    """The part of the journal of this name that is stored."""
+    row = db.execute("SELECT upto, above FROM journal WHERE run_id = %s AND nonce = %s", (run_id, nonce)).fetchone()
+    return Mark(nonce) if row is None else Mark(nonce, row[0], frozenset(loads(row[1])))
+
+
+def note_journal(db: Connection, run_id: str, mark: Mark) -> None:
+    """Keep ``mark``."""
+    db.execute(
+        "INSERT INTO journal (run_id, nonce, upto, above) VALUES (%s, %s, %s, %s) "
+        "ON CONFLICT (run_id, nonce) DO UPDATE SET upto = excluded.upto, above = excluded.above",
+        (run_id, mark.nonce, mark.upto, dumps(sorted(mark.above))),
+    )
+
+
+def keep_checkpoint(db: Connection, run_id: str, checkpoint: Checkpoint) -> None:
+    """Add a checkpoint; of the older ones some go, the younger the more are kept."""
+    c = checkpoint
+    db.execute(
+        "INSERT INTO checkpoint (run_id, seq, attempt, step, made_by, body) VALUES (%s, %s, %s, %s, %s, %s) "
+        "ON CONFLICT (run_id, seq) DO UPDATE SET attempt = excluded.attempt, step = excluded.step, "
+        "made_by = excluded.made_by, body = excluded.body",
+        (run_id, c.seq, c.attempt, c.step, c.made_by, c.body),
+    )
+    seqs = [seq for (seq,) in db.execute("SELECT seq FROM checkpoint WHERE run_id = %s ORDER BY seq", (run_id,))]
+    gone = outdated(seqs)
+    if gone:
+        db.execute("DELETE FROM checkpoint WHERE run_id = %s AND seq = ANY(%s)", (run_id, gone))
+
+
+def newest_checkpoint(
+    db: Connection, run_id: str, made_by: str, fits: Callable[[int, int, int], bool]
+) -> Checkpoint | None:
+    """The newest checkpoint of which ``fits(seq, attempt, step)``; None if there is none."""
+    candidates = db.execute(
+        "SELECT seq, attempt, step FROM checkpoint WHERE run_id = %s AND made_by = %s ORDER BY seq DESC",
+        (run_id, made_by),
+    ).fetchall()
+    seq = next((where[0] for where in candidates if fits(*where)), None)
+    row = db.execute(
+        "SELECT seq, attempt, step, made_by, body FROM checkpoint WHERE run_id = %s AND seq = %s", (run_id, seq)
+    ).fetchone()
+    return None if row is None else Checkpoint(*row)

@@ -1,0 +1,200 @@
+"""Connections to the database of a store: opened when needed, kept for the next, and bounded in time.
+
+A pool of psycopg's would hide why no connection can be had (it tries in threads of its own, which a trainer would have,
+too) behind a timeout; here whoever asks gets the server's own reason at once. In a forked child the parent's
+connections are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from rlwatch.store.postgres import migrations
+from rlwatch.store.postgres.address import Address
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.failures import UnreachableError, explained, refusal
+from rlwatch.store.sqlite.ownership import keep_forever
+
+MOST_IDLE = 8
+FRESH_S = 2.0
+"""A connection used so lately is taken to live; an older one is asked first."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+"""Pauses of a trainer between two tries to reach a server that is away; each is twice the last."""
+
+
+class Server:
+    """The database at ``address``.
+
+    Parameters
+    ----------
+    address
+        Which, and how to log in.
+    patience_s
+        Longest wait for an answer, in seconds.
+    lock_wait_s
+        Longest wait for a row that another process holds, in seconds, > 0.
+    hurried
+        For a trainer: while the server is away, ask only now and then, and fail at once in between.
+    """
+
+    def __init__(self, address: Address, *, patience_s: float, lock_wait_s: float, hurried: bool) -> None:
+        self.address = address
+        self.patience_s = patience_s
+        self._lock_wait_s = lock_wait_s
+        self._hurried = hurried
+        self._idle: deque[tuple[float, Connection]] = deque()
+        self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._away_until, self._pause_s, self._away_because = 0.0, FIRST_PAUSE_S, ""
+
+    def connect(self, *, checked: bool = True) -> Connection:
+        """A connection of the caller's own, in autocommit mode. Raises ``StoreError`` with the server's reason.
+
+        ``checked``: that the tables, if there are any, are in this program's format.
+        """
+        if self._hurried and time.monotonic() < self._away_until:
+            raise UnreachableError(self._away_because)
+        settings: dict[str, Any] = self.address.settings
+        try:
+            db = Connection.connect(autocommit=True, **settings)
+        except psycopg.Error as error:
+            refused = refusal(error, self.address)
+            self._away_because = str(refused)
+            self._away_until = time.monotonic() + self._pause_s * random.uniform(0.7, 1.0)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            raise refused from None
+        self._pause_s, self._away_until = FIRST_PAUSE_S, 0.0
+        with ExitStack() as undo:
+            undo.callback(db.close)
+            self._set_up(db, checked=checked)
+            undo.pop_all()
+        return db
+
+    def _set_up(self, db: Connection, *, checked: bool) -> None:
+        db.patience_s = self.patience_s
+        said = {
+            "search_path": f'"{self.address.schema}"',
+            "statement_timeout": f"{int(1000 * self.patience_s)}",
+            "lock_timeout": f"{max(1, int(1000 * self._lock_wait_s))}",
+            "idle_in_transaction_session_timeout": "600000",
+            "tcp_keepalives_idle": "30",
+            "tcp_keepalives_interval": "10",
+            "tcp_keepalives_count": "3",
+        }
+        with explained(self.address):
+            calls = ", ".join("set_config(%s, %s, false)" for _ in said)
+            db.execute(f"SELECT {calls}", [part for pair in said.items() for part in pair])
+            if checked and migrations.check(db, self.address):
+                self._note_made(db)
+
+    def take(self) -> Connection:
+        """A connection for the caller alone, until :meth:`give_back`."""
+        self._look_whose()
+        while True:
+            with self._guard:
+                used, db = self._idle.pop() if self._idle else (0.0, None)
+            if db is None:
+                return self.connect()
+            if time.monotonic() - used < FRESH_S or self._lives(db):
+                return db
+            db.close()
+
+    def give_back(self, db: Connection) -> None:
+        """Keep it for the next who asks, if it is fit for that."""
+        if self._pid != os.getpid():
+            return
+        with suppress(psycopg.Error):
+            if not db.closed and db.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                db.execute("ROLLBACK")
+        fit = not db.closed and db.info.transaction_status == TransactionStatus.IDLE
+        with self._guard:
+            if fit and len(self._idle) < MOST_IDLE:
+                self._idle.append((time.monotonic(), db))
+                return
+        db.close()
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """One for a while; errors are explained, and a transaction left open is rolled back."""
+        db = self.take()
+        try:
+            with explained(self.address):
+                yield db
+        finally:
+            self.give_back(db)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection | None]:
+        """A snapshot, read only; None where nobody has written anything yet. Also on a standby."""
+        with self.connection() as db:
+            if not self.is_made(db):
+                yield None
+                return
+            db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield db
+            db.execute("COMMIT")
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction; the tables are made first where there are none."""
+        with self.connection() as db:
+            self.make(db)
+            with db.transaction():
+                yield db
+
+    def migrate(self) -> int:
+        """Make the tables, or bring them to this program's format; how many steps that took."""
+        db = self.connect(checked=False)
+        try:
+            with explained(self.address):
+                return migrations.migrate(db, self.address)
+        finally:
+            db.close()
+
+    def make(self, db: Connection) -> None:
+        """See that the tables are there."""
+        if not self.is_made(db):
+            migrations.migrate(db, self.address)
+            self._note_made(db)
+
+    def close(self) -> None:
+        """Close what is idle; what is in use is closed when it comes back."""
+        with self._guard:
+            idle, self._idle = self._idle, deque()
+        if self._pid == os.getpid():
+            for _, db in idle:
+                db.close()
+
+    def is_made(self, db: Connection) -> bool:
+        """True where the tables are there."""
+        if not db.made and migrations.check(db, self.address):
+            self._note_made(db)
+        return db.made
+
+    def _note_made(self, db: Connection) -> None:
+        row = db.execute("SELECT row_security_active('record')").fetchone()
+        db.made, db.by_policy = True, bool(row and row[0])
+
+    def _lives(self, db: Connection) -> bool:
+        try:
+            db.execute("")
+        except psycopg.Error:
+            return False
+        return not db.closed
+
+    def _look_whose(self) -> None:
+        """In a forked child: begin anew, and never close what is the parent's."""
+        if self._pid != os.getpid():
+            for _, db in self._idle:
+                keep_forever(db)
+            self._idle, self._pid, self._guard = deque(), os.getpid(), threading.Lock()

@@ -1,0 +1,92 @@
+"""Ship what a process left in its journal: with how far it came in one transaction, so that it can be gone on with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from rlwatch.errors import StoreError, UnstorableError
+from rlwatch.ports import Item
+from rlwatch.records import RunState
+from rlwatch.store.postgres import runrow, spool
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.ownership import lock_patiently
+from rlwatch.store.postgres.reading import metric_sets
+from rlwatch.store.postgres.rows import CopiedBatch, last_numbers, plain
+from rlwatch.store.postgres.server import Server
+from rlwatch.store.sqlite.journal import Mark, entries, files_in
+from rlwatch.store.sqlite.rows import packing
+
+logger = logging.getLogger("rlwatch")
+_AT_ONCE = 1000  # items of a journal
+
+
+def ship(db: Connection, run_id: str, directory: Path) -> int:
+    """Store what is in the spool and not on the server, then remove it; how many items. The caller holds the lock."""
+    note = spool.read_note(directory)
+    if note.run_id != run_id or runrow.load(db, run_id) is None:
+        raise StoreError(f"{directory} is of run {note.run_id!r}, which this store does not hold; it is left alone")
+    shipped = 0
+    for path in files_in(directory):
+        nonce, journaled = entries(path)
+        mark = runrow.journal_mark(db, run_id, nonce)
+        left = [(number, item) for number, item, _ in journaled if not mark.holds(number)]
+        for at in range(0, len(left), _AT_ONCE):
+            some = left[at : at + _AT_ONCE]
+            mark = mark.after(number for number, _ in some)
+            _append(db, run_id, [replace(item, attempt=note.attempt) for _, item in some], mark)
+        shipped += len(left)
+    _end(db, note, spool.ending_in(directory))
+    spool.remove(directory)
+    return shipped
+
+
+def _append(db: Connection, run_id: str, items: Sequence[Item], mark: Mark) -> None:
+    """Items that no store can hold are passed over here, too."""
+    sets = {names: (number, packing(names)) for number, names in metric_sets(db, run_id).items()}
+    batch = CopiedBatch(runrow.judged(db, run_id)[1], sets)
+    for item in items:
+        with suppress(UnstorableError):
+            batch.add(item)
+    with db.transaction():
+        batch.copy(db, run_id, last_numbers(db, run_id))
+        runrow.note_rows(db, run_id, batch.last_seq, batch.newest)
+        runrow.note_journal(db, run_id, mark)
+
+
+def _end(db: Connection, note: spool.Note, ending: tuple[RunState, str, float] | None) -> None:
+    """Its end, unless a later attempt has begun."""
+    if ending is not None:
+        state, reason, at = ending
+        db.execute(
+            "UPDATE run SET state = %s, state_reason = %s, heartbeat_at = %s "
+            "WHERE run_id = %s AND attempt = %s AND state = 'running'",
+            (state.value, plain(reason), at, note.run_id, note.attempt),
+        )
+
+
+def sync(directory: Path, server_of: Callable[[str], Server]) -> tuple[int, dict[Path, str]]:
+    """Ship all spools in or under ``directory`` whose process is gone.
+
+    ``server_of``: the server of a store's URL, which has no password. Returns the number of items shipped, and why a
+    spool was left: directory -> reason.
+    """
+    shipped, left = 0, dict[Path, str]()
+    for each in spool.left_behind(directory):
+        try:
+            note = spool.read_note(each)
+            server = server_of(note.store)
+            db = server.connect()
+            try:
+                with explained(server.address):
+                    lock_patiently(db, server.address, note.run_id)
+                    shipped += ship(db, note.run_id, each)
+            finally:
+                db.close()
+        except StoreError as error:
+            left[each] = str(error)
+    return shipped, left

@@ -1,0 +1,126 @@
+"""A trainer's journal on its own disk: the durable record of what is not on the server yet.
+
+``<local directory>/<run id>/<process>/`` holds the journal files (:mod:`rlwatch.store.sqlite.journal`), ``run.lock``
+(held while that process lives) and ``spool.json`` (which run of which store, without a password). What a process left
+there is shipped by its next attempt on this node, or by ``rlwatch sync``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlwatch.errors import RunLockedError, StoreError
+from rlwatch.records import RunState
+from rlwatch.store.postgres.address import Address
+from rlwatch.store.sqlite.journal import Journal, end_in, files_in
+from rlwatch.store.sqlite.layout import make_private, writing_to
+from rlwatch.store.sqlite.ownership import RunLock
+from rlwatch.store.sqlite.shared import node_directory, refuse_foreign
+
+logger = logging.getLogger("rlwatch")
+NOTE = "spool.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Origin of a spool. ``store``: the URL, without a password."""
+
+    store: str
+    run_id: str
+    attempt: int
+
+
+@dataclass(slots=True)
+class Spool:
+    """The journal of one process, and its directory."""
+
+    directory: Path
+    journal: Journal
+    lock: RunLock
+
+    def close(self, *, told: bool) -> None:
+        """Leave it; removed if all of it is stored and (``told``) how the run ended is, too."""
+        left, ended = len(self.journal.missing()), ending_in(self.directory)
+        self.journal.close(remove=not left and (told or ended is None))
+        if not left and (told or ended is None):
+            shutil.rmtree(self.directory, ignore_errors=True)
+            with suppress(OSError):
+                self.directory.parent.rmdir()
+        else:
+            logger.warning("%d items of this run are not on the server yet: rlwatch sync %s", left, self.directory)
+        self.lock.release()
+
+
+def place_of(address: Address) -> Path:
+    """Directory in which trainers of this node keep journals of the store."""
+    return node_directory(address.url)
+
+
+def begin(address: Address, run_id: str, attempt: int) -> Spool | None:
+    """A new spool; None, with a warning, where this node's directory cannot be written."""
+    directory = place_of(address) / run_id / f"{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        for parent in reversed(directory.parents[:3]):
+            make_private(parent)
+        refuse_foreign(place_of(address))
+        make_private(directory)
+        lock = RunLock(directory / "run.lock")
+        with writing_to(directory):
+            _write(directory / NOTE, asdict(Note(address.url, run_id, attempt)))
+            return Spool(directory, Journal(directory), lock)
+    except StoreError as error:
+        logger.warning(
+            "no journal on this node (%s): while the server is away, a kill of the trainer loses rows", error
+        )
+        return None
+
+
+def left_behind(directory: Path) -> list[Path]:
+    """Spools in or under ``directory`` whose process is gone."""
+    notes = [directory / NOTE] if (directory / NOTE).exists() else sorted(directory.glob(f"**/{NOTE}"))
+    return [note.parent for note in notes if _is_left(note.parent)]
+
+
+def read_note(directory: Path) -> Note:
+    """Read whose spool it is. Raises ``StoreError`` for what is none."""
+    try:
+        return Note(**json.loads((directory / NOTE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise StoreError(f"{directory} is no spool of a run ({error}): its {NOTE} is missing or damaged") from None
+
+
+def ending_in(directory: Path) -> tuple[RunState, str, float] | None:
+    """State, reason and time of the run's end, if its trainer came to say it."""
+    told = (end_in(path) for path in reversed(files_in(directory)))
+    return next((ending for ending in told if ending is not None), None)
+
+
+def remove(directory: Path) -> None:
+    """All of it is on the server."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):
+        directory.parent.rmdir()
+
+
+def _is_left(directory: Path) -> bool:
+    try:
+        RunLock(directory / "run.lock").release()
+    except RunLockedError:
+        return False
+    except StoreError as error:
+        logger.warning("%s", error)
+        return False
+    return True
+
+
+def _write(path: Path, fields: dict[str, object]) -> None:
+    arriving = path.with_name(f".{path.name}")
+    arriving.write_text(json.dumps(fields) + "\n")
+    arriving.replace(path)

@@ -1,0 +1,86 @@
+"""The store of a team: runs, commands and alerts in one schema of a PostgreSQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from rlwatch.clock import Clock, SystemClock
+from rlwatch.errors import RunNotFoundError
+from rlwatch.ports import RunWriter
+from rlwatch.records import RunInfo
+from rlwatch.store import check_run_id
+from rlwatch.store.postgres import writer
+from rlwatch.store.postgres.address import read_address
+from rlwatch.store.postgres.alerts import Alerts
+from rlwatch.store.postgres.commands import Commands
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.curating import Curating
+from rlwatch.store.postgres.reading import Runs
+from rlwatch.store.postgres.server import Server
+
+PATIENCE_S, TRAINER_PATIENCE_S = 60.0, 20.0
+"""Longest wait for an answer of the server, in seconds."""
+SHORTEST_LOCK_WAIT_S = 0.2
+
+
+class PostgresStore(Runs, Commands, Alerts, Curating):
+    """Runs of ``url``.
+
+    Parameters
+    ----------
+    url
+        ``postgresql://user@host:5432/database?sslmode=verify-full&schema=team``: options of libpq, and ``schema``.
+    control_timeout_s
+        How long commands, alerts and outbox wait for another process before ``StoreBusyError``, in seconds. 0, as of
+        a trainer: while the server is away it is asked now and then only.
+    clock
+        Where creation times come from.
+    """
+
+    def __init__(self, url: str, *, control_timeout_s: float = 2.0, clock: Clock | None = None) -> None:
+        hurried = control_timeout_s == 0
+        address = read_address(url)
+        self.url = address.url
+        self._clock = clock or SystemClock()
+        self._control_timeout_s = control_timeout_s
+        self.server = Server(
+            address,
+            patience_s=TRAINER_PATIENCE_S if hurried else PATIENCE_S,
+            lock_wait_s=max(SHORTEST_LOCK_WAIT_S, control_timeout_s),
+            hurried=hurried,
+        )
+
+    def open_run(self, run: RunInfo) -> RunWriter:
+        """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""
+        check_run_id(run.run_id)
+        return writer.open_run(self.server, run, self._clock.now())
+
+    def amend_run(self, run_id: str) -> RunWriter | None:
+        """The writer of a run whose process is gone; None if somebody writes it, or this role may not."""
+        return writer.amend_run(self.server, run_id)
+
+    def close(self) -> None:
+        """Close connections that are not in use; idempotent."""
+        self.server.close()
+
+    def _reading(self) -> AbstractContextManager[Connection | None]:
+        return self.server.reading()
+
+    @contextmanager
+    def snapshot(self, run_id: str) -> Iterator[Connection]:
+        """The store's tables as they are now, read only, where they hold the run."""
+        with self.server.reading() as db:
+            if db is None or db.execute("SELECT 1 FROM run WHERE run_id = %s", (run_id,)).fetchone() is None:
+                raise RunNotFoundError(f"no run {run_id!r} in {self.url}; `rlwatch runs` lists what there is")
+            yield db
+
+    @contextmanager
+    def _changing(self, run_id: str) -> Iterator[Connection]:
+        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
+        with self.server.connection() as db:
+            made = self.server.is_made(db)
+            if not made or db.execute("SELECT 1 FROM run WHERE run_id = %s", (run_id,)).fetchone() is None:
+                raise RunNotFoundError(f"no run {run_id!r} in {self.url}; `rlwatch runs` lists what there is")
+            with db.transaction():
+                yield db

@@ -1,0 +1,241 @@
+"""Write a run: its lock, rows with their progress in one transaction, and going on after the connection was cut."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from rlwatch.errors import StoreError
+from rlwatch.ports import Journal as JournalPort
+from rlwatch.ports import Progress, Storable
+from rlwatch.records import RunInfo, RunState
+from rlwatch.store.postgres import runrow, spool
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.failures import UnreachableError, explained
+from rlwatch.store.postgres.ownership import amending, lock_of, lock_patiently, locked
+from rlwatch.store.postgres.reading import metric_sets
+from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers, plain
+from rlwatch.store.postgres.server import Server
+from rlwatch.store.postgres.shipping import ship
+from rlwatch.store.sqlite.journal import Mark
+from rlwatch.store.sqlite.ownership import belongs_here, keep_forever, this_process
+from rlwatch.store.sqlite.rows import MetricSets, packing
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A write whose commit was not heard of: what becomes true if it is found to be in."""
+
+    items: list[Storable]
+    batch: CopiedBatch
+    mark: Mark | None
+
+
+class PostgresWriter:
+    """A ``RunWriter`` that holds the run's lock with a connection of its own, and takes it again after a cut.
+
+    Parameters
+    ----------
+    server
+        Where to connect again.
+    db
+        The connection that holds the run's lock.
+    run
+        The run as it stands.
+    name
+        Under which the run's row knows this writer; empty for one that only amends.
+    kept
+        The journal of this process, if it has one.
+    """
+
+    def __init__(
+        self, server: Server, db: Connection, run: RunInfo, name: str, kept: spool.Spool | None = None
+    ) -> None:
+        self.run = run
+        self.journal: JournalPort | None = kept.journal if kept is not None else None
+        self._server, self._db, self._name, self._spool = server, db, name, kept
+        self._backend = db.info.backend_pid
+        self._pid, self._ended, self._told = os.getpid(), "", False
+        self._writes = 0
+        self._sent: _Sent | None = None
+        self._stored: dict[int, Storable] = {}
+        self._load(db)
+        belongs_here(self)
+
+    def _load(self, db: Connection) -> None:
+        self._numbers: Numbers = last_numbers(db, self.run.run_id)
+        self.last_seq = runrow.judged(db, self.run.run_id)[1]
+        known = metric_sets(db, self.run.run_id)
+        self._sets: MetricSets = {names: (number, packing(names)) for number, names in known.items()}
+
+    def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
+        """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
+        db = self._connected()
+        fresh = [item for item in items if self._stored.pop(id(item), None) is None] if self._stored else list(items)
+        batch = CopiedBatch(self.last_seq, self._sets)
+        for item in fresh:
+            batch.add(item)
+        mark = self._marked(progress)
+        self._sent = _Sent(fresh, batch, mark)
+        try:
+            with explained(self._server.address), db.transaction():
+                batch.copy(db, self.run.run_id, self._numbers)
+                self._note(db, batch, progress, mark)
+        except StoreError as error:
+            if not isinstance(error, UnreachableError):  # else: whether it is in is seen on the next connection
+                self._sent = None
+            raise
+        self._is_in(self._sent)
+
+    def _marked(self, progress: Progress | None) -> Mark | None:
+        if self._spool is None or progress is None or not progress.journaled:
+            return None
+        return self._spool.journal.mark.after(progress.journaled)
+
+    def _note(self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: Mark | None) -> None:
+        """Note what the rows make true, in their transaction; refused where another writer took over."""
+        judged = None if progress is None else progress.judged
+        step, ts, attempt = batch.newest or (None, None, None)
+        self._own_row(
+            db,
+            "last_seq = %s, writes = %s, last_step = coalesce(%s, last_step), judged_seq = coalesce(%s, judged_seq), "
+            "last_ts = CASE WHEN %s THEN %s ELSE last_ts END, last_attempt = coalesce(%s, last_attempt)",
+            (batch.last_seq, self._writes + 1, step, judged, step is not None, runrow.number(ts), attempt),
+        )
+        if mark is not None:
+            runrow.note_journal(db, self.run.run_id, mark)
+        if progress is not None and progress.checkpoint is not None:
+            runrow.keep_checkpoint(db, self.run.run_id, progress.checkpoint)
+
+    def _is_in(self, sent: _Sent) -> None:
+        self._sent = None
+        self._writes += 1
+        self._sets.update(sent.batch.new_sets)
+        self._numbers, self.last_seq = sent.batch.numbers, sent.batch.last_seq
+        if sent.mark is not None and self._spool is not None:
+            self._spool.journal.stored(sent.mark)
+
+    def _own_row(self, db: Connection, settings: str, values: Sequence[object]) -> None:
+        """Update the run's row, where this writer still has it."""
+        mine, by = ("writer = %s", self._name) if self._name else ("attempt = %s", self.run.attempt)
+        changed = db.execute(
+            f"UPDATE run SET {settings} WHERE run_id = %s AND {mine}",
+            (*values, self.run.run_id, by),
+        )
+        if changed.rowcount != 1:
+            self._ended = "written by another process by now"
+            raise StoreError(f"run {self.run.run_id!r} is {self._ended}: this one was cut off, and may not go on")
+
+    def heartbeat(self, now: float) -> None:
+        """Say that the writer lives."""
+        if self._pid == os.getpid():
+            db = self._connected()
+            with explained(self._server.address):
+                self._own_row(db, "heartbeat_at = %s", (now,))
+
+    def finish(self, state: RunState, reason: str, now: float) -> None:
+        """Record how the run ended. Afterwards only ``close`` is left."""
+        if self._pid != os.getpid():
+            return
+        db = self._connected()
+        with explained(self._server.address):
+            self._own_row(db, "state = %s, state_reason = %s, heartbeat_at = %s", (state.value, plain(reason), now))
+        self.run = replace(self.run, state=state, state_reason=reason, heartbeat_at=now)
+        self._ended, self._told = "finished", True
+
+    def close(self) -> None:
+        """Let the run go; idempotent."""
+        if self._pid != os.getpid():
+            return
+        kept, self._spool = self._spool, None
+        if kept is not None:
+            kept.close(told=self._told)
+        if not self._db.closed and self._ended != "closed":
+            with suppress(psycopg.Error):
+                self._db.execute("SELECT pg_advisory_unlock_all()")
+                self._server.give_back(self._db)
+        self._ended = "closed"
+
+    def disown(self) -> None:
+        """In a forked child: close our copy of the socket, so that the lock dies with the parent."""
+        if not self._db.closed:
+            keep_forever(self._db)
+            with suppress(OSError, psycopg.Error):
+                os.close(self._db.fileno())
+        self._ended = f"written by process {self._pid}, which forked this one"
+
+    def _connected(self) -> Connection:
+        """The connection that holds the lock; a new one where it was cut. Raises ``StoreError`` where there is none."""
+        if self._ended:
+            raise StoreError(f"run {self.run.run_id!r} is {self._ended}; open_run() begins its next attempt")
+        if not self._db.closed:
+            return self._db
+        with ExitStack() as undo:
+            db = self._server.connect()
+            undo.callback(db.close)
+            with explained(self._server.address):
+                self._take_again(db)
+            undo.pop_all()
+        self._db, self._backend = db, db.info.backend_pid
+        return db
+
+    def _take_again(self, db: Connection) -> None:
+        """Lock, see that nobody took over, and whether the last write is in."""
+        if not locked(db, lock_of(self._server.address, self.run.run_id)):
+            with suppress(psycopg.Error):  # our own cut connection, most likely, that the server still waits for
+                db.execute("SELECT pg_terminate_backend(%s) FROM run WHERE run_id = %s AND writer = %s",
+                           (self._backend, self.run.run_id, self._name))  # fmt: skip
+            raise UnreachableError(f"run {self.run.run_id!r} is held by a connection that was cut: trying again")
+        row = db.execute(
+            "SELECT writes FROM run WHERE run_id = %s AND writer = %s", (self.run.run_id, self._name)
+        ).fetchone()
+        if row is None:
+            self._ended = "written by another process by now"
+            raise StoreError(f"run {self.run.run_id!r} is {self._ended}: this one was cut off, and may not go on")
+        if self._sent is not None and row[0] > self._writes:
+            self._stored = {id(item): item for item in self._sent.items}
+            self._is_in(self._sent)
+        self._sent = None
+        self._load(db)
+
+
+def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
+    """Take the run's lock, ship what an earlier process left on this node, create the run or begin its next attempt."""
+    with ExitStack() as undo:
+        db = server.take()
+        undo.callback(db.close)
+        with explained(server.address):
+            server.make(db)
+            lock_patiently(db, server.address, run.run_id)
+            for directory in spool.left_behind(spool.place_of(server.address) / run.run_id):
+                ship(db, run.run_id, directory)
+            name = f"{this_process()}#{secrets.token_hex(8)}"
+            with db.transaction():
+                begun = runrow.begin(db, run, now, name)
+            kept = spool.begin(server.address, run.run_id, begun.attempt)
+            writer = PostgresWriter(server, db, begun, name, kept)
+        undo.pop_all()
+        return writer
+
+
+def amend_run(server: Server, run_id: str) -> PostgresWriter | None:
+    """The writer of a run that nobody writes, without a new attempt; None if somebody does, or we may not."""
+    with ExitStack() as undo:
+        db = server.take()
+        undo.callback(db.close)
+        with explained(server.address):
+            if not server.is_made(db):
+                return None
+            may = db.execute("SELECT has_table_privilege('run', 'UPDATE')").fetchone()
+            run = runrow.load(db, run_id)
+            if run is None or may is None or not may[0] or not locked(db, lock_of(server.address, run_id)):
+                return None
+            locked(db, amending(server.address, run_id))
+            writer = PostgresWriter(server, db, run, "")
+        undo.pop_all()
+        return writer
