@@ -47,7 +47,8 @@ History = Callable[[int, int], Iterable["StepRecord | Event"]]
 class Series:
     """One metric of one run, in order of arrival (all arrays of equal length N).
 
-    ``steps`` int64, ``values`` float64 (nan and inf as measured), ``attempts`` int64, ``seqs`` int64.
+    ``steps`` int64, ``values`` float64 (nan and inf as measured), ``attempts`` int64, ``seqs`` int64. All but the
+    values may be shared with other series, and are read-only then.
     """
 
     name: str
@@ -265,8 +266,28 @@ class RunReader(Protocol):
         """Every metric name ever recorded for the run, sorted."""
         ...
 
-    def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
-        """Whole series of ``names`` (absent names give empty series), all attempts."""
+    def spans(self, run_id: str) -> Mapping[int, tuple[int, int]]:
+        """Attempt -> the lowest and the highest step it has records of; attempts without records are left out."""
+        ...
+
+    def series(
+        self,
+        run_id: str,
+        names: Sequence[str],
+        *,
+        after_seq: int = 0,
+        steps: tuple[int, int] | None = None,
+        points: int | None = None,
+    ) -> dict[str, Series]:
+        """Series of ``names`` (absent names give empty series), all attempts, whole unless something is said.
+
+        ``after_seq``: only rows above it, what is new. ``steps``: only rows from the one to the other, both included.
+        ``points``: thinned for a chart of so many places. Every row that is left was measured; of each stretch of rows,
+        some of which make up a place, the smallest and the largest finite value are left and the first NaN, +Inf and
+        -Inf, apart for rows that a later attempt replaced; the newest rows are all left. What is short is not thinned.
+
+        Metrics with the same rows may share ``steps``, ``attempts`` and ``seqs``, which cannot be written to.
+        """
         ...
 
     def moments(self, run_id: str) -> Series:

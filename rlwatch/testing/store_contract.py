@@ -7,7 +7,8 @@
 
 ``reopen`` is how another process would open the same store; override it where the URL is not enough.
 A test may be overridden only with the reason written beside it. Here are the parts on commands, alerts, the outbox and
-silences; ``store_run_contract``, ``store_data_contract`` and ``store_curation_contract`` beside it have the others.
+silences; ``store_run_contract``, ``store_data_contract``, ``store_series_contract`` and ``store_curation_contract``
+beside it have the others.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from rlwatch.testing.store_run_contract import (
     fill,
     message,
 )
+from rlwatch.testing.store_series_contract import SeriesContract
 
 __all__ = ["StoreContract", "pytest"]
 
@@ -572,6 +574,7 @@ class StoreContract(
     ForecastContract,
     ValuesContract,
     BranchContract,
+    SeriesContract,
     CommandContract,
     AlertContract,
     DeskContract,

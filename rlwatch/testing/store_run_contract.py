@@ -87,6 +87,7 @@ _READS: list[Callable[[Store], object]] = [
     lambda store: store.metric_names("absent"),
     lambda store: store.steps("absent"),
     lambda store: store.series("absent", ["kl"]),
+    lambda store: store.spans("absent"),
     lambda store: store.moments("absent"),
     lambda store: store.last_values("absent"),
     lambda store: store.spikes("absent"),

@@ -36,13 +36,13 @@ def test_a_file_of_the_first_version_is_read_and_brought_up_to_date_by_its_write
         assert "colour" in _columns(path)
         assert [record.step for record in store.records("run")] == [1, 2, 3]
 
-    with pytest.raises(StoreVersionError, match=r"format 5.*only up to 4.*install a newer rlwatch"):
+    with pytest.raises(StoreVersionError, match=r"format 6.*only up to 5.*install a newer rlwatch"):
         store.run("run")
-    assert "format 5" in store.unreadable()["run"]
+    assert "format 6" in store.unreadable()["run"]
 
 
 def test_a_run_recorded_before_there_were_completions_gets_their_table_from_its_writer(tmp_path: Path, monkeypatch):
-    """Three versions ago: readers wait for the writer."""
+    """Four versions ago: readers wait for the writer."""
     store = open_store(tmp_path)
     with monkeypatch.context() as older:
         older.setattr(schema, "RUN_TABLES", schema.RUN_TABLES[:1])
@@ -81,17 +81,17 @@ def test_a_run_recorded_before_judging_was_noted_is_taken_to_be_judged(tmp_path:
     assert judged == ended < newest
 
 
-def test_a_file_three_versions_old_wants_its_writer_first(tmp_path: Path, monkeypatch):
+def test_a_file_four_versions_old_wants_its_writer_first(tmp_path: Path, monkeypatch):
     """A reader says what to do; resuming takes all steps."""
     store = open_store(tmp_path)
     fill(store, steps(1), finish=True)
-    monkeypatch.setattr(schema, "RUN_TABLES", (*schema.RUN_TABLES, _adds("colour"), _adds("taste"), _adds("weight")))
-    with pytest.raises(StoreVersionError, match=r"format 4.*reads 5 to 7.*resume"):
+    monkeypatch.setattr(schema, "RUN_TABLES", (*schema.RUN_TABLES, *map(_adds, ("colour", "taste", "weight", "age"))))
+    with pytest.raises(StoreVersionError, match=r"format 5.*reads 6 to 9.*resume"):
         store.run("run")
 
     fill(store, steps(2), finish=True)
     assert [record.step for record in store.records("run")] == [1, 2]
-    assert _columns(tmp_path / "run" / "run.db")[-3:] == ["colour", "taste", "weight"]
+    assert _columns(tmp_path / "run" / "run.db")[-4:] == ["colour", "taste", "weight", "age"]
 
 
 def test_control_tables_are_brought_up_to_date_by_whoever_uses_them(tmp_path: Path, monkeypatch):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Checkpoint, Series
@@ -31,33 +31,41 @@ from rlwatch.records import (
     StepRecord,
 )
 from rlwatch.store.sqlite import runrow
+from rlwatch.store.sqlite.blocks import Block, blocked_sets, blocks_of
 from rlwatch.store.sqlite.curating import curated
 from rlwatch.store.sqlite.rows import FINDING_BODY, loads, packing, unpack_columns
-
-if TYPE_CHECKING:
-    import numpy as np
-
+from rlwatch.store.sqlite.series import (
+    Query,
+    metric_sets,
+    metric_tables,
+    read_moments,
+    read_series,
+    read_spans,
+    read_steps,
+    record_blocks,
+)
 
 _V = TypeVar("_V")
 _Row = tuple[int, int, int, int, float | None, int, bytes]
+_AT_ONCE = 256  # rows of a block that are made into records together
 _RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
-
-
-def metric_sets(db: sqlite3.Connection) -> dict[int, tuple[str, ...]]:
-    """Metric set id -> its names, in the order of the packed values."""
-    return {number: tuple(loads(names)) for number, names in db.execute("SELECT id, names FROM metric_set")}
 
 
 def read_records(db: sqlite3.Connection, after_seq: int, limit: int | None) -> list[StepRecord]:
     """Records with a higher seq, in order of seq."""
-    most = -1 if limit is None else limit
-    return _decode(db, db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, most)))
+    return list(islice(_records(db, after_seq, None, -1 if limit is None else limit), limit))
 
 
 def newest_records(db: sqlite3.Connection, after_seq: int, last: int) -> list[StepRecord]:
     """The ``last`` records with a higher seq, in order of seq."""
     rows = db.execute(_RECORDS + "WHERE seq > ? ORDER BY seq DESC LIMIT ?", (after_seq, last)).fetchall()
-    return _decode(db, rows[::-1])
+    floor = rows[-1][0] if 0 < last == len(rows) else after_seq  # what is in blocks may be newer than a late set's row
+    older = [block for block in record_blocks(db) if block.last_seq > floor]
+    if not older or not last:
+        return _decode(db, rows[::-1])
+    above = [seq for block in older for seq in block.seqs.tolist() if seq > floor]
+    below = sorted((*above, *(row[0] for row in rows)), reverse=True)[:last][-1] - 1
+    return list(_records(db, below, None))
 
 
 def read_events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Event]:
@@ -93,13 +101,47 @@ def _records(
     db: sqlite3.Connection, after_seq: int, before_attempt: int | None, limit: int = -1
 ) -> Iterator[StepRecord]:
     """One after the other, so that not all are held at once."""
-    sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
+    names = metric_sets(db)
+    sources = [_of_rows(db, names, after_seq, before_attempt, limit)]
+    for mset in blocked_sets(db, "record"):
+        blocks = blocks_of(db, "record", mset, after_seq)
+        if blocks:
+            sources.append(_of_blocks(db, blocks, names[mset], after_seq, before_attempt))
+    yield from heapq.merge(*sources, key=attrgetter("seq")) if len(sources) > 1 else sources[0]
+
+
+def _of_rows(
+    db: sqlite3.Connection,
+    names: Mapping[int, tuple[str, ...]],
+    after_seq: int,
+    before_attempt: int | None,
+    limit: int,
+) -> Iterator[StepRecord]:
+    sets = {number: (of_set, packing(of_set)) for number, of_set in names.items()}
     rows = db.execute(
         _RECORDS + "WHERE seq > ?1 AND (?2 IS NULL OR attempt < ?2) ORDER BY seq LIMIT ?3",
         (after_seq, before_attempt, limit),
     )
     for seq, attempt, rank, step, ts, mset, blob in rows:
         yield StepRecord(step, _values(*sets[mset], blob), _moment(ts), attempt, rank, seq)
+
+
+def _of_blocks(
+    db: sqlite3.Connection, blocks: Sequence[Block], names: Sequence[str], after_seq: int, before_attempt: int | None
+) -> Iterator[StepRecord]:
+    for block in blocks:
+        axes = [block.steps, block.attempts, block.ranks(db), block.seqs]
+        values, moments = block.values(db, range(len(names))), block.moments(db)
+        wanted = axes[3] > after_seq
+        if before_attempt is not None:
+            wanted &= axes[1] < before_attempt
+        places = wanted.nonzero()[0]
+        for begin in range(0, len(places), _AT_ONCE):
+            some = places[begin : begin + _AT_ONCE]
+            numbers = (axis[some].tolist() for axis in axes)
+            columns = (values[:, some].T.tolist(), moments[some].tolist())
+            for row, ts, step, attempt, rank, seq in zip(*columns, *numbers, strict=True):
+                yield StepRecord(step, dict(zip(names, row, strict=True)), ts, attempt, rank, seq)
 
 
 def _merged(records: Iterator[StepRecord], events: Iterator[Event]) -> Iterator[StepRecord | Event]:
@@ -145,12 +187,6 @@ def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRec
         ForecastRecord(step, _values(*sets[mset], blob), loads(body), _moment(ts), attempt, seq)
         for seq, attempt, step, ts, mset, blob, body in rows[::-1]
     ]
-
-
-def metric_tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    """Those that hold metrics; a file from before there were forecasts has only that of the records."""
-    rows = db.execute("SELECT name FROM sqlite_master WHERE name IN ('record', 'forecast') ORDER BY name DESC")
-    return tuple(name for (name,) in rows)
 
 
 def read_spikes(
@@ -204,37 +240,15 @@ def as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
     return {"screen" if name == "contribution" else name: column for name, column in columns.items()}
 
 
-def read_steps(db: sqlite3.Connection) -> dict[int, list[int]]:
-    """Attempt -> the steps it has records of, ascending."""
-    found: dict[int, list[int]] = {}
-    for attempt, step in db.execute("SELECT DISTINCT attempt, step FROM record ORDER BY attempt, step"):
-        found.setdefault(attempt, []).append(step)
-    return found
-
-
-def read_moments(db: sqlite3.Connection) -> Series:
-    """Unix seconds of every record, in order of seq."""
-    import numpy as np
-
-    rows = db.execute("SELECT seq, step, attempt, ts FROM record ORDER BY seq").fetchall()
-    seqs, steps, attempts, moments = zip(*rows, strict=True) if rows else ((), (), (), ())
-    whole = (np.array(column, dtype=np.int64) for column in (steps, attempts, seqs))
-    at, attempt, seq = whole
-    return Series("ts", at, np.array([_moment(ts) for ts in moments], dtype=np.float64), attempt, seq)
-
-
 def branch_bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
     """Earlier attempt -> the step below which its records are what ``attempt`` continues."""
-    firsts = db.execute(
-        "SELECT attempt, min(step) FROM record WHERE attempt < ?1 GROUP BY attempt "
-        "UNION ALL SELECT DISTINCT attempt, NULL FROM event WHERE attempt < ?1 ORDER BY 1 DESC, 2 DESC",
-        (attempt,),
-    )
+    firsts = {earlier: low for earlier, (low, _) in read_spans(db).items()}
+    told = {earlier for (earlier,) in db.execute("SELECT DISTINCT attempt FROM event")}
     below: dict[int, int] = {}
-    for earlier, first_step in firsts:
-        below.setdefault(earlier, before_step)
-        if first_step is not None:
-            before_step = min(before_step, first_step)
+    for earlier in sorted(firsts.keys() | told, reverse=True):
+        if earlier < attempt:
+            below[earlier] = before_step
+            before_step = min(before_step, firsts.get(earlier, before_step))
     return below
 
 
@@ -271,51 +285,6 @@ def _finding(row: tuple[Any, ...]) -> Finding:
         seq=seq,
         **{name: rest[name] for name in FINDING_BODY},
     )
-
-
-# Whole series out of packed rows, by column and without a Python object a value.
-
-_WIDTH = 8  # bytes of a float64
-_Part = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
-
-
-def read_series(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Series]:
-    """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
-    parts: dict[str, list[_Part]] = {name: [] for name in names}
-    tables_held = metric_tables(db)
-    for number, held in metric_sets(db).items():
-        places = {name: held.index(name) for name in parts if name in held}
-        for table in tables_held if places else ():
-            for name, part in _of_set(db, table, number, places):
-                parts[name].append(part)
-    return {name: _joined(name, of_name) for name, of_name in parts.items()}
-
-
-def _of_set(db: sqlite3.Connection, kept_in: str, number: int, places: dict[str, int]) -> list[tuple[str, _Part]]:
-    import numpy as np
-
-    low, high = min(places.values()), max(places.values()) + 1
-    rows = db.execute(
-        f"SELECT seq, step, attempt, substr(v, ?, ?) FROM {kept_in} WHERE mset = ? ORDER BY seq",  # noqa: S608  (our tables)
-        (1 + _WIDTH * low, _WIDTH * (high - low), number),
-    ).fetchall()
-    if not rows:
-        return []
-    *whole, blobs = zip(*rows, strict=True)
-    seqs, steps, attempts = (np.array(column, dtype=np.int64) for column in whole)
-    table = np.frombuffer(b"".join(blobs), dtype="<f8").reshape(len(rows), high - low)
-    return [(name, (seqs, steps, attempts, table[:, place - low])) for name, place in places.items()]
-
-
-def _joined(name: str, parts: list[_Part]) -> Series:
-    import numpy as np
-
-    if not parts:
-        none = np.empty(0, dtype=np.int64)
-        return Series(name, none, np.empty(0), none.copy(), none.copy())
-    seqs, steps, attempts, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(seqs, kind="stable")
-    return Series(name, steps[order], values[order].astype(np.float64), attempts[order], seqs[order])
 
 
 # What a store answers about runs, over two hooks: which runs there are, and where a run's tables are.
@@ -413,10 +382,23 @@ class RunTables(ABC):
         with self.snapshot(run_id) as db:
             return sorted(set().union(*metric_sets(db).values()))
 
-    def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
-        """Whole series of ``names``."""
+    def spans(self, run_id: str) -> dict[int, tuple[int, int]]:
+        """Attempt -> its lowest and its highest step."""
         with self.snapshot(run_id) as db:
-            return read_series(db, names)
+            return read_spans(db)
+
+    def series(
+        self,
+        run_id: str,
+        names: Sequence[str],
+        *,
+        after_seq: int = 0,
+        steps: tuple[int, int] | None = None,
+        points: int | None = None,
+    ) -> dict[str, Series]:
+        """Series of ``names``: whole, new, of a range of steps, or thinned."""
+        with self.snapshot(run_id) as db:
+            return read_series(db, names, Query(after_seq, steps, points))
 
     def moments(self, run_id: str) -> Series:
         """Unix seconds of every record."""

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING
@@ -182,11 +183,16 @@ def packing(names: Iterable[str]) -> struct.Struct:
 
 
 class Batch:
-    """Rows ready to insert. ``last_seq`` and ``new_sets`` become true once :meth:`insert` has committed."""
+    """Rows ready to insert. ``last_seq``, ``new_sets`` and ``rows`` become true once :meth:`insert` has committed.
+
+    ``rows``: how many by table and metric set. ``forecast_seqs``: the lowest of each metric set.
+    """
 
     def __init__(self, last_seq: int, sets: MetricSets) -> None:
         self.last_seq = last_seq
         self.new_sets: MetricSets = {}
+        self.rows: Counter[tuple[str, int]] = Counter()
+        self.forecast_seqs: dict[int, int] = {}
         self._sets = sets
         self._records: list[_Row] = []
         self._events: list[_Row] = []
@@ -244,6 +250,7 @@ class Batch:
     def _add_record(self, record: StepRecord) -> None:
         number, values = self._packed(record.metrics)
         step, ts = _whole(record.step), float(record.ts)
+        self.rows["record", number] += 1
         self._records.append(
             (self._next(record), _whole(record.attempt), _whole(record.rank), step, ts, number, values)
         )
@@ -260,6 +267,8 @@ class Batch:
         """Under the ``seq`` of the record it is of, which is taken."""
         number, values = self._packed(forecast.metrics)
         where = (_whole(forecast.seq), _whole(forecast.attempt), _whole(forecast.step), float(forecast.ts))
+        self.rows["forecast", number] += 1
+        self.forecast_seqs[number] = min(where[0], self.forecast_seqs.get(number, where[0]))
         self._forecasts.append((*where, number, values, dumps(forecast.body)))
 
     def _add_event(self, event: Event) -> None:

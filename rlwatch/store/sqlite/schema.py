@@ -54,14 +54,14 @@ def migrate(db: sqlite3.Connection, steps: Sequence[Migration], where: str) -> N
 
 
 def check_readable(db: sqlite3.Connection, newest: int, where: str) -> None:
-    """Readers read the newest version and the two before: the writer of a live run may be the older program."""
+    """Readers read the newest version and the three before: the writer of a live run may be the older program."""
     version = version_of(db)
     refuse_newer(version, newest, where)
     if version == 0:
         raise StoreCorruptError(f"{where} holds no run: it is empty, or not a file of rlwatch")
-    if version < newest - 2:
+    if version < newest - 3:
         raise StoreVersionError(
-            f"{where} has format {version}; this rlwatch reads {newest - 2} to {newest}: "
+            f"{where} has format {version}; this rlwatch reads {newest - 3} to {newest}: "
             "resume the run once with this version to bring it up to date, or read it with an older rlwatch"
         )
 
@@ -138,6 +138,21 @@ _RUN_4 = (
         body BLOB NOT NULL)""",
 )
 
+# Rows as columns (rlwatch/store/sqlite/blocks.py). kept_in: the table that kept the n rows of the metric set. seqs,
+# steps, attempts, ranks: little-endian int64, or first and stride alone; ts: little-endian float64.
+_RUN_5 = (
+    """CREATE TABLE block (
+        id INTEGER PRIMARY KEY, kept_in TEXT NOT NULL, mset INTEGER NOT NULL, n INTEGER NOT NULL,
+        first_seq INTEGER NOT NULL, last_seq INTEGER NOT NULL, low_step INTEGER NOT NULL, high_step INTEGER NOT NULL,
+        low_attempt INTEGER NOT NULL, high_attempt INTEGER NOT NULL, seqs BLOB NOT NULL, steps BLOB NOT NULL,
+        attempts BLOB NOT NULL, ranks BLOB NOT NULL, ts BLOB NOT NULL)""",
+    "CREATE INDEX block_by_set ON block (kept_in, mset, last_seq)",
+    # id: that of the block, times 2**20, plus the place of the metric in its set. v: n float64.
+    "CREATE TABLE chunk (id INTEGER PRIMARY KEY, v BLOB NOT NULL)",
+    # id: that of the block, times 4, plus 0 to 3 for cells of 64, 256, 1024 and 4096 rows. v: cells, metric by metric.
+    "CREATE TABLE level (id INTEGER PRIMARY KEY, v BLOB NOT NULL)",
+)
+
 _CONTROL_1 = (
     """CREATE TABLE command (
         id INTEGER PRIMARY KEY, command_id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, args TEXT NOT NULL,
@@ -208,6 +223,12 @@ def _progress_tables(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO progress VALUES ('judged', ?, '')", (last,))
 
 
+def _block_tables(db: sqlite3.Connection) -> None:
+    """Rows of before become blocks while the run is written."""
+    for statement in _RUN_5:
+        db.execute(statement)
+
+
 def _control_tables(db: sqlite3.Connection) -> None:
     for statement in _CONTROL_1:
         db.execute(statement)
@@ -239,6 +260,7 @@ RUN_TABLES = (
     Migration("completions", _completion_table),
     Migration("forecasts", _forecast_table),
     Migration("progress", _progress_tables),
+    Migration("blocks", _block_tables),
 )
 CONTROL_TABLES = (
     Migration("control tables", _control_tables),

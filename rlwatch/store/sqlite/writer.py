@@ -17,13 +17,14 @@ from rlwatch.ports import Item, Progress, Storable
 from rlwatch.ports import Journal as JournalPort
 from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow, schema
+from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
 from rlwatch.store.sqlite.journal import HEADER_BYTES, Journal, Mark, end_in, entries, files_in
 from rlwatch.store.sqlite.layout import RunFiles, make_private, size_of, touch_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock, belongs_here, keep_forever
-from rlwatch.store.sqlite.reading import metric_sets
 from rlwatch.store.sqlite.rows import Batch, MetricSets, packing
 from rlwatch.store.sqlite.schema import migrate, transaction
+from rlwatch.store.sqlite.series import metric_sets
 
 
 class Appender:
@@ -53,6 +54,7 @@ class Appender:
         with explained(where):
             self.last_seq = runrow.last_seq(db)
             self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
+            self._blocks = Blocks(db)
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
         """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
@@ -62,10 +64,25 @@ class Appender:
             batch.add(item)
         with self._guard, explained(self._where), transaction(db):
             batch.insert(db)
+            self._blocks.forget_late(db, batch.forecast_seqs)
             if progress is not None:
                 self._go_on(db, progress)
         self._sets.update(batch.new_sets)
         self.last_seq = batch.last_seq
+        self._blocks.add(batch.rows)
+        self._tidy(db)
+
+    def _tidy(self, db: sqlite3.Connection) -> None:
+        """Make blocks of what waits for it. That there is no room for them now does not concern what was written."""
+        if not self._blocks.due():
+            return
+        try:
+            with self._guard, transaction(db):
+                self._blocks.work(db)
+        except (sqlite3.Error, MemoryError) as error:
+            _log.debug("%s: rows stay rows for now (%s)", self._where, error)
+            self._blocks = Blocks(db)
+            self._blocks.later()
 
     def _go_on(self, db: sqlite3.Connection, progress: Progress) -> None:
         """Note ``progress``, inside the transaction that makes it true."""
