@@ -149,7 +149,7 @@ class SeriesContract(StoreHooks):
                     assert _standing_out(thin) == _standing_out(whole)
 
     def test_a_thinned_series_is_short(self, store: Store) -> None:
-        """Where it was long; what is short stays whole, and the newest row is always there."""
+        """That is, a long one; a short one stays whole, and the newest row is always there."""
         written = long_run(store)
         thin = store.series("run", ["policy/kl", "eval/acc"], points=20)
         short = store.series("run", ["policy/kl"], steps=(11990, 11999), points=20)["policy/kl"]

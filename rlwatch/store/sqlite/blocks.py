@@ -23,12 +23,12 @@ from rlwatch.store.sqlite.rows import loads
 if TYPE_CHECKING:
     import numpy as np
 
-SMALL, LARGE = 512, 4096
-"""Rows of a new block, and about those of one that grows no more."""
+SMALL, LARGE = 512, 16384
+"""Rows of a new block, and about those of one that grows no more; fewer where a set has many metrics."""
 KEPT = 64
 """Newest rows of a set that stay rows: what is asked for most, and by row."""
-MOST_VALUES = 4 << 20
-"""Values of a block: fewer rows where a set has many metrics; none where not even a small block is within it."""
+ENOUGH_VALUES, MOST_VALUES = 5 << 18, 4 << 20
+"""Values of a block that grows no more, and of any: where a small block would hold more, rows stay rows."""
 WIDTHS = (64, 256, 1024, 4096)
 """Rows of a cell, by level; what is left at the end of a block makes a smaller cell."""
 ABSENT = 0xFFFF
@@ -353,7 +353,9 @@ class _Set:
     @property
     def large(self) -> int:
         """Rows of a large block; 0 where there are too many metrics for any."""
-        return min(LARGE, MOST_VALUES // max(1, self.width) // SMALL * SMALL)
+        if SMALL * self.width > MOST_VALUES:
+            return 0
+        return min(LARGE, max(1, ENOUGH_VALUES // max(1, self.width) // SMALL) * SMALL)
 
 
 def _grow(db: sqlite3.Connection, of: _Set) -> None:

@@ -32,7 +32,7 @@ def metric_tables(db: sqlite3.Connection) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for of a series: rows above ``after_seq``, of ``steps`` (both included), and how finely."""
+    """Part of a series that is asked for: rows above ``after_seq``, of ``steps`` (both included), and how finely."""
 
     after_seq: int = 0
     steps: Range | None = None
