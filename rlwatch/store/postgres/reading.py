@@ -30,6 +30,7 @@ from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.curating import as_edited
 from rlwatch.store.sqlite.reading import as_named_now
 from rlwatch.store.sqlite.rows import FINDING_BODY, loads, packing, unpack_columns
+from rlwatch.store.thinning import bounds_of, thinned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,10 +171,27 @@ class Runs(ABC):
         with self.snapshot(run_id) as db:
             return sorted(set().union(*metric_sets(db, run_id).values()))
 
-    def series(self, run_id: str, names: Sequence[str]) -> dict[str, Series]:
-        """Whole series of ``names``."""
+    def spans(self, run_id: str) -> dict[int, tuple[int, int]]:
+        """Attempt -> its lowest and its highest step."""
         with self.snapshot(run_id) as db:
-            return _series(db, run_id, names)
+            return _spans(db, run_id)
+
+    def series(
+        self,
+        run_id: str,
+        names: Sequence[str],
+        *,
+        after_seq: int = 0,
+        steps: tuple[int, int] | None = None,
+        points: int | None = None,
+    ) -> dict[str, Series]:
+        """Series of ``names``: whole, new, of a range of steps, or thinned once they are read."""
+        with self.snapshot(run_id) as db:
+            found = _series(db, run_id, names, after_seq, steps)
+            if points is None:
+                return found
+            bounds = bounds_of(_spans(db, run_id))
+        return {name: thinned(one, points, bounds) for name, one in found.items()}
 
     def moments(self, run_id: str) -> Series:
         """Unix seconds of every record."""
@@ -342,25 +360,38 @@ def _finding(row: Row) -> Finding:
 # Whole series: the server cuts the columns out of the packed rows and joins them; no row becomes an object here.
 
 _WIDTH = 8  # bytes of a float64
+_ASKED = "AND mset = %(mset)s AND seq > %(after)s AND step BETWEEN %(low)s AND %(high)s"
 _Part = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
 
 
-def _series(db: Connection, run_id: str, names: Sequence[str]) -> dict[str, Series]:
+def _spans(db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
+    rows = db.execute(
+        "SELECT attempt, min(step), max(step) FROM record WHERE run_id = %s GROUP BY attempt ORDER BY attempt",
+        (run_id,),
+    )
+    return {attempt: (low, high) for attempt, low, high in rows}
+
+
+def _series(
+    db: Connection, run_id: str, names: Sequence[str], after_seq: int, steps: tuple[int, int] | None
+) -> dict[str, Series]:
+    low, high = steps or (-(1 << 63), (1 << 63) - 1)
+    asked = {"after": after_seq, "low": low, "high": high}
     parts: dict[str, list[_Part]] = {name: [] for name in names}
     for number, held in metric_sets(db, run_id).items():
         places = {name: held.index(name) for name in parts if name in held}
         for table in ("record", "forecast") if places else ():
-            for name, part in _of_set(db, run_id, table, number, places):
+            for name, part in _of_set(db, run_id, table, places, {"mset": number, **asked}):
                 parts[name].append(part)
     return {name: _joined(name, of_name) for name, of_name in parts.items()}
 
 
 def _of_set(
-    db: Connection, run_id: str, table: str, number: int, places: Mapping[str, int]
+    db: Connection, run_id: str, table: str, places: Mapping[str, int], asked: Mapping[str, int]
 ) -> Iterator[tuple[str, _Part]]:
     low, high = min(places.values()), max(places.values()) + 1
     cut = f"substr(v, {1 + _WIDTH * low}, {_WIDTH * (high - low)})"
-    seqs, steps, attempts, values = _columns(db, run_id, table, cut, "AND mset = %(mset)s", mset=number)
+    seqs, steps, attempts, values = _columns(db, run_id, table, cut, _ASKED, **asked)
     wide = values.reshape(len(seqs), high - low)
     for name, place in places.items():
         yield name, (seqs, steps, attempts, wide[:, place - low])

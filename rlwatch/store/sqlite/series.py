@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlwatch.ports import Series
 from rlwatch.store.sqlite.blocks import ABSENT, WIDTHS, Block, Cells, blocks_of, holds_blocks, last_blocked
 from rlwatch.store.sqlite.rows import loads
+from rlwatch.store.thinning import bounds_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ def read_series(db: sqlite3.Connection, names: Sequence[str], query: Query) -> d
     """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
     parts: dict[str, list[tuple[int, _Part]]] = {name: [] for name in names}
     sets, tables, blocked = metric_sets(db), metric_tables(db), holds_blocks(db)
-    bounds = _bounds(db) if query.points is not None else {}
+    bounds = bounds_of(read_spans(db)) if query.points is not None else {}
     for number, held in sets.items():
         place_of = {name: place for place, name in enumerate(held)}
         places = {name: place_of[name] for name in parts if name in place_of}
@@ -115,13 +116,6 @@ def read_moments(db: sqlite3.Connection) -> Series:
     order = np.argsort(columns[0], kind="stable")
     seqs, steps, attempts = (column[order] for column in columns)
     return Series("ts", steps, values[order], attempts, seqs)
-
-
-def _bounds(db: sqlite3.Connection) -> dict[int, int]:
-    """Attempt -> the step from which a later one ran again; empty where none did."""
-    spans = read_spans(db)
-    last = max(spans, default=0)
-    return {a: min(low for later, (low, _) in spans.items() if later > a) for a in spans if a != last}
 
 
 @dataclass(frozen=True, slots=True)
