@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rlwatch.catalogue import Kind, kinds, knobs
-from rlwatch.metrics import Family
+from rlwatch.metrics import OPEN, TABLE, Family
 
-PAGES = ("README.md", "docs/findings.md", "docs/control.md", "docs/alerts.md", "docs/diagnosis.md")
+PAGES = ("README.md", "docs/findings.md", "docs/control.md", "docs/alerts.md", "docs/diagnosis.md", "docs/metrics.md")
 BLOCK = re.compile(r"(<!-- catalogue: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 COUNT = re.compile(r"\b\d+ detectors\b")
 WHOLE = "Of a run as a whole"
@@ -70,11 +70,27 @@ def knob_table() -> str:
     return "".join(lines)
 
 
+def metrics() -> str:
+    """Tables of all metrics, by family: unit, range, meaning, and what trainers call them."""
+    found = []
+    for family in Family:
+        rows = [metric for metric in (*TABLE, *OPEN) if metric.family is family]
+        found.append(f"## {family.value}\n\n| metric | unit, range | meaning | trainers call it |\n|---|---|---|---|\n")
+        for metric in rows:
+            name = f"`{metric.name}...`" if metric.name.endswith("/") else f"`{metric.name}`"
+            found.append(
+                f"| {name} | {f'{metric.unit} {metric.span}'.strip()} | {metric.meaning} | {metric.called} |\n"
+            )
+        found.append("\n")
+    return "".join(found).rstrip("\n") + "\n"
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "findings": findings,
     "collapses": collapses,
     "rules": rules,
     "knobs": knob_table,
+    "metrics": metrics,
 }
 
 

@@ -18,6 +18,7 @@ from rlwatch.cli import (
     export,
     forecast,
     import_log,
+    names,
     plugins,
     replay,
     report,
@@ -55,6 +56,7 @@ app.add_typer(export.group, name="export")
 app.add_typer(alerts.group, name="alerts")
 app.command("command", epilog=command.EPILOG)(command.command)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
+app.command("names", epilog=names.EPILOG)(names.names)
 app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(rules.rules, name="rules")

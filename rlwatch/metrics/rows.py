@@ -69,6 +69,29 @@ class Metric:
     panel: int | None = None
     vital: bool = False
 
+    @property
+    def span(self) -> str:
+        """Its range in words; empty where it has none.
+
+        >>> fraction("x", Family.REWARD, "share").span
+        '0 to 1'
+        """
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} to {self.high:g}"
+        if self.low is not None:
+            return f">= {self.low:g}"
+        return "" if self.high is None else f"<= {self.high:g}"
+
+    @property
+    def called(self) -> str:
+        """Names that trainers have for it, proxies with a tilde before them: ``any: entropy; verl: actor/entropy``."""
+        by_source: dict[str, list[str]] = {}
+        for alias in self.aliases:
+            if alias.relation is not Relation.OTHER:
+                mark = "~" if alias.relation is Relation.PROXY else ""
+                by_source.setdefault(alias.source, []).append(mark + alias.name)
+        return "; ".join(f"{source or 'any'}: {', '.join(found)}" for source, found in sorted(by_source.items()))
+
 
 def same(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
     """An alias that is the same quantity."""

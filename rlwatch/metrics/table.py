@@ -448,7 +448,7 @@ ROLLOUTS: tuple[Metric, ...] = (
     fraction("len/clipped", Family.ROLLOUTS, "responses cut at the length limit", aggregator="sequence fraction", aliases=(
         same("completions/clipped_ratio"), same("response_length/clip_ratio", "verl"), same("truncated", "openrlhf"),
         same("rollout/truncated_rate", "openrlhf"), same("rollout/truncated_ratio", "slime"), same("response_clip_ratio", "openrlhf"),
-        same("is_truncated/all/mean", "prime-rl"), same("is_truncated/mean", "prime-rl"),
+        same("is_truncated/all/mean", "prime-rl"), same("is_truncated/mean", "prime-rl"), same("completions/truncated_fraction", "trl"),
         proxy("response_length_non_aborted/clip_ratio", "verl", aggregator="without aborted responses")),
         panel=2, everyday=("response clip ratio", "response clip fraction", "response clipped ratio", "clipped ratio", "truncated", "truncated fraction", "response truncated", "response truncated fraction")),
     Metric("len/terminated_mean", Family.ROLLOUTS, "tokens", "mean length of the responses that were not cut", 0.0, aliases=(

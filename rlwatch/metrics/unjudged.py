@@ -15,16 +15,19 @@ BESIDE_LEARNING = frozenset({SPEED, MACHINES, COUNT, BATCH})
 """Reasons of names that do not tell how a policy fares, whatever they do."""
 _HELD_OUT = r"^(?:eval|val|val-core|val-aux|validation|test|heldout)(?:[/_]|$)"
 _REASONS: tuple[tuple[str, str], ...] = (
-    (_HELD_OUT + r"|(?:^|[/_])pass_?k$|^rollouter/validate", "measured on held-out prompts, now and then"),
     (
-        r"^rewards?[/_].+|^self_distillation/rewards/|baseline_reward|/histogram$|non_score_reward|_reward_fn|reward_func",
+        _HELD_OUT + r"|(?:^|[/_])pass_?k$|(?:^|/)(?:best|worst|maj)@|^rollouter/validate",
+        "measured on held-out prompts, now and then",
+    ),
+    (
+        r"^rewards?[/_].+|^gdpo/|^self_distillation/rewards/|baseline_reward|/histogram$|non_score_reward|_reward_fn|reward_func",
         "a part of the reward, whose whole is judged",
     ),
     (
         r"rewards_(?:chosen|rejected)|(?:accuracies|margins?|rejected|chosen)$|^logps/|center_rewards",
         "of preference pairs, which explore nothing",
     ),
-    (r"distill|teacher|student|(?:^|/)opd|^sdar/|rlsd|fipo|draft_", "of a teacher, which nothing here judges"),
+    (r"distill|teacher|student|(?:^|[/_])opd|^sdar/|rlsd|fipo|draft_", "of a teacher, which nothing here judges"),
     (
         r"(?:^|[/_])(?:timing(?:_s|_per_token_ms)?|time|perf|timer?s)(?:[/_]|$)|_(?:time|s|sec|secs|seconds|ms|min)$"
         r"|runtime|elapsed|per_sec|per_second|throughput|tok(?:ens)?[/_]s(?:_|$)|tflops|flops|mfu|utilization|speed"
@@ -34,14 +37,14 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^(?:system|inference)/|memory|_gi?b$|gpu|cuda|kv_cache|num_requests|prefix_cache|num_ranks|fleet_health"
-        r"|disk|cpu_|temperature$",
+        r"|disk|cpu_|temperature$|(?:queue|mq)_size$|active_tasks|concurrent_samples|^checkpoint_engine/|^separate_async/",
         MACHINES,
     ),
     (
         r"^(?:progress|sampling_client)/|(?:^|[/_])(?:epochs?|episodes?|steps?|global_step|iteration|percentage|examples|total_steps"
         r"|current_steps|timestamp|rows)$|(?:^|[/_])(?:num|total|n|count|cumulative)_|_(?:total|count|index|so_far)$"
         r"|batch_size|group_size|inflight|global_valid|_mask_sum$|^_|trajectories$|size_bytes|policy_version"
-        r"|num_questions|num_rollouts|processed|param_version",
+        r"|num_questions|num_rollouts|(?:required|generated|staleness)_samples$|global_tokens$|processed|param_version",
         COUNT,
     ),
     (
@@ -67,13 +70,13 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?:^|[/_])(?:min|max|sum|var|p\d\d|std|median)(?:_(?:terminated_)?length)?$|ratio_var|_(?:low_min|high_max)$"
-        r"|/(?:low_min|high_max)$|probs_ratio_clamped|(?:min|max)_terminated_length",
+        r"|/(?:low_min|high_max)$|probs_ratio_clamped|(?:min|max)_terminated_length|[a-z]_mean_length$",
         "another statistic of what is judged by its mean",
     ),
     (
         r"kl_ent_ratio|tis_abs|ref_log_probs|rollout_log_probs|_probs_diff|prob_diff|seq_mult_prob_error|kl_common"
         r"|kl_sample_train_v2|kl_pre_post_v2|contain_eos|update_successful|version_stats|advantages?_abs|trajectory_s"
-        r"|entropy/|mismatch_kl/|mult_prob_error_plot|lead_steps|env/all|env/[^/]+/",
+        r"|entropy/|mismatch_kl/|mult_prob_error_plot|lead_steps|^variance_proxy/|(?:min|max|avg)_vio/|env/all|env/[^/]+/",
         "said by a metric beside it that is judged",
     ),
 )

@@ -35,6 +35,7 @@ COMMANDS = (
     "alerts",
     "command",
     "replay",
+    "names",
     "export",
     "doctor",
     "rules",
@@ -55,6 +56,7 @@ WITH_JSON = (
     "alerts dead",
     "command",
     "replay",
+    "names",
     "doctor",
 )
 TREE: Any = get_command(app)

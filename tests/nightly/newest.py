@@ -60,6 +60,8 @@ ROOMS = (
         ("tests/integrations/test_tee_wandb.py", "tests/integrations/test_tee_tensorboard.py"),
     ),
 )  # fmt: skip
+NAMES_OF = ("trl", "verl", "openrlhf")
+"""Rooms whose trainer's own sources are searched for names of metrics."""
 OLD_VERL = ("0.5.0", "0.6.1", "0.7.1", "0.8.0")
 """Releases before plugins: installed without their requirements over the room of the newest verl."""
 
@@ -124,6 +126,11 @@ def enter(room: Room, limit_s: float, *, keep: bool, test: bool = True) -> Outco
         ]  # fmt: skip
         ended = run(command, limit_s, BUILD / f"{room.name}.log")
         read(report, outcome, ended)
+    if test and room.name in NAMES_OF:
+        log = BUILD / f"{room.name}.names.log"
+        ended = run([str(python), "tests/nightly/names.py", room.name], limit_s, log, PYTHONPATH=str(ROOT))
+        if ended:
+            outcome.failed.append(f"names of metrics that nothing knows ({ended}), see {log}")
     outcome.seconds = time.monotonic() - began
     return outcome
 

@@ -1,5 +1,8 @@
 """The names that each trainer really logs, read canonically: none that matters is unknown."""
 
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -112,6 +115,15 @@ LOGGED: dict[str, list[str]] = {
 def test_no_name_of_a_trainer_is_unknown(source):
     """Each has a meaning, or is seen and not judged, with the reason."""
     assert [name for name in unread(LOGGED[source], source) if not unjudged(name)] == []
+
+
+def test_no_name_in_the_installed_trl_is_unknown():
+    """Read from its sources, as `make nightly` reads those of the newest trainers."""
+    script = Path(__file__).parents[1] / "nightly" / "names.py"
+    told = subprocess.run([sys.executable, script, "trl"], capture_output=True, text=True, check=False)
+
+    assert int(re.match(r"trl: (\d+) names, ", told.stdout)[1]) > 100, told.stdout + told.stderr
+    assert told.returncode == 0, told.stdout
 
 
 @pytest.mark.parametrize("source", MATTERS)
